@@ -1,4 +1,4 @@
-"""A layer that is about to be written: its ops, its files and the comments around them."""
+"""A new layer: its ops, its files and comments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Mapping, Sequence
 
-#: Behind the layers that replace whole distributions (10 to 40), among those that edit vLLM.
+#: After layers that replace whole distributions (10 to 40), like those that edit vLLM.
 ORDER = 50
 
 
@@ -24,7 +24,7 @@ class DraftOp:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A layer that is about to be written."""
+    """A new layer."""
 
     name: str
     package: str
@@ -33,9 +33,9 @@ class Draft:
     ops: tuple[DraftOp, ...]
     #: name in the layer's folder -> content
     files: Mapping[str, bytes] = field(default_factory=dict)
-    #: what the source changes and an installed package does not have, with the reason
+    #: changes of the source that do not affect an installed package, with the reason
     dropped: tuple[str, ...] = ()
-    #: what could not be converted, with its place in the source
+    #: parts that could not be converted, with their position in the source
     unconverted: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     series: str = ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the paths of a patch are read; empty: by the paths themselves."""
+    """How to map the paths of a patch; empty means from the paths themselves."""
 
     #: ``OWNER/REPO`` that the paths belong to
     repository: str = ""
@@ -51,10 +51,10 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What layers are made of: a pull request, patch files, the folder of a series, or a mod.
+    """The source of new layers: a pull request, patch files, a series' folder, or a mod.
 
     Raises:
-        UsageError: it is several of them.
+        UsageError: several sources are given.
     """
 
     pull: str = ""
@@ -147,10 +147,10 @@ def from_series(name: str, folder: Path, reading: Reading) -> list[Draft]:
 
 
 def from_mod(name: str, path: Path, reading: Reading) -> Draft:
-    """A layer with what a mod's ``run.sh`` does to installed packages, as far as it can be read.
+    """A layer with the changes of a mod's ``run.sh`` to installed packages, as far as readable.
 
     Raises:
-        UsageError: it is not a mod, or nothing of it can be converted.
+        UsageError: it is not a mod, or nothing can be converted.
     """
     found = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
     tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in found.ops]

@@ -1,8 +1,8 @@
 """Reads a mod (a folder or zip file with ``run.sh``) and turns what it does into ops.
 
-Mods are what eugr's scripts and sparkrun run in a container before the server starts.  The script
-is read, not run.  What it does to files of installed packages becomes ops; what cannot be read is
-named with its line.
+eugr's scripts and sparkrun run mods in a container before the server starts.  The script
+is read, not run.  Its changes to files of installed packages become ops; other commands are
+reported with their line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from builder.conversion.patchfile import OpKeys, Patch
 
-#: The largest file that a mod's zip may hold; patches and Python files are far smaller.
+#: Size limit of a file in a mod's zip; patches and Python files are far smaller.
 _LARGEST = 16 << 20
 #: Commands that change nothing in an installed package.
 _HARMLESS = frozenset(
@@ -47,7 +47,7 @@ _SERVER = "VLLM_"
 
 @dataclass
 class ModOps:
-    """What was read of a mod."""
+    """The result of reading a mod."""
 
     ops: list[DraftOp] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def mod_files(path: Path) -> dict[str, bytes]:
 
 
 def read_mod(name: str, files: Mapping[str, bytes], package: str = "") -> ModOps:
-    """The ops that a mod comes to.
+    """Convert a mod to ops.
 
     Raises:
         UsageError: a patch of the mod is malformed or changes several packages.
@@ -147,7 +147,7 @@ class _Mod:
             self.patch(command, file, exclude)
 
     def patch(self, command: Command, file: str, exclude: list[str] | None = None) -> None:
-        """A patch out of the mod's folder, or a pull request that the mod downloads."""
+        """A patch in the mod's folder, or a pull request that the mod downloads."""
         source = command.source
         if source is not None and source.name in ("curl", "wget"):
             self.pull(command, source, exclude or [])
@@ -272,13 +272,13 @@ class _Mod:
         return next(iter(self.own_files(word)), None)
 
     def own_files(self, word: str) -> list[str]:
-        """The mod's files that a word names; it may be below an unknown folder, or a pattern."""
+        """The mod's files for a word, which may have an unknown folder or be a pattern."""
         name = word.rpartition(UNKNOWN)[2].removeprefix("/").removeprefix("./")
         name = re.sub(rf"^/?workspace/mods/{re.escape(self.name)}/", "", name)
         return [file for file in self.files if fnmatchcase(file, name)] if name else []
 
     def installed(self, command: Command, word: str) -> str | None:
-        """The path below site-packages that a word names, or None."""
+        """The path below site-packages for a word, or None."""
         match = _SITE.search(word)
         if match:
             return None if UNKNOWN in match[1] else match[1] or "."

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from builder.pulls.parts import Parts
 
-#: A file of an installed package, wherever the environment is.
+#: A file of an installed package in any environment.
 _INSTALLED = re.compile(r"^.*?/?(?:site|dist)-packages/")
 #: The keys of an op, as TOML has them.
 OpKeys = dict[str, "str | int | Sequence[str] | Mapping[str, str]"]
-#: As many leading folders are tried, as with ``patch -p``.
+#: Maximum number of leading folders to strip, as with ``patch -p``.
 _STRIPPED = 3
 
 
@@ -47,18 +47,18 @@ def read_patch(
     package: str = "",
     exclude: Sequence[str] = (),
 ) -> Patch:
-    """Take a patch file apart.
+    """Parse a patch file.
 
     Args:
-        name: how messages call it.
+        name: its name in messages.
         data: the unified diff, with or without a mail header.
-        repository: ``OWNER/REPO`` that its paths belong to; otherwise the paths decide.
-        package: the distribution, for one that is not described; otherwise the paths decide.
+        repository: the ``OWNER/REPO`` of its paths; by default the paths decide.
+        package: the distribution of an unknown repository; by default the paths decide.
         exclude: ``fnmatch`` patterns of paths to leave out.
 
     Raises:
         UsageError: it is not a diff, changes one file twice, changes several packages, or changes
-            an installed file in a way that a text diff cannot hold.
+            an installed file in a way that a text diff cannot express.
     """
     try:
         sections = read_sections(_as_git(data))
@@ -127,7 +127,7 @@ def _installed(section: Section) -> Section:
 def _stripped(
     name: str, sections: Sequence[Section], repository: str, package: str
 ) -> tuple[Project, list[Section]] | None:
-    """The project that the paths fit, and the sections with the paths that it has."""
+    """The project that matches the paths, and the sections with its paths."""
     for level in range(_STRIPPED + 1):
         moved = [s.moved(_strip(s.old, level), _strip(s.new, level)) for s in sections]
         paths = [section.path for section in moved]
@@ -166,7 +166,7 @@ def _strip(path: str | None, level: int) -> str | None:
 
 
 def patch_ops(patch: Patch) -> list[tuple[OpKeys, bytes]]:
-    """The ops of a patch and the text of the file that each names."""
+    """The ops of a patch, and the text of each op's file."""
     ops: list[tuple[OpKeys, bytes]] = []
     stem = PurePosixPath(patch.name).stem
     several = sum(1 for _, sections in patch.parts.installed if sections) > 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Basic regular expressions give these a meaning; a dot is taken as itself (see ``Replacement``).
+#: Special characters of basic regular expressions; a dot is literal (see ``Replacement``).
 _SPECIAL = re.compile(r"(?<!\\)[*\[\]^$]|\\[(){}+?|<>bwWsS1-9]")
 _SPECIAL_EXTENDED = re.compile(r"(?<!\\)[*\[\]^$(){}+?|]|\\[<>bwWsS1-9]")
 _ESCAPED = re.compile(r"\\(.)")
@@ -19,7 +19,7 @@ _ESCAPED = re.compile(r"\\(.)")
 class Replacement:
     """A literal text and what replaces it.
 
-    A dot in the pattern is read as a dot: the layer then asks the file for exactly this text, and a
+    A dot in the pattern is read literally: the layer then requires exactly this text, and a
     file without it is drift.
     """
 
@@ -37,7 +37,7 @@ class SedCommand:
 
 
 def read_sed(words: Sequence[str]) -> SedCommand:
-    """Read the words of a ``sed`` command, its name included."""
+    """Read the words of a ``sed`` command, including its name."""
     scripts: list[str] = []
     rest: list[str] = []
     in_place = extended = False

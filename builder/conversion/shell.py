@@ -1,7 +1,7 @@
 """Reads a shell script as a list of commands, without running it.
 
-The grammar is tree-sitter's.  Variables with a literal value are filled in; a value that only a run
-would give (a command substitution, an argument) becomes :data:`UNKNOWN`.
+The grammar is tree-sitter's.  Variables with a literal value are expanded; a value that is known
+only at run time (a command substitution, an argument) becomes :data:`UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-#: Stands in a word for what only running the script would tell: a character for private use, which
-#: shells and YAML take for a letter.
+#: Placeholder for a value known only at run time: a private-use character, which
+#: shells and YAML treat as a letter.
 UNKNOWN = "\ue000"
-#: Nodes whose commands run only sometimes, and what messages call them.
+#: Nodes whose commands run conditionally, with names for messages.
 _SOMETIMES = {
     "if_statement": "if",
     "case_statement": "case",
@@ -39,7 +39,7 @@ class Command:
     words: tuple[str, ...]
     #: the line of each word, from 1
     lines: tuple[int, ...] = ()
-    #: variables set for this command alone: ``NAME=value command``
+    #: variables set only for this command: ``NAME=value command``
     assigned: tuple[tuple[str, str], ...] = ()
     #: of its first character, from 1
     line: int
@@ -50,7 +50,7 @@ class Command:
     source: Command | None = None
     #: ``if``, ``for`` and the like around it, outermost first
     inside: tuple[str, ...] = ()
-    #: the folder that ``cd`` went to, or "" for the script's own
+    #: the current folder after ``cd``, or "" for the script's folder
     folder: str = ""
     #: variables that it exports
     exports: tuple[tuple[str, str], ...] = ()
@@ -69,7 +69,7 @@ class _Script:
 
 
 def read_script(data: bytes) -> list[Command]:
-    """The commands of a POSIX or Bash script, in their order."""
+    """The commands of a POSIX or Bash script, in order."""
     script = _Script()
     _walk(_parsed(data), script, ())
     return script.commands
@@ -194,7 +194,7 @@ def _assign(node: Node, script: _Script) -> tuple[str, str]:
 
 
 def _value(node: Node, script: _Script) -> str:  # noqa: PLR0911 - one for each kind of node
-    """A word without its quotes, with the variables that are known."""
+    """A word without quotes, with known variables expanded."""
     match node.type:
         case "raw_string":
             return _text(node)[1:-1]
@@ -213,7 +213,7 @@ def _value(node: Node, script: _Script) -> str:  # noqa: PLR0911 - one for each 
 
 
 def _joined(node: Node, script: _Script) -> str:
-    """The parts of a word; what lies between them in a string counts too."""
+    """The joined parts of a word, including the text between them in a string."""
     if node.type != "string":
         return "".join(_value(child, script) for child in node.named_children) or _text(node)
     parts, at = [], node.start_byte + 1

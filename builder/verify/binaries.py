@@ -1,8 +1,8 @@
 """Level ``binaries``: whether SM121 runs the machine code that a release ships prebuilt.
 
-The kernels behind the lines that a profile expects must run there, natively or compiled by the
-driver from PTX, and must be real: a kernel for another chip compiles to a trap.  The name of an
-architecture decides only whether code loads; the instructions in it decide the rest.
+The kernels behind a profile's expected log lines must run there, natively or compiled by the
+driver from PTX, and must be real: a kernel for another chip compiles to a trap.  The
+architecture only decides whether code loads; its instructions are checked too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_binaries(target: VerifyTarget) -> Iterator[Check]:
-    """One check for each kernel behind the profile's lines, and one for each module read."""
+    """One check for each kernel behind the profile's expected lines, and for each module read."""
     lines = [word for e in target.plan.expect for word in (e.line, e.selected)]
     every = load_kernels()
     kernels = [k for k in every if any(re.search(k.behind, line) for line in lines if line)]
@@ -65,7 +65,7 @@ def _holder(kernel: Kernel, modules: Modules) -> Summary | None:
 
 
 def _judge(kernel: Kernel, holder: Summary | None, modules: Modules, name: str) -> Check:
-    """Compare what a module holds with what the kernel must be."""
+    """Compare a module's kernel with the expectation."""
     if holder is None:
         looked = ", ".join(modules.matching(kernel.modules)) or "no such module"
         reason = f"needs a rebuild: this vLLM was built without it; {kernel.cure}"
@@ -113,7 +113,7 @@ def _archs(readings: Sequence[KernelCode]) -> list[str]:
 
 
 def _counts(kernel: Kernel, readings: Sequence[KernelCode]) -> dict[str, int]:
-    """The instructions that matter, over all of a kernel's instances; the most frequent first."""
+    """The relevant instructions over all of a kernel's instances, most frequent first."""
     total: Counter[str] = Counter()
     for reading in readings:
         for name, number in reading.counts.items():
@@ -141,7 +141,7 @@ def _jit_note(readings: Sequence[KernelCode]) -> str:
 
 
 def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Iterator[Check]:
-    """What each module carries; those on the index only where they had to be read anyway."""
+    """The contents of each module; of those on the index only if they were read anyway."""
     chosen = (
         modules.paths
         if target.whole_here
@@ -179,7 +179,7 @@ def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int
 
 
 def describe(summary: Summary) -> str:
-    """A module in words: what it carries, and how much of that SM121 runs and how."""
+    """A module as text: its contents, and how much of it SM121 runs."""
     if not summary.elf and not summary.ptx:
         return "no device code"
     ways = ", ".join(f"{number} {how}" for how, number in summary.ways.items())

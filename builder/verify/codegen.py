@@ -1,7 +1,7 @@
 """Level ``codegen``: compiles the kernels that the profile selects for SM121, and checks them.
 
-The target's own FlashInfer and CuTe DSL compile them as they would on the device; no GPU is needed
-for that.  What comes out is looked at: the architecture it is for, its tensor-core instructions.
+The target's own FlashInfer and CuTe DSL compile them as on the device, without a GPU.
+The result is checked: its architecture and its tensor-core instructions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from builder.runtime.dispatch_expect import Failure
     from builder.verify.model import Status, VerifyTarget
 
-#: What the CuTe DSL compiles for on a GB10 by itself.
+#: The CuTe DSL's default architecture on a GB10.
 ARCH = "sm_121a"
 PROBE = "codegen_probe.py"
 #: One MoE kernel of the slowest DSL takes 20 s of one core.
@@ -54,7 +54,7 @@ TIMEOUT = 600.0
 
 
 def check_codegen(target: VerifyTarget) -> Iterator[Check]:
-    """One check for each kernel behind the lines that the profile expects."""
+    """One check for each kernel behind the profile's expected lines."""
     installed = PACKAGE in target.tree.distributions()
     kernels = wanted_kernels(target.plan.expect, package=installed)
     if not kernels:
@@ -99,16 +99,16 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A probe's reply, and what its judging needs besides."""
+    """A probe's reply, and other values needed to judge it."""
 
     target: VerifyTarget
     arch: str
     reply: CodegenReply
-    #: sha256 of a cubin -> what is in it, or why that cannot be told
+    #: sha256 of a cubin -> its contents, or why it cannot be read
     readings: dict[str, ReadCubin | ToolMissing | BadCubin] = field(default_factory=dict)
 
     def read_all(self) -> None:
-        """Disassemble every cubin, two at a time: starting ``nvdisasm`` is most of the work."""
+        """Disassemble all cubins, two in parallel: starting ``nvdisasm`` is most of the work."""
         replies = [one for reply in self.reply.kernels for one in reply.each or (reply,)]
         cubins = {cubin.sha256: cubin.data for one in replies if (cubin := one.cubin)}
         with ThreadPoolExecutor(2) as pool:
@@ -116,7 +116,7 @@ class Context:
             self.readings.update(zip(cubins, found, strict=True))
 
     def judge(self, kernel: Kernel, number: int) -> Check:
-        """Compare one reply with what its kernel must show."""
+        """Compare one reply with the expectation for its kernel."""
         fatal = self.reply.fatal
         reply = KernelReply(error=fatal) if fatal else self.reply.kernels[number]
         if reply.each:
@@ -148,7 +148,7 @@ class Context:
         return replace(made, figures=found.code.tensor)
 
     def _every_tile(self, kernel: Kernel, replies: Sequence[KernelReply]) -> Check:
-        """One check for the kernels of every tile: the worst of what is said of each."""
+        """One check for the kernels of all tiles: the worst result."""
         made = {tile_of(reply.request): self._one(kernel, reply) for reply in replies}
         for status in ("fail", "not-run"):
             wrong = {tile: check for tile, check in made.items() if check.status == status}
@@ -195,14 +195,14 @@ class Context:
 
 @dataclass(frozen=True)
 class ReadCubin:
-    """A cubin that was read, and that in words."""
+    """A cubin's contents, also as text."""
 
     code: Disassembly
     words: str
 
 
 def _worst(wrong: Mapping[str, Check], made: Mapping[str, Check]) -> Check:
-    """What is said of some tiles, for all: their names only where others are better."""
+    """The result for all tiles: names tiles only if they differ."""
     tile, first = next(iter(wrong.items()))
     names = f"{', '.join(wrong)}, of {', '.join(made)}; {tile}: "
     seen = first.seen if len(wrong) == len(made) else f"{names}{first.seen}"
@@ -210,7 +210,7 @@ def _worst(wrong: Mapping[str, Check], made: Mapping[str, Check]) -> Check:
 
 
 def attempt(cubin: bytes) -> ReadCubin | ToolMissing | BadCubin:
-    """What is in a cubin, or why that cannot be told."""
+    """The contents of a cubin, or why it cannot be read."""
     try:
         return read_cubin(cubin)
     except (ToolMissing, BadCubin) as error:
@@ -269,9 +269,9 @@ def _not_run(name: str, expected: str, reason: str) -> Check:
 def sandbox_compiler(
     tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
 ) -> Callable[[CodegenRequest], CodegenReply]:
-    """A way to compile with the FlashInfer and CuTe DSL of any tree, in a sandbox.
+    """A function that compiles with the FlashInfer and CuTe DSL of a tree, in a sandbox.
 
-    Nothing is made or downloaded before it is called.  Files that ``trust`` does not know run
+    Nothing is created or downloaded before it is called.  Files unknown to ``trust`` run
     isolated.
     """
 
@@ -284,7 +284,7 @@ def sandbox_compiler(
         dsl, rest = mirror(tree), lay_out(tree)
         sandbox.prepare()
         torch = torch_folder(wanted_torch(tree, current))
-        # these four are named by their contents
+        # the names of these four are digests of their contents
         asked = plain(request)
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, asked]
         if kept := RESULTS.get(inputs, CodegenReply):
@@ -302,16 +302,16 @@ def sandbox_compiler(
     return compile_kernels
 
 
-#: Results kept; one is 1 MB of cubins.
+#: Number of cached results; one has 1 MB of cubins.
 RESULTS = Results("codegen", tuple(("runtime", name) for name in CODEGEN_PROBE), 40)
 
 
 def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
-    """Keep a result in which everything compiled; what failed is tried again."""
+    """Cache a result if everything compiled; failures are retried."""
     if not reply.fatal and all(kernel.compiled for kernel in reply.kernels):
         RESULTS.put(inputs, reply)
 
 
 def python_compiler(python: Path) -> Callable[[CodegenRequest], CodegenReply]:
-    """A way to compile with what an environment on this machine has installed."""
+    """A function that compiles with the packages of a local environment."""
     return lambda request: ask_probe(python, plain(request), CodegenReply, TIMEOUT, PROBE)

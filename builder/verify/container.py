@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
-    """An image in a Docker Engine: an overlay of spark-build, or an image with vLLM."""
+    """Open an image in a Docker Engine: an overlay of spark-build, or an image with vLLM."""
     from builder.engines import docker
 
     client = docker.connect()
@@ -49,7 +49,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
 
 
 def _stands_alone(plan: BakedPlan, container: Container) -> bool:
-    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
+    """Whether an image is only an overlay, without a base image with vLLM."""
     from builder.engines import docker
 
     base = plan.base

@@ -1,6 +1,6 @@
 """Level ``dispatch``: the kernels that the target's own vLLM selects for SM121.
 
-The log lines are vLLM's own.  The evidence lists the simulated parts.
+The log lines come from vLLM itself.  The evidence lists the simulated parts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TOO_FEW = "the probe's answer is malformed: it has too few answers"
 
 
 def own_settings(target: VerifyTarget) -> dict[str, str | None]:
-    """The plan's variables as the target has them; None for one that it has lost.
+    """The plan's variables with the target's values; None for a missing one.
 
-    What no layer was put on yet sets nothing, and is asked with what the plan would set.
+    For a target without layers, the plan's values are used.
     """
     patched = bool(receipts_of(target.tree))
     names = target.plan.env
@@ -41,9 +41,9 @@ def own_settings(target: VerifyTarget) -> dict[str, str | None]:
 
 
 def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> DispatchRequest:
-    """What the probe is asked: each expectation with the plan's settings, then without any.
+    """The request for the probe: each expectation with the plan's settings, then without.
 
-    ``env`` holds what the target itself sets, which wins: a changed setting must show.
+    ``env`` has the target's own variables, which take precedence, so that a changed setting shows.
     """
     flags = (*plan.serve_flags, *plan.moe_serve_flags)
     unset = dict.fromkeys(plan.env)
@@ -53,7 +53,7 @@ def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> DispatchR
 
 
 def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
-    """One check for each line that the profile expects."""
+    """One check for each expected line of the profile."""
     expectations = target.plan.expect
     if not expectations:
         reason = "no profile was named, so no log line is expected"
@@ -106,10 +106,10 @@ def _judged(
 
 
 def lacking(target: VerifyTarget, error: Failure | None, *also: str) -> str | None:
-    """The third-party module that a sandbox lacks, so that vLLM could not be asked at all.
+    """The third-party module that the sandbox lacks, so that vLLM could not be queried.
 
-    In an image the same error is vLLM's own failure, and a missing module of a patched package,
-    or of ``also``, is one everywhere.
+    In an image the same error is a failure of vLLM, and a missing module of a patched package,
+    or of ``also``, is always a failure.
     """
     if target.asked_in_itself or error is None or error.type != "ModuleNotFoundError":
         return None
@@ -153,7 +153,7 @@ def _why(answer: Answer, default: Answer) -> str:
 
 
 def _of(answer: Answer) -> str:
-    """What vLLM selects when nothing is set."""
+    """vLLM's selection by default."""
     return answer.selected or headline(answer)
 
 

@@ -1,8 +1,8 @@
-"""The target's CuTe DSL adapted to this machine: its Python files with local binaries.
+"""Adapts the target's CuTe DSL to this machine: its Python files with local binaries.
 
-Two DSL wheels may carry the same path, and layers edit its Python; which file is in front decides
-what is compiled.  So this follows the target file by file: Python comes from the target itself, and
-each shared library from this machine's build of the very wheel that the target's library is from.
+Two DSL wheels may have the same path, and layers edit its Python; the effective file decides
+what is compiled.  So the mirror copies the target file by file: Python comes from the target, and
+each shared library from this machine's build of the wheel that the target's library is from.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 DSL = "nvidia-cutlass-dsl"
 _PACKAGE = "nvidia_cutlass_dsl"
 _CUDA_12, _CUDA_13 = f"{DSL}-libs-cu12", f"{DSL}-libs-cu13"
-#: Static libraries and headers serve ahead-of-time builds, which nothing here does.
+#: Static libraries and headers, used only for ahead-of-time builds.
 _UNUSED = (".a", ".h", ".pyi")
 #: ``_cutlass_ir.cpython-312-aarch64-linux-gnu.so`` -> ``_cutlass_ir.so``
 _ABI = re.compile(r"\.cpython-\d+-\w+-linux-gnu(?=\.so$)")
-#: Mirrors kept; each has its own Python files and shares the libraries, which are the size of it.
+#: Number of cached mirrors; each has its own Python files and shares the large libraries.
 _KEEP = 12
 
 
 class NoDsl(SparkBuildError):
-    """The target has no CuTe DSL at all."""
+    """The target has no CuTe DSL."""
 
 
 class CannotMirror(SparkBuildError):
@@ -55,7 +55,7 @@ class CannotMirror(SparkBuildError):
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A shared library of the target: where it lies, and the wheel that it is from."""
+    """A shared library of the target: its path and its wheel."""
 
     path: str
     distribution: str
@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(kw_only=True)
 class Contents:
-    """What a mirror holds."""
+    """The contents of a mirror."""
 
     #: path -> sha256 in the target
     texts: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Contents:
 
 
 def neutral(path: str) -> str:
-    """A library's path without the interpreter and machine that it was built for."""
+    """A library's path without its interpreter and machine tags."""
     return _ABI.sub("", path)
 
 
@@ -90,8 +90,8 @@ def contents_of(tree: Tree) -> Contents:
     """The target's DSL, file by file.
 
     Raises:
-        NoDsl: it does not exist.
-        CannotMirror: a shared library is from none of the target's wheels.
+        NoDsl: the target has none.
+        CannotMirror: a shared library is not from one of the target's wheels.
     """
     dists = dsl_distributions(tree)
     if DSL not in dists:
@@ -122,11 +122,11 @@ def contents_of(tree: Tree) -> Contents:
 
 
 def texts_of(tree: Tree) -> list[str]:
-    """The files of the target itself that a mirror holds.
+    """The target's own files in a mirror.
 
     Raises:
-        NoDsl: it does not exist.
-        CannotMirror: a shared library is from none of the target's wheels.
+        NoDsl: the target has none.
+        CannotMirror: a shared library is not from one of the target's wheels.
     """
     return sorted(contents_of(tree).texts)
 
@@ -153,7 +153,7 @@ class Wheels:
         self._opened: dict[str, RemoteWheel] = {}
 
     def of(self, distribution: str) -> RemoteWheel:
-        """One of them, at the target's version."""
+        """One of them, with the target's version."""
         if distribution not in self._opened:
             version = self._dists[distribution].version
             file = self._index.choose(distribution, version, self.platform)
@@ -164,7 +164,7 @@ class Wheels:
         """Path and sha256 of a library in this machine's build of its wheel.
 
         Raises:
-            CannotMirror: that build has no such library.
+            CannotMirror: the build has no such library.
         """
         members = self.of(origin.distribution).members
         for path, member in members.items():
@@ -176,7 +176,7 @@ class Wheels:
         )
 
     def library(self, origin: Origin) -> Path:
-        """The library's file, kept in the cache by content."""
+        """The library's file, cached by content."""
         path, digest = self.counterpart(origin)
         kept = cache_dir() / "dsl" / "libraries" / digest
         if not kept.exists():
@@ -195,7 +195,7 @@ class Wheels:
 
 
 def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
-    """A directory that stands for the target's DSL on this machine, to be put on ``sys.path``.
+    """A directory with the target's DSL for this machine, for ``sys.path``.
 
     Raises:
         NoDsl: the target has none.

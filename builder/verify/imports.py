@@ -1,7 +1,7 @@
 """Level ``imports``: whether every name that patched modules use exists.
 
-Read, not run: the modules are parsed, their imports are followed to the files they name, and calls
-of imported functions are compared with those functions' signatures.
+It parses the modules without running them, follows their imports, and compares calls
+of imported functions with their signatures.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.verify.model import VerifyTarget
 
-#: Top-level packages that layers patch; names from anywhere else are not followed.
+#: Top-level packages that layers patch; other names are not followed.
 PACKAGES = ("vllm", "flashinfer", "cutlass")
-#: Directories below site-packages that the packages' own .pth files put on sys.path.
+#: Directories below site-packages that packages' .pth files add to sys.path.
 ROOTS = (
     "",
     "nvidia_cutlass_dsl/python_packages/",
@@ -34,7 +34,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Module:
-    """What a module defines at its top level, in any branch."""
+    """The top-level definitions of a module, in any branch."""
 
     path: str
     names: Mapping[str, ast.AST]
@@ -49,7 +49,7 @@ class Modules:
         self._cache: dict[str, Module | None] = {}
 
     def find(self, dotted: str) -> Module | None:
-        """The module of that dotted name, or None."""
+        """The module with a dotted name, or None."""
         if dotted not in self._cache:
             self._cache[dotted] = self._load(dotted)
         return self._cache[dotted]
@@ -71,7 +71,7 @@ class Modules:
 
 
 def parse_module(path: str, data: bytes) -> Module:
-    """Names bound at the top level, in whichever branch; star imports make a module dynamic."""
+    """Names bound at the top level, in any branch; star imports make a module dynamic."""
     names: dict[str, ast.AST] = {}
     dynamic = False
     try:
@@ -95,7 +95,7 @@ def parse_module(path: str, data: bytes) -> Module:
 
 
 def check_imports(target: VerifyTarget) -> Iterator[Check]:
-    """One check for the imports and one for the calls of every module that a layer edited."""
+    """One check for the imports and one for the calls of each module that a layer edited."""
     modules = Modules(target.tree)
     edited = sorted(_edited(receipts_of(target.tree)))
     if not edited:
@@ -146,14 +146,14 @@ def _result(path: str, followed: int, problems: Sequence[str]) -> Check:
 
 
 def dotted_name(path: str) -> str:
-    """The module that a file is, with the roots that are not packages taken off."""
+    """The module name of a file, without roots that are not packages."""
     for root in ROOTS[1:]:
         path = path.removeprefix(root)
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 class _Follower(ast.NodeVisitor):
-    """Follows imports of one module, anywhere in it."""
+    """Follows all imports of one module."""
 
     def __init__(self, modules: Modules, name: str, is_package: bool) -> None:
         self.modules, self.name, self.is_package = modules, name, is_package
@@ -202,7 +202,7 @@ class _Follower(ast.NodeVisitor):
 
 
 def mismatch(call: ast.Call, function: Function) -> str | None:
-    """Why a call does not fit a function's signature, or None; unpacked arguments are trusted."""
+    """Why a call does not match a function's signature, or None; unpacked arguments are ignored."""
     if any(not _keeps_signature(d) for d in function.decorator_list):
         return None
     arguments = function.args
@@ -239,7 +239,7 @@ def _twice_or_missing(
 
 
 def _keeps_signature(decorator: ast.expr) -> bool:
-    """Whether a decorator is one of those that leave the signature as it is written."""
+    """Whether a decorator keeps the signature."""
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return name in ("cache", "lru_cache", "torch_compile", "staticmethod", "wraps")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str, str]], Probes]:
-    """Asks about files in a sandbox, which has no variables of its own."""
+    """Queries vLLM in a sandbox, which has no environment variables of its own."""
     packages = dict(base.identity.packages)
 
     def asking(tree: Tree, _env: Mapping[str, str]) -> Probes:
@@ -45,9 +45,9 @@ def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str
 
 
 class SandboxProbe:
-    """Asks the vLLM of a tree in a sandbox, which is made when it is first asked.
+    """Queries the vLLM of a tree in a sandbox, which is created on first use.
 
-    A sandbox keeps versions apart, not code from this machine: files that ``trust`` does not know
+    A sandbox separates versions; it does not protect this machine: files unknown to ``trust``
     run isolated.
     """
 
@@ -57,10 +57,10 @@ class SandboxProbe:
         self._packages = {**packages, **versions(tree)}
 
     def maker(self) -> Callable[[], PreparedSandbox]:
-        """What makes the sandbox.  It reads nothing of the tree: another thread may run it.
+        """A function that prepares the sandbox without reading the tree: another thread may run it.
 
         Raises:
-            UsageError: none is known for this release.
+            UsageError: there is none for this release.
         """
         requirements = requirements_for(self._packages["vllm"])
         return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
@@ -89,12 +89,12 @@ class SandboxProbe:
 def sandbox_asker(
     tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
 ) -> tuple[SandboxProbe | None, str]:
-    """A way to ask the vLLM of any tree in a sandbox, or why there is none."""
+    """A function that queries the vLLM of a tree in a sandbox, or why there is none."""
     return SandboxProbe(tree, packages, trust or TrustedSources()), ""
 
 
 def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] | None:
-    """What makes the sandbox that an image will be asked in, before it is built; None for none."""
+    """The sandbox to prepare before an image is built, or None."""
     patched = OverlayTree(tree)
     patched.update(plan.changes)
     ask, _ = sandbox_asker(patched, dict(plan.base.packages))

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from builder.documents.plan import PlannedLayer
 
 
-#: What a plan says was found in the sources -> the state that this was.
+#: State of the sources in a plan -> the layer's state.
 _UNSTAGED = {"nothing": NOT_APPLICABLE, "there": UPSTREAM}
 
 
 @dataclass(frozen=True)
 class InstalledWheelSources:
-    """Sources that give what was compiled for a tree out of the tree itself."""
+    """Sources that take compiled files from the tree itself."""
 
     sources: Sources
     tree: Tree
-    #: layers of the target's plan, which says what its stages were and what had none
+    #: layers of the target's plan, with and without compile stages
     planned: Sequence[PlannedLayer] = ()
 
     def donor(self, pin: DonorPin) -> bytes:
@@ -87,7 +87,7 @@ class InstalledWheelSources:
         return self.sources.stage(ops, packages, target, module)
 
     def _members(self, info_dir: str) -> Iterator[Member]:
-        """The files of its RECORD, but for the one that laying it out had added."""
+        """The files in its RECORD, without those that the installation added."""
         record = self.tree.read(f"{info_dir}/RECORD") or b""
         for row in parse_record(record):
             if row.sha256 and row.path != f"{info_dir}/INSTALLER":
@@ -97,7 +97,7 @@ class InstalledWheelSources:
 
 
 def _stand_in(change: str, arch: str) -> StageRequest:
-    """A stage that is known by what it made alone."""
+    """A stage of which only the result is known."""
     return StageRequest(
         change=change,
         arch=arch,

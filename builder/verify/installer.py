@@ -1,7 +1,7 @@
 """Installs packages for verification with uv, or else pip.
 
-Both ask the index that pip is configured with, and trust what pip trusts: uv does not read pip's
-configuration, so it is told.
+Both use pip's configured index and certificates: uv does not read pip's
+configuration, so it gets the settings as variables.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Seconds between two looks whether anybody still wants what is installed.
+#: Seconds between checks for cancellation of an installation.
 _LOOK = 0.2
 
 
 class SandboxUnavailable(SparkBuildError):
-    """The sandbox cannot be made here; the check that wanted it is not run."""
+    """The sandbox cannot be created here; the check that needs it is not run."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run, and the variables that it gets besides ours."""
+    """A command with additional environment variables."""
 
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment_command(root: Path) -> Command:
-    """Make a virtual environment of this interpreter."""
+    """Create a virtual environment with this interpreter."""
     if uv := shutil.which("uv"):
         words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(root))
         return Command((uv, *words), uv_environment())
@@ -57,7 +57,7 @@ def install_command(python: Path, packages: Iterable[str], into: Path | None = N
         return Command((uv, *words, *uv_index(), *what), uv_environment())
     pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
     run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
-    # compiling all of it takes most of the time; what is imported is compiled then
+    # compiling everything takes most of the time; imported modules are compiled on import
     return Command((*run, "install", "-q", "--no-compile", *what))
 
 
@@ -66,7 +66,7 @@ def _pip_here() -> bool:
 
 
 def uv_index() -> list[str]:
-    """Pip's indexes in uv's words.  Pip takes the best version of all; so must uv."""
+    """Pip's indexes as options of uv, which must also choose the best version of all indexes."""
     words = []
     if index := pip_index_url():
         words += ["--default-index", index]
@@ -83,7 +83,7 @@ def uv_index() -> list[str]:
 
 
 def uv_environment() -> dict[str, str]:
-    """The certificates and the proxy that pip is configured with, as uv's variables."""
+    """Pip's certificates and proxy as uv's environment variables."""
     env = {}
     if (cert := pip_setting("cert")) and not os.environ.get("SSL_CERT_FILE"):
         env["SSL_CERT_FILE"] = cert
@@ -93,10 +93,10 @@ def uv_environment() -> dict[str, str]:
 
 
 def call(command: Command) -> str:
-    """Run a command and give its output.
+    """Run a command; returns its output.
 
     Raises:
-        SandboxUnavailable: it failed, with its last words.
+        SandboxUnavailable: it failed; the message has the end of its output.
     """
     words = command.words
     console.detail(f"+ {' '.join(words)}")

@@ -1,8 +1,8 @@
-"""Runs probes with the target's own interpreter on other files.
+"""Runs probes with the target's own interpreter on changed files.
 
-A target without one of its layers exists on no disk.  In a container its files are put over those
-of the image; beside an environment of this machine they lie in a folder of links that stands for
-its site-packages.
+A target without one of its layers does not exist on disk.  In a container the changed files are put
+over those of the image; for a local environment they are in a folder of links that replaces its
+site-packages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DISPATCH = DISPATCH_PROBE[-1]
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """How some files are asked; the fields are those of the same names in ``VerifyTarget``."""
+    """How to query some files; the fields are as in ``VerifyTarget``."""
 
     ask: AskDispatch | None
     compile: AskCompiler | None
@@ -60,7 +60,7 @@ class Probes:
 
 
 def net_changes(tree: Tree) -> Changes:
-    """How a tree differs from the one below all its changes."""
+    """The changes of a tree relative to its base tree."""
     merged: Changes = {}
     while isinstance(tree, OverlayTree):
         merged = {**tree.changes, **merged}
@@ -73,7 +73,7 @@ def net_changes(tree: Tree) -> Changes:
 
 
 def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]) -> Request:
-    """A request for surroundings that set more than the files that are asked about should see."""
+    """A request that unsets variables which the queried files must not see."""
     off = dict.fromkeys(name for name in outer if name not in env)
     return replace(request, env={**off, **request.env})
 
@@ -82,7 +82,7 @@ def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]
 
 
 def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Probes]:
-    """Asks with an environment's own interpreter and packages, other files in their place."""
+    """Queries with an environment's interpreter and packages, with some files replaced."""
     root = Path(base.identity.site_packages)
     outer = base.identity.env
 
@@ -105,7 +105,7 @@ def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, 
 
 
 def link_out(root: Path, changes: Changes, into: Path) -> None:
-    """A directory tree as changes would leave it, of links wherever nothing changes below."""
+    """A directory tree with changes, with links to all unchanged parts."""
     folders = {Path(path).parents[depth] for path in changes for depth in range(path.count("/"))}
     for folder in sorted({Path(), *folders}):
         (into / folder).mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 # ---------------------------------------------------------------------------- an image's container
 
 
-#: Runs a program of one or more files without writing any: all but the last become modules.
+#: Runs a program of several files without writing them: all except the last become modules.
 _STARTER = """
 import io, json, os, sys, types
 sys.stdin = io.StringIO(os.environ.pop("SPARK_BUILD_REQUEST"))
@@ -142,7 +142,7 @@ for name, source in siblings:
     exec(compile(source, name, "exec"), module.__dict__)
 exec(compile(program, "probe.py", "exec"), {"__name__": "__main__"})
 """
-#: Files of the image that are not to be seen; only in this container, which then goes away.
+#: Files of the image to hide, only in this temporary container.
 _REMOVER = (
     "import json, os; [os.path.lexists(p) and os.remove(p) "
     "for p in json.loads(os.environ.pop('SPARK_BUILD_GONE'))]; "
@@ -150,7 +150,7 @@ _REMOVER = (
 
 
 def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
-    """Asks in containers of an image, other files put over its own."""
+    """Queries in containers of an image, with some files replaced."""
 
     def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
         changes = net_changes(tree)
@@ -171,11 +171,11 @@ def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
 def ask_in_container(
     base: Base, request: Part, form: type[T], probe: str, changes: Changes | None = None
 ) -> T:
-    """Ask the image's own interpreter, vLLM and extension modules; no network, no GPU.
+    """Query the image's own interpreter, vLLM and extension modules, without network and GPU.
 
     Raises:
-        SandboxUnavailable: the probe did not end with a result.
-        MalformedReply: its result is not of that form.
+        SandboxUnavailable: the probe gave no result.
+        MalformedReply: its result is malformed.
     """
     from builder.engines import docker
 
@@ -209,7 +209,7 @@ def ask_in_container(
 
 
 def _sources(probe: str) -> list[tuple[str, str]]:
-    """Module names and texts of a probe's files, the one that is run last."""
+    """Module names and texts of a probe's files, with the main program last."""
     from builder.util.paths import package_file
 
     files = DISPATCH_PROBE if probe == DISPATCH else CODEGEN_PROBE
@@ -217,9 +217,9 @@ def _sources(probe: str) -> list[tuple[str, str]]:
 
 
 def write_tar(out: IO[bytes], site: str, changes: Changes) -> None:
-    """Changed files as a tar for the root of a container; read it from its start.
+    """Changed files as a tar for the root of a container.
 
-    They are of the first second of 1970, so that no compiled file seems to belong to them.
+    Their timestamp is 0, so that no compiled file matches them.
     """
     with tarfile.open(fileobj=out, mode="w") as tar:
         for path, content in sorted(changes.items()):

@@ -1,8 +1,8 @@
 """Runs unknown code isolated from this machine's network, files and settings.
 
-Two ways, tried in this order: ``bwrap`` (user namespaces, no root needed), and a container of an
-empty image where a Docker Engine of this machine answers.  Both show the program this machine's
-``/usr`` and the folders it is given, read-only, and an empty ``/tmp`` that is also its HOME.
+It tries two ways in order: ``bwrap`` (user namespaces, no root needed), and a container of an
+empty image if a local Docker Engine responds.  In both, the program sees this machine's
+``/usr`` and the given folders, read-only, and an empty ``/tmp`` that is also its HOME.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from builder.errors import SparkBuildError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What a program is not told about this machine; torch asks who it runs as.
+#: The environment of a program, without facts about this machine; torch needs a user name.
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",  # noqa: S108 (its own)
@@ -32,42 +32,42 @@ ENVIRONMENT: Mapping[str, str] = {
     "LOGNAME": "nobody",
     "LANG": "C.UTF-8",
 }
-#: Who it is: Debian's and Docker's ``nobody``.
+#: The user ID of ``nobody`` in Debian and Docker.
 _NOBODY = 65534
-#: Folders that are links into ``/usr`` on a merged system, and folders of their own elsewhere.
+#: Folders that are links into ``/usr`` on a merged-usr system, and real folders elsewhere.
 _SYSTEM = ("bin", "sbin", "lib", "lib64")
-#: What the dynamic loader reads, and links that Debian's alternatives lead through.
+#: Files of the dynamic loader, and the links of Debian's alternatives.
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
-#: Bytes that it may leave in its ``/tmp``, which is memory.
+#: Size limit of its ``/tmp``, which is in memory.
 _SCRATCH = 4 << 30
 _PROCESSES = 4096
-#: Bytes that it may print; what compiling gives is a few megabytes.
+#: Size limit of its output; a compile result has a few megabytes.
 _PRINTED = 256 << 20
-#: Seconds for the trial run of a way.
+#: Timeout in seconds of the trial run.
 _PATIENCE = 60
 
 
 class Isolation(Protocol):
-    """A way to run a program apart from this machine."""
+    """A way to run a program isolated from this machine."""
 
     @property
     def name(self) -> str:
-        """What the evidence calls it."""
+        """Its name in the evidence."""
 
     def run(
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
     ) -> str:
-        """What a program prints; it sees ``readable`` at the same paths, and cannot write there.
+        """Run a program; returns its output.  ``readable`` is mounted read-only at the same paths.
 
         Raises:
             subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
-            SparkBuildError: it could not be started.
+            SparkBuildError: it cannot be started.
         """
 
 
 @cache
 def find_isolation() -> Isolation | str:
-    """The way that works on this machine, or why none does."""
+    """The way that works on this machine, or why none works."""
     said = []
     for way in (Bubblewrap(), Container()):
         try:
@@ -80,21 +80,21 @@ def find_isolation() -> Isolation | str:
 
 
 def interpreter_folders(python: Path) -> tuple[Path, ...]:
-    """What an interpreter needs besides ``/usr``: its environment, and where that was made from."""
+    """Folders that an interpreter needs besides ``/usr``: environment and base installation."""
     own = python.parents[1]
     real = Path(os.path.realpath(python)).parents[1]
     return (own, *(folder for folder in (real, Path(sys.base_prefix)) if len(folder.parts) > 1))
 
 
 def _not_in_usr(readable: Sequence[Path]) -> list[Path]:
-    """Each folder once, and none that is seen already."""
+    """Folders without duplicates and without those already visible."""
     paths = dict.fromkeys(path.absolute() for path in readable)
     return [path for path in paths if not path.is_relative_to("/usr")]
 
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """``bwrap``: namespaces of this user's own."""
+    """``bwrap``: user namespaces."""
 
     name: str = "bwrap"
 
@@ -146,7 +146,7 @@ _FED = (
 
 @dataclass(frozen=True)
 class Container:
-    """A container of an empty image, on a Docker Engine that sees this machine's files."""
+    """A container of an empty image, on a Docker Engine on this machine."""
 
     name: str = "a container"
 

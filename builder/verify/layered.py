@@ -1,6 +1,6 @@
 """Verifies an image in a registry or an OCI layout, without a Docker Engine.
 
-Its files are read out of its layers; its vLLM is asked in the sandbox.
+Its files are read from its layers; its vLLM runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_layered(text: str, opening: Opening) -> VerifyTarget:
 
     Raises:
         RemoteError: it does not exist, or is damaged.
-        UsageError: nothing says what it should be, or it holds no vLLM.
+        UsageError: its expected state is unknown, or it has no vLLM.
     """
     image = open_image(text, opening.platform)
     target = target_of_layers(image, text, opening)
@@ -47,11 +47,11 @@ def open_layered(text: str, opening: Opening) -> VerifyTarget:
 
 
 def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
-    """An image that is open, called ``text``; closing the target closes it.
+    """The target for an open image, with the name ``text``; closing the target closes it.
 
     Raises:
         RemoteError: it is damaged.
-        UsageError: nothing says what it should be, or it holds no vLLM.
+        UsageError: its expected state is unknown, or it has no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there
         refuse_missing(image.source, _needed(image), "push or copy the image again")
@@ -69,7 +69,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
 
 
 def _needed(image: Image) -> list[Descriptor]:
-    """The blobs that must be there: a thin layout (``image --thin``) lacks the base's layers."""
+    """The blobs that must exist: a thin layout (``image --thin``) lacks the base's layers."""
     config, *layers = blobs(image.manifest)
     layout = image.source
     if isinstance(layout, LayoutDirectory):
@@ -104,7 +104,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
 
 
 def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:
-    """Whether an image is a mere overlay, not one that was put onto an image with vLLM."""
+    """Whether an image is only an overlay, without a base image with vLLM."""
     base = plan.base
     metadata = f"vllm-{base.packages['vllm']}.dist-info/METADATA"
     return base_kind(base.kind).is_wheels and view.stat(f"{base.site_packages}/{metadata}") is None

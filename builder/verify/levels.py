@@ -1,6 +1,6 @@
-"""The levels of verification: what each one proves, and how they are named on a command line.
+"""The levels of verification: what each one proves, and its name on the command line.
 
-What a level does is in the module of its name; ``run.py`` has the function.
+Each level is in the module with its name; ``run.py`` has the function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from builder.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The names, as JSON documents have them.
+#: The names, as in JSON documents.
 Level = Literal[
     "static", "imports", "dispatch", "codegen", "numbers", "binaries", "device", "serve"
 ]
@@ -21,22 +21,22 @@ Level = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class LevelKind:
-    """What is said of a level, and when it runs."""
+    """The description of a level, and when it runs."""
 
     name: Level
-    #: what it looks at, for the heading of its checks
+    #: what it checks, for the heading of its checks
     about: str
-    #: what is not known while it did not run
+    #: what is unknown if it did not run
     unknown: str
-    #: what is known when each of its checks passed, besides the kernels that are selected
+    #: what is proven if all its checks passed, besides the selected kernels
     known: str = ""
-    #: whether it runs on the hardware itself
+    #: whether it needs the hardware
     on_gb10: bool = False
-    #: whether it runs when no level is named
+    #: whether it runs by default
     by_default: bool = False
-    #: whether it can show a layer to be necessary, and runs by default when that is asked for
+    #: whether it can prove a layer necessary, and runs by default for that
     proves_need: bool = False
-    #: whether its figures are one table, a row for each check
+    #: whether its figures form a table, with a row for each check
     one_table: bool = False
 
 

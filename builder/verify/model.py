@@ -60,7 +60,7 @@ class Check(Part, frozen=True, kw_only=True):
             "not because it could not run"
         ),
     ] = False
-    simulated: Annotated[tuple[Text, ...], Meta(description="parts that replaced real ones")] = ()
+    simulated: Annotated[tuple[Text, ...], Meta(description="simulated parts")] = ()
     figures: Annotated[
         Mapping[str, int | float],
         Meta(description="numbers worth drawing, such as instruction counts by name"),
@@ -82,7 +82,7 @@ class Check(Part, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> bool:
-        """Whether it had nothing to do; a line to expect is what ``dispatch`` cannot do without."""
+        """Whether it had nothing to check; ``dispatch`` always needs an expected line."""
         return self.moot and self.level != "dispatch"
 
 
@@ -122,7 +122,7 @@ class Necessity(Part, frozen=True, kw_only=True):
 
     @classmethod
     def by(cls, layer: str, state: State, failed: Check, also: Sequence[Check] = ()) -> Necessity:
-        """A layer is necessary, because checks fail without it."""
+        """The result for a layer without which checks fail."""
         return cls(
             layer=layer,
             state=state,
@@ -180,34 +180,34 @@ class Report:
     """All checks of one verification."""
 
     target: str
-    #: the plan that the target was held against
+    #: the plan that the target was compared with
     plan: PlanDocument
-    #: digests of the verified image, under every name; none if it is not an image
+    #: all digests of the verified image; empty if it is not an image
     digests: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
-    #: a verdict on each layer, where it was asked for
+    #: the necessity of each layer, if requested
     necessity: list[Necessity] | None = None
 
     def of(self, status: Status) -> list[Check]:
-        """Checks with that status."""
+        """Checks with a status."""
         return [check for check in self.checks if check.status == status]
 
     def counts(self) -> list[str]:
-        """Checks by what came of them, in words: ``19 pass``, ``1 expected refusal``."""
+        """Numbers of checks by result, as text: ``19 pass``, ``1 expected refusal``."""
         refused = sum(bool(check.refusal) for check in self.checks)
         also = [f"{refused} expected refusal{'s' if refused > 1 else ''}"] if refused else []
         good, bad, idle = (len(self.of(status)) for status in ("pass", "fail", "not-run"))
         return [f"{good - refused} pass", *also, f"{bad} fail", f"{idle} not run"]
 
     def passed(self, require: Sequence[str] = ()) -> bool:
-        """No check failed, at least one passed, and none of a required level was left out."""
+        """Whether no check failed, at least one passed, and all required levels ran."""
         skipped = [c for c in self.of("not-run") if c.level in require and not c.idle]
         ran = {check.level for check in self.checks}
         absent = [level for level in require if level not in ran]
         return bool(self.of("pass")) and not self.of("fail") and not skipped and not absent
 
     def verdict(self, require: Sequence[str] = ()) -> Verdict:
-        """What it says as a whole; ``require`` are the levels that had to run."""
+        """The overall verdict; ``require`` are the levels that must run."""
         return verdict_of(self, require)
 
     def document(self, require: Sequence[str] = ()) -> ReportDocument:
@@ -226,62 +226,62 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyTarget:
-    """What is verified: files, what they should be, and how its vLLM can be asked.
+    """A verification target: files, their expected state, and how to query its vLLM.
 
-    ``ask`` runs the dispatch probe with a request and gives its result; None means that it cannot
-    run here, and ``cannot_ask`` says why and which command would.
+    ``ask`` runs the dispatch probe with a request and returns its result; None means that it cannot
+    run here, and ``cannot_ask`` gives the reason and a command that works.
     """
 
     name: str
     kind: str
     plan: PlanDocument
-    #: rendered layers in order of application, whatever their state
+    #: rendered layers in order of application, in any state
     layers: Sequence[Layer]
     tree: Tree
     env: Mapping[str, str]
-    #: the target's own variables, before those the plan sets
+    #: the target's own variables, without those of the plan
     ask: Callable[[DispatchRequest], DispatchReply] | None
     cannot_ask: str = ""
-    #: absolute paths that an overlay lays over its base; receipts and the plan explain each
+    #: absolute paths that an overlay adds to its base; receipts and the plan explain each
     brought: tuple[str, ...] = ()
-    #: digests of manifest and configuration, where this is an image
+    #: digests of manifest and configuration, for an image
     digests: tuple[str, ...] = ()
     #: runs the codegen probe with a request; None means that no compiler is available
     compile: Callable[[CodegenRequest], CodegenReply] | None = None
-    #: launches kernels and runs them without a device; None means that nothing here can
+    #: launches kernels and runs them without a device; None means that this is not possible here
     launch: Callable[[Mapping[str, Any]], Replies] | None = None
-    #: runs the in-image verifier's level where it may find a GPU, and gives its document
+    #: runs a level of the in-image verifier where it may find a GPU; returns its document
     on_gpu: Callable[[str], VerifierDocument] | None = None
-    #: what ``docker run`` knows it by, where that is not its name
+    #: its name for ``docker run``, if different
     runs_as: str = ""
     cannot_use_gpu: str = "only an image, or an environment of this machine, can run on a GPU"
     close: Callable[[], None] = lambda: None
-    #: the digest that the image's label gives the plan baked into it ("" where it has no such
-    #: label); None for a plan that was made just now
+    #: the plan digest in the image's label ("" without such a
+    #: label); None for a new plan
     label: str | None = None
-    #: of a plan that was baked in: its digest, recomputed from all that is there
+    #: for a baked-in plan: its recomputed digest
     recomputed: str = ""
-    #: takes the target apart; None where nothing says what it is made of
+    #: splits the target into its parts; None if they are unknown
     parts: Callable[[], Parts] | None = None
-    #: looks for what nobody recorded; None where only the files that are checked are at hand
+    #: finds unrecorded files; None if only the checked files are available
     unrecorded: Callable[[], Unrecorded] | None = None
 
     @property
     def asked_in_itself(self) -> bool:
-        """Whether its own interpreter answers, in a container of it, and no sandbox."""
+        """Whether its own interpreter runs in a container, instead of a sandbox."""
         return self.kind == "image"
 
     @property
     def whole_here(self) -> bool:
-        """Whether all of its files are on this machine, so that reading them costs no download."""
+        """Whether all its files are local, so that reading them needs no download."""
         return self.kind in ("dir", "image")
 
 
 class Listener(Protocol):
-    """Hears of a verification while it runs."""
+    """Is called during a verification."""
 
     def __call__(self, check: Check) -> None:
-        """One more check, of the level that runs."""
+        """A new check of the current level."""
 
     def end(self) -> None:
-        """Of this level there is nothing more to come."""
+        """The end of a level."""

@@ -1,8 +1,8 @@
 """Whether each layer is necessary: removes it, and finds the check that then fails.
 
-What is left without a layer is judged and put together anew on the base, and held against what the
-profile expects of the whole.  That a layer is missing, or a variable of its own is unset, is no
-proof: only results of vLLM, a compiler or another layer count.
+The remaining layers are judged and applied again on the base, and the result is compared with what
+the profile expects.  A missing layer, or an unset variable of it, is not a proof: only results of
+vLLM, a compiler or another layer count.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from builder.verify.parts import Parts
 
 _IN_FORCE = (NEEDED, APPLIED)
-#: What a kernel of the CuTe DSL begins with.
+#: Decorator of a CuTe DSL kernel.
 _KERNEL = b"@cute.kernel"
 
 
 @contextmanager
 def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
-    """The target with all of its layers on, and its parts, or why it cannot be taken apart.
+    """The target with all its layers, and its parts, or why they are unknown.
 
-    Released wheels, and any base that no layer was applied to, are proven as planned.
+    Released wheels, and bases without applied layers, are proven as planned.
     """
     apart = _take_apart(target)
     if isinstance(apart, str):
@@ -66,12 +66,12 @@ def _take_apart(target: VerifyTarget) -> Parts | str:
 
 
 def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necessity]:
-    """A verdict on each layer of the plan, in order of application.
+    """The necessity of each layer of the plan, in order of application.
 
     Args:
-        full: the target with all of its layers.
-        apart: its parts, or why it has none.
-        report: the levels that were run on it.
+        full: the target with all its layers.
+        apart: its parts, or why they are unknown.
+        report: the report on it.
     """
     problem = apart if isinstance(apart, str) else _no_control(full, apart, report)
     found: dict[str, Necessity] = {}
@@ -87,7 +87,7 @@ def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necess
 
 
 def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
-    """Why a failure without a layer would prove nothing, or an empty string."""
+    """Why a failure without a layer would prove nothing, or ``""``."""
     failed = report.of("fail")
     if failed:
         return f"verification of the full set already fails: {failed[0].level} {failed[0].name}"
@@ -112,7 +112,7 @@ def _unknown(layer: PlannedLayer, reason: str) -> Necessity:
 
 @dataclass(frozen=True)
 class _Removal:
-    """The full set, and the verdicts on the layers that come after the one in question."""
+    """The full set, and the results for the layers after the current one."""
 
     full: VerifyTarget
     apart: Parts
@@ -120,7 +120,7 @@ class _Removal:
     later: Mapping[str, Necessity]
 
     def judge(self, layer: PlannedLayer) -> Necessity:
-        """Take one layer away."""
+        """Test the target without one layer."""
         name, state = layer.name, layer.state
         rest = [other for other in self.full.layers if other.name != name]
         title = f"{self.full.name} without {name}"
@@ -158,7 +158,7 @@ class _Removal:
         return Necessity(layer=layer.name, state=layer.state, necessary=False, reason=words)
 
     def _others(self, without: VerifyTarget) -> list[Check]:
-        """Layers that are in force in the full set, and can no longer be put on."""
+        """Layers in effect in the full set that no longer apply."""
         now = {layer.name: layer for layer in without.plan.layers}
         checks = []
         for layer in self.full.plan.layers:
@@ -179,7 +179,7 @@ class _Removal:
         return checks
 
     def _counts(self, check: Check) -> bool:
-        """Whether a failed check is proof: the full set passes it, and it matters."""
+        """Whether a failed check is proof: the full set passes it, and it is relevant."""
         if check.status != "fail":
             return False
         other = self.later.get(check.name.removeprefix("layer "))
@@ -197,9 +197,9 @@ class _Removal:
         return before is not None and before.status != "not-run"
 
     def _never_asked(self, layer: PlannedLayer) -> list[str]:
-        """Levels that could still show it: those that ask vLLM, the compiler, machine code.
+        """Levels that could still show it: those that query vLLM, the compiler, or machine code.
 
-        Of a change to a kernel's source, what the kernel computes too.
+        For a change to a kernel's source, also its numbers.
         """
         expect = self.full.plan.expect
         deciding = ["dispatch"] if expect else []
@@ -217,13 +217,13 @@ class _Removal:
         return missing
 
     def _of_kernels(self, layer: PlannedLayer) -> bool:
-        """Whether the layer changes a file that a kernel is compiled from."""
+        """Whether the layer changes a source file of a kernel."""
         texts = (self.full.tree.read(file.path) for file in layer.files)
         return any(_KERNEL in text for text in texts if text)
 
 
 def _of_code(layer: PlannedLayer) -> list[str]:
-    """The level that reads machine code, for a layer that compiles some: no other can tell."""
+    """The level that reads machine code, for a layer that compiles code: no other can show it."""
     made = layer.compile
     return ["binaries"] if made and (made.stage or made.carrier) else []
 

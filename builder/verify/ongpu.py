@@ -1,8 +1,8 @@
 """Levels ``device`` and ``serve``: runs the in-image verifier on a GPU.
 
-The verifier is the one that images carry (``builder/runtime``), put into a container of the image
-beside the plan that the target is held against, so that it works on any image and its checks have
-the same shape as ours.  A container that gets no GPU gives *not run*, with the command to type on
+The verifier is the one in images (``builder/runtime``), put into a container of the image
+with the plan to compare with, so that it works on any image and its checks have
+the same form as ours.  Without a GPU the result is *not run*, with the command to run on
 the Spark.
 """
 
@@ -38,32 +38,33 @@ if TYPE_CHECKING:
     from builder.verify.levels import Level
     from builder.verify.model import VerifyTarget
 
-#: Where the verifier is put into a container.
+#: Folder of the verifier in a container.
 INSIDE = "/tmp/spark-verify"  # noqa: S108 - of a container that is removed afterwards
 OTHER = "against.json"
 STATUSES = ("pass", "fail", "not-run")
 
 
 class NoGpu(SparkBuildError):
-    """Nothing here can run the verifier on a GPU."""
+    """The verifier cannot run on a GPU here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions:
-    """What the levels are asked for besides themselves."""
+    """Options of the levels."""
 
     bench: bool = False
     #: evidence to compare the bench with
     against: Path | None = None
-    #: a model of the caller's own: a folder, or a name in the cache of Hugging Face
+    #: a local model: a folder, or a name in the Hugging Face cache
     model: str | None = None
     serve_args: str = ""
 
     def check(self, levels: Sequence[str]) -> None:
-        """Refuse what has no effect, before anything runs.
+        """Refuse options without effect, before anything runs.
 
         Raises:
-            UsageError: an option of a level that is not asked for, or malformed evidence.
+            UsageError: an option belongs to a level that was not requested, or evidence is
+            malformed.
         """
         given = {
             "--bench": self.bench,
@@ -80,7 +81,7 @@ class GpuOptions:
         self.evidence()
 
     def evidence(self) -> bytes | None:
-        """The other evidence.
+        """The evidence to compare with.
 
         Raises:
             UsageError: it is malformed.
@@ -113,7 +114,7 @@ class GpuOptions:
 
 
 def verifier_files(plan: PlanDocument, image: str, options: GpuOptions) -> dict[str, bytes]:
-    """The verifier, the plan and what must be known of it, by file name."""
+    """The verifier, the plan and its data, by file name."""
     files = dict(programs())
     files["plan.json"] = msgspec.json.encode(plan)
     files["device.json"] = msgspec.json.encode(device_data(plan, image))
@@ -140,10 +141,10 @@ def archive(files: Mapping[str, bytes], folder: str) -> bytes:
 def run_in_container(
     image: str, interpreter: str, plan: PlanDocument, level: str, options: GpuOptions
 ) -> VerifierDocument:
-    """The verifier's document, from a container of the image with all GPUs and no network.
+    """Run the verifier in a container with all GPUs and no network; returns its document.
 
     Raises:
-        NoGpu: the engine cannot give a container a GPU, or the verifier gave no document.
+        NoGpu: the engine cannot provide a GPU, or the verifier gave no document.
     """
     import docker as sdk
     from docker.errors import APIError
@@ -179,7 +180,7 @@ def run_in_container(
 
 
 def _volumes(options: GpuOptions) -> dict[str, dict[str, str]]:
-    """A model of the caller's own, or the cache that it would be found in."""
+    """Mounts of a local model, or of the model cache."""
     if not options.model:
         return {}
     folder = Path(options.model)
@@ -198,10 +199,10 @@ def _document(container: Container) -> VerifierDocument:
 
 
 def verifier_document(output: str, status: int) -> VerifierDocument:
-    """What the verifier printed before it ended with a status.
+    """Parse the verifier's output.
 
     Raises:
-        NoGpu: it is no such document.
+        NoGpu: it is not a valid document.
     """
     try:
         document = json.loads(output)
@@ -218,10 +219,10 @@ def verifier_document(output: str, status: int) -> VerifierDocument:
 def run_beside(
     python: Path, plan: PlanDocument, level: str, options: GpuOptions
 ) -> VerifierDocument:
-    """The verifier's document, from an environment of this machine.
+    """Run the verifier in a local environment; returns its document.
 
     Raises:
-        NoGpu: it gave none.
+        NoGpu: it gave no document.
     """
     with tempfile.TemporaryDirectory(prefix="spark-verify-") as folder:
         for name, data in verifier_files(plan, str(python), options).items():
@@ -240,7 +241,7 @@ def run_beside(
 
 
 def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
-    """The checks of one level, as the verifier gave them."""
+    """The checks of one level, from the verifier."""
     here = target.name.startswith(("oci:", "pypi:", "dir:"))
     name = target.runs_as or ("IMAGE" if here else target.name.removeprefix("docker://"))
     command = device_data(target.plan, name).command
@@ -266,7 +267,7 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
 
 
 def _root(check: Check) -> str:
-    """A failed server's log with its root cause in front, as ``spark-build diagnose`` reads it."""
+    """A failed server's log after its root cause according to ``spark-build diagnose``."""
     reason = check.reason
     if check.status != "fail" or check.level != "serve" or "\n" not in reason:
         return reason

@@ -39,7 +39,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     """Open a target by its reference.
 
     Raises:
-        UsageError: the reference is malformed, or says nothing about which layers to expect.
+        UsageError: the reference is malformed, or the expected layers are unknown.
     """
     refuse_wrong_kind(text)
     scheme, rest = scheme_of(text)
@@ -72,7 +72,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
 
 
 def _parts_of_base(base: Base, opening: Opening) -> Parts:
-    """Wheels, or a directory with what ``spark-build apply`` kept of it."""
+    """The parts of wheels, or of a directory with the backup of ``spark-build apply``."""
     python = own_python(base)
     trust = opening.trusting(base.identity)
     asking = in_sandbox(base, trust) if python is None else beside_its_python(base, python)
@@ -89,7 +89,7 @@ def _beside(
 
 
 def _is_overlay(text: str) -> bool:
-    """Whether this may be an overlay: an image in a layout, which stands on no other image."""
+    """Whether this may be an overlay: an image in a layout without a base image."""
     layout, name = layout_place(text)
     if not layout.is_dir():
         return False
@@ -97,10 +97,10 @@ def _is_overlay(text: str) -> bool:
 
 
 def open_layout(text: str, opening: Opening) -> VerifyTarget:
-    """An overlay layout laid over the released wheels that its plan names.
+    """Open an overlay layout on top of the released wheels in its plan.
 
     Raises:
-        UsageError: it is not a layout of spark-build, is damaged, or is meant for other wheels.
+        UsageError: it is not a layout of spark-build, is damaged, or is for other wheels.
     """
     layout, name = layout_place(text)
     plan, files, env = read_layout(layout, name)

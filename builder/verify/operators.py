@@ -1,8 +1,8 @@
 """Loads a release's own operator library, so that a sandbox need not simulate it.
 
-From 0.20.0 on vLLM keeps the host functions that kernel selection asks in a module that is linked
-against torch's stable ABI alone, so the build for this machine loads beside a CPU build of torch,
-with generated stand-ins for the driver and for torch's CUDA part.  It takes 7 to 90 MB of download,
+From 0.20.0 on vLLM has the host functions for kernel selection in a module that is linked
+only against torch's stable ABI, so this machine's build of it loads with a CPU build of torch,
+with generated stubs for the driver and for torch's CUDA part.  The download has 7 to 90 MB,
 so it is not the default.
 """
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = "vllm._C_stable_libtorch"
-#: The first release whose host functions are in that module.
+#: The first release with host functions in that module.
 SINCE = (0, 20)
 _MEMBER = "vllm/_C_stable_libtorch.abi3.so"
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
 
 def wanted(vllm: str) -> bool:
-    """Whether the user asked for it, and the release has it."""
+    """Whether the user requested it, and the release has it."""
     parts = [int(word) for word in re.findall(r"\d+", vllm)[:2]]
     return settings.REAL_EXTENSIONS.value == "1" and tuple(parts) >= SINCE
 
 
 def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
-    """What the probe is to be given: the module's file, and CUDA's runtime library before it.
+    """The files for the probe: the CUDA runtime library, then the module.
 
     Raises:
-        SparkBuildError: the index has no build for this machine, or does not answer.
+        SparkBuildError: the index has no build for this machine, or does not respond.
     """
     index = index or PackageIndex()
     here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
@@ -57,7 +57,7 @@ def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
 
 
 def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Path:
-    """CUDA's runtime library of that major version, from its wheel."""
+    """The CUDA runtime library of a major version, from its wheel."""
     releases = [v for v in index.releases("nvidia-cuda-runtime") if v.split(".")[0] == major]
     if not releases:
         raise SparkBuildError(f"the package index has no wheel with {soname}")
@@ -69,7 +69,7 @@ def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Pa
 
 
 def _kept(wheel: RemoteWheel, member: str) -> Path:
-    """A file of a wheel in the cache, under its own name."""
+    """A file of a wheel in the cache, with its own name."""
     path = cache_dir() / "operators" / wheel.file.sha256[:24] / member.rpartition("/")[2]
     if not path.is_file():
         write_atomically(path, wheel.read(member))

@@ -1,4 +1,4 @@
-"""The parts of a target, to build it again without one of its layers."""
+"""The parts of a target, for building it again without one of its layers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from builder.verify.model import VerifyTarget
     from builder.verify.trust import TrustedSources
 
-    #: Gives the way to load what a path held, by path and sha256; None when that is lost.
+    #: Returns a loader of a path's original content, by path and sha256; None if it is lost.
     Originals = Callable[[str, str], Callable[[], bytes] | None]
 
 
 class CannotTakeApart(SparkBuildError):
-    """What a target was before its layers cannot be told."""
+    """The state of a target before its layers is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The base as it was before our layers, and how files laid over it are asked.
+    """The base before our layers, and how to query it with changed files.
 
-    ``asking`` takes a tree and the complete environment that goes with it.
+    ``asking`` takes a tree and its complete environment.
     """
 
     base: Base
@@ -56,12 +56,12 @@ class Parts:
     def put_together(
         self, target: VerifyTarget, layers: Sequence[Layer], name: str
     ) -> VerifyTarget:
-        """The target as these layers leave it, with what is expected of the target itself.
+        """The target with only these layers, and the original target's expectations.
 
         Raises:
             ApplyError: an input of a layer is not pinned, or has another digest.
-            UsageError: what a layer had compiled is in one extension wheel with another's.
-            RemoteError: an input cannot be fetched.
+            UsageError: a layer shares its extension wheel with another.
+            RemoteError: an input cannot be downloaded.
         """
         sources = InstalledWheelSources(self.sources, target.tree, target.plan.layers)
         plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
@@ -92,16 +92,17 @@ class Parts:
 
 
 def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | None = None) -> Base:
-    """A patched base as it was before, file by file as the receipts say.
+    """A patched base in its original state, according to the receipts.
 
     Args:
-        base: the patched one.
-        originals: where to get the former content of a file.
-        env: the environment of the base as it was; else that of the patched one, without what the
+        base: the patched base.
+        originals: returns the original content of a file.
+        env: the original environment of the base; by default that of the patched one without what
+        the
             receipts set.
 
     Raises:
-        CannotTakeApart: the former content of a file is lost.
+        CannotTakeApart: the original content of a file is lost.
     """
     receipts = receipts_of(base.tree)
     changes: Changes = {receipt_path(r["layer"]): None for r in receipts}
@@ -143,7 +144,7 @@ def _tracked(tree: Tree, base: Base) -> dict[str, str]:
 
 
 def of_tree(tree: Tree) -> Originals:
-    """Originals out of the files of the base itself."""
+    """Originals from the files of the base."""
 
     def original(path: str, digest: str) -> Callable[[], bytes] | None:
         return partial(_read, tree, path) if tree.digest(path) == digest else None
@@ -156,7 +157,7 @@ def _read(tree: Tree, path: str) -> bytes:
 
 
 def of_backup(root: Path) -> Originals:
-    """Originals that ``spark-build apply`` kept beside the files that it changed."""
+    """Originals from the backup of ``spark-build apply``."""
 
     def original(path: str, digest: str) -> Callable[[], bytes] | None:
         del path  # kept by content
@@ -167,10 +168,10 @@ def of_backup(root: Path) -> Originals:
 
 
 def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
-    """A file that a target has otherwise than one put together of the same layers, or None.
+    """A file that differs between a target and a new one with the same layers, or None.
 
-    Receipts of an installed environment hold more than those of a plan, and compiled files come
-    back whenever Python runs.  Rows of RECORD are what level ``static`` looks at.
+    Receipts of an installed environment have more fields than those of a plan, and compiled files
+    are created whenever Python runs.  Level ``static`` checks the rows of RECORD.
     """
     overlay = again.tree
     assert isinstance(overlay, OverlayTree)
@@ -186,10 +187,10 @@ def parts_of_image(
     sources: Sources,
     asking: Callable[[Tree, Mapping[str, str]], Probes],
 ) -> Parts:
-    """An image as it was before its layers, by the files of what it was made from.
+    """An image before its layers, with the files of its base.
 
     Raises:
-        CannotTakeApart: the image does not say what that was, or files of it are lost.
+        CannotTakeApart: the image does not name its base, or files of it are lost.
         RemoteError: its base is not available.
     """
     if not receipts_of(base.tree):
@@ -216,10 +217,10 @@ def parts_of_image(
 def without_foreign_hooks(
     baked: Sequence[Layer], trust: TrustedSources, parts: Callable[[], Parts]
 ) -> Parts:
-    """The parts of a target, where putting it together again runs no code out of it.
+    """The parts of a target, if rebuilding it runs no code from it.
 
     Raises:
-        CannotTakeApart: a layer that was baked in has a hook, and is none of this machine's.
+        CannotTakeApart: a baked-in layer has a hook, and is not one of this machine's.
     """
     foreign = [layer.name for layer in baked if has_hook(layer) and not trust.own(layer)]
     if foreign:

@@ -1,4 +1,4 @@
-"""What probes are asked and what they reply, read out of their JSON."""
+"""The requests and replies of probes, as typed values of their JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T", bound=Part)
 
 
 class MalformedReply(SparkBuildError):
-    """A probe ran, and the target's code wrote something else than its reply."""
+    """A probe ran, but its output is not a reply."""
 
 
 def reply_of(answer: object, form: type[T]) -> T:
-    """What a probe replied.
+    """Parse a probe's reply.
 
     Raises:
-        MalformedReply: that is not of its form.
+        MalformedReply: it is malformed.
     """
     try:
         return read(answer, form)
@@ -32,28 +32,28 @@ def reply_of(answer: object, form: type[T]) -> T:
 
 
 class ProbeReply(Part, frozen=True, kw_only=True):
-    """What all replies have."""
+    """The common fields of replies."""
 
-    #: parts that replaced real ones
+    #: simulated parts
     simulated: tuple[str, ...] = ()
 
     def simulating(self, *parts: str) -> Self:
-        """The same, with more such parts before the others."""
+        """The same, with more simulated parts in front."""
         return replace(self, simulated=(*parts, *self.simulated))
 
 
 class Ask(Part, frozen=True, kw_only=True):
-    """Which kernel is selected for a kind of layer, with these settings."""
+    """A query: which kernel is selected for a kind of layer, with these settings."""
 
     kind: str
     linear_backend: str | None = None
     moe_backend: str | None = None
-    #: variables that this one is asked with; None: unset
+    #: environment variables of this query; None means unset
     env: dict[str, None] | None = None
 
 
 class LocalFiles(Part, frozen=True, kw_only=True):
-    """What a request names of this machine."""
+    """The local files in a request."""
 
     #: folders that Python imports from
     paths: tuple[str, ...] = ()
@@ -63,11 +63,11 @@ class LocalFiles(Part, frozen=True, kw_only=True):
 
 
 class DispatchRequest(Part, frozen=True, kw_only=True):
-    """What the dispatch probe is asked."""
+    """A request to the dispatch probe."""
 
     env: dict[str, str | None] = {}  # noqa: RUF012
     ask: tuple[Ask, ...] = ()
-    #: kinds of layer whose every choice is asked for
+    #: kinds of layer for which to query every choice
     choices: tuple[str, ...] = ()
 
 
@@ -81,17 +81,17 @@ class KernelRequest(Part, frozen=True, kw_only=True):
 
 
 class CodegenRequest(Part, frozen=True, kw_only=True):
-    """What the codegen probe is asked."""
+    """A request to the codegen probe."""
 
     env: dict[str, str | None]
     arch: str
-    #: compiled at once
+    #: parallel compilations
     jobs: int
     kernels: tuple[KernelRequest, ...]
 
 
 class DispatchReply(ProbeReply, frozen=True, kw_only=True):
-    """What vLLM answered to the dispatch probe's questions."""
+    """The reply of the dispatch probe."""
 
     #: in the order of the request's ``ask``
     answers: tuple[Answer, ...] = ()
@@ -99,12 +99,12 @@ class DispatchReply(ProbeReply, frozen=True, kw_only=True):
     choices: tuple[Answer, ...] = ()
     #: vLLM's extension modules that were really loaded
     real: tuple[str, ...] = ()
-    #: why nothing could be asked
+    #: why no query was possible
     fatal: Failure | None = None
 
 
 class CompiledFile(Part, frozen=True, kw_only=True):
-    """What the compiler wrote."""
+    """An output file of the compiler."""
 
     #: ``ptx`` or ``cubin``
     kind: str
@@ -115,17 +115,17 @@ class CompiledFile(Part, frozen=True, kw_only=True):
 
 
 class KernelReply(Part, frozen=True, kw_only=True):
-    """What came of one kernel, or of a kernel for each tile."""
+    """The result for one kernel, or for a kernel of each tile."""
 
     compiled: bool = False
     request: KernelRequest | None = None
-    #: None where it compiled
+    #: None if it compiled
     error: Failure | None = None
     #: ``.target`` and ``.version`` of its PTX
     target: str | None = None
     ptx_version: str | None = None
     files: tuple[CompiledFile, ...] = ()
-    #: in the place of every tile
+    #: for each tile
     each: tuple[KernelReply, ...] = ()
 
     @property
@@ -136,10 +136,10 @@ class KernelReply(Part, frozen=True, kw_only=True):
 
 
 class CodegenReply(ProbeReply, frozen=True, kw_only=True):
-    """What the codegen probe says of each kernel of its request."""
+    """The reply of the codegen probe."""
 
     kernels: tuple[KernelReply, ...] = ()
-    #: installed versions of what compiles
+    #: installed versions of the compiler packages
     versions: Mapping[str, str | None] = {}
     #: why nothing could be compiled
     fatal: Failure | None = None
@@ -173,7 +173,7 @@ class RecordedKernel(Part, frozen=True, kw_only=True):
 
 
 class LaunchReply(ProbeReply, frozen=True, kw_only=True):
-    """What the launch probe wrote into files, a kernel of its request each."""
+    """The reply of the launch probe, which wrote the launches into files."""
 
     kernels: tuple[RecordedKernel, ...] = ()
     versions: Mapping[str, str | None]

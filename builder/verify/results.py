@@ -25,18 +25,18 @@ class Results:
     """One kind of results, in a folder of the cache."""
 
     folder: str
-    #: our own programs that make them, as folder and file name
+    #: our programs that produce them, as folder and file name
     programs: tuple[tuple[str, str], ...]
     most: int
 
     def file(self, inputs: Sequence[object]) -> Path:
-        """Where the result for these inputs is, or would be."""
+        """The path of the result for these inputs."""
         texts = [package_file(*program).read_text("utf-8") for program in self.programs]
         name = sha256_hex(canonical_json([*texts, *inputs]))
         return cache_dir() / self.folder / f"{name}.json"
 
     def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
-        """What came of the same inputs before."""
+        """The cached result for the same inputs, or None."""
         file = self.file(inputs)
         try:
             result = read({**json.loads(file.read_bytes()), "kept": True}, form)
@@ -46,7 +46,7 @@ class Results:
         return result
 
     def put(self, inputs: Sequence[object], result: Part) -> None:
-        """Keep a result; the oldest go."""
+        """Cache a result; the oldest ones are removed."""
         file = self.file(inputs)
         write_atomically(file, json.dumps(plain(result)).encode())
         files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from builder.verify.model import Check, Listener, VerifyTarget
 
-#: What each level does, by its name in ``levels.py``.
+#: The function of each level, by its name in ``levels.py``.
 RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
     "static": check_static,
     "imports": check_imports,
@@ -38,7 +38,7 @@ def verify(
     levels: Sequence[str],
     heard: Listener | None = None,
 ) -> Report:
-    """Run the levels and collect the evidence; ``heard`` is told of what comes, as it comes."""
+    """Run the levels and collect the evidence; ``heard`` is called for each check."""
     report = Report(
         target=target.name,
         plan=target.plan,

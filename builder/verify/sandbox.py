@@ -1,8 +1,8 @@
 """A managed Python environment that runs a vLLM that is not installed.
 
-It holds the few packages that vLLM's kernel selection imports, beside a torch that needs no CUDA
+It has the few packages that vLLM's kernel selection imports, and a torch that needs no CUDA
 (`builder.verify.torchfolder`); vLLM's and FlashInfer's own Python files come from the target, file
-by file.  One environment per set of versions, kept in the cache.
+by file.  There is one cached environment for each set of versions.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ T = TypeVar("T", bound=ProbeReply)
 
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
-#: Files below these are data (headers, vendored sources, tuning tables), not imported.
+#: Files below these are data (headers, vendored sources, tuning tables) and never imported.
 _SKIP = (
     "flashinfer/data/",
     "vllm/third_party/triton_kernels/",
     "vllm/model_executor/layers/fused_moe/configs/",
 )
-#: What selection reads; RECORD tells the probe which extension modules the wheel has.
+#: Suffixes of files that kernel selection reads; RECORD lists the extension modules.
 _SUFFIXES = (".py", ".json", ".toml", "/METADATA", "/RECORD", "/entry_points.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What one range of vLLM releases needs besides itself."""
+    """Packages that a range of vLLM releases needs."""
 
     name: str
     packages: tuple[str, ...]
@@ -77,16 +77,16 @@ class Requirements:
     megabytes: int
 
 
-#: A tree in the cache that was asked for in the last so many seconds is not removed.
+#: A cached tree that was used in this many seconds is not removed.
 _IN_USE = 3600.0
-#: Download size of a CuTe DSL with its libraries in MB, for the announcement.
+#: Download size of a CuTe DSL with its libraries in MB, for the message.
 _DSL_MEGABYTES = 160
-#: Bytes on disk for one that is downloaded.
+#: Bytes on disk for each downloaded byte.
 _ON_DISK = 5
 
 
 def requirements_for(vllm: str) -> Requirements:
-    """The packages for a vLLM release: every set whose range it is in.
+    """The packages for a vLLM release: all sets whose range has it.
 
     Raises:
         UsageError: no set covers the release.
@@ -107,7 +107,7 @@ def requirements_for(vllm: str) -> Requirements:
 
 
 def sandbox_needs(packages: Mapping[str, str], tree: Tree) -> list[Need]:
-    """What verification will write because there is no sandbox for this release yet."""
+    """The disk space that verification needs if there is no sandbox for this release yet."""
     try:
         sandbox = Sandbox(requirements_for(packages.get("vllm", "")))
     except (UsageError, InvalidVersion):
@@ -129,7 +129,7 @@ class Sandbox:
 
     @property
     def need(self) -> Need:
-        """The room that it takes, pip's downloads included."""
+        """The disk space that it needs, including pip's downloads."""
         size = _ON_DISK * self.requirements.megabytes * 1_000_000
         return Need(
             self.root, size, "the environment for verification", "--no-verify, or "
@@ -137,10 +137,10 @@ class Sandbox:
         )  # fmt: skip
 
     def prepare(self) -> None:
-        """Make the environment if it is not there.
+        """Create the environment if it is missing.
 
         Raises:
-            SandboxUnavailable: it cannot be made here, and why.
+            SandboxUnavailable: it cannot be created here; the message says why.
         """
         with locked(str(self.root)):
             if (self.root / "complete").exists():
@@ -193,7 +193,7 @@ class Sandbox:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSandbox:
-    """A sandbox, and the folders that a probe needs besides the target's own files."""
+    """A sandbox, and the folders that a probe needs besides the target's files."""
 
     sandbox: Sandbox
     torch: Torch
@@ -201,10 +201,10 @@ class PreparedSandbox:
 
 
 def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) -> PreparedSandbox:
-    """Make what is not there yet: the environment, a torch, and the CuTe DSL where it is imported.
+    """Create missing parts: the environment, a torch, and the CuTe DSL if it is imported.
 
     Raises:
-        SparkBuildError: a part of it is not available here.
+        SparkBuildError: a part is not available here.
     """
     wait_for_background()  # which may be making the same
     sandbox = Sandbox(requirements)
@@ -218,7 +218,7 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 
-#: Runs a probe without what the interpreter finds below one directory.
+#: Runs a probe with one directory hidden from the interpreter.
 _WITHOUT = (
     "import os, runpy, sys; root = os.path.realpath(sys.argv[1]); "
     "sys.path[:] = [p for p in sys.path if f'{os.path.realpath(p)}/'.find(f'{root}/') != 0]; "
@@ -235,14 +235,14 @@ def ask_probe(
     instead_of: Path | None = None,
     apart: IsolatedRun | None = None,
 ) -> T:
-    """What a probe of ``builder/runtime`` replies under an interpreter; ``timeout`` in seconds.
+    """Run a probe of ``builder/runtime`` with an interpreter; ``timeout`` is in seconds.
 
     ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
-    hold what stands for it; nothing is written there either.  With ``apart`` it runs isolated.
+    have its replacement; nothing is written there.  With ``apart`` it runs isolated.
 
     Raises:
-        SandboxUnavailable: the probe did not end with a result.
-        MalformedReply: its result is not of that form.
+        SandboxUnavailable: the probe gave no result.
+        MalformedReply: its result is malformed.
     """
     command = [str(python), str(package_file("runtime", probe))]
     if instead_of is not None:
@@ -266,16 +266,16 @@ def ask_probe(
 
 
 def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
-    """The folders and files of this machine that a request names."""
+    """The local folders and files in a request."""
     named = read(request, LocalFiles)
     yield from map(Path, (*named.paths, *named.extensions.values(), *named.libraries))
 
 
 @cache
 def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
-    """What a probe prints.  A sandbox's paths are named after what they hold, so the same request
-    has the same answer for as long as this process lives.  What torch and the CuTe DSL leave in the
-    folder for temporary files goes away with it.
+    """The output of a probe.  A sandbox's paths are named by content, so the same request
+    has the same reply during this process.  Temporary files of torch and the CuTe DSL are
+    removed afterwards.
     """
     keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
     env = {name: os.environ[name] for name in keep if os.environ.get(name)}
@@ -295,7 +295,7 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
 
 
 def python_files(tree: Tree) -> Iterator[str]:
-    """Paths of the target's Python files and metadata that selection may read."""
+    """Paths of the target's Python files and metadata that kernel selection may read."""
     pending = [name for name in tree.children("") if name in _PACKAGES]
     pending += [d.info_dir for d in tree.distributions().values()]
     while pending:
@@ -310,7 +310,7 @@ def python_files(tree: Tree) -> Iterator[str]:
 
 
 def lay_out(tree: Tree) -> Path:
-    """The target's Python files as a directory, kept in the cache by content."""
+    """The target's Python files as a directory, cached by content."""
     from builder.plan.sources import preload
 
     paths = sorted(python_files(tree))
@@ -332,10 +332,10 @@ def lay_out(tree: Tree) -> Path:
 
 
 def checked(tree: Tree, path: str) -> bytes:
-    """A file that is what it was judged by.
+    """A file, checked against the sha256 by which it was judged.
 
     Raises:
-        SandboxUnavailable: the bytes are other than the sha256 that the tree gives.
+        SandboxUnavailable: the bytes do not match the tree's sha256.
     """
     data = tree.read(path) or b""
     if sha256_hex(data) != tree.digest(path):
@@ -344,7 +344,7 @@ def checked(tree: Tree, path: str) -> bytes:
 
 
 def _prune(parent: Path, keep: int) -> None:
-    """Remove the oldest folders, but none that another run may be reading just now."""
+    """Remove the oldest folders, except those that another run may be reading."""
     settled = time.time() - _IN_USE
     folders = sorted((p.stat().st_mtime, p) for p in parent.iterdir() if p.is_dir())
     for used, old in folders[:-keep]:

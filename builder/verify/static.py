@@ -1,4 +1,4 @@
-"""Level ``static``: reads files only; every layer is complete, and no other file changed."""
+"""Level ``static``: reads files; checks that every layer is complete, and no other file changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_static(target: VerifyTarget) -> Iterator[Check]:
-    """The plan that was baked in, receipts, environment, syntax, RECORD."""
+    """Check the baked-in plan, receipts, environment, syntax and RECORD."""
     receipts = receipts_of(target.tree)
     if target.label is not None:
         yield _plan(target, target.label)
@@ -55,7 +55,7 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
-    """The plan, with which everything is compared, must be unchanged since the build."""
+    """Check that the plan is unchanged since the build."""
     stated = target.plan.plan_digest
     wrong = ""
     if target.recomputed != stated:
@@ -166,9 +166,9 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
 
 
 def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
-    """Every file is what some RECORD says, or a receipt explains the difference."""
+    """Check that every file matches a RECORD, or that a receipt explains the difference."""
     claims: dict[str, set[str]] = {}
-    # an overlay's RECORD is set right when it is put onto its image
+    # an overlay's RECORD is updated when it is put on its image
     true = {} if target.brought else final_digests(r for r in receipts if "records" in r)
     for dist in target.tree.distributions().values():
         data = target.tree.read(f"{dist.info_dir}/RECORD")
@@ -217,7 +217,7 @@ def _unlisted(
 
 
 def _startup(found: Unrecorded) -> Check:
-    """What Python runs at every start came with a package, or with a layer."""
+    """Check that everything that Python runs at startup is from a package or a layer."""
     others = (*found.of_base, *found.files)
     said = []
     if found.hooks:
@@ -245,7 +245,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]:
-    """Files that an overlay brings to site-packages and that no receipt speaks of."""
+    """Files that an overlay adds to site-packages without a receipt."""
     known = {path for receipt in receipts for path in receipt["files"]}
     known |= {receipt_path(receipt["layer"]) for receipt in receipts} | kept_true(receipts)
     prefix = f"{target.plan.base.site_packages}/"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from builder.verify.model import Check, Necessity, Report, Status
     from builder.verify.verdict import Verdict
 
-#: Each status has a word of its own, so that it can be read without colour or pictures.
+#: A word for each status, readable without colour or images.
 _WORDS: dict[Status, str] = {"pass": "✅ pass", "fail": "❌ FAIL", "not-run": "⚪ not run"}
 
 
@@ -53,7 +53,7 @@ def render_summary(report: Report, require: Sequence[str] = ()) -> str:
 
 
 def _code(verdict: Verdict) -> list[str]:
-    """How to serve what is proven."""
+    """The command to serve with the verified target."""
     return ["```sh", *verdict.serve, "```", ""] if verdict.status == "proven" else []
 
 
@@ -72,7 +72,7 @@ def _verdict(verdict: Necessity) -> str:
 
 
 def _cell(text: object, limit: int = 240) -> str:
-    """Text of the target in one table cell: no line break, no column, no markup of its own."""
+    """Text of the target for a table cell: without line breaks, columns and markup."""
     flat = " ".join(str(text).split())
     short = flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
     return short.translate(_ESCAPES)

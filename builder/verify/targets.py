@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What is needed to open a target besides its name."""
+    """Options to open a target."""
 
     index: PackageIndex
     sources: IndexSources
@@ -53,11 +53,11 @@ class Opening:
     platform: str | None = None
     gpu: GpuOptions = field(default_factory=GpuOptions)
     facts_of: FactsOf = no_facts
-    #: whose word counts on what code may run on this machine as it is
+    #: the trusted sources of code that may run on this machine
     trust: TrustedSources = field(default_factory=TrustedSources)
 
     def trusting(self, identity: BaseIdentity) -> TrustedSources:
-        """The same for a target, with the layers that were named for it."""
+        """The same for a target, with its selected layers."""
         named = self.selection.layers if self.selection else ()
         return dataclasses.replace(
             self.trust, index=self.index, layers=named, platform=identity.platform
@@ -67,7 +67,7 @@ class Opening:
 def target_of_plan(
     plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: TrustedSources | None = None
 ) -> VerifyTarget:
-    """A plan's base as it is, or (``patched``) as the plan leaves it, before any image exists."""
+    """A plan's base, unpatched or (``patched``) with the plan applied, before any image exists."""
     trust = trust or TrustedSources(platform=base.identity.platform)
     tree: Tree = base.tree
     env = dict(base.identity.env)
@@ -101,7 +101,7 @@ def _compiler_of(tree: Tree, base: Base, trust: TrustedSources, *, patched: bool
 
 
 def own_python(base: Base) -> Path | None:
-    """The interpreter of a directory that is an environment of this machine."""
+    """The interpreter of a local environment's directory."""
     if not base.identity.is_installed:
         return None
     python = Path(base.identity.site_packages).parents[2] / "bin" / "python"
@@ -180,14 +180,14 @@ def open_overlay(
 
 
 def exact_ref(plan: PlanDocument) -> str:
-    """The base with every version named; vLLM first, so that wheels are unpacked in its order."""
+    """The base with all versions; vLLM first, so that wheels are unpacked in its order."""
     packages = dict(plan.base.packages)
     named = {"vllm": packages.pop("vllm"), **packages}
     return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
 
 
 def _taken_away(plan: PlanDocument) -> dict[str, bytes | None]:
-    """Files that the plan removes: an image that stands on nothing cannot hold whiteouts."""
+    """Files that the plan removes, because an image without a base has no whiteouts."""
     return {
         f"{plan.base.site_packages}/{file.path}": None
         for layer in plan.layers
@@ -198,7 +198,7 @@ def _taken_away(plan: PlanDocument) -> dict[str, bytes | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedMetadata:
-    """What an image carries about itself: its plan, if it is ours, its layers, and its label."""
+    """The metadata in an image: its plan, if it is ours, its layers, and its label."""
 
     plan: RecordedPlan | None
     layers: list[Any]
@@ -207,12 +207,12 @@ class EmbeddedMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageProbes:
-    """How an image's vLLM is asked, and with other files in place of some of its own."""
+    """How to query an image's vLLM, also with some files replaced."""
 
     kind: str
     now: Probes
     otherwise: Callable[[Tree, Mapping[str, str]], Probes]
-    #: who is asked for the image that it was made from: ``BaseRequest.engine``
+    #: where its base image is looked up: ``BaseRequest.engine``
     engine: str
 
 
@@ -222,7 +222,7 @@ def target_of_image(
     """An image with vLLM, compared with the requested layers or its own plan.
 
     Raises:
-        UsageError: nothing says what it should be.
+        UsageError: its expected state is unknown.
     """
     plan: PlanDocument
     layers = baked.layers
@@ -266,7 +266,7 @@ def target_of_image(
 
 
 def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
-    """What an image was made from: an image, or the wheels that it holds."""
+    """The base of an image: another image, or the wheels in it."""
     return BaseRequest(
         ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else baked.base.ref,
         platform=base.identity.platform.oci,

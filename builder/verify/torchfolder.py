@@ -2,8 +2,8 @@
 
 Linux wheels of torch on the package index are CUDA builds: with their dependencies they take
 gigabytes, and alone they do not load.  Kernel selection is host code.  So the wheel is read by
-range without the parts that selection never loads, and each library of CUDA that it links gets a
-generated stand-in (`builder.runtime.stub_driver`).  A CPU build is taken where the index has one.
+range without the parts that selection never loads, and each linked CUDA library gets a
+generated stub (`builder.runtime.stub_driver`).  If the index has a CPU build, it is used.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from builder.machinecode.elf import ElfFacts
     from builder.pypi.index import WheelFile
 
-#: The torch to ask with where neither the target nor vLLM's metadata names one.
+#: The torch version if neither the target nor vLLM's metadata has one.
 DEFAULT = "2.13.0"
-#: Bytes that a CUDA build takes, at most: measured 0.61 GB for 2.11.0 on x86-64 and 0.67 GB for
+#: Maximum size of a CUDA build: measured 0.61 GB for 2.11.0 on x86-64 and 0.67 GB for
 #: 2.10.0.
 ON_DISK = 1_300_000_000
-#: Changes when the same wheel gives another folder than before.
+#: Version of the folders in the cache.
 _FORM = 1
-#: What selection never loads: solvers, NCCL's sibling, headers, tests, compilers, static libraries.
+#: Parts that selection never loads: solvers, NVSHMEM, headers, tests, compilers, static libraries.
 _LEFT_OUT = re.compile(
     r"torch/lib/lib(torch_cuda_linalg|caffe2_nvrtc)\.so|torch/(include|share|test)/.*"
     r"|torch/bin/(?!torch_shm_manager).*|.*\.(a|pyi)"
@@ -59,9 +59,9 @@ _LEFT_OUT = re.compile(
 _SYSTEM = re.compile(
     r"(lib(c|m|dl|rt|pthread|util|nsl|resolv|gcc_s|stdc\+\+|atomic|z|gomp)|ld-linux[-\w]*)\.so.*"
 )
-#: Of these, what a system may lack all the same: soname and Debian package.
+#: Those of them that a system may lack: soname and Debian package.
 _CPP_RUNTIME = {"libstdc++.so.6": "libstdc++6", "libgcc_s.so.1": "libgcc-s1"}
-#: Undefined symbols that the interpreter or the C++ runtime answers.
+#: Undefined symbols that the interpreter or the C++ runtime provides.
 _NOT_CUDA = ("_Z", "Py", "_Py")
 #: ``fallocate(2)``: keep the size, make a hole.
 _PUNCH = 1 | 2
@@ -73,12 +73,12 @@ class Torch:
 
     folder: Path
     version: str
-    #: what stands in the evidence
+    #: text in the evidence
     what: str
 
 
 def wanted_torch(tree: Tree, packages: Mapping[str, str]) -> str:
-    """The torch version that a target has, else the one that its vLLM pins."""
+    """The target's torch version, else the one that its vLLM pins."""
     if named := settings.TORCH.value:
         return named
     installed = packages.get("torch")
@@ -98,10 +98,10 @@ def wanted_torch(tree: Tree, packages: Mapping[str, str]) -> str:
 
 
 def torch_folder(wanted: str) -> Torch:
-    """An importable torch of that version for this machine and interpreter, made once.
+    """An importable torch of a version for this machine and interpreter, created once.
 
     Raises:
-        SparkBuildError: the index has none, it does not answer, or there is no room.
+        SparkBuildError: the index has none or does not respond, or the disk is full.
     """
     _check_cpp_runtime()
     index = PackageIndex(settings.TORCH_INDEX.value or None)
@@ -118,7 +118,7 @@ def torch_folder(wanted: str) -> Torch:
 
 
 def _check_cpp_runtime() -> None:
-    """The one thing that torch wants of the system besides glibc; a bare container may lack it."""
+    """Check for the only system library besides glibc that torch needs; containers may lack it."""
     for library, package in _CPP_RUNTIME.items():
         try:
             ctypes.CDLL(library)
@@ -130,7 +130,7 @@ def _check_cpp_runtime() -> None:
 
 
 def torch_need(wanted: str) -> Need | None:
-    """The room that `torch_folder` may take; None where that version is there already."""
+    """The disk space that `torch_folder` may need; None if that version already exists."""
     kept = cache_dir() / "sandbox"
     if any(kept.glob(f"torch-{wanted}-*")) or any(kept.glob(f"torch-{wanted}+*-*")):
         return None
@@ -138,7 +138,7 @@ def torch_need(wanted: str) -> Need | None:
 
 
 def _choose(index: PackageIndex, wanted: str) -> WheelFile:
-    """The CPU build of a release, else its build; the next release where this Python has none."""
+    """The CPU build of a release, else its CUDA build; else the next release for this Python."""
     here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
     releases = [Version(release) for release in index.releases("torch")]
     same = [release for release in releases if release.public == wanted]
@@ -171,7 +171,7 @@ def _what(file: WheelFile, folder: Path, wanted: str) -> str:
 
 # --- unpacking -----------------------------------------------------------------------------------
 
-#: Names the generated libraries, one a line.
+#: File with the names of the stubs, one a line.
 STAND_INS = "spark-build-stand-ins.txt"
 
 
@@ -189,7 +189,7 @@ def _unpack(wheel: RemoteWheel, folder: Path) -> None:
 
 
 def _needs_cuda(metadata: bytes) -> bool:
-    """Whether torch's own metadata asks for CUDA's packages on this machine."""
+    """Whether torch's metadata requires CUDA packages on this machine."""
     return any(
         requirement.name.startswith(("nvidia-", "cuda-"))
         and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
@@ -201,10 +201,11 @@ def _needs_cuda(metadata: bytes) -> bool:
 
 
 def write_stand_ins(folder: Path) -> list[str]:
-    """Write a library for each one of CUDA that an unpacked torch links; gives their names.
+    """Write a stub for each CUDA library that an unpacked torch links; returns their names.
 
     Raises:
-        SparkBuildError: a library of torch cannot be read, or no code is known for this machine.
+        SparkBuildError: a library of torch cannot be read, or this machine's architecture is
+        unsupported.
     """
     place = folder / "torch" / "lib"
     libraries = sorted(path for path in place.iterdir() if ".so" in path.name)
@@ -222,10 +223,10 @@ def write_stand_ins(folder: Path) -> list[str]:
 
 
 def wanted_of_cuda(facts: Mapping[str, ElfFacts]) -> dict[str, dict[str, str]]:
-    """Libraries that these need and nothing provides, each with the symbols that it must define.
+    """Missing libraries that these need, each with the symbols that it must define.
 
-    A symbol has the version that it is asked for with, or "".  One that names no library goes to
-    the missing one whose name it begins with, as ``ncclAllGather`` to ``libnccl.so.2``.
+    A symbol has its required version, or "".  A symbol without a library is assigned to
+    the missing library with the same prefix, such as ``ncclAllGather`` to ``libnccl.so.2``.
     """
     exported = frozenset[str]().union(*(fact.exported for fact in facts.values()))
     wanted: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -250,10 +251,10 @@ def _owner(symbol: str, missing: list[str]) -> str:
 
 
 def drop_device_code(path: Path) -> None:
-    """Give the disk back what a library's kernels take: nothing here runs them.
+    """Free the disk space of a library's kernels, which are not used here.
 
-    The file keeps its size; reading the hole gives zeros.  Where the file system has no holes, the
-    file stays as it is.
+    The file keeps its size, and the hole reads as zeros.  If the file system does not support
+    holes, the file is unchanged.
     """
     from elftools.elf.elffile import ELFFile
 

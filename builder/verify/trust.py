@@ -1,8 +1,8 @@
 """Decides which files of a target may be imported on this machine: those with a known hash.
 
-An image says of itself what it likes: its RECORD, its receipts and its plan come from whoever made
-it.  So a file counts as known only where somebody else says its sha256: a released wheel on the
-package index, or one of the user's own layers, put onto the released files here and now.
+An image's own statements are not trusted: its RECORD, receipts and plan come from whoever made
+it.  So a file is known only if another source has its sha256: a released wheel on the
+package index, or one of the user's own layers, applied to the released files here.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
     from builder.verify.isolation import Isolation
 
-#: Files that are named before the rest is counted.
+#: Files to name in messages; more are only counted.
 _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsolatedRun:
-    """That code is to run isolated: how, and which files are the reason."""
+    """Code must run isolated: the way, and the files that are the reason."""
 
     isolation: Isolation
     because: str
@@ -56,22 +56,22 @@ class IsolatedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedSources:
-    """Whose word on a file counts besides the package index's."""
+    """Trusted sources of files, besides the package index."""
 
     index: PackageIndex = field(default_factory=PackageIndex)
-    #: layers that the user named for this command
+    #: layers that the user selected for this command
     layers: Sequence[Layer] = ()
-    #: the user's own folders of layers, besides ours
+    #: the user's folders of layers, besides ours
     patches: Sequence[Path] = ()
-    #: path and sha256 of what a plan of this very command put there
+    #: path and sha256 of files written by this command's plan
     made: frozenset[tuple[str, str]] = frozenset()
-    #: the target's; wheels for it are looked at first
+    #: the target's platform, whose wheels are tried first
     platform: Platform | None = None
-    #: ``--trust-image``: the user vouches for all of it
+    #: ``--trust-image``: the user trusts everything in it
     everything: bool = False
 
     def with_changes(self, changes: Changes) -> TrustedSources:
-        """The same, and what a plan of the user's own layers makes."""
+        """The same, with files that a plan of the user's own layers writes."""
         made = {(path, content.sha256) for path, content in changes.items() if content is not None}
         return replace(self, made=self.made | made)
 
@@ -81,17 +81,17 @@ class TrustedSources:
         return Catalog.discover(self.patches)
 
     def own(self, layer: Layer) -> bool:
-        """Whether a layer is, word for word, one of this machine."""
+        """Whether a layer is identical to one of this machine."""
         name = layer.name
         named = [one for one in self.layers if one.name == name]
         found = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
         return any(one.digest == layer.digest for one in found)
 
     def apart(self, tree: Tree, paths: Iterable[str]) -> IsolatedRun | None:
-        """How the files of a tree must be run: None means like any program of this machine.
+        """How the files of a tree must run: None means without isolation.
 
         Raises:
-            SandboxUnavailable: some are not known, and nothing here can isolate them.
+            SandboxUnavailable: some are unknown, and isolation is not available.
         """
         unknown = [] if self.everything else self.unknown(tree, paths)
         if not unknown:
@@ -112,9 +112,9 @@ class TrustedSources:
         return IsolatedRun(isolation=isolation, because=because)
 
     def unknown(self, tree: Tree, paths: Iterable[str]) -> list[str]:
-        """The files that only the target itself vouches for.
+        """The files that only the target itself lists.
 
-        RECORD is read and never run; an installer writes it anew.
+        RECORD is ignored, because it is never run and installers rewrite it.
         """
         left = [p for p in paths if not _is_record(p) and not self._known_already(tree, p)]
         if not left:
@@ -141,7 +141,7 @@ class TrustedSources:
 
 
 def has_hook(layer: Layer) -> bool:
-    """Whether judging a layer runs Python code that it brings."""
+    """Whether judging a layer runs its Python code."""
     return any(isinstance(op, Hook) for op in layer.ops)
 
 
@@ -150,21 +150,21 @@ def _is_record(path: str) -> bool:
 
 
 class _Released:
-    """The releases that a target says it holds, as the package index has them."""
+    """The releases that a target claims to have, from the package index."""
 
     def __init__(self, trust: TrustedSources, tree: Tree) -> None:
         self._trust = trust
         self._tree = tree
 
     def has(self, path: str, digest: str | None) -> bool:
-        """Whether one of the releases has this file with these bytes."""
+        """Whether one of the releases has this file with the same bytes."""
         return digest is not None and any(
             (member := wheel.members.get(path)) is not None and member.sha256 == digest
             for wheel in self._wheels.wheels
         )
 
     def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
-        """What the layers of this machine make of the releases, where receipts name them."""
+        """The files that this machine's layers write on these releases, if named in receipts."""
         by_name = {layer.name: layer for layer in self._trust.layers}
         names = dict.fromkeys(str(receipt["layer"]) for receipt in receipts)
         catalog = self._trust.catalog

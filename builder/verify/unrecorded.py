@@ -1,8 +1,8 @@
 """Files in an image's site-packages that are in no RECORD and no receipt.
 
-Some of it Python runs whenever it starts: ``.pth`` files with code (the ``site`` module executes
-their lines that begin with ``import``), ``sitecustomize`` and ``usercustomize``.  Those that the
-base had below our layers are the base's.
+Python runs some of them at startup: ``.pth`` files with code (the ``site`` module executes
+lines that begin with ``import``), ``sitecustomize`` and ``usercustomize``.  Those that the
+base already had are reported separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from builder.rootfs.merge import Entry
 
 _CACHE = "__pycache__"
-#: a bare name is that of a link to a package
+#: a bare name is a link to a package
 _CUSTOMIZE = re.compile(
     r"(?:site|user)customize(?:(?:/__init__)?\.(?:[^/]*\.)?(?:py|pyc|so))?", re.ASCII
 )
@@ -41,20 +41,20 @@ _OF_VIRTUALENV = {"_virtualenv.pth": "import _virtualenv"}
 
 @dataclass(frozen=True, kw_only=True)
 class Unrecorded:
-    """Paths below site-packages; absolute ones lie elsewhere."""
+    """Paths below site-packages; absolute ones are elsewhere."""
 
-    #: run at every start of Python, and came with our layers or later
+    #: run at every start of Python, and added by our layers or later
     hooks: tuple[str, ...] = ()
-    #: the same, but the base had them already, or they are what makes a virtual environment
+    #: the same, but from the base, or part of a virtual environment
     of_base: tuple[str, ...] = ()
-    #: everything else; a folder with nothing recorded in it is named once, with a ``/``
+    #: everything else; a folder without recorded files is listed once, with a ``/``
     files: tuple[str, ...] = ()
 
 
 def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
-    """Look through the image, or through what lies above a base that the lock holds.
+    """Search the image, or only the layers above a locked base.
 
-    ``tree`` is the site-packages as it was identified.
+    ``tree`` is its identified site-packages.
     """
     above = opened.view.above
     own = above if above is not None else _ours(opened.view, site, tree)
@@ -82,7 +82,7 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
 
 
 def _texts(paths: list[str]) -> tuple[str, ...]:
-    """Names that may be printed and written as JSON: those of files need not be UTF-8."""
+    """File names that can be printed and written as JSON, because names need not be UTF-8."""
     return tuple(
         path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         for path in paths
@@ -90,14 +90,14 @@ def _texts(paths: list[str]) -> tuple[str, ...]:
 
 
 def _ours(view: Rootfs, site: str, tree: Tree) -> int | None:
-    """How many layers there are from the top to the lowest that is ours; None: none is ours."""
+    """Number of layers from the top to our lowest one; None if there is none."""
     paths = [f"{site}/{receipt_path(r['layer'])}" for r in receipts_of(tree)]
     entries = [view.stat(path) for path in (*paths, f"{SHARE}/plan.json")]
     return max((entry.layer + 1 for entry in entries if entry is not None), default=None)
 
 
 class _InSite:
-    """What speaks of the files of one site-packages."""
+    """The RECORDs and receipts of one site-packages."""
 
     def __init__(self, view: Rootfs, site: str, tree: Tree) -> None:
         self._view, self._site = view, site
@@ -114,7 +114,7 @@ class _InSite:
                 if entry["after"] is not None:
                     self._claims.setdefault(path, set()).add(entry["after"])
         self._settings = env_pth(env_of(tree)) if receipts else None
-        #: folders with something recorded in them
+        #: folders with recorded files
         self.folders = {
             "/".join(parts[:depth])
             for parts in (path.split("/") for path in self._claims)
@@ -128,7 +128,7 @@ class _InSite:
             self._claims.setdefault(f"{info}/RECORD", set()).add(None)
 
     def explained(self, path: str, entry: Entry) -> bool:
-        """Whether a RECORD or a receipt names it; a hook must also be as they say."""
+        """Whether a RECORD or a receipt lists it; a hook must also match its sha256."""
         said = self._claims.get(path)
         if path == ENV_PTH:
             return self._view.read(f"{self._site}/{path}") == self._settings
@@ -138,13 +138,13 @@ class _InSite:
         return None in said or real.row.sha256 in said
 
     def is_hook(self, path: str) -> bool:
-        """Whether Python runs it at its start."""
+        """Whether Python runs it at startup."""
         if not path.endswith(".pth"):
             return _may_be_hook(path)
         return "/" not in path and _has_code(self._lines(path))
 
     def of_virtualenv(self, path: str) -> bool:
-        """Whether it is the hook that makers of virtual environments write."""
+        """Whether it is the hook of a tool that creates virtual environments."""
         return self._lines(path) == [_OF_VIRTUALENV.get(path)]
 
     def _lines(self, path: str) -> list[str]:
@@ -164,12 +164,12 @@ def _has_code(lines: list[str]) -> bool:
 
 
 def _may_be_hook(path: str) -> bool:
-    """Whether a path below a folder of ``sys.path`` is one that Python may run at its start."""
+    """Whether Python may run a path below a folder of ``sys.path`` at startup."""
     return ("/" not in path and path.endswith(".pth")) or bool(_CUSTOMIZE.fullmatch(path))
 
 
 def _elsewhere(upper: Rootfs, site: str) -> list[str]:
-    """Hooks that the layers above the base bring to another folder that may be on ``sys.path``."""
+    """Hooks that layers above the base add to another folder that may be on ``sys.path``."""
     found = []
     for path, entry in upper.below("/").items():
         if entry.kind == DIR or f"/{path}".startswith(f"{site}/"):
@@ -186,7 +186,7 @@ def _elsewhere(upper: Rootfs, site: str) -> list[str]:
 
 
 def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:
-    """What the packages of these layers hold: those of Debian, and those in some folders."""
+    """Files of packages in these layers: Debian's, and those in some folders."""
     lists = [f"{_DPKG}/{name}" for name in upper.names(_DPKG) if name.endswith(".list")]
     upper.fetch(lists)
     known = {
@@ -203,7 +203,7 @@ def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:
 
 
 def _shortest(path: str, recorded: set[str]) -> str:
-    """The uppermost folder of a path that nothing recorded is in, else the path."""
+    """The uppermost folder of a path without recorded files, else the path."""
     parts = path.split("/")
     for depth in range(1, len(parts)):
         folder = "/".join(parts[:depth])

@@ -1,6 +1,6 @@
 """The verdict of a verification: what is proven, what is not, and the next step.
 
-Text, JSON, the page and the Markdown summary all say this one value.
+Text, JSON, the page and the Markdown summary all print this value.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from builder.documents.plan import PlanDocument, PlannedLayer
     from builder.verify.model import Check, Report
 
-#: The kinds of layer that a profile is chosen for; its other kinds are in the list of kernels.
+#: The main kinds of layer of a profile; other kinds are in the list of kernels.
 _MAIN = {"nvfp4-linear": "linear", "nvfp4-moe": "MoE"}
-#: How people call a kernel, by what its name holds; the first that fits.
+#: Common names of kernel families, by a part of the kernel's name; the first match counts.
 _FAMILIES = (
     ("b12x", "b12x"),
     ("marlin", "Marlin"),
@@ -35,7 +35,7 @@ Status = Literal["proven", "not-proven", "failed"]
 
 
 class Verdict(Part, frozen=True, kw_only=True):
-    """What is proven, what is not, and what to do about it."""
+    """What is proven, what is not, and the next step."""
 
     status: Annotated[
         Status, Meta(description="not-proven: nothing failed, and something did not run")
@@ -55,7 +55,7 @@ class Verdict(Part, frozen=True, kw_only=True):
 
 
 def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
-    """The verdict on a report; ``require`` are the levels that had to run."""
+    """The verdict on a report; ``require`` are the levels that must run."""
     ran = {check.level for check in report.checks}
     missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
     absent = [level for level in require if level not in ran]
@@ -91,7 +91,7 @@ def serve_lines(plan: PlanDocument) -> tuple[str, ...]:
 
 
 def layer_words(report: Report, layer: PlannedLayer) -> tuple[str, str]:
-    """A layer's state and its reason: in what passed, what a plan calls needed is *added*."""
+    """A layer's state and reason; in a passed target, *needed* becomes *added*."""
     good = {check.name for check in report.of("pass") if check.level == "static"}
     if layer.state != "needed" or f"layer {layer.name}" not in good:
         return layer.state, layer.reason
@@ -99,13 +99,13 @@ def layer_words(report: Report, layer: PlannedLayer) -> tuple[str, str]:
 
 
 def kernel_of(seen: str) -> str:
-    """The kernel that a line of vLLM, or an answer about it, names; empty where none does."""
+    """The kernel in a log line or reply of vLLM; empty if there is none."""
     found = _SELECTED.search(seen)
     return found[1].rpartition(".")[2] if found else ""
 
 
 def family_of(kernel: str) -> str:
-    """What people call a kernel."""
+    """The common name of a kernel's family."""
     plain = kernel.lower().replace("_", "")
     return next((name for part, name in _FAMILIES if part in plain), kernel)
 
@@ -117,7 +117,7 @@ def _named(checks: Sequence[Check]) -> str:
 
 
 def _unproven(missing: Sequence[Check], absent: Sequence[str]) -> Iterator[str]:
-    """What is not known, and why, level by level."""
+    """What is not proven, and why, by level."""
     if not missing and not absent:
         yield "nothing was checked"
     for level in dict.fromkeys(check.level for check in missing):
@@ -137,13 +137,13 @@ def _on_gb10(level: str) -> bool:
 
 
 def _brief(reason: str, limit: int = 240) -> str:
-    """A reason in a sentence: of the output of a command, the end says why."""
+    """A reason in one sentence; for a command's output, its end."""
     last = reason.rpartition(" | ")[2] if len(reason) > limit else reason
     return last if len(last) <= limit else f"{last[:limit]}..."
 
 
 def _why(check: Check) -> tuple[str, str]:
-    """Why a check did not run, and the command that its reason names."""
+    """Why a check did not run, and the command in its reason."""
     reason, _, command = check.reason.replace("; on the Spark: ", "; try: ").partition("; try: ")
     return reason.rstrip("."), command
 
@@ -161,7 +161,7 @@ def _selected(report: Report) -> list[Check]:
 
 
 def _proven(report: Report) -> Iterator[str]:
-    """What is known without hardware: the kernels, and their evidence."""
+    """What is proven without hardware: the kernels, and their evidence."""
     kernels = list(_kernels(report))
     yield from kernels
     levels = dict.fromkeys(c.level for c in report.checks if not _on_gb10(c.level))
@@ -176,7 +176,7 @@ def _proven(report: Report) -> Iterator[str]:
 
 
 def _kernels(report: Report) -> Iterator[str]:
-    """``NVFP4 linear and MoE use b12x``, with the flags that it takes."""
+    """``NVFP4 linear and MoE use b12x``, with the required flags."""
     found = {check.name: family_of(kernel_of(check.seen)) for check in _selected(report)}
     main = {kind: found[kind] for kind in _MAIN if found.get(kind)}
     for family in dict.fromkeys(main.values()):
@@ -196,7 +196,7 @@ def _with_flags(plan: PlanDocument) -> str:
 
 
 def _hardware(report: Report) -> str:
-    """What has run on the machine itself."""
+    """What has run on the hardware."""
     passed = [
         kind.known
         for level, kind in LEVELS.items()
