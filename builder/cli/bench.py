@@ -33,6 +33,9 @@ def bench_command(
             raise UsageError(
                 f"{option} {path} is {problem}", hint=f"{option} {path.name or 'FILE'}"
             )
+    _refuse_twice(
+        {"-o": output, "--plot": picture}, {"--log": request.log, "--against": request.against}
+    )
     other = read_bench(request.against) if request.against and picture else None
     made, failures = bench(request)
     if output:
@@ -49,3 +52,18 @@ def bench_command(
             f"{made.url}: {counted(sum(failures.values()), 'request')} failed: {reason}",
             hint="look at the server's log; the figures are those of the other requests",
         )
+
+
+def _refuse_twice(written: dict[str, Path | None], read: dict[str, Path | None]) -> None:
+    """Refuse to write over what another option names.
+
+    Raises:
+        UsageError: two options name one file.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in (*read.items(), *written.items()):
+        if path is None:
+            continue
+        before = seen.setdefault(path.resolve(), option)
+        if before != option and option in written:
+            raise UsageError(f"{before} and {option} name the same file, {path}", hint=option)

@@ -423,6 +423,7 @@ def bench(
             help="Length of the long prompt, in words: about as many tokens; 0 for none.",
             metavar="TOKENS",
             min=0,
+            max=1_000_000,
         ),
     ] = 4096,
     log: Annotated[
@@ -447,6 +448,7 @@ def bench(
     """Measure a running server: tokens/s at several loads, and prefill.
 
     Chat completions at temperature 0; a warm-up, then three rounds of which the median counts.
+    The key of a server that needs one is read from SPARK_BUILD_API_KEY.
     """
     from builder.cli.bench import bench_command
     from builder.serving.bench import BenchRequest, settings_of

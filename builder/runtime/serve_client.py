@@ -26,7 +26,11 @@ Json = dict[str, Any]
 
 
 class ServeError(Exception):
-    """The server did not answer, or not as it must."""
+    """The server did not answer, or not as it must; ``status`` is that of an HTTP error."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Timing(NamedTuple):
@@ -54,22 +58,39 @@ def healthy(url: str) -> bool:
         return False
 
 
-def post(url: str, path: str, body: Json, timeout: float) -> Any:
+def post(url: str, path: str, body: Json, timeout: float, key: str = "") -> Any:
     """The open answer to a request.
 
     Raises:
         ServeError: no answer, or an HTTP error, with what the server said.
     """
-    data = json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
+    return ask(url, path, timeout, json.dumps(body).encode(), key)
+
+
+def ask(url: str, path: str, timeout: float, data: bytes | None = None, key: str = "") -> Any:
+    """The open answer to a request; ``key`` is the server's own, and is given to no other.
+
+    Raises:
+        ServeError: no answer, or an HTTP error, with what the server said, but for the key.
+    """
+    headers = {"Content-Type": "application/json"} if data is not None else {}
     request = urllib.request.Request(f"{url}{path}", data=data, headers=headers)
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
         return OPENER.open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        words = error.read(2000).decode("utf-8", "replace")
-        raise ServeError(f"{path} answered {error.code}: {' '.join(words.split())[:300]}") from None
+        words = " ".join(error.read(2000).decode("utf-8", "replace").split())
+        words = words.replace(key, "***") if key else words
+        raise ServeError(f"{path} answered {error.code}: {words[:300]}", error.code) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServeError(f"{path} did not answer: {error}") from None
+        raise ServeError(f"{path} did not answer: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a connection says, without numbers and names of Python's."""
+    reason = getattr(error, "reason", error)  # urllib wraps that of the system
+    return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
 
 
 def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: float) -> Json:
@@ -84,7 +105,7 @@ def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: floa
         with post(url, "/v1/completions", body, timeout) as answer:
             value: Json = json.load(answer)
     except (ValueError, OSError) as error:
-        raise ServeError(f"the completion was cut off: {error}") from None
+        raise ServeError(f"the completion was cut off: {reason_of(error)}") from None
     return value
 
 
@@ -111,7 +132,7 @@ def judge(answer: Json, tokens: int) -> tuple[list[str], str]:
     return problems, seen
 
 
-def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
+def stream(url: str, path: str, body: Json, timeout: float, key: str = "") -> Timing:
     """One streamed answer, timed.
 
     Raises:
@@ -121,7 +142,7 @@ def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     first, tokens, prompt = None, 0, 0
     try:
-        with post(url, path, body, timeout) as answer:
+        with post(url, path, body, timeout, key) as answer:
             for event in events(answer):
                 if event.get("choices") and first is None:
                     first = time.monotonic() - start
@@ -129,7 +150,7 @@ def stream(url: str, path: str, body: Json, timeout: float) -> Timing:
                     tokens = int(event["usage"]["completion_tokens"])
                     prompt = int(event["usage"].get("prompt_tokens") or 0)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServeError(f"the stream was cut off: {error}") from None
+        raise ServeError(f"the stream was cut off: {reason_of(error)}") from None
     except (LookupError, TypeError, AttributeError) as error:
         raise ServeError(f"the stream is not one of chat completions: {error!r}") from None
     if first is None:

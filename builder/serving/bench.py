@@ -23,7 +23,8 @@ from builder.serving.benchdocument import (
     read_bench,
     refuse_unlike,
 )
-from builder.util.console import console
+from builder.settings import API_KEY
+from builder.util.console import console, counted
 from builder.util.hints import instead, os_hint
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 ASK, ANSWER = 10.0, 600.0
 #: A thread for each request: more than vLLM's default of 256 sequences is no use.
 _MOST = 1024
+#: The statuses of a server that wants a key, or another one.
+_NO_KEY = (401, 403)
 _CHAT = "/v1/chat/completions"
 
 
@@ -83,11 +86,12 @@ def bench(request: BenchRequest) -> Measured:
         RemoteError: the server does not answer, or not as it must.
     """
     url = _root(request.url)
+    server = _Server(url, _key())
     log = _read_log(request.log) if request.log else None
     other = read_bench(request.against) if request.against else None
     try:
-        model = _model(url, request.model)
-        vllm = _release(url)
+        model = _model(server, request.model)
+        vllm = _release(server)
         if log and vllm and log.vllm and log.vllm != vllm:
             raise UsageError(
                 f"--log {request.log} is of vLLM {log.vllm}, the server at {url} is {vllm}",
@@ -95,8 +99,8 @@ def bench(request: BenchRequest) -> Measured:
             )
         if other and request.against:
             refuse_unlike(other, request.against, model, request.settings)
-        prefill = _prefill(url, model, request.settings.prefill)
-        rows, failures = _rows(url, model, request.settings)
+        prefill = _prefill(server, model, request.settings.prefill)
+        rows, failures = _rows(server, model, request.settings)
         made = Bench(
             url=url,
             model=model,
@@ -107,12 +111,57 @@ def bench(request: BenchRequest) -> Measured:
             prefill=prefill,
         )
     except ServeError as error:
-        raise RemoteError(
-            f"{url}: {error}", hint=f"look at the server's log; curl {url}/v1/models"
-        ) from None
+        hint = f"look at the server's log; curl {url}/v1/models"
+        if error.status in _NO_KEY:
+            hint = f"export {API_KEY.name}=KEY, the key that the server was started with"
+        raise RemoteError(f"{url}: {error}", hint=hint) from None
     if other and request.against:
         made = replace(made, against=compared(made, other, request.against))
     return Measured(made, failures)
+
+
+class _Server(NamedTuple):
+    """Where requests go, and the key that goes with them."""
+
+    url: str
+    key: str
+
+    def get(self, path: str) -> Any:
+        """A JSON answer.
+
+        Raises:
+            ServeError: there is none.
+        """
+        try:
+            with serve_client.ask(self.url, path, ASK, key=self.key) as answer:
+                return json.load(answer)
+        except ValueError:
+            raise ServeError(f"{path} gave no JSON") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ServeError(f"{path}: {serve_client.reason_of(error)}") from None
+
+    def stream(self, path: str, body: dict[str, Any]) -> Timing:
+        """A timed answer.
+
+        Raises:
+            ServeError: it fails or says nothing.
+        """
+        return serve_client.stream(self.url, path, body, ANSWER, self.key)
+
+
+def _key() -> str:
+    """The server's key, from the environment: a command line can be seen by others.
+
+    Raises:
+        UsageError: no header of HTTP can hold it.
+    """
+    key = API_KEY.value.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"{API_KEY.name} has characters that a key cannot have",
+            hint=f"export {API_KEY.name}=KEY, without line breaks",
+        )
+    return key
 
 
 def _root(url: str) -> str:
@@ -145,22 +194,9 @@ def _read_log(path: Path) -> Diagnosis:
     return found
 
 
-def _get(url: str, path: str) -> Any:
-    """A JSON answer.
-
-    Raises:
-        ServeError: there is none.
-    """
-    try:
-        with serve_client.OPENER.open(f"{url}{path}", timeout=ASK) as answer:
-            return json.load(answer)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServeError(f"{path} gave no JSON: {error}") from None
-
-
-def _model(url: str, wanted: str) -> str:
+def _model(server: _Server, wanted: str) -> str:
     """The name that the server knows a model by."""
-    answer = _get(url, "/v1/models")
+    answer = server.get("/v1/models")
     try:
         names = [str(one["id"]) for one in answer["data"]]
     except (LookupError, TypeError):
@@ -172,30 +208,35 @@ def _model(url: str, wanted: str) -> str:
     if wanted in names:
         return wanted
     said = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
-    raise UsageError(f"{url} has {said}", hint=f"--model {names[0]}; it has {', '.join(names)}")
+    raise UsageError(
+        f"{server.url} has {said}", hint=f"--model {names[0]}; it has {', '.join(names)}"
+    )
 
 
-def _release(url: str) -> str:
+def _release(server: _Server) -> str:
     """The vLLM that answers; other servers do not say."""
     try:
-        answer = _get(url, "/version")
+        answer = server.get("/version")
     except ServeError:
         return ""
     return str(answer.get("version", "")) if isinstance(answer, dict) else ""
 
 
 def _rows(
-    url: str, model: str, settings: BenchSettings
+    server: _Server, model: str, settings: BenchSettings
 ) -> tuple[tuple[BenchRow, ...], dict[str, int]]:
     """Decode at each load."""
     rows: list[BenchRow] = []
     failures: dict[str, int] = {}
-
+    short: list[int] = []
     first = time.time_ns()
 
     def one(number: int) -> Timing:
         path, body = serve_client.request_of(model, False, first + number, settings.tokens)
-        return serve_client.stream(url, path, body, ANSWER)
+        timing = server.stream(path, body)
+        if timing.tokens < settings.tokens:
+            short.append(timing.tokens)
+        return timing
 
     for found in serve_client.measure(one, settings.concurrency, settings.rounds):
         for reason in found["failures"]:
@@ -208,10 +249,15 @@ def _rows(
         )
         console.say(f"{row.concurrency} at once: {row.tokens_per_second:.1f} tokens/s")
         rows.append(row)
+    if short:
+        console.warn(
+            f"{counted(len(short), 'answer')} had fewer than the {settings.tokens} tokens of "
+            f"--tokens, the shortest {min(short)}: the figures are those of shorter answers"
+        )
     return tuple(rows), failures
 
 
-def _prefill(url: str, model: str, length: int) -> PrefillRow | None:
+def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
     """One long prompt after another that warms up; no two of any bench begin the same."""
     if not length:
         return None
@@ -221,7 +267,7 @@ def _prefill(url: str, model: str, length: int) -> PrefillRow | None:
         content = f"({number} long) " + " ".join(words[i % len(words)] for i in range(length))
         body = {"model": model, "max_tokens": 1, "temperature": 0}
         body["messages"] = [{"role": "user", "content": content}]
-        return serve_client.stream(url, _CHAT, body, ANSWER)
+        return server.stream(_CHAT, body)
 
     def timed() -> Timing:
         timings, failed = serve_client.at_once(one, [time.time_ns()])

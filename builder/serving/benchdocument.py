@@ -94,10 +94,13 @@ def read_bench(path: Path) -> Bench:
     """
     try:
         return read(msgspec.json.decode(path.read_bytes()), Bench)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--against {path} is not a bench: {error}", hint=f"spark-build bench URL -o {path}"
-        ) from None
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        problem = f"is not a bench: {error}"
+    raise UsageError(
+        f"--against {path} {problem}", hint="leave --against out, and keep one with -o"
+    )
 
 
 def refuse_unlike(other: Bench, path: Path, model: str, settings: BenchSettings) -> None:

@@ -36,6 +36,11 @@ class Server(LoopbackServer):
         #: which requests fail, by their number from 1 on
         self.failing: range | set[int] = set()
         self.stream = True
+        #: what requests must bring, and what they brought
+        self.key = ""
+        self.keys: list[str | None] = []
+        #: where it sends questions on to
+        self.elsewhere = ""
         self.hangs = threading.Event()
         self.release = threading.Event()
         self.listen(_Handler)
@@ -45,6 +50,13 @@ class _Handler(LoopbackHandler):
     owner: Server
 
     def do_GET(self) -> None:
+        if not self._may():
+            return
+        if self.owner.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", f"{self.owner.elsewhere}{self.path}")
+            self.end_headers()
+            return
         if self.path == "/v1/models":
             self._json({"data": [{"id": name} for name in self.owner.models]})
         elif self.path == "/version" and self.owner.version:
@@ -56,6 +68,8 @@ class _Handler(LoopbackHandler):
         owner = self.owner
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         owner.asked.append(body)
+        if not self._may():
+            return
         if owner.hangs.is_set():
             owner.release.wait(30)
             return
@@ -72,6 +86,16 @@ class _Handler(LoopbackHandler):
         for event in events:
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _may(self) -> bool:
+        given = self.headers.get("Authorization")
+        self.owner.keys.append(given)
+        if not self.owner.key or given == f"Bearer {self.owner.key}":
+            return True
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(f"wrong key: {given}".encode())
+        return False
 
     def _json(self, value: object) -> None:
         self.send_response(200)
@@ -236,7 +260,11 @@ def test_an_interruption_does_not_wait_for_answers(
         (("URL", "--log", "none.log"), "cannot read none.log"),
         (("URL", "--log", "empty.log"), "which kernels were selected"),
         (("URL", "--log", "old.log"), "is of vLLM 0.30.0"),
-        (("URL", "--against", "none.json"), "is not a bench"),
+        (("URL", "--against", "none.json"), "--against none.json cannot be read: No such file"),
+        (("URL", "-o", "a.json", "--plot", "./a.json"), "-o and --plot name the same file"),
+        (("URL", "-o", "old.log", "--log", "old.log"), "--log and -o name the same file"),
+        (("URL", "--plot", "b", "--against", "b"), "--against and --plot name the same file"),
+        (("URL", "--prefill", "1000001"), "--prefill"),
         (("URL", "--against", "empty.log"), "is not a bench"),
         (("URL", "-o", "none/a.json"), "a folder that does not exist"),
         (("URL", "--plot", "."), "is a folder"),
@@ -249,6 +277,60 @@ def test_bad_input(server: Server, call: Call, words: tuple[str, ...], said: str
     assert result.code == 2
     assert said in " ".join(result.err.split())
     assert not server.asked
+
+
+def test_answers_that_are_shorter_than_asked(server: Server, call: Call) -> None:
+    assert "fewer" not in call("bench", server.url, *SMALL).err
+    server.usage = {"completion_tokens": 1, "prompt_tokens": 44}
+    result = call("bench", server.url, *SMALL, "--json")
+    assert result.code == 0
+    assert "16 answers had fewer than the 5 tokens of --tokens, the shortest 1" in result.err
+
+
+def test_the_key_of_a_server(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "sk-secret"
+    refused = call("bench", server.url, *SMALL)
+    assert (refused.code, server.keys) == (8, [None])
+    assert "try: export SPARK_BUILD_API_KEY=KEY" in refused.err
+    monkeypatch.setenv("SPARK_BUILD_API_KEY", "sk-other")
+    refused = call("bench", server.url, *SMALL)
+    assert (refused.code, "wrong key: Bearer ***" in refused.err) == (8, True)
+    monkeypatch.setenv("SPARK_BUILD_API_KEY", "sk-secret\n")
+    server.keys.clear()
+    done = call("bench", server.url, *SMALL, "-o", "a.json", "--plot", "a.svg", "--json")
+    assert done.code == 0
+    assert set(server.keys) == {"Bearer sk-secret"}
+    kept = Path("a.json").read_text("utf-8") + Path("a.svg").read_text("utf-8")
+    assert "secret" not in done.out + done.err + refused.err + kept
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "k\xe4y"])
+def test_a_key_that_no_request_can_bring(
+    server: Server, call: Call, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_API_KEY", key)
+    result = call("bench", server.url, *SMALL)
+    assert (result.code, server.keys) == (2, [])
+    assert "SPARK_BUILD_API_KEY has characters" in result.err
+    assert key not in result.err
+
+
+def test_the_key_is_not_given_to_another_server(
+    server: Server, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_BUILD_API_KEY", "sk-secret")
+    with Server() as other:
+        other.elsewhere = server.url
+        call("bench", other.url, *SMALL)
+        assert set(other.keys) == {"Bearer sk-secret"}
+    assert server.keys
+    assert set(server.keys) == {None}
+
+
+def test_a_connection_that_is_refused_is_said_in_words(server: Server, call: Call) -> None:
+    server.__exit__()
+    err = call("bench", server.url).err
+    assert f"{server.url}: /v1/models did not answer: Connection refused\n" in err
 
 
 def test_several_models_and_another_server_than_vllm(server: Server, call: Call) -> None:
