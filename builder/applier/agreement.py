@@ -1,4 +1,4 @@
-"""Layers that are selected together agree on what they set."""
+"""Checks that selected layers agree on the settings they make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flag_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 class Agreement:
-    """What layers set so far: variables and flags."""
+    """Variables and flags set by layers so far."""
 
     def __init__(self) -> None:
         self._set: dict[str, tuple[str, str | None]] = {}
@@ -28,10 +28,10 @@ class Agreement:
     def add(
         self, layer: str, env: Mapping[str, str], flags: Sequence[str], where: str = ""
     ) -> None:
-        """Add what a layer sets; ``where`` says on which base, where a message should.
+        """Add a layer's settings; ``where`` names the base in messages.
 
         Raises:
-            ApplyError: a layer before it sets the same to another value.
+            ApplyError: an earlier layer sets a different value.
         """
         for name, value in [*env.items(), *flag_values(flags)]:
             other, before = self._set.setdefault(name, (layer, value))

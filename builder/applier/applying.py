@@ -29,9 +29,9 @@ def apply_layers(
     target: Target,
     report: Callable[[Outcome], None] = lambda _outcome: None,
 ) -> list[Outcome]:
-    """Judge all layers, refuse if one cannot go on, then commit those that are needed.
+    """Judge all layers, refuse if one cannot be applied, then commit the needed ones.
 
-    A directory that cannot be written to will do where nothing is needed.
+    A read-only directory is accepted if nothing is needed.
 
     Raises:
         ApplyError: a layer drifted, is ambiguous or needs a rebuild, or one is needed and the
@@ -61,10 +61,10 @@ def apply_layers(
 
 
 def _refuse_needed(root: Path, needed: Sequence[str]) -> None:
-    """Refuse layers that a directory which cannot be written to does not have.
+    """Refuse needed layers for a read-only directory.
 
     Raises:
-        ApplyError: there are such.
+        ApplyError: there is one.
     """
     if not needed:
         return
@@ -79,7 +79,7 @@ def _refuse_needed(root: Path, needed: Sequence[str]) -> None:
 
 
 def refuse(outcome: Outcome) -> None:
-    """Raise for the states that stop a build, with the exit code of each.
+    """Raise for states that stop a build, with their exit codes.
 
     Raises:
         ApplyError: the state is drift, ambiguous or needs-rebuild.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def find_site_packages() -> Path:
-    """The site-packages directory of this interpreter that holds vLLM.
+    """This interpreter's site-packages directory with vLLM.
 
     Raises:
         ApplyError: vLLM is not installed for this interpreter.
@@ -49,7 +49,7 @@ def find_site_packages() -> Path:
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Layers of a mod, and the packages that they are for."""
+    """The layers of a mod, and their packages."""
 
     name: str
     layers: Sequence[Layer] = field(metadata=part(lambda rendered, _: Layer.read(rendered)))
@@ -103,7 +103,7 @@ def _read_bundle(path: str | None) -> _Bundle:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the applier's command line; gives the exit status."""
+    """Run the applier's command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="spark_apply.pyz",
         description="apply spark-build layers to site-packages",

@@ -1,4 +1,4 @@
-"""What is found of compiled code when a layer is judged, and what a stage compiles."""
+"""Facts about compiled code when a layer is judged, and compile stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """How SM121 runs some kernels, for what they are compiled, and the guards in their names."""
+    """How SM121 runs some kernels, their architectures, and the guards in their names."""
 
     how: str
     arch: str = ""
@@ -22,18 +22,18 @@ class KernelCode:
 
 @dataclass(frozen=True)
 class ModuleCode:
-    """An extension module of a base, and how SM121 runs some kernels of it: `CODE`."""
+    """An extension module of a base, and how SM121 runs some of its kernels: `CODE`."""
 
     module: str
     sha256: str
     how: str
-    #: the architectures that they are compiled for, and the guards in their names
+    #: their architectures, and the guards in their names
     arch: str | None = None
     guard: str | None = None
 
 
 class StageRequest(Protocol):
-    """What goes into a stage, as far as the applier looks at it."""
+    """The inputs of a stage, as far as the applier reads them."""
 
     @property
     def change(self) -> str:
@@ -50,13 +50,13 @@ class StageRequest(Protocol):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What was found of compiled code, and the stage that compiles a change to it."""
+    """The state of compiled code, and the stage that compiles a change to it."""
 
     code: ModuleCode | None = None
     stage: StageRequest | None = None
     #: what the stage made; None before it has run
     wheel: InputPin | None = None
-    #: the layer that brings what is compiled of this one's change
+    #: the layer that installs the result of this layer's change
     carrier: str | None = None
-    #: what was found of a pull request in the release's sources
+    #: the state of a pull request in the release's sources
     sources: object = None

@@ -50,7 +50,7 @@ class CompileOps(WheelOps):
         return self._compiled(op, said, compiled)
 
     def _compiled(self, op: Compile, said: str, compiled: Compiled) -> OpResult:
-        """A change to sources, compiled together with those before it, where that is allowed."""
+        """A change to sources, compiled together with earlier ones, if allowed."""
         if not op.source:  # nothing that a stage takes
             return OpResult(NEEDS_REBUILD, reason=said)
         ops = self.together.with_op(op)
@@ -81,7 +81,7 @@ class CompileOps(WheelOps):
 
     def _installed_wheels(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
         """Extension wheels in the tree with any of these operators: those of layers that share
-        the stage, and what is to be said of any other."""
+        the stage, and a message about others."""
         ours: list[Distribution] = []
         layers = {*self.together.layers(), self.layer.name}
         for name, dist in self.view.distributions().items():
@@ -108,7 +108,7 @@ class CompileOps(WheelOps):
         return self._module_digest(found) if found else ""
 
     def _code(self, wanted: Kernels) -> ModuleCode:
-        """The first module that holds some kernels, and how SM121 runs them there."""
+        """The first module that has some kernels, and how SM121 runs them."""
         known = {pin.sha256: pin for pin in self.layer.pins.code}
         seen: list[ModuleCode] = []
         for path in self._modules(wanted.modules):
@@ -122,10 +122,10 @@ class CompileOps(WheelOps):
         return next((one for one in seen if one.how == ABSENT), ModuleCode("", "", NO_CODE))
 
     def _module_digest(self, path: str) -> str:
-        """The sha256 of a large file: of a directory its own, else as a RECORD has it.
+        """The sha256 of a large file: computed for a directory, else from RECORD.
 
         In an image, hashing it would mean reading a layer of gigabytes; level ``static`` holds
-        every file of what is built against its RECORD.
+        every file of the built image against its RECORD.
         """
         tree: Tree = self.view
         while isinstance(tree, OverlayTree):

@@ -11,25 +11,25 @@ from builder.applier.text import lines_of
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk of a unified diff as two blocks of whole lines, and where the diff says it is."""
+    """One hunk of a unified diff as two blocks of whole lines, and its stated position."""
 
     start: int
     old: tuple[str, ...]
     new: tuple[str, ...]
-    #: unchanged lines among them, which tie the hunk to its place
+    #: unchanged lines among them, which locate the hunk
     context: int
     #: the line at which the new block starts
     new_start: int = 0
 
     def reversed(self) -> Hunk:
-        """The hunk that takes this one back."""
+        """The reverse hunk."""
         return Hunk(self.new_start, self.new, self.old, self.context, self.start)
 
 
 @dataclass(frozen=True)
 class FileDiff:
-    """What a diff does to one file: ``old`` is None for a new file, ``new`` for a deleted one,
-    and the two differ for a renamed one.  ``mode`` is 0o755 or 0o644 where the diff sets it."""
+    """The changes of one file in a diff: ``old`` is None for a new file, ``new`` for a deleted one,
+    and they differ for a renamed one.  ``mode`` is 0o755 or 0o644 if the diff sets it."""
 
     old: str | None
     new: str | None
@@ -38,11 +38,11 @@ class FileDiff:
 
     @property
     def path(self) -> str:
-        """The file's name, after the change where it has one."""
+        """The file's name after the change, or before if it was deleted."""
         return self.new or self.old or ""
 
     def reversed(self) -> FileDiff:
-        """The change that takes this one back; which mode the file had is not known."""
+        """The reverse change; the file's original mode is unknown."""
         return FileDiff(self.new, self.old, tuple(hunk.reversed() for hunk in self.hunks))
 
 
@@ -149,10 +149,10 @@ class _DiffReader:
 
 
 def parse_diff(diff: str) -> list[FileDiff]:
-    """The files of a unified diff (``a/``, ``b/`` prefixes dropped), in its order.
+    """The files of a unified diff (without ``a/`` and ``b/`` prefixes), in order.
 
     Raises:
-        ApplyError: the diff is malformed, changes nothing, or changes what text cannot show.
+        ApplyError: the diff is malformed, changes nothing, or changes something other than text.
     """
     files = _DiffReader(diff).read()
     if not files:

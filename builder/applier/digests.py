@@ -1,4 +1,4 @@
-"""Digests, and the canonical JSON that they are computed from. Imports no sibling."""
+"""Digests, and the canonical JSON that they are computed from.  Imports no sibling."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def sha256_hex(data: bytes) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one byte form of a JSON value that digests are taken of."""
+    """The canonical bytes of a JSON value, for digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -23,7 +23,7 @@ def _standalone(text: str, wanted: str, inside: str) -> int:
 def replace_text(text: str, old: str, new: str, count: int) -> tuple[str, str]:
     """Judge an exact replacement: ``(pre|post|drift|ambiguous, new text or reason)``.
 
-    When both texts match, the longer one is the truth: an insertion's new text holds its old one.
+    If both texts match, the longer one decides: an insertion's new text contains its old one.
     """
     pre, post = _standalone(text, old, new), _standalone(text, new, old)
     if pre and post and old in new:  # replacing would insert into the patched place again
@@ -75,7 +75,7 @@ def graft_text(
     """Judge a graft of named definitions: ``(found, new text or reason)``.
 
     Raises:
-        ApplyError: the donor lacks a name, which means that its pin is wrong.
+        ApplyError: the donor lacks a name, so its pin is wrong.
     """
     verdicts = set()
     text = target

@@ -1,4 +1,4 @@
-"""Environment variables: those that vLLM reads, and the defaults that a tree sets."""
+"""Environment variables: those that vLLM reads, and defaults that a tree sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENV_PTH = "spark_build_env.pth"
 
 @dataclass(frozen=True)
 class EnvReader:
-    """The variables a module reads: name -> accepted values, or None where any value goes."""
+    """The variables that a module reads: name -> accepted values, or None for any value."""
 
     known: Mapping[str, tuple[str, ...] | None]
 
@@ -54,10 +54,10 @@ def _choices(value: ast.expr) -> tuple[str, ...] | None:
 
 
 def env_pth(env: Mapping[str, str]) -> bytes:
-    """A ``.pth`` line that gives every Python process of this environment its defaults.
+    """A ``.pth`` line that sets defaults in every Python process of this environment.
 
     A mod cannot export a variable into a server that starts later, and a virtual environment has
-    no image ENV; this reaches both.  A variable that is set anyway wins.
+    no image ENV; this works for both.  A variable that is already set takes precedence.
     """
     pairs = repr(dict(sorted(env.items())))
     return f"import os; [os.environ.setdefault(k, v) for k, v in {pairs}.items()]\n".encode()

@@ -1,4 +1,4 @@
-"""Errors with exit codes, and messages on stderr. Imports no sibling."""
+"""Errors with exit codes, and messages on stderr.  Imports no sibling."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class ApplyError(Exception):
 
 
 def say(message: str) -> None:
-    """Talk goes to stderr; stdout is for data."""
+    """Print a message on stderr; stdout is for data."""
     print(message, file=sys.stderr, flush=True)

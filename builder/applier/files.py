@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def edit_file(tree: Tree, path: str, edit: Callable[[str], tuple[str, str]]) -> OpResult:
-    """Judge an edit of a text file: what the edit finds, and the file as it leaves it."""
+    """Judge an edit of a text file: the finding, and the resulting file."""
     data = tree.read(path)
     if data is None:
         return OpResult(DRIFT, reason=f"{path} does not exist")
@@ -48,7 +48,7 @@ def create_file(tree: Tree, path: str, data: bytes, mode: int = 0o644) -> OpResu
 
 
 def judge_diff(files: Iterable[FileDiff], tree: Tree) -> OpResult:
-    """Judge a diff on a tree, all of its files together."""
+    """Judge a diff on a tree, with all its files together."""
     whole = OpResult(POST)
     found: dict[str, list[str]] = {}
     notes: list[str] = []
@@ -68,7 +68,7 @@ def judge_diff(files: Iterable[FileDiff], tree: Tree) -> OpResult:
 
 
 def judge_file(change: FileDiff, tree: Tree) -> OpResult:
-    """Judge what a diff does to one file; ``reason`` tells offsets where it can be applied."""
+    """Judge a diff of one file; ``reason`` has offsets if it applies."""
     if change.old is None:
         text = "".join(line for hunk in change.hunks for line in hunk.new)
         return create_file(tree, change.path, text.encode("utf-8"), change.mode or 0o644)
@@ -139,9 +139,9 @@ def _judge_mode(change: FileDiff, tree: Tree) -> OpResult:
 
 
 def unpatched(files: Iterable[FileDiff], tree: Tree) -> bool:
-    """Whether any hunk of a diff still finds its text from before.
+    """Whether any hunk of a diff still finds its old text.
 
-    A new file that is not there says nothing: it may have been there and moved on.
+    A missing new file proves nothing: it may have been moved.
     """
     for change in files:
         data = tree.read(change.old) if change.old is not None else None
@@ -156,7 +156,7 @@ def unpatched(files: Iterable[FileDiff], tree: Tree) -> bool:
 
 
 def undone(tree: Tree, diffs: Sequence[str]) -> OverlayTree:
-    """The tree without those of a stack's diffs that are in it; the topmost is taken off first."""
+    """The tree with a stack's applied diffs reversed, last one first."""
     overlay = OverlayTree(tree)
     for diff in reversed(diffs):
         edits = (c for c in parse_diff(diff) if c.hunks or c.old != c.new)

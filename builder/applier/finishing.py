@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
-    """What a copy of new files leaves behind: removed files, and compiled files of changed ones."""
+    """Files to remove after a copy: removed files, and compiled files of changed ones."""
     gone = [path for path, digest in final.items() if digest is None]
     for path in list(gone):
         folder, _, name = path.rpartition("/")
@@ -32,13 +32,13 @@ def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
 
 
 def finish(root: Path, owners: Path | None = None) -> list[str]:
-    """Complete an image into which ready files were copied; gives the paths taken away.
+    """Complete an image into which files were copied; returns the removed paths.
 
-    A copy cannot delete: this removes the files that receipts say are gone and compiled files of
-    modules that changed, sets RECORD right, and then checks every other file of every receipt.
+    A copy cannot delete: this removes files that receipts list as removed and compiled files of
+    changed modules, updates RECORD, and then checks every other file of every receipt.
 
     Raises:
-        ApplyError: a file is not what its receipt says, so the copy went wrong.
+        ApplyError: a file does not match its receipt, so the copy failed.
     """
     tree = DirTree(root)
     receipts = receipts_of(tree)
@@ -62,7 +62,7 @@ def finish(root: Path, owners: Path | None = None) -> list[str]:
 
 
 def _true_records(root: Path, receipts: Sequence[Receipt], compiled: Sequence[str]) -> None:
-    """Set RECORD right where ready files were copied over a base that was not read.
+    """Update RECORD after files were copied over a base that was not read.
 
     ``compiled`` are files of changed modules that were removed; their rows go too.
     """
@@ -77,7 +77,7 @@ def _true_records(root: Path, receipts: Sequence[Receipt], compiled: Sequence[st
 
 
 def _restore_owners(listing: Path) -> None:
-    """Give folders and files that a copy made root's their mode and owner back."""
+    """Restore mode and owner of folders and files that a copy changed to root's."""
     for path, (mode, uid, gid) in json.loads(listing.read_bytes()).items():
         if os.path.exists(path):
             os.chown(path, uid, gid)

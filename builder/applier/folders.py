@@ -23,7 +23,7 @@ def prune(directory: Path, root: Path) -> None:
 
 
 def drop_empty(directory: Path, root: Path) -> None:
-    """Remove a directory and its parents up to ``root`` while nothing but caches is left."""
+    """Remove a directory and its parents up to ``root`` while they have only caches."""
     while directory != root:
         cache = directory / "__pycache__"
         if cache.is_dir() and not any(directory.glob("*.py")):

@@ -1,4 +1,4 @@
-"""Applies hunks to a text; the content alone decides whether they are applied already."""
+"""Applies hunks to a text; only the content decides whether they are already applied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _block_positions(lines: list[str], block: Sequence[str]) -> list[int]:
-    """Where a block of whole lines stands; looks only where its longest line does."""
+    """The positions of a block of whole lines; searches only near its longest line."""
     wanted = list(block)
     if not wanted:
         return list(range(len(lines) + 1))
@@ -35,7 +35,7 @@ def _block_positions(lines: list[str], block: Sequence[str]) -> list[int]:
 def _outside(
     places: Sequence[int], block: Sequence[str], others: Sequence[int], other: Sequence[str]
 ) -> list[int]:
-    """Places of a block that do not lie inside an occurrence of the other, longer one."""
+    """Positions of a block that are not inside an occurrence of the other, longer one."""
     if len(block) >= len(other):
         return list(places)
     return [
@@ -48,7 +48,7 @@ def _outside(
 @dataclass(frozen=True)
 class Verdict:
     """One hunk on a text: ``pre``, ``post``, ``drift`` or ``ambiguous``; ``at`` is a 0-based line,
-    ``offset`` how far from where the diff says."""
+    ``offset`` the distance from the stated position."""
 
     found: str
     at: int = -1
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
-    """Each hunk with fuzz 0 and a unique position, and the text with those applied that can be."""
+    """Judge each hunk with fuzz 0 and a unique position; also returns the resulting text."""
     lines = lines_of(text)
     verdicts: list[Verdict] = []
     shift = 0
@@ -80,12 +80,12 @@ def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
     return verdicts, "".join(lines)
 
 
-#: Pairs of lines that are compared to find the nearest place; more would take seconds.
+#: Limit of compared line pairs to find the nearest place; more would take seconds.
 _COMPARED = 100_000
 
 
 def _not_found(text: str, hunk: Hunk) -> str:
-    """What a hunk looks for, and what is nearest to it."""
+    """The text that a hunk expects, and the nearest one."""
     if text.count("\n") * len(hunk.old) < _COMPARED:
         place = nearest_place(text, "".join(hunk.old))
         if place:

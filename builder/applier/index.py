@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def default_index() -> str:
-    """The package index that pip is configured with, or pip's own default."""
+    """The package index in pip's configuration, or pip's default."""
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         named = os.environ.get(name, "")
         if named:
@@ -57,7 +57,7 @@ def default_index() -> str:
 
 
 def extra_indexes() -> list[str]:
-    """The further indexes that pip and uv are given by variables."""
+    """Additional indexes in environment variables of pip and uv."""
     names = ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
     words = [word for name in names for word in os.environ.get(name, "").split()]
     # uv's may have a name: NAME=URL
@@ -65,7 +65,7 @@ def extra_indexes() -> list[str]:
 
 
 def _listed(index: str, pin: InputPin) -> str | None:
-    """The address of a pinned file, if an index lists it."""
+    """The URL of a pinned file, if an index lists it."""
     import urllib.parse
     import urllib.request
 
@@ -87,10 +87,10 @@ def _listed(index: str, pin: InputPin) -> str | None:
 
 @contextlib.contextmanager
 def reaching(filename: str) -> Iterator[None]:
-    """Turns whatever a network or a damaged archive can raise into one error.
+    """Convert all errors of the network or a damaged archive to one error.
 
     Raises:
-        ApplyError: the file could not be fetched, or is not the wheel that it should be.
+        ApplyError: the file cannot be downloaded, or is not the expected wheel.
     """
     import http.client
 
@@ -104,12 +104,12 @@ def reaching(filename: str) -> Iterator[None]:
 
 
 def donor_name(pin: DonorPin) -> str:
-    """The name that a file of a wheel is kept by."""
+    """The cache name of a wheel's file."""
     return f"{pin.member_sha256[:16]}-{pin.member.rsplit('/', 1)[-1]}"
 
 
 class IndexSources:
-    """Pinned wheels straight from a package index, with the standard library alone (for mods)."""
+    """Pinned wheels from a package index, with only the standard library (for mods)."""
 
     def __init__(self, index: str | None = None, keeper: Keeper | None = None) -> None:
         self._indexes = [index] if index else []
@@ -117,7 +117,7 @@ class IndexSources:
         self._archives: dict[tuple[str, bool], zipfile.ZipFile] = {}
 
     def _url(self, pin: InputPin) -> str:
-        """Where a pinned file is; all indexes are asked, since its sha256 is known."""
+        """The URL of a pinned file; all indexes are tried, because its sha256 is known."""
         self._indexes = self._indexes or [default_index(), *extra_indexes()]
         failed: OSError | None = None
         for index in self._indexes:
@@ -172,7 +172,7 @@ class IndexSources:
         return self._keeper.open(name, sha256, fetch)
 
     def _archive(self, pin: InputPin, whole: bool) -> zipfile.ZipFile:
-        """A pinned wheel: whole and checked against its sha256, or by range for one file of it."""
+        """A pinned wheel: whole and checked against its sha256, or by range for one file."""
         key = (pin.filename, whole)
         if key not in self._archives:
             with reaching(pin.filename):
@@ -217,6 +217,6 @@ class IndexSources:
         target: Target,
         module: Callable[[str], str],
     ) -> Stage | Unstaged | None:
-        # a container that starts has no compiler, and no time for one
+        # a starting container has no compiler, and no time to compile
         del ops, packages, target, module
         return None

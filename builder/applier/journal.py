@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Swap(FileFacts, total=False):
-    """A file that a change is about to swap: what a roll back needs, as its JSON."""
+    """A file to be swapped by a change, with the data for a rollback, as JSON."""
 
     path: Required[str]
-    #: sha256 of the file from before, kept in the backup; None where there is none
+    #: sha256 of the original file in the backup, or None
     backup: Required[str | None]
     #: whether the file itself is moved to the backup
     moves: bool
@@ -33,11 +33,11 @@ class Swap(FileFacts, total=False):
 
 
 class Journal:
-    """The one place that writes a real site-packages directory.
+    """Writes a real site-packages directory; nothing else does.
 
     A change is journalled: originals are moved to ``.spark-build/backup`` and new files, staged
-    beforehand, are renamed into place.  An interruption rolls back at once; a kill is rolled back
-    by the next command.  Use it as a context manager: it holds the directory's lock.
+    before, are renamed into place.  An interruption is rolled back immediately; a kill is rolled
+    back by the next command.  It is a context manager that holds the directory's lock.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,10 +66,10 @@ class Journal:
         return self
 
     def _take_lock(self) -> bool:
-        """Lock the directory; False when the lock was one that its last holder took away.
+        """Lock the directory; False if the lock file was removed by its last holder.
 
         Between making the folder, opening the file in it and locking it, another process may
-        remove both (see :meth:`__exit__`); a lock on a removed file would keep nobody out.
+        remove both (see :meth:`__exit__`); a lock on a removed file would have no effect.
         """
         import fcntl
 
@@ -94,7 +94,7 @@ class Journal:
         self._lock.close()
 
     def _clear(self) -> None:
-        """Empty our folder, but for the lock."""
+        """Empty our folder, except the lock."""
         for name in os.listdir(self.state):
             path = self.state / name
             if path.is_dir():
@@ -103,13 +103,13 @@ class Journal:
                 path.unlink()
 
     def _first_missing(self, path: str, ours: Iterable[str | None] = ()) -> str | None:
-        """The topmost part of a path that is not there, or that other layers made."""
+        """The topmost part of a path that does not exist, or that other layers created."""
         parts = path.split("/")
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         return next((p for p in above if p in ours or not os.path.lexists(self.root / p)), None)
 
     def _facts(self, path: str) -> FileFacts:
-        """What a file is besides its bytes, to put it back as it was."""
+        """Facts about a file besides its bytes, to restore it."""
         target = self.root / path
         info = target.stat()
         facts: FileFacts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
@@ -200,7 +200,7 @@ class Journal:
         (self.state / "journal.json").unlink()
 
     def _journal(self) -> list[Swap]:
-        """What an interrupted change was about to do; it is believed, so it is looked at first."""
+        """The journal of an interrupted change, checked before it is used."""
         path = self.state / "journal.json"
         try:
             journal = json.loads(path.read_bytes())
@@ -223,7 +223,7 @@ class Journal:
         return entries
 
     def _restore(self, path: str, digest: str, facts: FileFacts) -> None:
-        """Put a file from the backup in its place, with its mode and time."""
+        """Restore a file from the backup, with its mode and time."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".spark-build")

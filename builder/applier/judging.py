@@ -1,4 +1,4 @@
-"""Judging a layer on a tree: its state and the exact new bytes; nothing is written."""
+"""Judges a layer on a tree: its state and the exact new bytes, without writing."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def judge(
     later: Sequence[Layer] = (),
     together: SharedStage | None = None,
 ) -> Outcome:
-    """Decide a layer's state on a tree and compute its changes; nothing is written.
+    """Decide a layer's state on a tree and compute its changes, without writing.
 
     Args:
         layer: the rendered layer.
-        tree: the tree as the layers before this one leave it.
-        sources: where pinned wheels come from.
-        target: platform and interpreter that the tree is for.
-        env: variables that the base already sets.
-        later: the layers after this one, for a layer that belongs to a series.
-        together: what is compiled with this layer; nothing, where it is None.
+        tree: the tree with earlier layers applied.
+        sources: the sources of pinned wheels.
+        target: platform and interpreter of the tree.
+        env: environment variables of the base.
+        later: the layers after this one, if it belongs to a series.
+        together: the shared compile stage; None means that nothing is compiled.
 
     Raises:
-        ApplyError: a pin is missing, an input cannot be fetched or has another digest.
+        ApplyError: a pin is missing, or an input cannot be downloaded or does not match its digest.
     """
     packages = versions(tree)
     package = normalize(layer.package)
@@ -82,7 +82,7 @@ def _diffs_after(layer: Layer, later: Iterable[Layer], packages: Mapping[str, st
 
 
 def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> list[Compile]:
-    """The ops of an applied variant whose changes were compiled for it."""
+    """The ops of an applied variant with compiled changes."""
     ops = (op for v in layer.variants if v.name == outcome.variant for op in v.ops)
     mine = (op for op in ops if isinstance(op, Compile) and op.source)
     return [op for op in mine if counts(op, packages)]

@@ -1,4 +1,4 @@
-"""Keeps what layers pin: in the mod's own folder, or in a cache that containers share."""
+"""Stores pinned inputs in the mod's folder, or in a cache that containers share."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-#: What spark-vllm-docker mounts into every container (its ``launch-cluster.sh``).
+#: The folder that spark-vllm-docker mounts into every container (its ``launch-cluster.sh``).
 _VLLM_CACHE = Path("/root/.cache/vllm")
-#: The folder of a mod that holds what its layers pin, if it was exported so.
+#: The folder of a vendored mod with its pinned inputs.
 VENDORED = "wheels"
 _BLOCK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def cache_folders(env: Mapping[str, str], vllm_cache: Path = _VLLM_CACHE) -> list[Path]:
-    """Where a mod keeps what it fetches, best first.
+    """Cache folders for a mod's downloads, best first.
 
     sparkrun names the container's side of its runtime cache to the hooks of a launch, mods among
-    them (``sparkrun/orchestration/hooks.py``), and nothing where it is off.
+    them (``sparkrun/orchestration/hooks.py``), and nothing if it is off.
     """
     folders = [Path(env["SPARK_BUILD_CACHE"])] if env.get("SPARK_BUILD_CACHE") else []
     if env.get("SPARKRUN_RUNTIME_CACHE_DIR"):
@@ -41,19 +41,19 @@ def cache_folders(env: Mapping[str, str], vllm_cache: Path = _VLLM_CACHE) -> lis
 
 
 class Keeper:
-    """Files by name and sha256, read where they are kept and fetched where they are not.
+    """Files by name and sha256, read from a folder or downloaded.
 
-    A file is hashed through the stream that it is then read from, so it cannot change in between.
+    A file is hashed and read through the same open file, so it cannot change in between.
     """
 
     def __init__(self, folders: Sequence[Path], vendored: Path | None = None) -> None:
         self._folders, self._vendored = folders, vendored
 
     def open(self, name: str, sha256: str, fetch: Callable[[BinaryIO], None]) -> BinaryIO:
-        """A file with that sha256, to read; ``fetch`` writes it where nobody has it.
+        """Open a file with that sha256; ``fetch`` downloads it if it is missing.
 
         Raises:
-            ApplyError: what was fetched is another file, or no folder can be written to.
+            ApplyError: the download has another sha256, or no folder is writable.
         """
         for folder in ([self._vendored] if self._vendored else []) + list(self._folders):
             kept = _checked(folder / name, sha256, aloud=True)
@@ -63,7 +63,7 @@ class Keeper:
         for folder in self._folders:
             try:
                 with _locked(folder, name):
-                    # another container may have brought it while this one waited
+                    # another container may have downloaded it while this one waited
                     kept = _checked(folder / name, sha256)
                     return kept if kept is not None else _fetched(folder, name, sha256, fetch)
             except _NotWritableError as error:
@@ -76,7 +76,7 @@ class Keeper:
 
 
 class _NotWritableError(Exception):
-    """A folder takes no file."""
+    """A folder is not writable."""
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def _writing() -> Iterator[None]:
 
 
 def _checked(path: Path, sha256: str, *, aloud: bool = False) -> BinaryIO | None:
-    """The file, if it is there and has that sha256."""
+    """The file, if it exists with that sha256."""
     try:
         stream = path.open("rb")
     except OSError:
@@ -131,7 +131,7 @@ def _make(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, name: str) -> Iterator[None]:
-    """One at a time fetches a file; where there are no locks, each its own copy of it."""
+    """Lock a download, so that one process downloads a file; without locks each does."""
     with _writing():
         _make(folder)
     lock: int | None = None
@@ -158,7 +158,7 @@ def _locked(folder: Path, name: str) -> Iterator[None]:
 
 
 def _fetched(folder: Path, name: str, sha256: str, fetch: Callable[[BinaryIO], None]) -> BinaryIO:
-    """Fetch a file into a folder: under its name stands a whole file, or none."""
+    """Download a file into a folder; the name never has a partial file."""
     with _writing():
         number, text = tempfile.mkstemp(prefix=f"{name}.", suffix=".part", dir=folder)
     partial = Path(text)

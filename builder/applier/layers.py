@@ -1,4 +1,4 @@
-"""A rendered layer, which is a ``layer.toml`` as JSON with every file in it, and what it pins."""
+"""A rendered layer (a ``layer.toml`` as JSON with all files inlined), and its pins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputPin:
 
 @dataclass(frozen=True)
 class WheelPin(InputPin):
-    """A wheel on a package index, and what it is for: an OCI platform and a CPython tag."""
+    """A wheel on a package index, with its OCI platform and CPython tag."""
 
     size: int
     platform: str
@@ -62,9 +62,9 @@ class CodePin:
 
 @dataclass(frozen=True)
 class Pins:
-    """What a layer takes from outside; what a pull request is pinned to, the forge's part reads.
+    """The pinned inputs of a layer; pins of pull requests are read by the forge package.
 
-    A pin with an unknown key is refused: nobody knows what a build has to do about it.
+    A pin with an unknown key is refused, because its meaning is unknown.
     """
 
     wheel: Sequence[WheelPin] = field(default=(), metadata=part(WheelPin, strict=True))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from builder.applier.opkinds import Kernels
 
 #: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
-#: by a guard of its own; compiled where its guard does not hold, it is nothing but a trap.
+#: by its guard; compiled for other architectures, it is only a trap.
 RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE = "runs", "trap", "not-loadable", "absent", "no-code"
-#: How the packages are called that bring a compiled change to a base.
+#: Name prefix of extension wheels.
 EXTENSION_WHEELS = "spark_build_companion_"
 CODE = (RUNS, TRAP, UNLOADABLE, ABSENT, NO_CODE)
 _CODE_IMAGE = re.compile(r"^Fatbin elf code:\n=+\narch = (sm_\d+[af]?)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a layer changes: one class for each kind of op, read from a rendered layer."""
+"""The ops of a layer: one class for each kind, read from a rendered layer."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def _when() -> Mapping[str, str]:
-    """The package versions that an op is for: every one where it says none."""
+    """The package versions of an op; empty means all."""
     made: Mapping[str, str] = field(default_factory=dict, metadata={"key": "if"})
     return made
 
 
 class _Subject:
-    #: the field that says what an op is about
+    #: the field with an op's subject
     about: ClassVar[str] = "file"
 
     @property
     def subject(self) -> str:
-        """What it is about, in a word."""
+        """Its subject for messages."""
         return str(getattr(self, self.about))
 
 
 @dataclass(frozen=True)
 class PullSource:
-    """Where the diff of a pull request is from; a commit has no number."""
+    """The source of a pull request's diff; a commit has no number."""
 
     repository: str
     number: int
@@ -42,7 +42,7 @@ class PullSource:
 
 @dataclass(frozen=True)
 class TextChange:
-    """One text in place of another in some source files; ``files`` is how their paths end."""
+    """A text replacement in some source files; ``files`` are suffixes of their paths."""
 
     name: str
     files: Sequence[str]
@@ -56,7 +56,7 @@ class TextChange:
 class Kernels:
     """Kernels of extension modules, by a regular expression of their mangled names.
 
-    ``guards``: part of a kernel's name -> how the names of the architectures begin that it admits.
+    ``guards``: part of a kernel's name -> prefix of the architectures that it supports.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Replace(_Subject):
 
 @dataclass(frozen=True)
 class Diff(_Subject):
-    """A unified diff; of a pull request, ``file`` is the request and ``pull`` its source."""
+    """A unified diff; for a pull request, ``file`` is the request and ``pull`` its source."""
 
     kind: ClassVar[str] = "diff"
 
@@ -138,7 +138,7 @@ class Wheel(_Subject):
 
 @dataclass(frozen=True)
 class Remove(_Subject):
-    """A distribution that goes away, unless its version is in a range."""
+    """A distribution to remove, unless its version is in a range."""
 
     kind: ClassVar[str] = "remove"
     about: ClassVar[str] = "distribution"
@@ -175,7 +175,7 @@ class Hook(_Subject):
 
 @dataclass(frozen=True)
 class Compile(_Subject):
-    """A change to compiled code: one known by name (``change``), or what a pull request has.
+    """A change to compiled code: a built-in one (``change``), or that of a pull request.
 
     Without ``source`` no stage can compile it.
     """
@@ -184,10 +184,10 @@ class Compile(_Subject):
 
     source: str = ""
     arch: str = ""
-    #: of a known change: its text, and the kernels whose machine code tells its state
+    #: for a built-in change: its text, and the kernels whose machine code shows its state
     change: TextChange | None = field(default=None, metadata=part(TextChange))
     code: Kernels | None = field(default=None, metadata=part(Kernels))
-    #: of a pull request: the request, the layer's name, the diff, and where that is from
+    #: for a pull request: the request, the layer's name, the diff, and its source
     file: str = ""
     name: str = ""
     diff: str = ""
@@ -198,12 +198,12 @@ class Compile(_Subject):
 
     @property
     def subject(self) -> str:
-        """What it is about, in a word."""
+        """Its subject for messages."""
         return self.file or self.change_name
 
     @property
     def change_name(self) -> str:
-        """What its change is called."""
+        """The name of its change."""
         return self.change.name if self.change else self.name
 
 
@@ -233,10 +233,10 @@ if TYPE_CHECKING:
 
 
 def read_op(raw: object, where: str) -> Op:
-    """An op of a rendered layer; keys that decide nothing are dropped.
+    """Read an op of a rendered layer; keys without effect are dropped.
 
     Raises:
-        ApplyError: its kind is not known, or it lacks something.
+        ApplyError: its kind is unknown, or a key is missing.
     """
     kind = raw.get("op") if isinstance(raw, Mapping) else raw
     form = FORMS.get(str(kind))
@@ -251,5 +251,5 @@ def read_op(raw: object, where: str) -> Op:
 
 
 def counts(op: Op, packages: Mapping[str, str]) -> bool:
-    """Whether an op is for a base with these packages."""
+    """Whether an op applies to a base with these packages."""
     return all_match(op.when, packages)

@@ -1,4 +1,4 @@
-"""Judges each op of a layer: what it found, and what it would change."""
+"""Judges each op of a layer: its finding and its changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ops(CompileOps):
     """The ops of one variant, over a view of the tree."""
 
     def judged(self, op: Op) -> OpResult:
-        """What one of them finds, and what it would change."""
+        """Judge one op: its finding and its changes."""
         method: Callable[[Any], OpResult] = getattr(self, f"op_{op.kind}")
         return method(op)
 
@@ -43,7 +43,7 @@ class Ops(CompileOps):
         result = judge_diff(files, self.view)
         if result.found in (PRE, POST) or not self.later:
             return result
-        # later changes of the same stack may have edited what this one made
+        # later changes of the same stack may have edited this one's result
         below = judge_diff(files, undone(self.view, self.later))
         reason = "it is already applied, below later changes of its series"
         return OpResult(POST, reason=reason) if below.found == POST else result

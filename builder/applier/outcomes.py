@@ -1,4 +1,4 @@
-"""Results of judging: that of one op, and that of a layer."""
+"""Results of judging an op and a layer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What pins are chosen for: an OCI platform and a CPython tag such as ``cp312``."""
+    """The target of pins: an OCI platform and a CPython tag such as ``cp312``."""
 
     platform: str
     python: str
 
     @classmethod
     def here(cls) -> Target:
-        """This interpreter on this machine."""
+        """The target of this interpreter on this machine."""
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "unknown")
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
         return cls(f"linux/{machine}", tag)
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass
 class OpResult:
-    """What one operation finds: ``pre``, ``post``, ``drift``, ``ambiguous``, or ``skip``."""
+    """The finding of one op: ``pre``, ``post``, ``drift``, ``ambiguous``, or ``skip``."""
 
     found: str
     changes: Changes = field(default_factory=dict)
@@ -46,7 +46,7 @@ class OpResult:
 
 @dataclass
 class Outcome:
-    """A layer judged on a tree: its state, why, and exactly what would change."""
+    """A layer judged on a tree: its state, the reason, and the exact changes."""
 
     layer: str
     state: str
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def pending(self) -> bool:
-        """Whether a change has yet to be compiled, so that its files are not known."""
+        """Whether a change is not yet compiled, so that its files are unknown."""
         code = self.compiled
         waiting = code is not None and code.stage is not None and code.wheel is None
         return self.state == NEEDED and waiting

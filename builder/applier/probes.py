@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def probe_holds(probe: Iterable[Clause], tree: Tree) -> bool:
-    """Whether every clause of a probe holds; text only, nothing is imported."""
+    """Whether every clause of a probe is true; reads text only, without imports."""
     for clause in probe:
         data = tree.read(clause.file)
         if clause.missing:
@@ -32,7 +32,7 @@ def probe_holds(probe: Iterable[Clause], tree: Tree) -> bool:
 
 
 def describe_probe(probe: Iterable[Clause]) -> str:
-    """A probe in words, for messages."""
+    """A probe as text, for messages."""
     parts = []
     for clause in probe:
         if clause.missing:

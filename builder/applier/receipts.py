@@ -22,7 +22,7 @@ RECEIPTS = f"{STATE_DIR}/receipts"
 
 
 class FileFacts(TypedDict, total=False):
-    """What a file is besides its bytes."""
+    """Facts about a file besides its bytes."""
 
     mode: int
     mtime_ns: int
@@ -30,18 +30,18 @@ class FileFacts(TypedDict, total=False):
 
 
 class Original(FileFacts, total=False):
-    """What a RECORD was before; a receipt that is written into an image does not have it."""
+    """The original of a RECORD file; receipts in images do not have it."""
 
     before: str
 
 
 class FileEntry(TypedDict):
-    """A file that a layer changed: sha256 before and after, None where there is no such file."""
+    """A file that a layer changed: sha256 before and after, None if it does not exist."""
 
     before: str | None
     after: str | None
     ops: NotRequired[list[str]]
-    #: the topmost folder that was made for it
+    #: the topmost folder created for it
     made: NotRequired[str | None]
     mode: NotRequired[int]
     mtime_ns: NotRequired[int]
@@ -49,12 +49,12 @@ class FileEntry(TypedDict):
 
 
 class Receipt(TypedDict):
-    """What a layer wrote into a tree, as its JSON; a key may be absent where null is a value."""
+    """What a layer wrote into a tree, as JSON; optional keys may be absent."""
 
     schema: NotRequired[int]
     layer: str
     layer_digest: str
-    #: the layer whose extension wheel has what was compiled of this one
+    #: the layer whose extension wheel has this layer's compiled changes
     compiled_with: NotRequired[str]
     variant: str | None
     sequence: int
@@ -63,19 +63,19 @@ class Receipt(TypedDict):
     moe_serve_flags: list[str]
     files: dict[str, FileEntry]
     package: NotRequired[str]
-    #: RECORD files that were kept true
+    #: updated RECORD files
     records: NotRequired[dict[str, Original]]
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _TEXT = (str, type(None))
-#: What every receipt holds, and of which type.
+#: The required keys of a receipt, with their types.
 _FIELDS: dict[str, Any] = {
     "layer": str, "layer_digest": str, "variant": _TEXT, "sequence": int, "env": dict,
     "files": dict, "serve_flags": list, "moe_serve_flags": list,
 }  # fmt: skip
-#: What it may hold of a file.
+#: The optional keys of a file in it.
 _FILE_FIELDS: dict[str, Any] = {
     "ops": list,
     "made": _TEXT,
@@ -89,7 +89,7 @@ def receipts_of(tree: Tree) -> list[Receipt]:
     """Receipts in the tree, in order of application.
 
     Raises:
-        ApplyError: a receipt is not readable JSON, or not one that was written here.
+        ApplyError: a receipt is not valid.
     """
     found: list[Receipt] = []
     for name in tree.children(RECEIPTS):
@@ -107,7 +107,7 @@ def receipts_of(tree: Tree) -> list[Receipt]:
 
 
 def _checked(receipt: Any, name: str) -> Receipt:
-    """A receipt, if it is one.  A revert believes its paths, and removes what is there."""
+    """Check a receipt, because a revert uses its paths to remove files."""
     held = receipt if isinstance(receipt, dict) else {}
     wrong = [key for key, kind in _FIELDS.items() if not isinstance(held.get(key, ...), kind)]
     if wrong:
@@ -149,12 +149,12 @@ def _is_record_entry(entry: Any) -> bool:
 
 
 def is_digest(value: object) -> bool:
-    """Whether it is a sha256 as receipts have it."""
+    """Whether it is a hexadecimal sha256."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def is_inside(path: object) -> bool:
-    """Whether it is a path of something below the tree's root."""
+    """Whether it is a path below the tree's root."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     return not path.startswith("/") and not {"", ".", ".."} & set(path.split("/"))
@@ -163,7 +163,7 @@ def is_inside(path: object) -> bool:
 def explained(
     path: str, start: str | None, current: str | None, receipts: Iterable[Receipt]
 ) -> bool:
-    """Whether receipts lead from one digest of a file to its current one, step by step."""
+    """Whether receipts explain, step by step, how a file got its current digest."""
     digest = start
     for receipt in receipts:
         entry = receipt["files"].get(path)
@@ -173,15 +173,15 @@ def explained(
 
 
 def kept_true(receipts: Iterable[Receipt]) -> set[str]:
-    """The RECORD files that layers kept true: rows count there, not the digest of the whole.
+    """The RECORD files that layers updated: their rows are checked, not their digest.
 
-    It changes with every layer that comes or goes.
+    The digest changes with every applied or reverted layer.
     """
     return {path for receipt in receipts for path in receipt.get("records", ())}
 
 
 def originals(tree: Tree) -> dict[str, str]:
-    """The sha256 that RECORD files had before the layers in a tree, which kept them true."""
+    """The sha256 of RECORD files before the layers in a tree, which updated them."""
     found: dict[str, str] = {}
     for receipt in receipts_of(tree):
         for path, entry in receipt.get("records", {}).items():
@@ -191,7 +191,7 @@ def originals(tree: Tree) -> dict[str, str]:
 
 
 def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> list[str]:
-    """Files of a receipt that are not what it, and the receipts after it, say they are."""
+    """Files of a receipt that match neither it nor later receipts."""
     known = list(receipts)
     later = [r for r in known if r["sequence"] > receipt["sequence"]]
     records = kept_true(known)
@@ -204,9 +204,9 @@ def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> li
 
 
 def final_digests(receipts: Iterable[Receipt]) -> dict[str, str | None]:
-    """What every file of some receipts is after the last of them; None for one that is gone.
+    """The sha256 of every file after the last of some receipts; None for a removed file.
 
-    A RECORD that was kept true is not among them: what it must say depends on the image.
+    Updated RECORD files are not included, because their content depends on the image.
     """
     known = list(receipts)
     final: dict[str, str | None] = {}
@@ -217,7 +217,7 @@ def final_digests(receipts: Iterable[Receipt]) -> dict[str, str | None]:
 
 
 def env_of(tree: Tree) -> dict[str, str]:
-    """Variables that receipts in the tree say are set."""
+    """Environment variables set by receipts in the tree."""
     merged: dict[str, str] = {}
     for receipt in receipts_of(tree):
         merged.update(receipt["env"])
@@ -229,8 +229,8 @@ def make_receipt(
 ) -> Receipt:
     """The receipt of a needed layer: sha256 of every file before and after, per path.
 
-    ``records`` are the RECORD files that were kept true with it; their digests are not said, for
-    they change with the layers below, and this receipt would with them.
+    ``records`` are the RECORD files that it updated; their digests are not included, because
+    they depend on earlier layers, and so would this receipt.
     """
     files: dict[str, FileEntry] = {}
     for path in sorted(outcome.changes):
@@ -260,10 +260,10 @@ def make_receipt(
 
 
 def receipt_bytes(receipt: Receipt) -> bytes:
-    """A receipt as it is written: readable, sorted, with a final newline."""
+    """The bytes of a receipt: readable, sorted, with a final newline."""
     return json.dumps(receipt, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def receipt_path(layer: str) -> str:
-    """Where a layer's receipt lies below site-packages."""
+    """The path of a layer's receipt below site-packages."""
     return f"{RECEIPTS}/{layer}.json"

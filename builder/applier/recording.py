@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def record_row(path: str, sha256: str, size: int) -> str:
-    """A row of RECORD, without the end of its line."""
+    """A row of RECORD, without line end."""
     raw = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode()
     out = io.StringIO()
     csv.writer(out, lineterminator="").writerow([path, f"sha256={raw}", size])
@@ -29,7 +29,7 @@ def record_row(path: str, sha256: str, size: int) -> str:
 
 
 def row_path(line: str) -> str:
-    """The path that a line of RECORD is about; '' where the line is none."""
+    """The path in a line of RECORD; '' if it is malformed."""
     if not line.startswith('"'):
         return line.partition(",")[0].rstrip("\r\n")
     try:
@@ -39,11 +39,11 @@ def row_path(line: str) -> str:
 
 
 def true_records(tree: Tree, changes: Changes, package: str) -> Changes:
-    """The RECORD files that some changes to a tree make untrue, as they are true.
+    """The updated RECORD files for some changes to a tree.
 
-    A row keeps its place and its line's end; one without a hash promises nothing and stays.  A new
-    file is listed last, by the distribution that has files in the nearest folder above it;
-    ``package`` decides where several have, or none.
+    A row keeps its position and line end; one without a hash is unchanged.  A new
+    file is listed last, in the distribution that has files in the nearest parent folder;
+    ``package`` decides if several have, or none.
     """
     after = OverlayTree(tree)
     after.update(changes)
@@ -68,14 +68,14 @@ def true_records(tree: Tree, changes: Changes, package: str) -> Changes:
 
 
 def settled_records(layer: Layer, changes: Changes, tree: Tree) -> Changes:
-    """The RECORD files that go with a layer's changes; those among the changes are set right."""
+    """The updated RECORD files for a layer's changes, including those among the changes."""
     made = true_records(tree, changes, layer.package)
     changes.update({path: content for path, content in made.items() if path in changes})
     return {path: content for path, content in made.items() if path not in changes}
 
 
 def present(root: Path, paths: Iterable[str]) -> Changes:
-    """What files of a real directory are, without their bytes; RECORD files are left out."""
+    """Facts about files of a real directory, without their bytes and RECORD files."""
     tree = DirTree(root)
     found: Changes = {}
     for path in paths:
@@ -88,14 +88,14 @@ def present(root: Path, paths: Iterable[str]) -> Changes:
 
 
 def untouched_rows(data: bytes, touched: Collection[str]) -> list[str]:
-    """The lines of a RECORD that are about other files than these."""
+    """The lines of a RECORD for other files than these."""
     lines = lines_of(data.decode("utf-8", "surrogateescape"))
     return [line for line in lines if row_path(line) not in touched]
 
 
 @lru_cache(maxsize=64)
 def _listed(data: bytes) -> tuple[list[tuple[str, str]], frozenset[str]]:
-    """The lines of a RECORD, each with its path, and all the paths."""
+    """The lines of a RECORD with their paths, and the set of paths."""
     lines = lines_of(data.decode("utf-8", "surrogateescape"))
     rows = [(row_path(line), line) for line in lines]
     return rows, frozenset(path for path, _ in rows)
@@ -104,7 +104,7 @@ def _listed(data: bytes) -> tuple[list[tuple[str, str]], frozenset[str]]:
 def _owner(
     path: str, lists: Mapping[str, tuple[object, frozenset[str]]], own: Collection[str]
 ) -> str:
-    """The RECORD that a new file belongs in; '' where there is none."""
+    """The RECORD for a new file; '' if there is none."""
     folder = path.rpartition("/")[0]
     found: list[str] = []
     while folder and not found:

@@ -20,7 +20,7 @@ INSTALLER = b"spark-build\n"
 
 @dataclass(frozen=True)
 class RecordRow:
-    """One row of a RECORD file; ``sha256`` is hex, or None where the row carries no hash."""
+    """One row of a RECORD file; ``sha256`` is hex, or None if the row has no hash."""
 
     path: str
     sha256: str | None
@@ -43,7 +43,7 @@ def parse_record(data: bytes) -> list[RecordRow]:
 
 
 def recorded_paths(data: bytes) -> Iterator[str]:
-    """The paths of a RECORD file alone, which are read in a fraction of the time."""
+    """Only the paths of a RECORD file, which is much faster."""
     return (row[0] for row in csv.reader(io.StringIO(data.decode("utf-8"))) if row)
 
 
@@ -51,7 +51,7 @@ def record_of(tree: Tree, dist: Distribution) -> list[RecordRow]:
     """The RECORD of an installed distribution.
 
     Raises:
-        ApplyError: there is none, so the files of the distribution are unknown.
+        ApplyError: there is none, so the distribution's files are unknown.
     """
     data = tree.read(f"{dist.info_dir}/RECORD")
     if data is None:

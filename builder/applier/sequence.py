@@ -1,4 +1,4 @@
-"""Judges layers in order, each on the result of the layers before it."""
+"""Judges layers in order, each on the result of the previous ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One layer judged in its turn; ``changes`` holds its receipt too."""
+    """One judged layer; ``changes`` includes its receipt."""
 
     layer: Layer
     outcome: Outcome
@@ -39,13 +39,14 @@ def judge_in_order(
     target: Target,
     env: Mapping[str, str],
 ) -> Iterator[Step]:
-    """Judge each layer on the tree as the layers before it leave it; nothing is written.
+    """Judge each layer on the tree with the previous layers applied, without writing.
 
-    What layers compile is compiled together: the ops are counted first, and the last one's layer
-    brings what all of them make.
+    Compiled changes share a stage: the ops are counted first, and the last one's layer
+    installs the result of all.
 
     Raises:
-        ApplyError: an input is not pinned, cannot be fetched, or has another digest; or two layers
+        ApplyError: an input is not pinned, cannot be downloaded, or does not match its digest; or
+        two layers
             contradict each other.
     """
     ordered = list(layers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Member(NamedTuple):
-    """A file in a wheel, as its central directory and RECORD describe it."""
+    """A file in a wheel, from its central directory and RECORD."""
 
     path: str
     sha256: str
@@ -25,7 +25,7 @@ class Member(NamedTuple):
 
 
 class Sources(Protocol):
-    """Where pinned inputs come from: the builder's cached index client, or pip in a mod."""
+    """The source of pinned inputs: the builder's cached index client, or that of a mod."""
 
     def donor(self, pin: DonorPin) -> bytes:
         """The bytes of one member of a pinned wheel, checked against ``member-sha256``."""
@@ -37,7 +37,7 @@ class Sources(Protocol):
         """One file of a pinned wheel."""
 
     def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
-        """How SM121 runs some kernels of an installed extension module of that sha256."""
+        """How SM121 runs some kernels of an installed extension module with that sha256."""
 
     def stage(
         self,
@@ -46,20 +46,20 @@ class Sources(Protocol):
         target: Target,
         module: Callable[[str], str],
     ) -> Stage | Unstaged | None:
-        """Compiling the changes of some ops together, or None where nothing may be compiled.
+        """The stage for the changes of some ops, or None if compiling is not allowed.
 
-        What is not compiled is said of the last op; those before it have a stage already.
-        ``module`` gives the sha256 of the base's extension of a name, as ``vllm/_C``, or ''.
+        ``Unstaged`` is about the last op; earlier ones already have a stage.
+        ``module`` returns the sha256 of the base's extension, such as ``vllm/_C``, or ''.
         """
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Changes to compile for one base: everything that goes in, and what came out.
+    """Changes to compile for one base: the inputs, and the result.
 
     ``wheel`` is the pin of the wheel that holds the compiled units; None before they are compiled.
-    ``sources`` is what was found of a pull request in the release's sources, ``refusal`` why
-    nothing would come of it unless a later change joins it.
+    ``sources`` is the state of a pull request in the release's sources, ``refusal`` why
+    it has no effect without a later change.
     """
 
     request: StageRequest
@@ -70,9 +70,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Unstaged:
-    """Why nothing is compiled of a change: the state that this is, and what tells it.
+    """Why a change is not compiled: the layer's state, and the evidence.
 
-    ``upstream`` and ``not-applicable`` leave the layer's other ops as they are.
+    ``upstream`` and ``not-applicable`` do not affect the layer's other ops.
     """
 
     state: str

@@ -1,4 +1,4 @@
-"""The seven states of a layer, and the findings of an op. Imports no sibling."""
+"""The seven states of a layer, and the findings of an op.  Imports no sibling."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ class Store(Journal):
     """Layers in a real site-packages directory; a context manager, as `Journal` is."""
 
     def commit(self, layer: Layer, outcome: Outcome) -> Receipt:
-        """Write a needed layer's changes and its receipt, or nothing at all.
+        """Write a needed layer's changes and its receipt, all or nothing.
 
         Raises:
-            ApplyError: the disk is full or a file cannot be written; the tree is as it was.
+            ApplyError: the disk is full or a file cannot be written; the tree is unchanged.
         """
         tree = DirTree(self.root)
         receipts = receipts_of(tree)
@@ -74,12 +74,12 @@ class Store(Journal):
         return receipt
 
     def revert(self, names: Sequence[str] | None, force: bool = False) -> list[str]:
-        """Put back the exact bytes from before the named layers (all, when None).
+        """Restore the exact bytes from before the given layers (None means all).
 
-        Returns the layers reverted, last applied first.
+        Returns the reverted layers, last applied first.
 
         Raises:
-            ApplyError: a file was edited since, or a layer that stays built on one that goes.
+            ApplyError: a file was edited since, or a remaining layer depends on a reverted one.
         """
         receipts = receipts_of(DirTree(self.root))
         going = [r for r in receipts if names is None or r["layer"] in names]
@@ -131,7 +131,7 @@ class Store(Journal):
         tree = DirTree(self.root)
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
-            # a revert that was interrupted has put some of them back already
+            # an interrupted revert has already restored some of them
             edited = [p for p in edited if tree.digest(p) != receipt["files"][p]["before"]]
             if edited:
                 raise ApplyError(
@@ -174,7 +174,7 @@ class Store(Journal):
     # -- RECORD
 
     def _original(self, path: str, receipts: Sequence[Receipt]) -> Original | None:
-        """What a RECORD was before all of these layers, if it is still theirs and is kept."""
+        """The original of a RECORD before these layers, if they wrote it and the backup has it."""
         known = [r["records"][path] for r in receipts if path in r.get("records", ())]
         last = known[-1] if known else {}
         now = DirTree(self.root).read(path)
@@ -190,9 +190,9 @@ class Store(Journal):
         return cast("Original", known_of_it) if same else None
 
     def _put_records_back(self, going: Sequence[Receipt], receipts: Sequence[Receipt]) -> None:
-        """Make the RECORD files of reverted layers what they are without them.
+        """Restore the RECORD files of reverted layers.
 
-        One that others wrote to since keeps that, and its rows are set right where they are.
+        If another program has changed one since, only its rows are updated.
         """
         staying = [r for r in receipts if r not in going]
         for path in sorted(kept_true(going)):
@@ -218,7 +218,7 @@ class Store(Journal):
 
 
 def _note(entry: FileEntry | Original, facts: FileFacts) -> None:
-    """Say in a receipt what a file was besides its bytes."""
+    """Record facts about a file besides its bytes in a receipt."""
     entry["mode"], entry["mtime_ns"] = facts["mode"], facts["mtime_ns"]
     if "link" in facts:
         entry["link"] = facts["link"]
@@ -230,10 +230,10 @@ def _keep_originals(
     tree: Tree,
     records: Collection[str],
 ) -> None:
-    """What an older form of the same layer changed, and is still so, is this receipt's too.
+    """Take over files that an older version of the layer changed and that are unchanged since.
 
-    Files that another program (such as a package manager) has replaced since are kept; the RECORD
-    files among them other layers kept true.
+    Files that another program (such as a package manager) has replaced since are kept; RECORD
+    files among them were updated by other layers.
     """
     files = receipt["files"]
     for path, entry in older.items():

@@ -1,4 +1,4 @@
-"""Lines of text, and the line most similar to one that was not found. Imports no sibling."""
+"""Lines of text, and the line most similar to a missing one.  Imports no sibling."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import io
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text`` that says something, for messages."""
+    """The first non-empty line of ``text``, for messages."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines with their ends, split where Python's parser splits: at line feeds alone.
+    """Lines with their ends, split like Python's parser: only at line feeds.
 
     ``str.splitlines`` also splits at form feeds and at separators inside string literals.
     """
@@ -20,7 +20,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def nearest_place(text: str, old: str) -> str:
-    """Where most lines of ``old`` stand in ``text``: the first that differs there, or ''."""
+    """The first differing line at the place in ``text`` with most lines of ``old``, or ''."""
     lines = [line.strip() for line in text.splitlines()]
     wanted = [line.strip() for line in old.strip("\n").splitlines()]
     best, score = 0, 0.0
@@ -38,12 +38,12 @@ def nearest_place(text: str, old: str) -> str:
 
 
 def _likeness(one: str, other: str) -> float:
-    """How alike two lines are, from 0 to 1."""
+    """The similarity of two lines, from 0 to 1."""
     return 1.0 if one == other else difflib.SequenceMatcher(None, one, other).quick_ratio()
 
 
 def nearest_line(text: str, wanted: str) -> str:
-    """The line of ``text`` most like ``wanted``, as ``'LINE: TEXT'``, or an empty string."""
+    """The line of ``text`` most similar to ``wanted``, as ``'LINE: TEXT'``, or ''."""
     numbered = {line.strip(): n for n, line in reversed(list(enumerate(text.splitlines(), 1)))}
     close = difflib.get_close_matches(wanted, list(numbered), n=1, cutoff=0.5)
     return f"{numbered[close[0]]}: {close[0]}" if close else ""

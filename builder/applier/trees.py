@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes that a file will have: in memory, or a member of a pinned wheel read on demand."""
+    """The new content of a file: in memory, or a file of a pinned wheel that is read on demand."""
 
     sha256: str
     size: int
@@ -31,14 +31,14 @@ class Content:
 
     @classmethod
     def of(cls, data: bytes, mode: int = 0o644) -> Content:
-        """Content that is already in memory."""
+        """Content in memory."""
         return cls(sha256=sha256_hex(data), size=len(data), mode=mode, data=data)
 
     def read(self) -> bytes:
         """The bytes, checked against the digest.
 
         Raises:
-            ApplyError: the loaded bytes have another sha256.
+            ApplyError: the bytes do not match the sha256.
         """
         if self.data is not None:
             return self.data
@@ -52,7 +52,7 @@ class Content:
         return data
 
 
-#: Path below site-packages -> new content, or None for a file that goes away.
+#: Path below site-packages -> new content, or None for a removed file.
 Changes = dict[str, "Content | None"]
 
 
@@ -66,19 +66,19 @@ class Distribution:
 
 
 class Tree(Protocol):
-    """A site-packages directory, wherever its files are.  Paths are relative POSIX paths."""
+    """A site-packages directory of any kind.  Paths are relative POSIX paths."""
 
     def read(self, path: str) -> bytes | None:
-        """The file's bytes, or None when there is no such file."""
+        """The file's bytes, or None if it does not exist."""
 
     def digest(self, path: str) -> str | None:
-        """The file's sha256, or None; cheaper than :meth:`read` where a RECORD vouches for it."""
+        """The file's sha256, or None; cheaper than :meth:`read` if RECORD has it."""
 
     def mode(self, path: str) -> int:
         """Permission bits of a file that exists."""
 
     def children(self, directory: str) -> list[str]:
-        """Names directly below a directory ('' is the root), sorted; empty when it is absent."""
+        """Names directly below a directory ('' is the root), sorted; empty if it does not exist."""
 
     def distributions(self) -> dict[str, Distribution]:
         """Installed distributions by normalised name."""
@@ -88,7 +88,7 @@ _INFO_NAME = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)\.dist-info$")
 
 
 def distribution_of(info_dir: str) -> Distribution | None:
-    """The distribution that a ``NAME-VERSION.dist-info`` directory belongs to."""
+    """The distribution of a ``NAME-VERSION.dist-info`` directory."""
     match = _INFO_NAME.match(info_dir)
     if not match:
         return None
@@ -141,14 +141,14 @@ class DirTree:
 
 
 class OverlayTree:
-    """A tree with changes on top of it: what the next layer is judged on."""
+    """A tree with changes, on which the next layer is judged."""
 
     def __init__(self, base: Tree) -> None:
         self.base = base
         self.changes: Changes = {}
 
     def update(self, changes: Mapping[str, Content | None]) -> None:
-        """Lay more changes over the tree; later ones win."""
+        """Add changes; later ones take precedence."""
         self.changes.update(changes)
 
     def read(self, path: str) -> bytes | None:
@@ -199,8 +199,8 @@ class OverlayTree:
 def stale_pyc(tree: Tree, path: str) -> list[str]:
     """Compiled files of a ``.py`` file.
 
-    They go away with every change: a hash-based .pyc may be 'unchecked' (PEP 552), and then
-    Python would go on running the old code.
+    They are removed with every change: a hash-based .pyc may be 'unchecked' (PEP 552), and then
+    Python would still run the old code.
     """
     if not path.endswith(".py"):
         return []

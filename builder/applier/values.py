@@ -1,4 +1,4 @@
-"""Frozen dataclasses out of JSON: their fields say which keys there are, and of which type."""
+"""Reads frozen dataclasses from JSON: their fields define keys and types."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from builder.applier.failures import EXIT_USAGE, ApplyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: The type of a field's JSON, and what it is called in messages.
+#: JSON types, with their names in messages.
 _WORDS = {str: "a text", int: "a number", bool: "true or false", list: "a list", dict: "an object"}
 _TYPES = {"str": str, "int": int, "bool": bool, "Sequence": list}
 
 
 def part(read: Callable[..., Any], strict: bool = False) -> dict[str, Any]:
-    """For a field whose JSON is read by a class, or by a function of the JSON and its place."""
+    """Field metadata: a class, or a function of the JSON and its position, reads this field."""
     if isinstance(read, type):
         read = partial(read_value, read, strict=strict)
     return {"read": read}
 
 
 def keys_of(form: type[Any]) -> dict[str, tuple[type, bool]]:
-    """The JSON keys of a class: the type of each, and whether it must be there."""
+    """The JSON keys of a class: their types, and whether they are required."""
     return {key: (_type(one), _required(one)) for key, one in _fields(form)}
 
 
 def read_value(form: type[Any], raw: object, where: str, strict: bool = False) -> Any:
-    """A value of a class; keys that it does not know are dropped, or refused (``strict``).
+    """Read a value of a class; unknown keys are dropped, or refused (``strict``).
 
     Raises:
-        ApplyError: something is missing, or of another type.
+        ApplyError: a key is missing or has the wrong type.
     """
     if not isinstance(raw, Mapping):
         raise ApplyError(f"{where}: it is not an object", EXIT_USAGE)

@@ -34,7 +34,7 @@ _TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
 
 
 def diffs_of(ops: Iterable[Op], packages: Mapping[str, str]) -> list[str]:
-    """The diffs among some ops that count on a base with these packages."""
+    """The diffs among some ops that apply to a base with these packages."""
     return [op.diff for op in ops if isinstance(op, Diff) and counts(op, packages)]
 
 
@@ -97,10 +97,10 @@ def judge_variant(run: Ops, layer: Layer, variant: Variant, later: Sequence[str]
 
 
 def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> Outcome:
-    """A change that was merged and then edited has neither of its two texts in the tree.
+    """A change that was merged and then edited has neither its old nor its new text in the tree.
 
-    Where a layer knows from which release on its change is merged, that settles it; where any of
-    its text from before is still there, this is never asked.
+    If a layer knows the first release with its merged change, that decides; if any of
+    its old text still exists, this is not called.
     """
     merged = layer.merged
     open_question = outcome.state in (DRIFT, NEEDS_REBUILD)
@@ -153,7 +153,7 @@ def _reason(
 
 
 def _finish_changes(run: Ops, outcome: Outcome) -> None:
-    """Parse every changed module and take its compiled files away."""
+    """Parse every changed module and remove its compiled files."""
     for path, content in list(outcome.changes.items()):
         if not path.endswith(".py"):
             continue

@@ -18,7 +18,7 @@ def normalize(name: str) -> str:
 
 
 def version_matches(version: str, specifier: str) -> bool:
-    """Whether a PEP 440 version is in a range; pre-releases and local versions always count.
+    """Whether a PEP 440 version is in a range; pre-releases and local versions are included.
 
     Raises:
         ApplyError: neither ``packaging`` nor pip's copy of it can be imported.
@@ -38,7 +38,7 @@ def version_matches(version: str, specifier: str) -> bool:
 
 
 def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:
-    """Whether every named package is present at a version in its range."""
+    """Whether every given package has a version in its range."""
     for name, specifier in when.items():
         version = packages.get(normalize(name))
         if version is None or not version_matches(version, specifier):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WheelOps:
-    """The ops of a layer that lay out or take away a distribution, over a view of the tree."""
+    """The ops of a layer that install or remove a distribution, on a view of the tree."""
 
     def __init__(
         self,
