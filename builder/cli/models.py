@@ -10,7 +10,7 @@ from builder.serving.models import Models
 from builder.util.console import print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from builder.util.documents import Part
@@ -51,9 +51,25 @@ def _lines(name: str, part: Part) -> Iterator[str]:
         if (value := getattr(part, field.name)) not in (None, "")
     }
     source = known.pop("source")
-    if set(known) == {"value"}:
-        text = str(known["value"])
-    else:
-        text = ", ".join(f"{key} {value}" for key, value in known.items())
-    yield f"  {name:<24}{text}"
+    tables = {key: value for key, value in known.items() if isinstance(value, dict)}
+    plain = {key: _text(value) for key, value in known.items() if key not in tables}
+    text = ", ".join(f"{key} {value}" for key, value in plain.items())
+    yield f"  {name:<24}{plain['value'] if set(known) == {'value'} else text}"
+    for key, table in tables.items():
+        for place, value in _entries(table):
+            yield f"  {'':<24}{key} {place} {_text(value)}".rstrip()
     yield f"  {'':<24}  ({source})"
+
+
+def _entries(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """The values of a table, those of tables in it by a path with dots."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _text(value: object) -> str:
+    """A value as a file of a model has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

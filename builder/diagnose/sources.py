@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from builder.errors import UsageError
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,9 @@ def _damaged(name: str) -> Iterator[None]:
             f"{name} is damaged or incomplete: {error}", hint="copy the file again"
         ) from None
     except (OSError, RuntimeError, NotImplementedError) as error:
-        raise UsageError(f"cannot unpack {name}: {error}", hint="unpack it yourself") from None
+        raise UsageError(
+            f"cannot unpack {name}: {reason(error)}", hint="unpack it yourself"
+        ) from None
 
 
 def _members(data: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]]:

@@ -20,6 +20,7 @@ from builder import settings
 from builder.errors import EngineError, UsageError, did_you_mean
 from builder.registry.reference import parse_reference
 from builder.util.console import console
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +117,7 @@ def _dial(address: str) -> None:
             host, _, port = rest.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _DIALLING).close()
     except (OSError, ValueError) as error:
-        raise _no_answer(address, f"no answer: {error}") from None
+        raise _no_answer(address, f"no answer: {reason(error)}") from None
 
 
 def _ask(docker: str, name: str, said: str, env: Mapping[str, str]) -> Builder:

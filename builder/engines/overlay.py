@@ -28,6 +28,7 @@ from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs, check_manifest, is_index
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
 from builder.util.console import console
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -195,7 +196,7 @@ def _blob(layout: Path, digest: str) -> bytes:
     try:
         data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
     except OSError as error:
-        raise UsageError(f"{layout}: blob {digest} cannot be read: {error}") from None
+        raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
         raise UsageError(f"{layout}: blob {digest} is damaged")
     return data

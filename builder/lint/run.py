@@ -13,6 +13,7 @@ from builder.lint.readers import open_quotes, read_commands
 from builder.lint.rules import RULES, Finding, LintReport
 from builder.serving.interface import interface_of
 from builder.serving.release import release_base
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ def read_file(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+        raise UsageError(f"cannot read {path}: {reason(error)}") from None
 
 
 def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> LintReport:

@@ -17,6 +17,7 @@ from builder.errors import Exit, SparkBuildError
 from builder.lock.document import LockFile
 from builder.pypi.index import write_atomically
 from builder.util.documents import plain, read
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from builder.documents.pulls import Pin
@@ -91,7 +92,7 @@ def read_lock(path: Path) -> Lock | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(path, reason(error)) from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         raise SparkBuildError(

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from builder.errors import UsageError
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ def _files(folder: Path) -> list[Path]:
             set(msgspec.json.decode(index.read_bytes(), type=_WeightMap).weight_map.values())
         )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{index}: cannot be read: {error}") from None
+        raise UsageError(f"{index}: cannot be read: {reason(error)}") from None
     outside = [name for name in named if "/" in name or name in ("", "..")]
     if outside or not named:
         raise UsageError(
@@ -187,7 +188,7 @@ def _entries(path: Path, header: bytes) -> dict[str, _Entry]:
                 entries[name] = msgspec.json.decode(value, type=_Entry)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         where = f" of tensor {name[:200]!r}" if name else ""
-        raise UsageError(f"{path}: bad header{where}: {error}") from None
+        raise UsageError(f"{path}: bad header{where}: {reason(error)}") from None
     return entries
 
 

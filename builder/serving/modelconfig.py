@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from builder.errors import UsageError
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -147,7 +148,7 @@ def read_config(folder: Path) -> ModelConfig | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ModelConfig)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
+        raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:

@@ -17,6 +17,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.errors import UsageError, did_you_mean
 from builder.util.documents import Count, Document, Part, Text
+from builder.util.hints import reason
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ def read_model(path: Path) -> Model:
         raw: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
         return msgspec.convert({**raw, "name": path.stem}, Model)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
+        raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except msgspec.ValidationError as error:

@@ -67,6 +67,15 @@ def again(*more: str, without: Sequence[str] = ()) -> str:
     return shlex.join([PROGRAM, *kept, *more])
 
 
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, without Python's numbers and names."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
 def os_hint(error: Exception, elsewhere: str) -> str:
     """The hint for an operating system error at a path; ``elsewhere`` suggests another path."""
     path = shlex.quote(str(_there(getattr(error, "filename", None) or ".")))

@@ -112,3 +112,11 @@ def test_what_is_not_there(call: Call, words: list[str], message: str) -> None:
     result = call("models", *words)
     assert result.code == 2
     assert message in result.err
+
+
+def test_tables_of_a_model_are_shown_as_its_file_has_them(call: Call) -> None:
+    shown = call("models", "show", "nemotron-3-super").out
+    assert "variables TLLM_ALLOW_LONG_MAX_MODEL_LEN 1\n" in shown
+    assert "flags --trust_remote_code\n" in shown
+    assert "options kv_cache_config.enable_block_reuse false\n" in shown
+    assert not set("{}") & set(shown)
