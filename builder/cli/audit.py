@@ -26,6 +26,8 @@ _SOURCES = {
 _SHOWN = 0.005
 #: Modules of only one side with fewer bytes are counted, and not shown.
 _SMALL = 2**20
+#: Ranges of layers that are shown.
+_PARTS = 8
 
 
 def audit_command(request: AuditRequest, *, json: bool) -> None:
@@ -116,7 +118,7 @@ def _kept(kept: Sequence[KeptLayers]) -> Iterator[str]:
     width = max((len(row.name) for row in shown), default=0)
     for row in shown:
         part = "unknown" if row.share is None else f"{row.share:.1%}"
-        layers = f"  layers {row.layers}" if row.layers else ""
+        layers = f"  layers {_short(row.layers)}" if row.layers else ""
         yield f"  {row.name:<{width}}{row.modules:>6}{_gib(row.bytes):>10} GiB{part:>9}{layers}"
     if rest := [row for row in kept if row not in shown]:
         size = sum(row.bytes for row in rest)
@@ -126,7 +128,7 @@ def _kept(kept: Sequence[KeptLayers]) -> Iterator[str]:
 def _compared(made: Comparison) -> Iterator[str]:
     yield f"against {made.checkpoint}: {made.same} of vLLM's modules are as in the checkpoint"
     for one in made.differences:
-        layers = f", layers {one.layers}" if one.layers else ""
+        layers = f", layers {_short(one.layers)}" if one.layers else ""
         yield (f"  {one.what}: {one.name}{layers}: {_modules(one.modules)}, {_gib(one.bytes)} GiB; "
                f"{one.checkpoint} in the checkpoint, {one.loaded} in vLLM")  # fmt: skip
     yield from _unmatched("only in the checkpoint", made.only_checkpoint)
@@ -136,7 +138,7 @@ def _compared(made: Comparison) -> Iterator[str]:
 def _unmatched(title: str, found: Sequence[Unmatched]) -> Iterator[str]:
     large = [one for one in found if one.bytes >= _SMALL]
     for one in large:
-        layers = f", layers {one.layers}" if one.layers else ""
+        layers = f", layers {_short(one.layers)}" if one.layers else ""
         yield f"  {title}: {one.name}{layers}: {_modules(one.modules)}, {_gib(one.bytes)} GiB"
     if len(found) > len(large):
         yield f"  {title}: {len(found) - len(large)} other names of less than 1 MiB each"
@@ -144,6 +146,12 @@ def _unmatched(title: str, found: Sequence[Unmatched]) -> Iterator[str]:
 
 def _modules(number: int) -> str:
     return f"{number} module{'' if number == 1 else 's'}"
+
+
+def _short(layers: str) -> str:
+    """Numbers of layers on one line; JSON has them all."""
+    parts = layers.split(", ")
+    return layers if len(parts) <= _PARTS else f"{', '.join(parts[:3])}, ... {parts[-1]}"
 
 
 def _gib(size: int | None) -> str:

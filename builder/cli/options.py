@@ -185,3 +185,7 @@ TrustImage = Annotated[
         "unknown.",
     ),
 ]
+ModelFolders = Annotated[
+    list[Path] | None,
+    typer.Option("--models", help="More models of your own: a folder of NAME.toml.", metavar="DIR"),
+]

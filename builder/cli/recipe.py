@@ -13,7 +13,8 @@ from builder.serving.formats.all import LAUNCHERS, TRTLLM, refuse_format, render
 from builder.serving.formats.trtllm import refuse_settings, trtllm
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
-from builder.serving.recipe import RecipeRequest, recipe_of
+from builder.serving.recipe import recipe_of
+from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place, topology_named
 from builder.util.console import console, print_json
 
@@ -40,6 +41,7 @@ def recipe_command(
     port: int,
     chosen: Sequence[str],
     speculate: bool,
+    checkpoint: Path | None,
     explain: bool,
     output: Path | None,
     force: bool,
@@ -62,6 +64,7 @@ def recipe_command(
             "--speculate": speculate, "--explain": explain, "--patches": tuple(patches),
             "--topology": None if topology == "solo" else topology,
             "--address": tuple(addresses), "--interface": interface,
+            "--checkpoint": checkpoint,
         }  # fmt: skip
         refuse_settings(given)
         files = trtllm(model, port)
@@ -76,6 +79,7 @@ def recipe_command(
                 port=port,
                 chosen=tuple(chosen),
                 speculate=speculate,
+                checkpoint=checkpoint,
                 models=tuple(models),
                 patches=tuple(patches),
             )

@@ -15,14 +15,9 @@ models_app = App(
     epilog=examples("spark-build models list", "spark-build models show nemotron-3-super"),
 )
 
-ModelFolders = Annotated[
-    list[Path] | None,
-    typer.Option("--models", help="More models of your own: a folder of NAME.toml.", metavar="DIR"),
-]
-
 
 @models_app.command("list", epilog=examples("spark-build models list"))
-def models_list(models: ModelFolders = None, json: opt.Json = False) -> None:
+def models_list(models: opt.ModelFolders = None, json: opt.Json = False) -> None:
     """List models, one line each."""
     from builder.cli.models import list_command
 
@@ -45,7 +40,7 @@ def models_show(
             autocompletion=complete.models,
         ),
     ],
-    models: ModelFolders = None,
+    models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
     """Show a model, with the source of each value."""
@@ -128,6 +123,13 @@ def recipe(
             metavar="NAME[=VALUE]",
         ),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of the checkpoint: memory is estimated by its headers.",
+            metavar="DIR",
+        ),
+    ] = None,
     speculate: Annotated[
         bool, typer.Option("--speculate", help="With draft tokens, where the model has them.")
     ] = False,
@@ -144,7 +146,7 @@ def recipe(
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that have other content.")
     ] = False,
-    models: ModelFolders = None,
+    models: opt.ModelFolders = None,
     patches: opt.Patches = None,
     json: opt.Json = False,
 ) -> None:
@@ -166,6 +168,7 @@ def recipe(
         port=port,
         chosen=chosen or (),
         speculate=speculate,
+        checkpoint=checkpoint,
         explain=explain,
         output=output,
         force=force,
@@ -212,7 +215,7 @@ def recipes_export(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit with 9 if files are stale.")
     ] = False,
-    models: ModelFolders = None,
+    models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
     """Write a recipe for each model, and sparkrun's registry file.
@@ -263,7 +266,7 @@ def lint(
     rules: Annotated[
         bool, typer.Option("--rules", help="Print the rules and their sources.")
     ] = False,
-    models: ModelFolders = None,
+    models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
     """Check serve commands in scripts, compose files, recipes and manifests.
@@ -280,117 +283,6 @@ def lint(
         return
     linter = Linter(release=release, image=image)
     lint_command(files or [], linter, models, strict=strict, as_sarif=sarif, json=json)
-
-
-memory_app = App()
-
-
-@memory_app.command(
-    rich_help_panel=SERVE,
-    epilog=examples(
-        "spark-build memory nemotron-3-super",
-        "spark-build memory ./checkpoint --context 131072 --sequences 4",
-        "spark-build memory ./checkpoint --release 0.33.0 --json",
-    ),
-)
-def memory(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            help="A folder with a checkpoint; or a model's name, or its id on Hugging Face.",
-            metavar="MODEL_OR_DIR",
-            autocompletion=complete.models,
-        ),
-    ],
-    context: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of each sequence (default: as config.json says).", metavar="N", min=1
-        ),
-    ] = None,
-    sequences: Annotated[
-        int, typer.Option(help="Sequences at the same time.", metavar="N", min=1)
-    ] = 1,
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="auto, fp8, bfloat16 or float16.", metavar="DTYPE")
-    ] = "auto",
-    release: Annotated[
-        str | None,
-        typer.Option(help="Only flags that this released vLLM has.", metavar="VERSION"),
-    ] = None,
-    models: ModelFolders = None,
-    json: opt.Json = False,
-) -> None:
-    """Estimate whether a model fits into a GB10's memory, before it starts.
-
-    Of a checkpoint only config.json and the headers of its safetensors files are read. Exits with
-    5 if the model does not fit.
-    """
-    from builder.cli.memory import memory_command
-    from builder.serving.memory import MemoryRequest
-
-    memory_command(
-        MemoryRequest(
-            subject=subject,
-            context=context,
-            sequences=sequences,
-            kv_cache_dtype=kv_cache_dtype,
-            release=release,
-            models=models or (),
-        ),
-        json=json,
-    )
-
-
-audit_app = App()
-
-
-@audit_app.command(
-    rich_help_panel=SERVE,
-    epilog=examples(
-        "spark-build audit ./checkpoint",
-        "spark-build audit nemotron-3-super",
-        "spark-build audit --inside audit",
-        "spark-build audit audit/audit.json --against ./checkpoint",
-    ),
-)
-def audit(
-    subject: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder with a checkpoint; a file that spark_build_audit.py wrote; or a model's "
-            "name, or its id on Hugging Face.",
-            metavar="DIR_OR_FILE_OR_MODEL",
-            autocompletion=complete.models,
-            show_default=False,
-        ),
-    ] = None,
-    inside: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write there what audits a model beside vLLM, in an image or an environment.",
-            metavar="DIR",
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(help="The checkpoint to hold a loaded model against.", metavar="DIR"),
-    ] = None,
-    models: ModelFolders = None,
-    json: opt.Json = False,
-) -> None:
-    """Show how a model's modules are quantised, and which bound its speed.
-
-    By the headers of a checkpoint, or by what vLLM says after it has loaded the model. Exits with 5
-    if vLLM holds layers in 16 bits that the checkpoint (--against) has quantised.
-    """
-    from builder.cli.audit import audit_command, inside_command
-    from builder.serving.audit import audit_request
-
-    if inside is not None and subject is None and against is None:
-        inside_command(inside, json=json)
-        return
-    audit_command(audit_request(subject, inside, against, models or ()), json=json)
 
 
 bench_app = App()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from builder.serving.memorydocuments import KvCache, MemoryFigure
 from builder.serving.models import KnownFailure, Measured
 from builder.util.documents import Document, Part, Text
 
@@ -60,6 +61,23 @@ class PluginFile(Part, frozen=True, kw_only=True):
     path: Annotated[Text, Meta(description="in the container")]
 
 
+class RecipeMemory(Part, frozen=True, kw_only=True):
+    """Whether the context fits into the memory that the flags give vLLM: an estimate."""
+
+    checkpoint: Annotated[
+        str, Meta(description="the folder that was read; absent: the model's file alone")
+    ] = ""
+    utilization: Annotated[float, Meta(description="share of the memory that vLLM takes")]
+    source: Annotated[Text, Meta(description="who chose that")]
+    weights: MemoryFigure | None
+    kv_cache: KvCache | None
+    room: Annotated[
+        int | None,
+        Meta(description="bytes for the KV cache, below zero: missing; null: unknown"),
+    ]
+    fits: Literal["yes", "no", "unknown"]
+
+
 class Recipe(Document, frozen=True, kw_only=True):
     """What serves a model."""
 
@@ -76,6 +94,9 @@ class Recipe(Document, frozen=True, kw_only=True):
     env: Annotated[tuple[Setting, ...], Meta(description="variables, on every node")]
     nodes: Annotated[tuple[RecipeNode, ...], Meta(min_length=1)]
     plugins: tuple[PluginFile, ...] = ()
+    memory: Annotated[RecipeMemory | None, Meta(description="absent: one model over two nodes")] = (
+        None
+    )
     left_out: tuple[LeftOut, ...] = ()
     unknown: Annotated[tuple[str, ...], Meta(description="what no source says of the model")] = ()
     notes: tuple[Text, ...] = ()

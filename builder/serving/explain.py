@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.serving.memorydocuments import GIB
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.serving.documents import Recipe, Setting
+    from builder.serving.documents import Recipe, RecipeMemory, Setting
 
 
 def explanation(recipe: Recipe) -> str:
@@ -22,14 +24,10 @@ def _lines(recipe: Recipe) -> Iterator[str]:
         yield f"  {recipe.image.build}"
     yield from _settings("flags", recipe.flags)
     yield from _settings("variables", recipe.env)
-    for node in recipe.nodes if len(recipe.nodes) > 1 else ():
-        yield from _settings(f"node {node.rank}, {node.address}", (*node.flags, *node.env))
-    if recipe.left_out:
-        yield "left out"
-        for one in recipe.left_out:
-            yield f"  {' '.join(filter(None, (one.name, one.value)))}"
-            yield f"      {one.origin}"
-            yield f"      {one.reason}"
+    yield from _nodes(recipe)
+    if recipe.memory:
+        yield from _memory(recipe.memory)
+    yield from _left_out(recipe)
     if recipe.unknown:
         yield f"not known of the model: {', '.join(recipe.unknown)}"
     for note in recipe.notes:
@@ -45,9 +43,37 @@ def _lines(recipe: Recipe) -> Iterator[str]:
         yield "  nothing is known"
 
 
+def _nodes(recipe: Recipe) -> Iterator[str]:
+    for node in recipe.nodes if len(recipe.nodes) > 1 else ():
+        yield from _settings(f"node {node.rank}, {node.address}", (*node.flags, *node.env))
+
+
+def _left_out(recipe: Recipe) -> Iterator[str]:
+    if recipe.left_out:
+        yield "left out"
+    for one in recipe.left_out:
+        yield f"  {' '.join(filter(None, (one.name, one.value)))}"
+        yield f"      {one.origin}"
+        yield f"      {one.reason}"
+
+
 def _settings(title: str, settings: tuple[Setting, ...]) -> Iterator[str]:
     if settings:
         yield title
     for one in settings:
         yield f"  {' '.join(one.words)}"
         yield f"      {one.origin}"
+
+
+def _memory(memory: RecipeMemory) -> Iterator[str]:
+    yield f"memory of one Spark, estimated: fits {memory.fits}"
+    if memory.weights:
+        least = "at least " if memory.weights.at_least else ""
+        yield f"  weights {least}{memory.weights.bytes / GIB:.2f} GiB"
+        yield f"      {memory.weights.source}"
+    if cache := memory.kv_cache:
+        yield f"  KV cache {cache.bytes / GIB:.2f} GiB"
+        yield f"      {cache.sequences} x {cache.context} tokens, {cache.dtype} ({cache.source})"
+    if memory.room is not None:
+        yield f"  room for it {memory.room / GIB:.2f} GiB, at {memory.utilization:g} of the memory"
+        yield f"      {memory.source}"

@@ -120,6 +120,18 @@ def _refuse_cache_options(request: MemoryRequest) -> None:
         )
 
 
+def estimate_of(model: Model, checkpoint: Path | None, request: MemoryRequest) -> MemoryEstimate:
+    """The estimate of a model, by its checkpoint if that is at hand.
+
+    Raises:
+        UsageError: the checkpoint cannot be read, or the context is beyond the model's.
+    """
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise UsageError(f"{checkpoint} is not a folder", hint="--checkpoint DIR")
+    found = _from_model(model) if checkpoint is None else _from_folder(checkpoint, request)
+    return _joined(request, found, None)
+
+
 def _joined(
     request: MemoryRequest, found: _Found, interface: ServeInterface | None
 ) -> MemoryEstimate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,19 +15,21 @@ from builder.serving.documents import (
     PluginFile,
     Recipe,
     RecipeImage,
+    RecipeMemory,
     Setting,
 )
 from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
+from builder.serving.memory import UTILIZATION
 from builder.serving.profile import official_image
+from builder.serving.recipememory import MemoryAsked, judge
+from builder.serving.reciperequest import SET, RecipeRequest
 from builder.serving.replaced import replaced
-from builder.serving.topology import Place, common_flags, nodes_of
+from builder.serving.topology import common_flags, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from builder.serving.models import Model, ParserChoice
-    from builder.serving.profile import ServedProfile
 
 #: Where plugin files of a checkpoint are in the container.
 PLUGIN_FOLDER = "/app"
@@ -43,32 +44,12 @@ _B12X_COMPUTES = (
     (">=0.25.0rc0,<0.28.0rc0", {"silu", "relu2"}),
     (">=0.28.0rc0", {"silu", "relu2", "gelu_tanh"}),
 )
-_SET = "--set"
 #: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--port": "--port N",
     "--host": "edit the file: containers publish the port of 0.0.0.0",
     "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
 }
-#: vLLM's own.
-DEFAULT_PORT = 8000
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeRequest:
-    """What is to be served, and how."""
-
-    model: Model
-    served: ServedProfile
-    place: Place
-    port: int = DEFAULT_PORT
-    #: ``max-model-len=131072``, ``enforce-eager``, ``VLLM_X=1``; an empty value takes it out
-    chosen: tuple[str, ...] = ()
-    #: with draft tokens, where the model has them
-    speculate: bool = False
-    #: folders that the user named, of models and of layers
-    models: tuple[Path, ...] = ()
-    patches: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -134,6 +115,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     draft.flag("--port", str(request.port), "--port")
     for text in request.chosen:
         _choose(draft, text)
+    memory = _memory(draft)
     nodes = nodes_of(request.place, served)
     for node in nodes:
         for flag in node.flags:
@@ -155,36 +137,32 @@ def recipe_of(request: RecipeRequest) -> Recipe:
         env=tuple(draft.env.values()),
         nodes=nodes,
         plugins=tuple(draft.plugins),
+        memory=memory,
         left_out=tuple(draft.left_out),
         unknown=tuple(model.unknown()),
-        notes=tuple(_notes(draft)),
-        made_by=shlex.join(_words(request)),
+        notes=(*_notes(draft, fits=memory is not None and memory.fits == "yes"), *draft.notes),
+        made_by=request.command,
         failures=tuple(f for f in model.failures if f.holds_for(served.vllm)),
         measured=tuple(m for m in model.measured if m.profile == served.name),
     )  # fmt: skip
 
 
-def _words(request: RecipeRequest) -> Iterator[str]:
-    """The command line that makes it again, but for the format."""
-    served, place = request.served, request.place
-    yield from ("spark-build", "recipe", request.model.name, "--profile", served.name)
-    yield from ("--release", served.vllm)
-    if served.named_image:
-        yield from ("--image", served.image)
-    yield from ("--topology", place.topology)
-    for address in place.addresses:
-        yield from ("--address", address)
-    if place.interface:
-        yield from ("--interface", place.interface)
-    if request.port != DEFAULT_PORT:
-        yield from ("--port", str(request.port))
-    for text in request.chosen:
-        yield from (_SET, text)
-    if request.speculate:
-        yield "--speculate"
-    for option, folders in (("--models", request.models), ("--patches", request.patches)):
-        for folder in folders:
-            yield from (option, str(folder))
+def _memory(draft: _Draft) -> RecipeMemory | None:
+    """Whether it fits into one Spark; takes a larger share of the memory if that helps."""
+    request = draft.request
+    if request.place.topology not in ("solo", "two-solos"):
+        if request.checkpoint is not None:
+            draft.notes.append("memory is estimated for one Spark, and not for one model over two")
+        return None
+    judged = judge(
+        MemoryAsked(
+            request.model, request.checkpoint, request.served.vllm, draft.flags, draft.env, SET
+        )
+    )
+    if judged.flag is not None:
+        draft.flags[UTILIZATION] = judged.flag
+    draft.notes += judged.notes
+    return judged.memory
 
 
 def _refuse(request: RecipeRequest) -> None:
@@ -224,7 +202,7 @@ def _from_model(draft: _Draft) -> None:
     figures = {
         "--max-model-len": model.context,
         "--kv-cache-dtype": model.kv_cache_dtype,
-        "--gpu-memory-utilization": model.gpu_memory_utilization,
+        UTILIZATION: model.gpu_memory_utilization,
     }
     for name, figure in figures.items():
         if figure is not None:
@@ -340,7 +318,7 @@ def _choose(draft: _Draft, text: str) -> None:
         if why and (other is None or other.flag_refusal(draft.request.served.interface, value)):
             hint = f"--set {other.flag.removeprefix('--')}=VALUE" if other else ""
             raise UsageError(f"--set {text}: {why}", hint=hint)
-        draft.variable(name, value, _SET)
+        draft.variable(name, value, SET)
         return
     flag = canonical(name if name.startswith("-") else f"--{name}")
     if flag in _OWN_OPTIONS:
@@ -356,17 +334,17 @@ def _choose(draft: _Draft, text: str) -> None:
     why = draft.request.served.interface.refusal(flag, value if equals else None)
     if why:
         raise UsageError(f"--set {text}: {why}")
-    draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=_SET)
+    draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
 
 
-def _notes(draft: _Draft) -> Iterator[str]:
+def _notes(draft: _Draft, *, fits: bool) -> Iterator[str]:
     """What somebody who starts this should know."""
     model = draft.request.model
     if not model.holds:
         yield "the kinds of layers in the checkpoint are unknown: the profile may not fit them"
     if "--max-model-len" not in draft.flags:
         yield "the context is unknown: vLLM takes the model's own; --set max-model-len=N bounds it"
-    if "--gpu-memory-utilization" not in draft.flags:
+    if UTILIZATION not in draft.flags and not fits:
         yield "the memory that it needs is unknown: --set gpu-memory-utilization=F, if it runs out"
     if model.revision is None:
         yield "no revision is known: the newest of the checkpoint is served"

@@ -21,7 +21,8 @@ from builder.pypi.index import write_atomically
 from builder.serving.documents import Topology
 from builder.serving.formats.all import rendered
 from builder.serving.formats.yamltext import yaml_text
-from builder.serving.recipe import RecipeRequest, recipe_of, selects_for
+from builder.serving.recipe import recipe_of, selects_for
+from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place
 from builder.util.documents import Document, Part, Text, read
 from builder.util.paths import data_dir, in_checkout

@@ -13,7 +13,8 @@ from builder.__main__ import run
 from builder.errors import Exit, NotServed, UsageError
 from builder.serving.models import Models
 from builder.serving.profile import ServedProfile, served_profile
-from builder.serving.recipe import RecipeRequest, recipe_of
+from builder.serving.recipe import recipe_of
+from builder.serving.reciperequest import RecipeRequest
 from builder.serving.registry import newest_release
 from builder.serving.topology import Place
 from tests.documents import validated

@@ -7,7 +7,7 @@ from typing import Any
 from builder.serving.interface import Flag, ServeInterface
 from builder.serving.models import Model, Models
 from builder.serving.profile import ServedProfile
-from builder.serving.recipe import RecipeRequest
+from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place
 
 _VALUES = (

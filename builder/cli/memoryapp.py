@@ -1,0 +1,121 @@
+"""The options of what looks at a model's memory; what they do is imported when run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from builder.cli import complete
+from builder.cli import options as opt
+from builder.cli.commands import SERVE
+from builder.cli.help import App, examples
+
+memory_app = App()
+
+
+@memory_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build memory nemotron-3-super",
+        "spark-build memory ./checkpoint --context 131072 --sequences 4",
+        "spark-build memory ./checkpoint --release 0.33.0 --json",
+    ),
+)
+def memory(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with a checkpoint; or a model's name, or its id on Hugging Face.",
+            metavar="MODEL_OR_DIR",
+            autocompletion=complete.models,
+        ),
+    ],
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of each sequence (default: as config.json says).", metavar="N", min=1
+        ),
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option(help="Sequences at the same time.", metavar="N", min=1)
+    ] = 1,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, fp8, bfloat16 or float16.", metavar="DTYPE")
+    ] = "auto",
+    release: Annotated[
+        str | None,
+        typer.Option(help="Only flags that this released vLLM has.", metavar="VERSION"),
+    ] = None,
+    models: opt.ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Estimate whether a model fits into a GB10's memory, before it starts.
+
+    Of a checkpoint only config.json and the headers of its safetensors files are read. Exits with
+    5 if the model does not fit.
+    """
+    from builder.cli.memory import memory_command
+    from builder.serving.memory import MemoryRequest
+
+    memory_command(
+        MemoryRequest(
+            subject=subject,
+            context=context,
+            sequences=sequences,
+            kv_cache_dtype=kv_cache_dtype,
+            release=release,
+            models=models or (),
+        ),
+        json=json,
+    )
+
+
+audit_app = App()
+
+
+@audit_app.command(
+    rich_help_panel=SERVE,
+    epilog=examples(
+        "spark-build audit ./checkpoint",
+        "spark-build audit nemotron-3-super",
+        "spark-build audit --inside audit",
+        "spark-build audit audit/audit.json --against ./checkpoint",
+    ),
+)
+def audit(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder with a checkpoint; a file that spark_build_audit.py wrote; or a model's "
+            "name, or its id on Hugging Face.",
+            metavar="DIR_OR_FILE_OR_MODEL",
+            autocompletion=complete.models,
+            show_default=False,
+        ),
+    ] = None,
+    inside: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write there what audits a model beside vLLM, in an image or an environment.",
+            metavar="DIR",
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="The checkpoint to hold a loaded model against.", metavar="DIR"),
+    ] = None,
+    models: opt.ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Show how a model's modules are quantised, and which bound its speed.
+
+    By the headers of a checkpoint, or by what vLLM says after it has loaded the model. Exits with 5
+    if vLLM holds layers in 16 bits that the checkpoint (--against) has quantised.
+    """
+    from builder.cli.audit import audit_command, inside_command
+    from builder.serving.audit import audit_request
+
+    if inside is not None and subject is None and against is None:
+        inside_command(inside, json=json)
+        return
+    audit_command(audit_request(subject, inside, against, models or ()), json=json)
