@@ -17,6 +17,7 @@ from builder.serving.hints import Hints, Words, _name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from builder.serving.hints import Kind
     from builder.serving.modules import Found, Module, Modules
 
 #: ``vllm serve`` itself: the parser is the ``make_arg_parser`` that it imports.
@@ -26,8 +27,11 @@ _KWARGS = "get_kwargs"
 _STORE_TRUE = ("store_true", "store_false")
 _SWITCH = "BooleanOptionalAction"
 _INVERSES = "_inverse_prefixes"
-#: Values that turn a word into JSON, in ``type=``.
-_JSON = "json.loads"
+#: What ``type=`` makes of a word.
+_TYPES: dict[str, Kind] = {
+    "json.loads": "json", "int": "integer", "float": "number", "str": "text",
+    "human_readable_int": "size", "human_readable_int_or_auto": "size-or-auto",
+}  # fmt: skip
 
 Fields = dict[str, Words]
 
@@ -50,6 +54,7 @@ class FlagReader:
         self._modules = modules
         arguments = modules.needed("vllm.engine.arg_utils")
         self._hints = Hints(modules, optional_text="{bool, str, type(None)}" in arguments.source)
+        self._sizes = _sizes(arguments)
         self._inverses = self._inverse_prefixes()
         self._fields: dict[tuple[str, str], Fields] = {}
 
@@ -86,7 +91,9 @@ class FlagReader:
             outer = node.annotation
             wrapped = _name(outer.value) if isinstance(outer, ast.Subscript) else _name(outer)
             if wrapped not in ("ClassVar", "InitVar"):  # dataclasses do not count these
-                yield node.target.id, self._hints.words(owner.module, outer)
+                words = self._hints.words(owner.module, outer)
+                size = self._sizes.get(node.target.id) if words.kind == "integer" else None
+                yield node.target.id, replace(words, kind=size) if size else words
 
     def switch(self, names: Sequence[str], words: Words, deprecated: str) -> RawFlag:
         """A flag with its ``--no-`` forms, and with ``--disable-`` for ``--enable-`` if so."""
@@ -259,11 +266,7 @@ class _Follow:
     def _with(self, words: Words, key: str, value: ast.expr) -> Words:  # noqa: PLR0911 - one a key
         said = ast.unparse(value)
         if key == "type":
-            if _JSON in said:
-                return replace(words, kind="json")
-            if ".lower()" in said and ".replace(" in said:
-                return replace(words, folds=True)
-            return replace(words, kind="integer") if said == "int" else words
+            return self._typed(words, said)
         if key == "nargs":
             counted = {"?": "optional", "*": "many", "+": "many"}.get(_text(value))
             return replace(words, takes=counted) if counted else words  # type: ignore[arg-type]
@@ -276,6 +279,15 @@ class _Follow:
                 return replace(words, takes="nothing", kind="true-or-false", switch=True)
             return replace(words, switch=False)
         return words
+
+    @staticmethod
+    def _typed(words: Words, said: str) -> Words:
+        """``type=``: json.loads, int, optional_type(str), and a lambda that folds."""
+        if ".lower()" in said and ".replace(" in said:
+            return replace(words, folds=True)
+        inner = said.removeprefix("optional_type(").removesuffix(")")
+        kind = _TYPES.get(inner.removeprefix("parse_type("), words.kind)
+        return replace(words, kind=kind, nullable=inner != said)
 
     def _choices(self, node: ast.expr) -> tuple[str, ...]:
         """The values of a list, or of a literal type; nothing where they depend on the machine."""
@@ -336,5 +348,24 @@ class _Follow:
         )
 
 
-def _text(node: ast.expr) -> str:
+def _sizes(arguments: Module) -> dict[str, Kind]:
+    """The fields that vLLM takes as sizes: ``if name in (...): kwargs[name]["type"] = ...``."""
+    found: dict[str, Kind] = {}
+    for function in ("get_kwargs", "_compute_kwargs"):
+        body = arguments.names.get(function)
+        nodes = list(ast.walk(body)) if isinstance(body, ast.FunctionDef) else []
+        sets = {_name(n.targets[0]): n.value for n in nodes if isinstance(n, ast.Assign)}
+        for node in nodes:
+            if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+                continue
+            first = node.body[0]
+            kind = _TYPES.get(_name(first.value)) if isinstance(first, ast.Assign) else None
+            if kind in ("size", "size-or-auto") and _name(node.test.left) == "name":
+                named = node.test.comparators[0]
+                held = sets.get(named.id, named) if isinstance(named, ast.Name) else named
+                found |= {_text(n): kind for n in ast.walk(held) if _text(n)}
+    return found
+
+
+def _text(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

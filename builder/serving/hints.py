@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 #: How many words follow a flag: none, one, one or none, one or more; a number is that many.
 Takes = Literal["nothing", "one", "optional", "many"] | int
 
-#: What a value must be, where that is known.
-Kind = Literal["text", "integer", "number", "json", "true-or-false"]
+#: What a value must be, where that is known.  A size is a whole number that may end in k, M, G, T;
+#: an object is JSON with the fields of a configuration class.
+Kind = Literal[
+    "text", "integer", "size", "size-or-auto", "number", "json", "object", "true-or-false"
+]
 
 _WRAPPERS = ("Annotated", "SkipValidation", "Final")
 _PLAIN = {"str", "int", "float", "bool", "dict", "list", "tuple", "set"}
@@ -33,6 +36,8 @@ class Words:
     choices: tuple[str, ...] = ()
     #: case and hyphens of a value do not matter
     folds: bool = False
+    #: an empty word and ``None`` are no value
+    nullable: bool = False
     #: also has a form that switches it off
     switch: bool = False
 
@@ -57,12 +62,15 @@ class Hints:
         #: whether ``bool | str | None`` is a flag with an optional value
         self._optional_text = optional_text
 
-    def words(self, module: Module, annotation: ast.expr) -> Words:  # noqa: PLR0911 - one a type
+    def words(self, module: Module, annotation: ast.expr) -> Words:
         """What a field of this type takes on the command line."""
         hints = list(self._of(module, annotation))
         kinds = {hint.kind for hint in hints}
+        return replace(self._words(hints, kinds), nullable="none" in kinds and "bool" not in kinds)
+
+    def _words(self, hints: list[Hint], kinds: set[str]) -> Words:  # noqa: PLR0911 - one a type
         if "dataclass" in kinds:
-            return Words(kind="json")
+            return Words(kind="object")
         if self._optional_text and kinds == {"bool", "str", "none"}:
             return Words("optional")
         if "bool" in kinds:

@@ -6,7 +6,6 @@ All of it is read from the release's own source, and nothing of it is imported o
 from __future__ import annotations
 
 import ast
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -20,6 +19,7 @@ from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Kind, Takes
 from builder.serving.modules import Modules
+from builder.serving.values import wrong_kind
 from builder.util.console import console
 from builder.util.documents import Part, Sha256, Text
 from builder.verify.results import Results
@@ -71,6 +71,7 @@ class Flag(Part, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="the only values, where the release checks them")
     ] = ()
     folds: Annotated[bool, Meta(description="case and hyphens of a value do not matter")] = False
+    nullable: Annotated[bool, Meta(description="an empty word and None are no value")] = False
     off: Annotated[tuple[Text, ...], Meta(description="those of the names that switch it off")] = ()
     deprecated: Annotated[str, Meta(description="what the release says of its end")] = ""
 
@@ -81,7 +82,7 @@ class Flag(Part, frozen=True, kw_only=True):
         ordered = sorted(raw.names, key=lambda name: not name.startswith("--"))
         return cls(
             names=tuple(ordered), takes=words.takes, kind=words.kind, choices=words.choices,
-            folds=words.folds, off=raw.off, deprecated=raw.deprecated,
+            folds=words.folds, nullable=words.nullable, off=raw.off, deprecated=raw.deprecated,
         )  # fmt: skip
 
     def refusal(self, value: str | None) -> str:
@@ -93,42 +94,17 @@ class Flag(Part, frozen=True, kw_only=True):
             return "" if value is None else "takes no value"
         if value is None:
             return "" if self.takes == "optional" else "needs a value"
-        if self.choices and (_folded(value) if self.folds else value) not in self.choices:
+        if self.choices and self.folded(value) not in self.choices:
             known = ", ".join(self.choices)
             return f"has no value {value!r}{did_you_mean(value, self.choices)} (it has {known})"
-        return self._not_of_its_kind(value)
-
-    def _not_of_its_kind(self, value: str) -> str:
         if self.takes not in ("one", "optional"):
             return ""
-        try:
-            if self.kind == "number":
-                float(value)
-            elif self.kind == "json":
-                json.loads(value)
-            elif self.kind == "integer" and not _counted(value):
-                raise ValueError
-        except ValueError:
-            return f"takes {_KINDS[self.kind]}, not {value!r}"
-        return ""
+        wanted = wrong_kind(self.kind, value, nullable=self.nullable)
+        return f"takes {wanted}, not {value!r}" if wanted else ""
 
-
-_KINDS = {"number": "a number", "json": "JSON", "integer": "a whole number"}
-
-
-def _folded(value: str) -> str:
-    """As vLLM reads the values of ``--moe-backend`` and ``--linear-backend``."""
-    return value.lower().replace("-", "_")
-
-
-def _counted(value: str) -> bool:
-    """Whether it is a whole number as vLLM reads some of them: 4096, 4k, 25.6k, auto."""
-    text = value.strip()
-    if text.lower() == "auto" or not text:
-        return text.lower() == "auto"
-    if text[-1] in "kKmMgGtT":
-        text = text[:-1].replace(".", "", 1)
-    return text.removeprefix("-").isdigit()
+    def folded(self, value: str) -> str:
+        """A value as vLLM reads it: ``--moe-backend`` takes flashinfer-b12x too."""
+        return value.lower().replace("-", "_") if self.folds else value
 
 
 class ServeInterface(Part, frozen=True, kw_only=True):
@@ -156,7 +132,11 @@ class ServeInterface(Part, frozen=True, kw_only=True):
             known = [n for flag in self.flags for n in flag.names]
             return f"vLLM {self.vllm} has no flag {name}{did_you_mean(name, known)}"
         if key:  # --kernel-config.linear_backend VALUE
-            return "" if found.kind == "json" else f"{plain} of vLLM {self.vllm} takes no keys"
+            return (
+                ""
+                if found.kind in ("json", "object")
+                else f"{plain} of vLLM {self.vllm} takes no keys"
+            )
         why = found.refusal(value)
         return f"{name} of vLLM {self.vllm} {why}" if why else ""
 
@@ -198,7 +178,10 @@ class _Kept(Part, frozen=True, kw_only=True):
 _RESULTS = Results(
     "interfaces",
     (
-        *(("serving", f"{name}.py") for name in ("interface", "flags", "hints", "modules")),
+        *(
+            ("serving", f"{name}.py")
+            for name in ("interface", "flags", "hints", "modules", "values")
+        ),
         ("applier", "environment.py"),
     ),
     200,

@@ -1,64 +1,68 @@
-"""What is read from a release's source is what its own parser says, made without a GPU."""
+"""What is read from a release's source is what its own parser says, made without a GPU.
+
+The parsers of FULL run here.  Those of all releases were run once, and ``real-parsers.json`` has
+the digest of what each said, beside that of its wheel: what we read is held against it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from builder.serving.interface import ServeInterface, read_interface
+from builder.serving.interface import interface_in
 
-from .sandboxed import release_of
+from .real_parsers import as_read, ask, differences, digest, evidence, spoken
+from .support import expected_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .support import Planner
 
-    Truth = Callable[[str], tuple[ServeInterface, dict[str, Any]]]
-
 #: The oldest and the newest, both sides of the moved parser, and one of each torch between.
-RELEASES = ("0.17.1", "0.20.1", "0.24.0", "0.28.0", "0.33.0")
-#: The values of these depend on the machine, or are too many to name: none are checked.
-UNCHECKED = {"--mm-processor-device", "--collect-detailed-traces"}
-TAKES = {None: "one", "?": "optional", "+": "many", "*": "many", 0: "nothing"}
+FULL = ("0.17.1", "0.20.1", "0.24.0", "0.28.0", "0.33.0")
+ALL = tuple(expected_states()["release"])
 
 
-@pytest.fixture(scope="module")
-def truth(planned: Planner) -> Truth:
-    """A release as it is read, and as it says of itself; each asked once."""
-    made: dict[str, tuple[ServeInterface, dict[str, Any]]] = {}
-
-    def ask(release: str) -> tuple[ServeInterface, dict[str, Any]]:
-        if release not in made:
-            plan = planned(f"pypi:vllm=={release}", "marlin")
-            running = release_of(plan)
-            (said,) = running.run("arguments.py", given=running.simulation())
-            made[release] = (read_interface(plan.base.tree.read, release), said)
-        return made[release]
-
-    return ask
+@pytest.mark.parametrize("release", FULL)
+def test_a_parser_that_runs_says_what_we_read(planned: Planner, release: str) -> None:
+    plan = planned(f"pypi:vllm=={release}", "marlin")
+    said, read = ask(plan), as_read(interface_in(plan.base.tree, release))
+    assert list(differences(said, read)) == []
+    assert evidence()[release] == spoken(plan, said)
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_flags(truth: Truth, release: str) -> None:
-    read, said = truth(release)
-    theirs = {frozenset(flag["names"]): flag for flag in said["flags"]}
-    del theirs[frozenset({"-h", "--help"})]
-    ours = {frozenset(flag.names): flag for flag in read.flags}
-    assert ours.keys() == theirs.keys()
-    unchecked: set[str] = set()
-    for names, flag in theirs.items():
-        assert ours[names].takes == TAKES.get(flag["nargs"], flag["nargs"]), names
-        choices = tuple(sorted(c for c in flag["choices"] or () if c != "None"))
-        if ours[names].choices != choices:
-            unchecked |= names
-    assert unchecked <= UNCHECKED
+@pytest.mark.parametrize("release", ALL)
+def test_we_read_what_the_parser_was_recorded_to_say(planned: Planner, release: str) -> None:
+    plan = planned(f"pypi:vllm=={release}", "marlin")
+    read = as_read(interface_in(plan.base.tree, release))
+    again = f"try: python -m tests.wheels.real_parsers {release}"
+    assert spoken(plan, read) == evidence()[release], again
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_variables_and_parsers(truth: Truth, release: str) -> None:
-    read, said = truth(release)
-    assert list(read.variables) == said["variables"]
-    assert list(read.reasoning_parsers) == said["reasoning"]
-    assert list(read.tool_parsers) == said["tools"]
+def test_records_are_of_these_releases() -> None:
+    assert tuple(evidence()) == ALL
+    assert {one.wheel.split("-")[1] for one in evidence().values()} == {*ALL}
+
+
+@pytest.mark.parametrize("change", ["name", "takes", "kind", "choices", "variable", "parser"])
+def test_any_other_reading_has_another_digest(planned: Planner, change: str) -> None:
+    plan = planned("pypi:vllm==0.33.0", "marlin")
+    read = interface_in(plan.base.tree, "0.33.0")
+    changed = msgspec.json.decode(msgspec.json.encode(read))
+    flag = next(f for f in changed["flags"] if "--moe-backend" in f["names"])
+    if change == "name":
+        flag["names"].append("--moe")
+    elif change == "takes":
+        flag["takes"] = "many"
+    elif change == "kind":
+        flag["kind"] = "integer"
+    elif change == "choices":
+        flag["choices"].pop()
+    elif change == "variable":
+        del changed["variables"]["VLLM_HOST_IP"]
+    else:
+        changed["tool_parsers"].pop()
+    other = as_read(msgspec.convert(changed, type(read)))
+    assert digest(other) != digest(as_read(read))
+    assert len(list(differences(as_read(read), other))) == (2 if change == "name" else 1)

@@ -9,13 +9,13 @@ import pytest
 from builder.serving.memory import MemoryRequest, memory_estimate
 from tests.unit.serving.checkpoints import DENSE, checkpoint
 
-from .test_interface import RELEASES
+from .test_interface import FULL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", FULL)
 def test_flags_are_those_of_the_release(tmp_path: Path, release: str) -> None:
     folder = checkpoint(tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", [8])}, DENSE)
     made = memory_estimate(

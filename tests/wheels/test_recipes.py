@@ -1,32 +1,39 @@
-"""Every recipe's command line parses with its release's own parser, and its variables are read."""
+"""Every recipe's command line parses as its release would parse it, and its variables are read.
+
+With five releases the parser itself does it; with each, one that is made of what we read of it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from packaging.version import Version
 
 from builder.__main__ import run
-from builder.errors import Exit, NotServed, UsageError
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.serving.models import Models
 from builder.serving.profile import ServedProfile, served_profile
 from builder.serving.recipe import recipe_of
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.registry import newest_release
 from builder.serving.topology import Place
+from builder.serving.values import wrong_kind
 from tests.documents import validated
 from tests.wheels.support import PROFILES
 
 from .sandboxed import release_of
-from .test_interface import RELEASES
+from .test_interface import ALL, FULL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from builder.serving.documents import Recipe
+    from builder.serving.interface import Flag, ServeInterface
 
     from .support import Planner
 
@@ -37,8 +44,17 @@ PLACES = (
     Place(topology="tp2", addresses=TWO, interface="enp1s0f0np0"),
     Place(topology="two-solos", addresses=TWO),
 )
-#: What no profile serves, by design: the release has no b12x, or its wheel's kernels do not run.
-NOT_SERVED = {("0.17.1", "b12x-full"), ("0.17.1", "cutlass-sm12x")}
+#: What no parser takes.
+BROKEN = [
+    ["--no-such-flag"],
+    ["--moe-backend", "no-such-backend"],
+    ["--port", "4k"],
+    ["--max-num-batched-tokens", "2.5K"],
+    ["--speculative-config", "{"],
+]
+#: Before it no profile but marlin serves a release: it has no b12x, and its wheel's kernels do not
+#: run.
+FIRST_OF_OTHERS = Version("0.20.0")
 
 
 def recipes(served: ServedProfile) -> Iterator[Recipe | str]:
@@ -94,23 +110,93 @@ def test_b12x_full_serves_a_mixed_checkpoint(release: str) -> None:
         assert flags["--linear-backend"] == "flashinfer_b12x"
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_line_parses(planned: Planner, release: str) -> None:
-    widest = "marlin" if (release, "b12x-full") in NOT_SERVED else "b12x-full"
+def recipes_of(release: str) -> Iterator[tuple[ServedProfile, Recipe]]:
+    """The recipes of every profile that serves a release; why there is none is as expected."""
+    for profile in PROFILES:
+        if profile != "marlin" and Version(release) < FIRST_OF_OTHERS:
+            with pytest.raises(SparkBuildError):  # not served, or only with a compiler
+                served_profile(profile, release, None)
+            continue
+        served = served_profile(profile, release, None)
+        for one in recipes(served):
+            if isinstance(one, str):
+                assert any(w in one for w in ("does not serve", "needs vLLM", "draft")), one
+            else:
+                yield served, one
+
+
+def lines_of(recipe: Recipe) -> list[list[str]]:
+    """The words after ``vllm serve``, for each node."""
+    return [recipe.command(node)[2:] for node in recipe.nodes]
+
+
+def variables_of(recipe: Recipe) -> set[str]:
+    """Those of vLLM."""
+    return {one.name for one in recipe.env if one.name.startswith("VLLM_")}
+
+
+@pytest.mark.parametrize("release", FULL)
+def test_every_line_parses_with_the_parser_itself(planned: Planner, release: str) -> None:
+    widest = "marlin" if Version(release) < FIRST_OF_OTHERS else "b12x-full"
     # b12x-full adds values of flags to some releases, and takes none away
     running = release_of(planned(f"pypi:vllm=={release}", widest))
-    made: list[Recipe] = []
-    for profile in PROFILES:
-        if (release, profile) not in NOT_SERVED:
-            found = list(recipes(served_profile(profile, release, None)))
-            made += [one for one in found if not isinstance(one, str)]
-            for why in (one for one in found if isinstance(one, str)):
-                assert any(words in why for words in ("does not serve", "needs vLLM", "draft")), why
+    made = [recipe for _, recipe in recipes_of(release)]
     assert len({one.model for one in made}) >= (5 if release == "0.17.1" else 6)
-    lines = [recipe.command(node)[2:] for recipe in made for node in recipe.nodes]
-    broken = [["--no-such-flag"], ["--moe-backend", "no-such-backend"]]
-    (said,) = running.run("arguments.py", given={**running.simulation(), "lines": lines + broken})
-    complaints = dict(zip(map(tuple, lines + broken), said["complaints"], strict=True))
-    assert [line for line, why in complaints.items() if why] == [tuple(line) for line in broken]
-    named = {one.name for recipe in made for one in recipe.env if one.name.startswith("VLLM_")}
-    assert named <= set(said["variables"])
+    lines = [line for recipe in made for line in lines_of(recipe)]
+    (said,) = running.run("arguments.py", given={**running.simulation(), "lines": lines + BROKEN})
+    complaints = dict(zip(map(tuple, lines + BROKEN), said["complaints"], strict=True))
+    assert [line for line, why in complaints.items() if why] == [*map(tuple, BROKEN)]
+    assert {name for one in made for name in variables_of(one)} <= set(said["variables"])
+
+
+@pytest.mark.parametrize("release", ALL)
+def test_every_line_parses_with_a_parser_as_we_read_it(release: str) -> None:
+    """`test_interface.py` holds that reading against what each parser said."""
+    seen = set()
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    for served, recipe in recipes_of(release):
+        seen.add(recipe.model)
+        if served.name not in parsers:
+            parsers[served.name] = parser_of(served.interface)
+        parser = parsers[served.name]
+        for line in lines_of(recipe):
+            assert parser.parse_args(line).model_tag == recipe.id
+        assert variables_of(recipe) <= served.interface.variables.keys()
+    assert len(seen) >= 5
+    for parser in parsers.values():
+        for line in BROKEN:
+            with pytest.raises(argparse.ArgumentError):
+                parser.parse_args(line)
+
+
+def parser_of(interface: ServeInterface) -> argparse.ArgumentParser:
+    """A parser with the flags that were read."""
+    parser = Raising(add_help=False, allow_abbrev=False)
+    parser.add_argument("model_tag", nargs="?")
+    for flag in interface.flags:
+        if flag.takes == "nothing":
+            parser.add_argument(*flag.names, action="store_true")
+            continue
+        nargs = {"one": None, "optional": "?", "many": "+"}.get(str(flag.takes), flag.takes)
+        parser.add_argument(*flag.names, nargs=nargs, type=typed(flag))
+    return parser
+
+
+class Raising(argparse.ArgumentParser):
+    """A parser that raises, with arguments that it does not know too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentError(None, message)
+
+
+def typed(flag: Flag) -> Callable[[str], str]:
+    """What takes one word of a flag."""
+
+    def take(word: str) -> str:
+        if wrong_kind(flag.kind, word, nullable=flag.nullable):
+            raise ValueError(word)
+        if flag.choices and flag.folded(word) not in flag.choices:
+            raise ValueError(word)
+        return word
+
+    return take

@@ -77,7 +77,17 @@ _GONE = "--old-way is deprecated: use --new-way"
 ODD = "odd"
 
 def optional_type(kind): ...
-def get_kwargs(cls): ...
+def get_kwargs(cls):
+    for name in cls:
+        human_readable_int_args = {"max_num_batched_tokens", "max_num_queued_tokens"}
+        if name == "max_model_len":
+            kwargs[name]["type"] = human_readable_int_or_auto
+        elif name in human_readable_int_args:
+            kwargs[name]["type"] = human_readable_int
+        elif name in ("kv_cache_memory_bytes",):
+            kwargs[name]["type"] = human_readable_int
+        else:
+            kwargs[name]["type"] = int
 
 class EngineArgs:
     @staticmethod
@@ -88,6 +98,11 @@ class EngineArgs:
             model_group.add_argument("--model", **model_kwargs["model"])
         model_group.add_argument("--quantization", "-q", **model_kwargs["quantization"])
         model_group.add_argument("--max-model-len", **model_kwargs["max_model_len"])
+        for_queues = model_kwargs["max_num_queued_tokens"]
+        model_group.add_argument("--max-num-queued-tokens", **for_queues)
+        model_group.add_argument(
+            "--kv-cache-memory-bytes", **model_kwargs["kv_cache_memory_bytes"]
+        )
         model_group.add_argument("--old-way", type=str, help=_GONE)
         model_group.add_argument("--hf-token", type=str, nargs="?", const=True)
         parallel_kwargs = get_kwargs(ParallelConfig)
@@ -142,6 +157,8 @@ class ModelConfig:
     model: str = "Qwen/Qwen3-0.6B"
     quantization: Quantization | str | None = None
     max_model_len: int = Field(default=None, gt=0)
+    max_num_queued_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
 """
 
 PARALLEL = """

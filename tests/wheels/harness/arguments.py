@@ -35,7 +35,11 @@ PASSED_BY = ("mistral_common", "cv2", "tiktoken", "partial_json_parser", "openai
              "xgrammar", "outlines_core", "lmformatenforcer",
              "diskcache")  # fmt: skip
 #: The modules that have had the parser.
-PLACES = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args")
+PLACES = (
+    "vllm.entrypoints.openai.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.common.cli_args",
+)
 
 
 class Empty(types.ModuleType):
@@ -75,7 +79,7 @@ class Rest(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def flags(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+def flags(parser: argparse.ArgumentParser, tried: list[str]) -> list[dict[str, Any]]:
     """Every flag with all of its names, those that help does not show included."""
     names: dict[int, list[str]] = {}
     actions = {id(action): action for action in parser._option_string_actions.values()}
@@ -86,9 +90,19 @@ def flags(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
             "names": names[key],
             "nargs": action.nargs,
             "choices": None if action.choices is None else [str(c) for c in action.choices],
+            "tried": [value for value in tried if takes(parser, action, value)],
         }
         for key, action in actions.items()
     ]
+
+
+def takes(parser: argparse.ArgumentParser, action: argparse.Action, value: str) -> bool:
+    """Whether the parser takes one word as this flag's value, its choices aside."""
+    try:
+        parser._get_value(action, value)
+    except Exception:
+        return False
+    return True
 
 
 def complaint(parser: argparse.ArgumentParser, words: list[str]) -> str:
@@ -107,9 +121,11 @@ def complaint(parser: argparse.ArgumentParser, words: list[str]) -> str:
 def place() -> Any:
     """The module that has the parser."""
     for name in PLACES:
-        with contextlib.suppress(ModuleNotFoundError):
-            if importlib.util.find_spec(name) is not None:
-                return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not name.startswith(str(error.name)):  # something else is missing
+                raise
     raise ModuleNotFoundError(" or ".join(PLACES))
 
 
@@ -128,7 +144,7 @@ def main() -> int:
         reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
         tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
         result = {
-            "flags": flags(parser),
+            "flags": flags(parser, request.get("tried", [])),
             "complaints": [complaint(parser, words) for words in request.get("lines", ())],
             "variables": sorted(importlib.import_module("vllm.envs").environment_variables),
             "reasoning": sorted(reasoning.list_registered()),
