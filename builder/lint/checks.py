@@ -102,13 +102,12 @@ def _twice(checked: Checked) -> Iterator[Finding]:
 def _parsers(checked: Checked) -> Iterator[Finding]:
     for name, plugin in PLUGINS.items():
         flag, value = checked.last(name), checked.value(name)
-        built_in = checked.interface.parsers(name)
-        if flag is None or not value or value in built_in or checked.last(plugin):
+        message = checked.interface.parser_refusal(name, value)
+        if flag is None or not message or checked.last(plugin):
             continue
-        message = f"vLLM {checked.interface.vllm} has no parser {value!r} for {name}"
         choices = [c for m in [checked.model] if m for c in (*m.reasoning_parsers, *m.tool_parsers)]
         plugged = next((c.plugin for c in choices if c.name == value and c.plugin), "")
-        advice = f"it has {', '.join(built_in)}"
+        advice = f"it has {', '.join(checked.interface.parsers(name))}"
         if plugged:
             advice = f"the checkpoint brings it: {plugin} {plugged}"
         yield checked.finding("unknown-parser", flag.line, message, advice)

@@ -57,7 +57,8 @@ RULES = {
     rule.id: rule
     for rule in (
         _rule("unknown-flag", "error", "the release has no such flag", _ARGS),
-        _rule("bad-value", "error", "the release refuses the value of a flag", _ARGS),
+        _rule("bad-value", "error", "the release refuses the value of a flag",
+              f"{_ARGS} and configuration (vllm/config)"),
         _rule("unknown-parser", "error", "the release has no such parser, and no plugin is given",
               "vllm/reasoning/__init__.py and vllm/tool_parsers/__init__.py of the release"),
         _rule("unknown-variable", "warning", "the release does not read the variable",

@@ -27,6 +27,9 @@ _KWARGS = "get_kwargs"
 _STORE_TRUE = ("store_true", "store_false")
 _SWITCH = "BooleanOptionalAction"
 _INVERSES = "_inverse_prefixes"
+#: Fields of whose values the type lists a part: vLLM registers more tokenizers than it has modes
+#: (vllm/tokenizers/registry.py).
+_OPEN = ("tokenizer_mode",)
 #: What ``type=`` makes of a word.
 _TYPES: dict[str, Kind] = {
     "json.loads": "json", "int": "integer", "float": "number", "str": "text",
@@ -93,7 +96,21 @@ class FlagReader:
             if wrapped not in ("ClassVar", "InitVar"):  # dataclasses do not count these
                 words = self._hints.words(owner.module, outer)
                 size = self._sizes.get(node.target.id) if words.kind == "integer" else None
-                yield node.target.id, replace(words, kind=size) if size else words
+                known = words.known or self._looked_up(owner, outer)
+                known = () if node.target.id in _OPEN else known
+                yield node.target.id, replace(words, kind=size or words.kind, known=known)
+
+    def _looked_up(self, owner: Found, annotation: ast.expr) -> tuple[str, ...]:
+        """The names of an enumeration in which a validator looks a word up, in capitals."""
+        for node in ast.walk(annotation):
+            lookup = f"{_name(node)}[value.upper()]"
+            if not isinstance(node, ast.Name) or lookup not in owner.module.source:
+                continue
+            found = self._modules.find(owner.module, node.id)
+            if found is not None and isinstance(found.node, ast.ClassDef):
+                assigned = (n for n in found.node.body if isinstance(n, ast.Assign))
+                return ("auto", *(_name(n.targets[0]) for n in assigned))
+        return ()
 
     def switch(self, names: Sequence[str], words: Words, deprecated: str) -> RawFlag:
         """A flag with its ``--no-`` forms, and with ``--disable-`` for ``--enable-`` if so."""
@@ -103,7 +120,9 @@ class FlagReader:
             for prefix, inverse in self._inverses.items():
                 if name.startswith(prefix):
                     off.append(inverse + name.removeprefix(prefix))
-        switched = replace(words, takes="nothing", kind="true-or-false", switch=True, choices=())
+        switched = replace(
+            words, takes="nothing", kind="true-or-false", switch=True, choices=(), known=()
+        )
         return RawFlag((*names, *off), switched, tuple(off), deprecated)
 
     def _inverse_prefixes(self) -> dict[str, str]:
@@ -271,7 +290,7 @@ class _Follow:
             counted = {"?": "optional", "*": "many", "+": "many"}.get(_text(value))
             return replace(words, takes=counted) if counted else words  # type: ignore[arg-type]
         if key == "choices":
-            return replace(words, choices=self._choices(value))
+            return replace(words, choices=self._choices(value), known=())
         if key == "action":
             if _text(value) in _STORE_TRUE:
                 return replace(words, takes="nothing", kind="true-or-false")

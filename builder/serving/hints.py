@@ -34,6 +34,8 @@ class Words:
     kind: Kind = "text"
     #: the only values, where the release checks them
     choices: tuple[str, ...] = ()
+    #: values that the release has of its own, where its parser lets others pass
+    known: tuple[str, ...] = ()
     #: case and hyphens of a value do not matter
     folds: bool = False
     #: an empty word and ``None`` are no value
@@ -66,7 +68,13 @@ class Hints:
         """What a field of this type takes on the command line."""
         hints = list(self._of(module, annotation))
         kinds = {hint.kind for hint in hints}
-        return replace(self._words(hints, kinds), nullable="none" in kinds and "bool" not in kinds)
+        words = self._words(hints, kinds)
+        is_open = words.takes == "one" and words.kind == "text" and not words.choices
+        return replace(
+            words,
+            known=tuple(dict.fromkeys(self.known(module, annotation))) if is_open else (),
+            nullable="none" in kinds and "bool" not in kinds,
+        )
 
     def _words(self, hints: list[Hint], kinds: set[str]) -> Words:  # noqa: PLR0911 - one a type
         if "dataclass" in kinds:
@@ -159,13 +167,26 @@ class Hints:
                 for hint in self._of(module, item):
                     yield from hint.values
 
+    def known(self, module: Module, node: ast.expr) -> Iterator[str]:
+        """The values of all literals in an annotation, as a type checker sees them."""
+        if isinstance(node, ast.BinOp):
+            yield from self.known(module, node.left)
+            yield from self.known(module, node.right)
+        elif isinstance(node, ast.Name):
+            found = self._modules.find_type(module, node.id)
+            if found is not None and found.value is not None:
+                yield from self.known(found.module, found.value)
+        elif isinstance(node, ast.Subscript):
+            for hint in self._subscript(module, node):
+                yield from (value for value in hint.values if isinstance(value, str))
+
     def values_of(self, module: Module, name: str) -> tuple[str, ...]:
         """The values of a named literal type."""
         hints = self._named(module, name)
         return tuple(str(value) for hint in hints for value in hint.values)
 
 
-def _name(node: ast.expr) -> str:
+def _name(node: ast.AST) -> str:
     return getattr(node, "id", getattr(node, "attr", ""))
 
 

@@ -19,7 +19,7 @@ from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Kind, Takes
 from builder.serving.modules import Modules
-from builder.serving.values import wrong_kind
+from builder.serving.values import NONE, wrong_kind
 from builder.util.console import console
 from builder.util.documents import Part, Sha256, Text
 from builder.verify.results import Results
@@ -57,6 +57,8 @@ _TOOLS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
 #: Flags that take the name of a parser, and the flag with which a checkpoint brings its own.
 REASONING_FLAG, TOOL_FLAG = "--reasoning-parser", "--tool-call-parser"
 PLUGINS = {REASONING_FLAG: "--reasoning-parser-plugin", TOOL_FLAG: "--tool-parser-plugin"}
+#: With these there is no parser.
+_NO_PARSER = ("", "none")
 #: Variables begin with this; vLLM warns about those that it does not know.
 VARIABLES = "VLLM_"
 
@@ -70,6 +72,9 @@ class Flag(Part, frozen=True, kw_only=True):
     choices: Annotated[
         tuple[str, ...], Meta(description="the only values, where the release checks them")
     ] = ()
+    known: Annotated[
+        tuple[str, ...], Meta(description="those that the release has, where it lets others pass")
+    ] = ()
     folds: Annotated[bool, Meta(description="case and hyphens of a value do not matter")] = False
     nullable: Annotated[bool, Meta(description="an empty word and None are no value")] = False
     off: Annotated[tuple[Text, ...], Meta(description="those of the names that switch it off")] = ()
@@ -82,7 +87,8 @@ class Flag(Part, frozen=True, kw_only=True):
         ordered = sorted(raw.names, key=lambda name: not name.startswith("--"))
         return cls(
             names=tuple(ordered), takes=words.takes, kind=words.kind, choices=words.choices,
-            folds=words.folds, nullable=words.nullable, off=raw.off, deprecated=raw.deprecated,
+            known=words.known, folds=words.folds, nullable=words.nullable, off=raw.off,
+            deprecated=raw.deprecated,
         )  # fmt: skip
 
     def refusal(self, value: str | None) -> str:
@@ -97,10 +103,19 @@ class Flag(Part, frozen=True, kw_only=True):
         if self.choices and self.folded(value) not in self.choices:
             known = ", ".join(self.choices)
             return f"has no value {value!r}{did_you_mean(value, self.choices)} (it has {known})"
+        if self.known and not self._may_be(value):
+            names = ", ".join(self.known)
+            return f"has no value {value!r}{did_you_mean(value, self.known)} (it has {names})"
         if self.takes not in ("one", "optional"):
             return ""
         wanted = wrong_kind(self.kind, value, nullable=self.nullable)
         return f"takes {wanted}, not {value!r}" if wanted else ""
+
+    def _may_be(self, value: str) -> bool:
+        """Whether it may be a value that the release has, or the place of a class."""
+        if (self.nullable and value in NONE) or set(value) & set("./:"):
+            return True
+        return value.lower() in {known.lower() for known in self.known}
 
     def folded(self, value: str) -> str:
         """A value as vLLM reads it: ``--moe-backend`` takes flashinfer-b12x too."""
@@ -152,6 +167,14 @@ class ServeInterface(Part, frozen=True, kw_only=True):
         if wrong:
             return f"{name} of vLLM {self.vllm} has no value {wrong[0]!r} ({', '.join(choices)})"
         return ""
+
+    def parser_refusal(self, flag: str, value: str) -> str:
+        """Why no built-in parser has this name; empty where one has, or the flag is another."""
+        built_in = self.parsers(flag)
+        if not built_in or value in built_in or value.lower() in _NO_PARSER:
+            return ""
+        guess = did_you_mean(value, built_in)
+        return f"vLLM {self.vllm} has no parser {value!r} for {flag}{guess}"
 
     def parsers(self, flag: str) -> tuple[str, ...]:
         """The built-in parsers that a flag chooses from."""

@@ -35,6 +35,8 @@ class Module:
     name: str
     source: str
     names: dict[str, ast.stmt | Imported] = field(repr=False)
+    #: what type checkers alone import
+    types: dict[str, Imported] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Modules:
             except (SyntaxError, ValueError) as error:
                 raise UsageError(f"{file} of this vLLM is not Python: {error}") from None
             parent = name if package else name.rpartition(".")[0]
-            return Module(name, source, dict(_names(tree.body, parent)))
+            names, types = dict(_names(tree.body, parent)), dict(_types(tree.body, parent))
+            return Module(name, source, names, types)
         return None
 
     def find(self, module: Module, name: str) -> Found | None:
@@ -107,6 +110,12 @@ class Modules:
                 return None
             module, name = target, node.name
         return None
+
+    def find_type(self, module: Module, name: str) -> Found | None:
+        """The same as a type checker sees it, which may import what a server does not."""
+        only = module.types.get(name)
+        target = self.module(only.module) if only and only.module.startswith(PACKAGE) else None
+        return self.find(target, only.name) if only and target else self.find(module, name)
 
     def _behind_a_star(self, module: Module, name: str) -> Imported | None:
         """Where ``from .types import *`` takes a name from."""
@@ -140,11 +149,24 @@ def _names(body: Sequence[ast.stmt], parent: str) -> Iterator[tuple[str, ast.stm
         elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             yield node.name, node
         elif isinstance(node, ast.If):
-            if "TYPE_CHECKING" not in ast.dump(node.test):
+            if not _is_checking(node):
                 yield from _names(node.body, parent)
             yield from _names(node.orelse, parent)
         elif isinstance(node, ast.Try):
             yield from _names(node.body, parent)
+
+
+def _types(body: Sequence[ast.stmt], parent: str) -> Iterator[tuple[str, Imported]]:
+    """What only type checkers import."""
+    for node in body:
+        if isinstance(node, ast.If) and _is_checking(node):
+            for inner in node.body:
+                if isinstance(inner, ast.ImportFrom):
+                    yield from _imported(inner, parent)
+
+
+def _is_checking(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.dump(node.test)
 
 
 def _imported(node: ast.ImportFrom, parent: str) -> Iterable[tuple[str, Imported]]:

@@ -115,6 +115,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     draft.flag("--port", str(request.port), "--port")
     for text in request.chosen:
         _choose(draft, text)
+    _refuse_parsers(draft)
     memory = _memory(draft)
     nodes = nodes_of(request.place, served)
     for node in nodes:
@@ -335,6 +336,29 @@ def _choose(draft: _Draft, text: str) -> None:
     if why:
         raise UsageError(f"--set {text}: {why}")
     draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
+
+
+def _refuse_parsers(draft: _Draft) -> None:
+    """Refuse a chosen parser that the release lacks, unless its plugin was chosen too.
+
+    Raises:
+        UsageError: there is one.
+    """
+    model, interface = draft.request.model, draft.request.served.interface
+    brought = {c.name for c in (*model.reasoning_parsers, *model.tool_parsers) if c.plugin}
+    for flag, plugin in PLUGINS.items():
+        chosen, with_plugin = draft.flags.get(flag), draft.flags.get(plugin)
+        value = chosen.value if chosen is not None and chosen.origin == SET else None
+        if value is None or (with_plugin is not None and (
+            with_plugin.origin == SET or value in brought
+        )):  # fmt: skip
+            continue
+        if why := interface.parser_refusal(flag, value):
+            raise UsageError(
+                f"--set {flag.removeprefix('--')}={value}: {why}",
+                hint=f"--set {plugin.removeprefix('--')}=FILE has one of your own; built in: "
+                f"{', '.join(interface.parsers(flag))}",
+            )
 
 
 def _notes(draft: _Draft, *, fits: bool) -> Iterator[str]:

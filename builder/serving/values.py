@@ -16,12 +16,12 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")
 #: Such a number in JSON, where the values are those of a configuration class.
 _SIZE_IN_JSON = re.compile(r"(?<=[:,\[\s])\d+(?:\.\d+)?[kKmMgGtT]\b")
 #: What ``optional_type`` takes as no value.
-_NONE = ("", "None")
+NONE = ("", "None")
 
 
 def wrong_kind(kind: Kind, value: str, *, nullable: bool) -> str:
     """What the parser wants in place of this word; empty where it takes the word."""
-    if kind not in _KINDS or (nullable and value in _NONE):
+    if kind not in _KINDS or (nullable and value in NONE):
         return ""
     wanted, check = _KINDS[kind]
     try:

@@ -40,6 +40,27 @@ def test_we_read_what_the_parser_was_recorded_to_say(planned: Planner, release: 
     assert spoken(plan, read) == evidence()[release], again
 
 
+@pytest.mark.parametrize("release", FULL)
+@pytest.mark.parametrize(
+    ("flag", "value", "near"),
+    [
+        ("--kv-cache-dtype", "fp8_e4m4", "fp8_e4m3"),
+        ("--moe-backend", "marlins", "marlin"),
+        ("--quantization", "modelop", "modelopt"),
+        ("--attention-backend", "FLASH_ATN", "FLASH_ATTN"),
+        ("--model-impl", "transformer", "transformers"),
+        ("--distributed-executor-backend", "rays", "ray"),
+        ("--dtype", "bfloat15", "bfloat16"),
+    ],
+)
+def test_values_that_only_the_configuration_checks_are_read_too(
+    planned: Planner, release: str, flag: str, value: str, near: str
+) -> None:
+    read = interface_in(planned(f"pypi:vllm=={release}", "marlin").base.tree, release)
+    assert f"has no value {value!r}; did you mean {near!r}?" in read.refusal(flag, value)
+    assert read.refusal(flag, near) == ""
+
+
 def test_records_are_of_these_releases() -> None:
     assert tuple(evidence()) == ALL
     assert {one.wheel.split("-")[1] for one in evidence().values()} == {*ALL}

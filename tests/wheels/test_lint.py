@@ -57,6 +57,12 @@ NOTES = {
         "--tensor-parallel-size 2 --distributed-executor-backend ray"),
         {"no-ray": 1, "gloo-interface": 1},
     ),
+    "values that only the configuration checks": (
+        "0.33.0",
+        ("vllm serve m --kv-cache-dtype banana --quantization modelop --attention-backend flash "
+        "--reasoning-parser qwen33 --port 8k"),
+        {"bad-value": 4, "unknown-parser": 1},
+    ),
     "note 4, today": (
         "0.33.0",
         ("VLLM_USE_FLASHINFER_MOE_FP4=0 VLLM_NVFP4_GEMM_BACKEND=marlin "

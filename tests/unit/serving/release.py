@@ -103,6 +103,9 @@ class EngineArgs:
         model_group.add_argument(
             "--kv-cache-memory-bytes", **model_kwargs["kv_cache_memory_bytes"]
         )
+        model_group.add_argument("--load-format", **model_kwargs["load_format"])
+        model_group.add_argument("--tokenizer-mode", **model_kwargs["tokenizer_mode"])
+        model_group.add_argument("--attention-backend", **model_kwargs["attention"])
         model_group.add_argument("--old-way", type=str, help=_GONE)
         model_group.add_argument("--hf-token", type=str, nargs="?", const=True)
         parallel_kwargs = get_kwargs(ParallelConfig)
@@ -145,10 +148,17 @@ def config(cls): return cls
 
 MODEL = """
 from dataclasses import InitVar
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, SkipValidation
 from vllm.config.utils import config
+from vllm.backends import AttentionEnum
 Quantization = Literal["fp8", "modelopt"]
+Mode = Literal["auto", "hf"]
+
+if TYPE_CHECKING:
+    from vllm.loader import LoadFormats
+else:
+    LoadFormats = str
 
 @config
 class ModelConfig:
@@ -159,6 +169,19 @@ class ModelConfig:
     max_model_len: int = Field(default=None, gt=0)
     max_num_queued_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
+    load_format: str | LoadFormats = "auto"
+    tokenizer_mode: Mode | str = "auto"
+    attention: AttentionEnum | None = None
+
+    def before(cls, value):
+        return AttentionEnum[value.upper()]
+"""
+
+BACKENDS = """
+class AttentionEnum(Enum):
+    FLASH_ATTN = "a.b"
+    TRITON_ATTN = "c.d"
+    def path(self): ...
 """
 
 PARALLEL = """
@@ -223,6 +246,8 @@ def files(changed: Mapping[str, str] | None = None) -> dict[str, bytes]:
         "vllm/config/parallel.py": PARALLEL,
         "vllm/config/kernel.py": KERNEL,
         "vllm/envs.py": ENVS,
+        "vllm/backends.py": BACKENDS,
+        "vllm/loader.py": 'from typing import Literal\nLoadFormats = Literal["auto", "dummy"]\n',
         "vllm/reasoning/__init__.py": PARSERS.format(
             table="_REASONING_PARSERS_TO_REGISTER", name="nemotron_v3"
         ),

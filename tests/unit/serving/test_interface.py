@@ -24,7 +24,8 @@ def test_all_flags_are_found_and_nothing_else(release: ServeInterface) -> None:
         "--headless", "--api-server-count", "--lora-modules", "--chat-template-kwargs",
         "--enable-auto-tool-choice", "--tool-call-parser", "--port", "--allowed-origins",
         "--model", "--quantization", "--max-model-len", "--max-num-queued-tokens",
-        "--kv-cache-memory-bytes", "--old-way", "--hf-token",
+        "--kv-cache-memory-bytes", "--load-format", "--tokenizer-mode", "--attention-backend",
+        "--old-way", "--hf-token",
         "--tensor-parallel-size", "--ids", "--pair", "--backend", "--moe-backend", "--nested",
         "--shade", "--device", "--disable-log-stats", "--enable-log-requests",
     }  # fmt: skip
@@ -105,6 +106,15 @@ def test_a_deprecated_flag_says_so(release: ServeInterface) -> None:
         ("--max-model-len", "None", "or auto, not 'None'"),
         ("--nested.depth", "2", ""),
         ("--port.x", "2", "takes no keys"),
+        ("--quantization", "modelop", "did you mean 'modelopt'? (it has fp8, modelopt)"),
+        ("--quantization", "MODELOPT", ""),
+        ("--quantization", "None", ""),
+        ("--quantization", "my.quantization.Method", ""),
+        ("--load-format", "dummmy", "did you mean 'dummy'?"),
+        ("--tokenizer-mode", "of_the_registry", ""),
+        ("--attention-backend", "flash_attn", ""),
+        ("--attention-backend", "auto", ""),
+        ("--attention-backend", "flash", "(it has auto, FLASH_ATTN, TRITON_ATTN)"),
         ("--max-model-length", "1", "has no flag --max-model-length; did you mean"),
     ],
 )
@@ -135,6 +145,12 @@ def test_parsers(release: ServeInterface) -> None:
     assert release.parsers("--reasoning-parser") == ("nemotron_v3", "qwen3")
     assert release.parsers("--tool-call-parser") == ("qwen3", "qwen3_coder")
     assert release.parsers("--port") == ()
+    assert release.parser_refusal("--tool-call-parser", "qwen3") == ""
+    assert release.parser_refusal("--reasoning-parser", "none") == ""
+    assert release.parser_refusal("--port", "qwen") == ""
+    assert release.parser_refusal("--tool-call-parser", "qwen3_code") == (
+        "vLLM 1.2.3 has no parser 'qwen3_code' for --tool-call-parser; did you mean 'qwen3_coder'?"
+    )
 
 
 @pytest.mark.parametrize(

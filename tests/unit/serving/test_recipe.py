@@ -166,12 +166,31 @@ def test_an_empty_value_takes_it_out() -> None:
         ("VLLM_HOST_IP", "a variable needs a value"),
         ("VLLM_NVFP4_GEMM_BACKEND=b13x", "does not read the variable VLLM_NVFP4_GEMM_BACKEND"),
         ("max-num-seqs=", "the recipe has no --max-num-seqs to take out"),
+        ("reasoning-parser=qwen33", "no parser 'qwen33' for --reasoning-parser; did you mean"),
+        ("tool-call-parser=super_v3", "no parser 'super_v3' for --tool-call-parser"),
     ],
 )
 def test_what_the_release_does_not_take_cannot_be_set(text: str, message: str) -> None:
     with pytest.raises(UsageError) as failure:
         recipe_of(request(chosen=(text,)))
     assert message in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "chosen"),
+    [
+        ("0.33.0", ("reasoning-parser=qwen3",)),
+        ("0.33.0", ("reasoning-parser=mine", "reasoning-parser-plugin=/app/mine.py")),
+        ("0.33.0", ("reasoning-parser-plugin=/app/mine.py", "reasoning-parser=mine")),
+        ("0.20.1", ("reasoning-parser=super_v3",)),  # which the checkpoint brings
+    ],
+)
+def test_a_parser_that_is_there_can_be_set(vllm: str, chosen: tuple[str, ...]) -> None:
+    has = () if vllm == "0.20.1" else ("qwen3", "nemotron_v3")
+    there = served(vllm, interface=interface(vllm, reasoning_parsers=has))
+    made = recipe_of(request(served=there, chosen=chosen))
+    wanted = next(c for c in chosen if c.startswith("reasoning-parser="))
+    assert flags(made)["--reasoning-parser"] == wanted.partition("=")[2]
 
 
 def test_draft_tokens_are_for_those_who_ask() -> None:
