@@ -20,7 +20,7 @@ from builder.publish.inventory import Listing
 from builder.pypi.index import write_atomically
 from builder.serving.documents import Topology
 from builder.serving.formats.all import rendered
-from builder.serving.formats.yamltext import yaml_text
+from builder.serving.formats.common import yaml_text
 from builder.serving.recipe import recipe_of, selects_for
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, TypeAlias
 
-from builder.serving.formats.yamltext import Value, yaml_text
+import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from builder.serving.documents import Recipe, RecipeNode
+
+#: What a YAML document holds.
+Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Value] | None"
 
 #: Where the official images look for models, and where users have them.
 CACHE, HOST_CACHE = "/root/.cache/huggingface", "~/.cache/huggingface"
@@ -38,6 +43,61 @@ def header(recipe: Recipe, change: str | None = None) -> str:
     lines += [f"note: {note}" for note in recipe.notes]
     lines += [f"left out: {one.name} {one.value or ''}: {one.reason}" for one in recipe.left_out]
     return "".join(f"# {' '.join(line.splitlines())}\n" for line in lines)
+
+
+#: A key that begins like this is no number in YAML 1.1 or 1.2; PyYAML quotes on, yes, null and so
+#: on, but not y and n.
+_PLAIN_KEY = re.compile(r"(?![yYnN]$)[A-Za-z_][\w./-]*")
+
+
+class Block(str):
+    """A text of several lines, written as it is in YAML."""
+
+    __slots__ = ()
+
+
+class _Key(str):
+    """A key of a mapping."""
+
+    __slots__ = ()
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes texts in quotes, so that neither YAML 1.1 nor 1.2 takes one for a number or true."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        """What stands twice is written twice."""
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        """Lists stand deeper than their key."""
+        super().increase_indent(flow, indentless=False)
+
+    def mapping(self, value: Mapping[str, Value]) -> yaml.MappingNode:
+        """In the order in which it is given."""
+        keyed = {_Key(key): inner for key, inner in value.items()}
+        return self.represent_mapping("tag:yaml.org,2002:map", keyed.items())
+
+    def text(self, value: str) -> yaml.ScalarNode:
+        """In quotes, or as a block; a key as it is, unless some reader takes it for no text."""
+        style = "|" if isinstance(value, Block) else '"'
+        if isinstance(value, _Key) and _PLAIN_KEY.fullmatch(value):
+            style = ""
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Writer.add_representer(dict, _Writer.mapping)
+_Writer.add_representer(str, _Writer.text)
+_Writer.add_representer(Block, _Writer.text)
+_Writer.add_representer(_Key, _Writer.text)
+
+
+def yaml_text(value: Mapping[str, Value]) -> str:
+    """A YAML document."""
+    text: str = yaml.dump(
+        value, Dumper=_Writer, allow_unicode=True, default_flow_style=False, width=sys.maxsize
+    )
+    return text
 
 
 def for_shell(words: Sequence[str], indent: str = "    ") -> str:

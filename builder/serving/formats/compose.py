@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from builder.serving.formats.common import (
     TOKEN,
+    Value,
     balancer,
     header,
     mounts,
     name_of,
     serves_alone,
+    yaml_text,
 )
 from builder.serving.formats.docker import container_command
-from builder.serving.formats.yamltext import Value, yaml_text
 
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe, RecipeNode

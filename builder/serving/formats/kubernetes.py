@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.formats.common import CACHE, TOKEN, header
-from builder.serving.formats.yamltext import Value, yaml_text
+from builder.serving.formats.common import CACHE, TOKEN, Value, header, yaml_text
 
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe

@@ -10,8 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.formats.common import for_shell, header
-from builder.serving.formats.yamltext import Block, Value, yaml_text
+from builder.serving.formats.common import Block, Value, for_shell, header, yaml_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +62,7 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         "defaults": _defaults(recipe, _SPARKRUN),
         "env": {one.name: one.value or "" for one in recipe.env if one.name not in _PLATFORM},
         **mods,
-        "command": Block(_command(recipe, _SPARKRUN, "{model}")),
+        "command": Block(_command(recipe, _SPARKRUN, "{model}") + "\n"),
     }
     return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 
@@ -83,7 +82,7 @@ def eugr(recipe: Recipe) -> dict[str, str]:
         **mods,
         "defaults": _defaults(recipe, _DEFAULTS),
         "env": {one.name: _between_quotes(one.value or "") for one in recipe.env},
-        "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True)),
+        "command": Block(_command(recipe, _DEFAULTS, recipe.id, doubled=True) + "\n"),
     }
     return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.formats.common import CACHE, TOKEN, for_shell
-from builder.serving.formats.yamltext import yaml_text
+from builder.serving.formats.common import CACHE, TOKEN, for_shell, yaml_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from builder.errors import UsageError
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
 from builder.serving.formats.all import rendered
+from builder.serving.formats.common import Block, yaml_text
 from builder.serving.formats.trtllm import trtllm
-from builder.serving.formats.yamltext import Block, yaml_text
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from builder.serving.topology import Place
@@ -300,6 +300,33 @@ def test_an_unknown_format() -> None:
 )
 def test_yaml_is_read_as_it_was_given(value: Any) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["on", "No", "y", "~", "null", "1e6", "1_000", "0x10", "0o7", "017", ".inf", "12:30:00",
+     "2026-11-23", "=", "<<", "- x", "a: b", "# no", "", " x ", "{}", "x\ty", "\u00e9"],
+)  # fmt: skip
+def test_no_reader_takes_a_text_for_another_value(text: str) -> None:
+    """In quotes it is a text in YAML 1.1, in YAML 1.2 and, where that has it, in JSON."""
+    written = yaml_text({"key": text, text or "-": "value"})
+    value, key = written.splitlines()
+    assert value.startswith('key: "')
+    assert value.endswith('"')
+    assert key[0] in "\"'"
+    assert yaml.safe_load(written) == {"key": text, text or "-": "value"}
+
+
+def test_yaml_stays_readable() -> None:
+    twice = {"name": "x", "list": [1, 0.5, True, None]}
+    long = "word " * 40
+    assert yaml_text(
+        {"a": twice, "b.c/d": [twice], "e": {}, "f": long, "g": Block("x \\\n  y\n")}
+    ) == (
+        'a:\n  name: "x"\n  list:\n    - 1\n    - 0.5\n    - true\n    - null\n'
+        'b.c/d:\n  - name: "x"\n    list:\n      - 1\n      - 0.5\n      - true\n      - null\n'
+        f'e: {{}}\nf: "{long}"\ng: |\n  x \\\n    y\n'
+    )
 
 
 # ------------------------------------------------------------------------------- TensorRT-LLM
