@@ -187,5 +187,9 @@ TrustImage = Annotated[
 ]
 ModelFolders = Annotated[
     list[Path] | None,
-    typer.Option("--models", help="More models of your own: a folder of NAME.toml.", metavar="DIR"),
+    typer.Option(
+        "--models",
+        help="A folder with models of your own (NAME.toml); may be repeated.",
+        metavar="DIR",
+    ),
 ]

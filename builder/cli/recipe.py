@@ -105,7 +105,7 @@ def _print(files: dict[str, str]) -> None:
             print(f"# --- {name}")
         print(text, end="")
     if len(files) > 1:
-        console.say(f"{len(files)} files; -o {first} writes each beside it")
+        console.say(f"{len(files)} files; -o {first} writes all of them to one folder")
 
 
 def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:

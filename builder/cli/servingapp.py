@@ -106,7 +106,7 @@ def recipe(
         str,
         typer.Option(
             "--format",
-            help="The tool that starts it.",
+            help="The tool that starts the server.",
             metavar="|".join(complete.FORMATS),
             autocompletion=complete.one_of(*complete.FORMATS),
         ),
@@ -118,8 +118,8 @@ def recipe(
         list[str] | None,
         typer.Option(
             "--set",
-            help="A flag or variable of your own: max-model-len=131072, enforce-eager, VLLM_X=1; "
-            "an empty value takes it out; may be repeated.",
+            help="Set a flag or variable: max-model-len=131072, enforce-eager, VLLM_X=1; "
+            "an empty value removes it; may be repeated.",
             metavar="NAME[=VALUE]",
         ),
     ] = None,
@@ -131,17 +131,23 @@ def recipe(
         ),
     ] = None,
     speculate: Annotated[
-        bool, typer.Option("--speculate", help="With draft tokens, where the model has them.")
+        bool,
+        typer.Option("--speculate", help="Use speculative decoding, if the model supports it."),
     ] = False,
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="Say where each value comes from, and what was measured with it."
+            "--explain", help="Explain where each value comes from, and list measurements."
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write it there, other files beside.", metavar="FILE"),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Write the main file there, and the others to the same folder.",
+            metavar="FILE",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that have other content.")
@@ -152,7 +158,7 @@ def recipe(
 ) -> None:
     """Print what serves a model: flags checked against the release.
 
-    What the release does not know is never in it.
+    Flags and variables that the release does not know are left out.
     """
     from builder.cli.recipe import recipe_command
 
@@ -220,7 +226,7 @@ def recipes_export(
 ) -> None:
     """Write a recipe for each model, and sparkrun's registry file.
 
-    Each model gets b12x-full where that serves it, else marlin, on one Spark.
+    Each model gets b12x-full if that can serve it, else marlin, on one Spark.
     """
     from builder.cli.recipes import export_command
 
@@ -272,7 +278,7 @@ def lint(
     """Check serve commands in scripts, compose files, recipes and manifests.
 
     Flags, values, variables and parser names are checked against the release. Exit 5 if a server
-    would not start, or not as asked. A comment
+    would not start, or not as configured. A comment
     "# spark-build: ignore[rule]" keeps a line as it is.
     """
     from builder.cli.lint import lint_command, rules_command
@@ -301,13 +307,16 @@ def bench(
         str, typer.Argument(help="The server, such as http://localhost:8000.", metavar="URL")
     ],
     model: Annotated[
-        str, typer.Option(help="Its name for the model, if it has several.", metavar="NAME")
+        str, typer.Option(help="Name of the model, if the server has several.", metavar="NAME")
     ] = "",
     tokens: Annotated[
         int, typer.Option(help="Tokens of each answer.", metavar="TOKENS", min=1)
     ] = 200,
     concurrency: Annotated[
-        str, typer.Option(help="Requests at once, one load after another.", metavar="N[,N...]")
+        str,
+        typer.Option(
+            help="Numbers of parallel requests, measured one after another.", metavar="N[,N...]"
+        ),
     ] = "1,2,4,8,16",
     prefill: Annotated[
         int,
@@ -320,20 +329,24 @@ def bench(
     ] = 4096,
     log: Annotated[
         Path | None,
-        typer.Option(help="Log of the server: the kernels that it selected.", metavar="FILE"),
+        typer.Option(
+            help="Log of the server; the selected kernels are read from it.", metavar="FILE"
+        ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
-            help="An earlier bench of the same model and settings to divide by.", metavar="FILE"
+            help="An earlier bench of the same model and settings, to compare with.", metavar="FILE"
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Keep the bench there, as JSON.", metavar="FILE"),
+        typer.Option(
+            "-o", "--output", help="Write the bench to this file, as JSON.", metavar="FILE"
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it there, as SVG.", metavar="FILE")
+        Path | None, typer.Option(help="Write a diagram to this file, as SVG.", metavar="FILE")
     ] = None,
     json: opt.Json = False,
 ) -> None:

@@ -139,7 +139,7 @@ class _Mod:
         if any(word in ("--check", "--stat", "--summary") for word in arguments):
             return
         if any(word in ("-R", "--reverse") for word in arguments):
-            self.skip(command, "it takes a patch back")
+            self.skip(command, "it reverts a patch")
             return
         exclude = [w.partition("=")[2] for w in arguments if w.startswith("--exclude=")]
         files = [w for w in arguments if not w.startswith("-")]

@@ -109,7 +109,7 @@ def _parsers(checked: Checked) -> Iterator[Finding]:
         plugged = next((c.plugin for c in choices if c.name == value and c.plugin), "")
         advice = f"it has {', '.join(checked.interface.parsers(name))}"
         if plugged:
-            advice = f"the checkpoint brings it: {plugin} {plugged}"
+            advice = f"it comes with the checkpoint: {plugin} {plugged}"
         yield checked.finding("unknown-parser", flag.line, message, advice)
 
 
@@ -130,7 +130,7 @@ def _variables(checked: Checked) -> Iterator[Finding]:
             flag = f"{other.flag} {other.value(value) or 'VALUE'}"
             advice = f"the flag {flag} says it" if other.value(value) else "leave it out"
             if other.flag_refusal(interface, value):
-                advice = f"this release has nothing in its place; {other.source}"
+                advice = f"this release has no replacement; {other.source}"
         rule = "variable-value" if known else "unknown-variable"
         yield checked.finding(rule, one.line, why, advice)
 
@@ -146,9 +146,7 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
         first, last = _UNREACHABLE
         release = Version(checked.interface.vllm)
         if name == "--linear-backend" and value == "flashinfer_b12x" and first <= release < last:
-            message = (
-                f"vLLM {release} knows {name} flashinfer_b12x and has no such kernel to select"
-            )
+            message = f"vLLM {release} knows {name} flashinfer_b12x, but has no such kernel"
             advice = "an image with the profile b12x-full, or vLLM 0.28.0 and later"
             if _OFFICIAL.search(checked.command.image) or not checked.command.image:
                 yield checked.finding("b12x-unreachable", flag.line, message, advice)
@@ -229,7 +227,7 @@ def _conflicts(checked: Checked) -> Iterator[Finding]:
     backend = env.get("VLLM_NVFP4_GEMM_BACKEND")
     linear = checked.value("--linear-backend")
     if backend and backend.name in read and linear not in ("", "auto"):
-        message = f"--linear-backend {linear} counts, VLLM_NVFP4_GEMM_BACKEND does not"
+        message = f"--linear-backend {linear} takes effect, VLLM_NVFP4_GEMM_BACKEND does not"
         yield checked.finding("no-effect", backend.line, message, "leave the variable out")
     choice = env.get("VLLM_FLASHINFER_MOE_BACKEND")
     on = env.get("VLLM_USE_FLASHINFER_MOE_FP4")
@@ -240,7 +238,7 @@ def _conflicts(checked: Checked) -> Iterator[Finding]:
         yield checked.finding("no-effect", choice.line, message)
     moe = checked.value("--moe-backend")
     if on and on.name in read and on.value == "1" and moe and "flashinfer" not in moe:
-        message = f"--moe-backend {moe} counts, VLLM_USE_FLASHINFER_MOE_FP4=1 does not"
+        message = f"--moe-backend {moe} takes effect, VLLM_USE_FLASHINFER_MOE_FP4=1 does not"
         yield checked.finding("no-effect", on.line, message, "leave the variable out")
 
 

@@ -136,7 +136,7 @@ class _Server(NamedTuple):
             with serve_client.ask(self.url, path, ASK, key=self.key) as answer:
                 return json.load(answer)
         except ValueError:
-            raise ServeError(f"{path} gave no JSON") from None
+            raise ServeError(f"{path} did not answer with JSON") from None
         except (OSError, http.client.HTTPException) as error:
             raise ServeError(f"{path}: {serve_client.reason_of(error)}") from None
 
@@ -158,7 +158,7 @@ def _key() -> str:
     key = API_KEY.value.strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
-            f"{API_KEY.name} has characters that a key cannot have",
+            f"{API_KEY.name} has characters that an API key cannot have",
             hint=f"export {API_KEY.name}=KEY, without line breaks",
         )
     return key
@@ -202,7 +202,7 @@ def _model(server: _Server, wanted: str) -> str:
     except (LookupError, TypeError):
         names = []
     if not names:
-        raise ServeError("/v1/models names no model")
+        raise ServeError("/v1/models lists no model")
     if not wanted and len(names) == 1:
         return names[0]
     if wanted in names:
@@ -251,8 +251,8 @@ def _rows(
         rows.append(row)
     if short:
         console.warn(
-            f"{counted(len(short), 'answer')} had fewer than the {settings.tokens} tokens of "
-            f"--tokens, the shortest {min(short)}: the figures are those of shorter answers"
+            f"{counted(len(short), 'answer')} had fewer tokens than --tokens {settings.tokens}, "
+            f"the shortest {min(short)}: the figures are for shorter answers"
         )
     return tuple(rows), failures
 

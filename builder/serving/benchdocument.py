@@ -99,7 +99,7 @@ def read_bench(path: Path) -> Bench:
     except ValueError as error:
         problem = f"is not a bench: {error}"
     raise UsageError(
-        f"--against {path} {problem}", hint="leave --against out, and keep one with -o"
+        f"--against {path} {problem}", hint="leave --against out, and write one with -o"
     )
 
 

@@ -112,7 +112,7 @@ def _files(folder: Path) -> list[Path]:
         found = sorted(folder.glob("*.safetensors"))
         if not found:
             raise UsageError(
-                f"{folder} holds no *.safetensors", hint="name the folder of a checkpoint"
+                f"{folder} contains no *.safetensors", hint="name the folder of a checkpoint"
             )
         return found
     try:
@@ -167,8 +167,8 @@ def _refuse_length(path: Path, size: int, prefix: int, length: int) -> None:
         raise _truncated(path, f"{size} bytes, less than the length of a header")
     if length > MAX_HEADER:
         raise UsageError(
-            f"{path} is no safetensors file: its header would have {length} bytes, and the format "
-            f"allows {MAX_HEADER}"
+            f"{path} is not a safetensors file: its header would have {length} bytes, and the "
+            f"format allows {MAX_HEADER}"
         )
     if length > size - 8:
         raise _truncated(path, f"the header has {length} bytes, the file {size}")
@@ -213,7 +213,9 @@ def _refuse_offsets(path: Path, entries: dict[str, _Entry], data: int) -> None:
             path, f"its tensors have {reached} bytes, the file {data} after the header"
         )
     if reached < data:
-        raise UsageError(f"{path}: {data - reached} bytes after the last tensor belong to none")
+        raise UsageError(
+            f"{path}: {data - reached} bytes after the last tensor belong to no tensor"
+        )
 
 
 def _bits(entry: _Entry) -> int:

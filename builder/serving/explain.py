@@ -29,18 +29,18 @@ def _lines(recipe: Recipe) -> Iterator[str]:
         yield from _memory(recipe.memory)
     yield from _left_out(recipe)
     if recipe.unknown:
-        yield f"not known of the model: {', '.join(recipe.unknown)}"
+        yield f"unknown about the model: {', '.join(recipe.unknown)}"
     for note in recipe.notes:
         yield f"note: {note}"
     for failure in recipe.failures:
         yield f"known failure: {failure.what}"
         yield f"      helps: {failure.helps} ({failure.source})"
-    yield "measured by others, with this profile's kernels and not with this very recipe:"
+    yield "measured by others with this profile's kernels, not with this exact recipe:"
     for figure in recipe.measured:
         yield f"  {figure.tokens_per_second:g} tokens/s at {figure.concurrency}: {figure.setup}"
         yield f"      {figure.source}"
     if not recipe.measured:
-        yield "  nothing is known"
+        yield "  no measurement is known"
 
 
 def _nodes(recipe: Recipe) -> Iterator[str]:

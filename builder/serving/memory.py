@@ -180,7 +180,7 @@ def next_step(made: MemoryEstimate) -> str:
             return f"--context {tokens // 1024 * 1024}"
         if cache.sequences > 1:
             return "--sequences 1"
-    return "a checkpoint with fewer bytes; its layers in 16 bits are listed above"
+    return "use a smaller checkpoint; the table above lists its layers in 16 bits"
 
 
 def _flags(

@@ -200,7 +200,7 @@ def _known(names: Iterable[str], table: dict[str, str], what: str, count: int) -
     found = list(names)
     strange = sorted(set(found) - set(table))
     if strange:
-        raise Unknown(f"{what} in {CONFIG} has {strange[0]!r}, which is not known here")
+        raise Unknown(f"{what} in {CONFIG} has {strange[0]!r}, which is not supported")
     if len(found) != count:
         raise Unknown(f"{what} in {CONFIG} has {len(found)} layers, num_hidden_layers is {count}")
     return [table[name] for name in found]
@@ -209,7 +209,7 @@ def _known(names: Iterable[str], table: dict[str, str], what: str, count: int) -
 def _values(text: ModelConfig, *, whole: bool) -> int:
     """Values that one layer keeps of one token."""
     if text.index_topk:
-        raise Unknown("the KV cache of sparse attention (index_topk) is not known here")
+        raise Unknown("the KV cache of sparse attention (index_topk) is not supported")
     if text.kv_lora_rank:
         if text.qk_rope_head_dim is None:
             raise Unknown(f"{CONFIG} has kv_lora_rank, and no qk_rope_head_dim")

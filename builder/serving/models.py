@@ -77,7 +77,7 @@ class _When(_Known, frozen=True, kw_only=True):
         try:
             SpecifierSet(self.vllm)
         except InvalidSpecifier:
-            raise ValueError(f"{self.vllm!r} is no range of releases") from None
+            raise ValueError(f"{self.vllm!r} is not a range of releases") from None
 
     def holds_for(self, vllm: str) -> bool:
         """Whether this release is in the range; pre-releases count by their number."""

@@ -83,7 +83,7 @@ class _Draft:
             return
         other = replaced().get(name)
         if other is not None and (flag_value := other.value(value)):
-            why = f"{why}; {other.flag} {flag_value} is in its place"
+            why = f"{why}; {other.flag} {flag_value} replaces it"
             self.flag(other.flag, flag_value, f"{origin}: {name}={value}")
         self.leave_out(name, value, origin, why)
 
@@ -281,11 +281,13 @@ def _no_experts(draft: _Draft, value: str | None) -> str:
         return "the model has no NVFP4 experts"
     refused = draft.request.served.refused
     for kind in sorted(kinds & _EXPERTS & set(refused)):
-        return f"vLLM refuses it for {kind} layers ({refused[kind]!r}), and chooses by itself"
+        return (
+            f"vLLM refuses it for {kind} layers ({refused[kind]!r}), and selects a backend itself"
+        )
     if value != _B12X:
         return ""
     if model.experts is None:
-        return f"the activation of the model's experts is unknown, and {_B12X} does not support all"
+        return f"the activation of the experts is unknown, and {_B12X} does not support every one"
     computes: set[str] = set()
     for versions, known in _B12X_COMPUTES:
         if SpecifierSet(versions).contains(vllm, prereleases=True):
@@ -293,8 +295,8 @@ def _no_experts(draft: _Draft, value: str | None) -> str:
     if model.experts.value in computes:
         return ""
     return (
-        f"{_B12X} of vLLM {vllm} has experts of {', '.join(sorted(computes))}, and the model's "
-        f"are {model.experts.value}: vLLM's own choice serves them"
+        f"{_B12X} of vLLM {vllm} supports experts with {', '.join(sorted(computes))}, and the "
+        f"model's have {model.experts.value}: vLLM selects a backend itself"
     )
 
 
@@ -324,13 +326,14 @@ def _choose(draft: _Draft, text: str) -> None:
     flag = canonical(name if name.startswith("-") else f"--{name}")
     if flag in _OWN_OPTIONS:
         raise UsageError(
-            f"--set {text}: other parts of the recipe need it", hint=_OWN_OPTIONS[flag]
+            f"--set {text}: it cannot be set here, because other parts of the recipe repeat it",
+            hint=_OWN_OPTIONS[flag],
         )
     known = draft.request.served.interface.flag(flag.partition(".")[0])
     key = known.names[0] if known is not None and "." not in flag else flag
     if equals and not value:
         if draft.flags.pop(key, None) is None:
-            raise UsageError(f"--set {text}: the recipe has no {flag} to take out")
+            raise UsageError(f"--set {text}: the recipe has no {flag} to remove")
         return
     why = draft.request.served.interface.refusal(flag, value if equals else None)
     if why:
@@ -367,14 +370,14 @@ def _notes(draft: _Draft, *, fits: bool) -> Iterator[str]:
     if not model.holds:
         yield "the kinds of layers in the checkpoint are unknown: the profile may not fit them"
     if "--max-model-len" not in draft.flags:
-        yield "the context is unknown: vLLM takes the model's own; --set max-model-len=N bounds it"
+        yield "the context is unknown: vLLM uses the model's maximum; limit: --set max-model-len=N"
     if UTILIZATION not in draft.flags and not fits:
-        yield "the memory that it needs is unknown: --set gpu-memory-utilization=F, if it runs out"
+        yield "the memory that it needs is unknown: if it runs out, --set gpu-memory-utilization=F"
     if model.revision is None:
-        yield "no revision is known: the newest of the checkpoint is served"
+        yield "no revision is known: the latest one of the checkpoint is served"
     if draft.request.served.unread:
         served = draft.request.served
-        yield f"{served.image} was not looked at: it must have {served.name} on vLLM {served.vllm}"
+        yield f"{served.image} was not checked: it must contain {served.name} on vLLM {served.vllm}"
     if draft.plugins:
         files = ", ".join(plugin.name for plugin in draft.plugins)
         yield f"{files} comes with the checkpoint: put it beside this recipe first"

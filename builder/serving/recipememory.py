@@ -181,7 +181,7 @@ def _step(step: str) -> str:
     name, _, value = step.partition(" ")
     if name in _OPTIONS:
         return f"--set {_OPTIONS[name][2:]}={value}"
-    return "take a checkpoint with fewer bytes (spark-build audit DIR names its layers in 16 bits)"
+    return "take use a smaller checkpoint (spark-build audit DIR names its layers in 16 bits)"
 
 
 def _gib(size: int) -> str:

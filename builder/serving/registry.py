@@ -244,7 +244,7 @@ def best_recipe(model: Model, profiles: Sequence[ServedProfile], place: Place) -
     ordered = list(profiles)
     if not selects_for(model):
         ordered.sort(key=lambda profile: bool(profile.build) or profile.named_image)
-    refusal = UsageError(f"no profile to serve {model.name} with")
+    refusal = UsageError(f"no profile can serve {model.name}")
     for served in ordered:
         try:
             return recipe_of(RecipeRequest(model=model, served=served, place=place))

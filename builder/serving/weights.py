@@ -78,7 +78,7 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
             "layers were of its smallest kind",
         )  # fmt: skip
     else:
-        unknown.append("weights: no source says the bytes, or parameters and kinds of layers")
+        unknown.append("weights: no source gives the bytes, or the parameters and kinds of layers")
     if model.active_parameters is not None and least is not None:
         size = int(model.active_parameters.value * least)
         made = Ceiling(
@@ -88,5 +88,5 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
             f"{least} bytes; layers in 8 or 16 bits make it lower",
         )
     else:
-        unknown.append("ceiling: no source says the active parameters")
+        unknown.append("ceiling: no source gives the active parameters")
     return weights, made, unknown

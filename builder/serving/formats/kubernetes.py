@@ -30,7 +30,8 @@ def render(recipe: Recipe) -> dict[str, str]:
     """
     if recipe.topology not in ("solo", "two-solos"):
         raise UsageError(
-            f"a Deployment cannot hold topology {recipe.topology}: its nodes need fixed addresses",
+            f"a Deployment cannot describe topology {recipe.topology}, whose nodes need fixed "
+            "addresses",
             hint="--format compose, or --topology solo",
         )
     if recipe.plugins:

@@ -109,7 +109,7 @@ def _refuse(recipe: Recipe, form: str) -> None:
         ray = recipe.topology == "tp2-ray"
         why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
         raise UsageError(
-            f"a recipe of {form} cannot hold topology {recipe.topology}{why}",
+            f"a recipe of {form} cannot describe topology {recipe.topology}{why}",
             hint="--topology tp2"
             if ray
             else "--format docker, or --topology solo once for each Spark",

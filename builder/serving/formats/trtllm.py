@@ -29,7 +29,7 @@ def refuse_settings(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value is not None and value is not False and value != ():
             raise UsageError(
-                f"{name} is for vLLM, and --format trtllm prints what the model's file says of "
+                f"{name} is for vLLM, and --format trtllm prints what the model's file says about "
                 "TensorRT-LLM",
                 hint=f"leave {name} out",
             )

@@ -93,7 +93,7 @@ def test_exported_variables_of_vllm_become_env_ops() -> None:
         ("patch -p1 < missing.patch", "not a file of the mod"),
         ("curl -O https://example.org/x.so", "not pinned"),
         ("git clone https://example.org/x", "no op for it"),
-        ("git apply -R a.patch", "takes a patch back"),
+        ("git apply -R a.patch", "reverts a patch"),
         ("apt-get install -y git", "no op for it"),
         ("ln -s a b", "no op for it"),
         ("cp /etc/x /etc/y", "does not copy into an installed package"),

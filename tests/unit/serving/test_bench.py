@@ -284,7 +284,7 @@ def test_answers_that_are_shorter_than_asked(server: Server, call: Call) -> None
     server.usage = {"completion_tokens": 1, "prompt_tokens": 44}
     result = call("bench", server.url, *SMALL, "--json")
     assert result.code == 0
-    assert "16 answers had fewer than the 5 tokens of --tokens, the shortest 1" in result.err
+    assert "16 answers had fewer tokens than --tokens 5, the shortest 1: " in result.err
 
 
 def test_the_key_of_a_server(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

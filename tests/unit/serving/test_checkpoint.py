@@ -82,7 +82,7 @@ def test_what_is_no_file_of_that_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").mkdir()
     (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     for name, message in (
-        ("a", "is truncated: 2 bytes"), ("b", "is not a file"), ("c", "is no safetensors file"),
+        ("a", "is truncated: 2 bytes"), ("b", "is not a file"), ("c", "is not a safetensors file"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             read_header(tmp_path / f"{name}.safetensors")
@@ -107,7 +107,7 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
         ('{"weight_map": {}}', "names no file of this folder"),
         ('{"weight_map": 1}', "cannot be read"),
         ("{", "cannot be read"),
-        (None, "holds no *.safetensors"),
+        (None, "contains no *.safetensors"),
     ],
 )
 def test_a_folder_that_is_not_whole(tmp_path: Path, text: str | None, message: str) -> None:

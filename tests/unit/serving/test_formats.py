@@ -179,7 +179,7 @@ def test_a_launcher_is_told_no_addresses(topology: Any) -> None:
         recipe_of(request(place=replace(place, interface="eth0"), served=served(has_ray=True)))
     assert refused.value.hint == "leave --address and --interface out"
     if topology == "tp2-ray":
-        with pytest.raises(UsageError, match="does not bring Ray"):
+        with pytest.raises(UsageError, match="does not include Ray"):
             recipe_of(request(place=place))
 
 
@@ -193,7 +193,7 @@ def test_a_launcher_is_told_no_addresses(topology: Any) -> None:
     ],
 )
 def test_what_a_tool_cannot_start_is_refused(form: str, topology: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=f"cannot hold topology {topology}") as refused:
+    with pytest.raises(UsageError, match=f"cannot describe topology {topology}") as refused:
         rendered(made(topology), form)
     assert hint in (refused.value.hint or "")
 
@@ -271,7 +271,7 @@ def test_the_explanation_says_where_each_value_comes_from() -> None:
     assert "  --linear-backend flashinfer_b12x\n      profile b12x-full on vLLM 0.33.0\n" in text
     assert "node 1, 10.0.0.2\n" in text
     assert "known failure: --enforce-eager crashes" in text
-    assert "nothing is known" in text
+    assert "no measurement is known" in text
     other = explanation(recipe_of(request("nemotron-3-nano")))
     assert "  58.27 tokens/s at 1: vLLM 0.20.1" in other
 

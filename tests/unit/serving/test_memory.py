@@ -149,7 +149,7 @@ def test_windows_mla_and_nested_configs() -> None:
         ({"dtype": None}, "does not say the dtype"),
         ({"ssm_state_size": 128}, "does not list which layers"),
         ({"hybrid_override_pattern": "M*"}, "does not say the state"),
-        ({"hybrid_override_pattern": "M?"}, "has '?', which is not known"),
+        ({"hybrid_override_pattern": "M?"}, "has '?', which is not supported"),
         ({"layer_types": ["mlp"]}, "has 1 layers, num_hidden_layers is 2"),
         ({"layer_types": ["mlp", "sliding_attention"]}, "no sliding_window"),
         ({"kv_lora_rank": 512}, "no qk_rope_head_dim"),
@@ -177,7 +177,7 @@ def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
     assert made.flags == ("--gpu-memory-utilization", "0.92")
     unread = memory_estimate(MemoryRequest(subject="gpt-oss-120b"))
     assert unread.ceiling is None
-    assert "ceiling: no source says the active parameters" in unread.unknown
+    assert "ceiling: no source gives the active parameters" in unread.unknown
 
 
 def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_weights_alone_may_be_too_large(call: Call, tmp_path: Path) -> None:
     }
     result = call("memory", checkpoint(tmp_path / "huge", huge, DENSE))
     assert result.code == 5
-    assert "a checkpoint with fewer bytes" in result.err
+    assert "use a smaller checkpoint" in result.err
     assert "in 16 bits: feed-forward 120.000 GiB" in result.out
 
 
@@ -271,7 +271,7 @@ def test_the_command_prints_what_is_unknown(call: Call, tmp_path: Path) -> None:
     [
         (["./gone"], "./gone is not a folder"),
         (["nemotron-3-supr"], "did you mean 'nemotron-3-super'?"),
-        (["."], "holds no *.safetensors"),
+        (["."], "contains no *.safetensors"),
         (["nemotron-3-super", "--kv-cache-dtype", "fp8_e4m4"], "did you mean 'fp8_e4m3'?"),
         (["nemotron-3-super", "--context", "0"], "greater than or equal to 1"),
     ],

@@ -67,7 +67,7 @@ def test_a_users_model_goes_before_ours(tmp_path: Path) -> None:
         (SMALL + "[contxt]\nvalue = 1\nsource = 'x'", "unknown field `contxt`"),
         (SMALL + "[context]\nvalue = -1\nsource = 'x'", "`$.context.value`"),
         (SMALL + "[[holds]]\nkind = 'int4'\nsource = 'x'", "Invalid enum value 'int4'"),
-        (SMALL + "[needs]\nvllm = '0.19 or so'\nsource = 'x'", "'0.19 or so' is no range"),
+        (SMALL + "[needs]\nvllm = '0.19 or so'\nsource = 'x'", "'0.19 or so' is not a range"),
         (SMALL + "[[flags]]\nflag = 'x'\nwhy = 'y'\nsource = 'z'", "`$.flags[0].flag`"),
     ],
 )

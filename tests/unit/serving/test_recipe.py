@@ -56,7 +56,7 @@ def test_what_the_release_does_not_know_is_left_out_with_the_reason() -> None:
 def test_a_variable_that_is_gone_becomes_the_flag_that_replaced_it() -> None:
     made = recipe_of(request(served=served(env={"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, flags=())))
     assert flags(made)["--linear-backend"] == "marlin"
-    assert "--linear-backend marlin is in its place" in left_out(made)["VLLM_NVFP4_GEMM_BACKEND"]
+    assert "--linear-backend marlin replaces it" in left_out(made)["VLLM_NVFP4_GEMM_BACKEND"]
     assert not made.env
 
 
@@ -99,7 +99,7 @@ def test_experts_of_which_nobody_knows_are_left_to_vllm(tmp_path: Any) -> None:
     )
     made = recipe_of(request(Models.discover([tmp_path]).model("mine")))
     assert left_out(made)["--moe-backend"].startswith(
-        "the activation of the model's experts is unknown"
+        "the activation of the experts is unknown"
     )
     assert flags(made)["--linear-backend"] == "flashinfer_b12x"
     assert len([note for note in made.notes if "unknown" in note]) == 3
@@ -165,7 +165,7 @@ def test_an_empty_value_takes_it_out() -> None:
         ("VLLM_HOST_IPP=1", "did you mean 'VLLM_HOST_IP'?"),
         ("VLLM_HOST_IP", "a variable needs a value"),
         ("VLLM_NVFP4_GEMM_BACKEND=b13x", "does not read the variable VLLM_NVFP4_GEMM_BACKEND"),
-        ("max-num-seqs=", "the recipe has no --max-num-seqs to take out"),
+        ("max-num-seqs=", "the recipe has no --max-num-seqs to remove"),
         ("reasoning-parser=qwen33", "no parser 'qwen33' for --reasoning-parser; did you mean"),
         ("tool-call-parser=super_v3", "no parser 'super_v3' for --tool-call-parser"),
     ],
@@ -227,7 +227,7 @@ def test_two_nodes_without_ray() -> None:
 
 def test_ray_only_where_there_is_ray() -> None:
     place = Place(topology="tp2-ray", **TWO)
-    with pytest.raises(UsageError, match=r"vLLM 0.33.0 does not bring Ray") as failure:
+    with pytest.raises(UsageError, match=r"vLLM 0.33.0 does not include Ray") as failure:
         recipe_of(request(place=place))
     assert "--topology tp2" in failure.value.hint
     made = recipe_of(request(place=place, served=served(has_ray=True)))
@@ -256,7 +256,7 @@ def test_addresses_are_asked_for_and_not_guessed(place: Place, message: str) -> 
 def test_an_image_that_was_not_looked_at_is_a_note() -> None:
     mine = served(image="me/x:1", named_image=True, unread=True, build="", mod="")
     made = recipe_of(request(served=mine))
-    assert "me/x:1 was not looked at: it must have b12x-full on vLLM 0.33.0" in made.notes
+    assert "me/x:1 was not checked: it must contain b12x-full on vLLM 0.33.0" in made.notes
     assert "--release 0.33.0 --image me/x:1" in made.made_by
     assert not [note for note in recipe_of(request()).notes if "looked at" in note]
 
@@ -285,5 +285,7 @@ def test_every_replacement_names_its_source() -> None:
 
 @pytest.mark.parametrize("text", ["port=99", "host=127.0.0.1", "served-model-name=x"])
 def test_flags_that_the_recipe_repeats_elsewhere_are_not_set(text: str) -> None:
-    with pytest.raises(UsageError, match="other parts of the recipe need it"):
+    with pytest.raises(
+        UsageError, match="it cannot be set here, because other parts of the recipe repeat it"
+    ):
         recipe_of(request(chosen=(text,)))
