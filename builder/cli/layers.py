@@ -185,7 +185,7 @@ def new_command(
     check_name(name, Catalog.discover().profile_files)
     folder = directory / name
     if folder.exists():
-        raise UsageError(f"{folder} exists")
+        raise UsageError(f"{folder} is there already", hint="--in DIR, another folder")
     if pull is not None:
         write_layer(folder, pull, project, forge_clone or ())
     else:

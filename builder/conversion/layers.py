@@ -183,7 +183,7 @@ def write_drafts(drafts: Sequence[Draft], directory: Path, today: datetime.date)
     folders = [directory / draft.name for draft in drafts]
     for folder in folders:
         if folder.exists():
-            raise UsageError(f"{folder} exists")
+            raise UsageError(f"{folder} is there already", hint="--in DIR, another folder")
     try:
         for folder, draft in zip(folders, drafts, strict=True):
             folder.mkdir(parents=True)

@@ -57,7 +57,7 @@ def topology_named(name: str) -> Topology:
             return known
     raise UsageError(
         f"unknown topology {name!r}{did_you_mean(name, TOPOLOGIES)}",
-        hint=f"one of: {', '.join(TOPOLOGIES)}",
+        hint=f"--topology {TOPOLOGIES[0]}, or one of: {', '.join(TOPOLOGIES[1:])}",
     )
 
 

@@ -41,7 +41,7 @@ def refuse_format(form: str) -> None:
         known = (*FORMATS, TRTLLM)
         raise UsageError(
             f"unknown format {form!r}{did_you_mean(form, known)}",
-            hint=f"one of: {', '.join(known)}",
+            hint=f"--format {known[0]}, or one of: {', '.join(known[1:])}",
         )
 
 

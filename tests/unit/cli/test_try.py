@@ -219,3 +219,20 @@ def test_a_folder_that_is_no_layout_is_no_failure_of_a_remote(
 def test_a_hint_that_is_not_a_command_is_found(hint: str, said: str) -> None:
     found = problem(hint)
     assert (said in found) if said else (not found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("recipe", "gpt-oss-120b", "--topology", "tp3"),
+            "recipe gpt-oss-120b --topology solo   (or one of: tp2, tp2-ray, two-solos)",
+        ),
+        (("layers", "new", "x", "--in", "there"), "layers new x --in DIR   (another folder)"),
+    ],
+)
+def test_another_value_stands_in_place_of_the_wrong_one(
+    spark_build: SparkBuild, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "work" / "there" / "x").mkdir(parents=True)
+    assert tried(spark_build(*words)) == f"spark-build {said}"

@@ -98,9 +98,7 @@ def test_experts_of_which_nobody_knows_are_left_to_vllm(tmp_path: Any) -> None:
         'summary = "x"\n[id]\nvalue = "me/x"\nsource = "me"\n', "utf-8"
     )
     made = recipe_of(request(Models.discover([tmp_path]).model("mine")))
-    assert left_out(made)["--moe-backend"].startswith(
-        "the activation of the experts is unknown"
-    )
+    assert left_out(made)["--moe-backend"].startswith("the activation of the experts is unknown")
     assert flags(made)["--linear-backend"] == "flashinfer_b12x"
     assert len([note for note in made.notes if "unknown" in note]) == 3
 
