@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from builder.ptx.decoder import LANES
 from builder.ptx.errors import Fault
 from builder.ptx.memory import SHARED_BASE, SharedMemory
@@ -13,6 +15,8 @@ from builder.ptx.warp import Warp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from builder.ptx.grid import Grid
     from builder.ptx.races import Copy, VectorClocks
@@ -65,6 +69,49 @@ class BulkGroups:
     committed: list[list[Operation]] = field(default_factory=list)
 
 
+#: Of a copy that its lane has not put into a group yet.
+_OPEN = -1
+
+
+@dataclass
+class Issued:
+    """One instruction's copies of elements: its lanes, and which of a lane's groups each is in."""
+
+    operation: Operation
+    lanes: NDArray[np.bool_]
+    group: NDArray[np.int32] = field(default_factory=lambda: np.full(LANES, _OPEN, np.int32))
+
+    def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """The lanes that have it in a group before the one that stands here for each."""
+        found: NDArray[np.bool_] = self.lanes & (self.group != _OPEN) & (self.group < last)
+        return found
+
+
+@dataclass
+class LaneGroups:
+    """A warp's copies of elements that were not waited for, in groups of each lane."""
+
+    committed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(LANES, np.int32))
+    issued: list[Issued] = field(default_factory=list)
+
+    def commit(self, mask: NDArray[np.bool_] | bool) -> None:
+        """What these lanes issued since their last group is one, be it nothing."""
+        for one in self.issued:
+            mine = one.lanes & (one.group == _OPEN) & mask
+            one.group[mine] = self.committed[mine]
+        self.committed += mask
+
+    def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
+        """Those of all groups of these lanes but the latest ones."""
+        last = self.committed - latest
+        return [one.operation for one in self.issued if (one.before(last) & mask).any()]
+
+    def waited(self, latest: int) -> None:
+        """All that was due was waited for, by whichever lane: they count as ordered."""
+        last = self.committed - latest
+        self.issued = [one for one in self.issued if (one.before(last) != one.lanes).any()]
+
+
 class Block:
     """One block of a grid."""
 
@@ -78,6 +125,7 @@ class Block:
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named_barriers: dict[int, NamedBarrier] = {}
         self.groups: dict[tuple[int, int], BulkGroups] = {}
+        self.copies: dict[int, LaneGroups] = {}
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
         self.races: Races | None = None

@@ -39,7 +39,7 @@ EMITTERS: dict[str, Emitter] = {
 #: Opcodes after which a warp may be elsewhere, or may have given up its turn.
 _ENDS = {"bra", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
 #: Those at which lanes that went apart meet; ``mma`` and matrix moves stand where they have met.
-_GATHERS = {"bar", "barrier", "shfl", "vote", "elect"}
+_GATHERS = {"bar", "barrier", "shfl", "vote", "elect", "redux"}
 
 
 def ends_block(i: Instruction) -> bool:

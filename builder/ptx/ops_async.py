@@ -14,6 +14,7 @@ from builder.ptx.block import Block, BulkGroups, Operation
 from builder.ptx.decoder import PARAMETERS, PRED, U32, U64, Decoder, Emitter, Mask, Step, Target
 from builder.ptx.errors import Fault
 from builder.ptx.memory import SHARED_BASE
+from builder.ptx.ops_copy import element_copy
 from builder.ptx.ops_data import typed
 from builder.ptx.source import Address, Instruction, Name, Number, Operand
 from builder.ptx.tensormap import TensorMap
@@ -128,7 +129,7 @@ def _copy(d: Decoder, i: Instruction) -> Step:
     """``cp.async.bulk``: tiles of tensors between global and shared memory, and their groups."""
     words = i.modifiers
     if words[:2] != ("async", "bulk"):
-        raise d.unknown(i)
+        return element_copy(d, i)
     if words[2:] == ("commit_group",):
         return _commit(d, i)
     if words[2:3] == ("wait_group",) and set(words[3:]) <= {"read"}:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, F64, U32, U64, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.decoder import F32, F64, U16, U32, U64, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.formats import flush, from_bf16, from_f16, one_nan, to_bf16, to_f16
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
     def emit(d: Decoder, i: Instruction) -> Step:
         if paired and i.modifiers[-1] in _PAIRS:
             return _pair(d, i, function, count)
+        if i.modifiers[-2:-1] == ("f32",) and i.modifiers[-1] in _WIDENED and i.opcode == "add":
+            return _mixed(d, i)
+        if paired and i.modifiers[-1] == "bf16":
+            return _half(d, i, function, count)
         if i.modifiers[-1] == "f64" and i.opcode in _DOUBLE:
             return _double(d, i)
         if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
@@ -111,6 +115,43 @@ def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
         else:
             both = one_nan(flush(result) if ftz else result).view(np.uint64)
         np.copyto(rows[out], both, where=m)
+
+    return run
+
+
+#: Types of 16 bits that a mixed sum widens first.
+_WIDENED = {"bf16": from_bf16, "f16": from_f16}
+
+
+def _mixed(d: Decoder, i: Instruction) -> Step:
+    """``add{.rn}.f32.bf16`` and ``.f16`` ("Mixed Precision Floating Point Instructions: add"): the
+    first operand has 16 bits, and becomes float32 exactly before it is added."""
+    half, real = type_named("b16"), type_named("f32")
+    assert half is not None
+    assert real is not None
+    if not set(i.modifiers[:-2]) <= {"rn"} or len(i.operands) != 3:
+        raise d.unknown(i)
+    widen = _WIDENED[i.modifiers[-1]]
+    out = d.out(i, i.operands[0], real)
+    a, c = d.source(i, i.operands[1], half), d.source(i, i.operands[2], real)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[F32]
+        np.copyto(rows[out], one_nan(widen(w.views[U16][a]) + rows[c]), where=m)
+
+    return run
+
+
+def _half(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
+    """``op{.rn}.bf16`` of two operands: as one half of ``bf16x2``."""
+    if not set(i.modifiers[:-1]) <= {"rn"} or count > 2:
+        raise d.unknown(i)
+    out, sources = _registers(d, i, "b16", count)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[U16]
+        result = function(*(from_bf16(rows[s]) for s in sources))
+        np.copyto(rows[out], to_bf16(result).astype(np.uint16), where=m)
 
     return run
 

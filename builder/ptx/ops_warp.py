@@ -1,7 +1,8 @@
 """Communication between the lanes of a warp, and branches.
 
 PTX ISA, "Control Flow Instructions", "Data Movement and Conversion Instructions: shfl" and
-"Parallel Synchronization and Communication Instructions: bar, barrier, vote, activemask, elect".
+"Parallel Synchronization and Communication Instructions: bar, barrier, vote, redux, activemask,
+elect".
 """
 
 from __future__ import annotations
@@ -101,6 +102,31 @@ def _vote(d: Decoder, i: Instruction) -> Step:
         uniform = holds.all() or not holds.any()
         value = {"all": holds.all(), "any": holds.any(), "uni": uniform}[mode]
         w.views[PRED][out][lanes] = value
+
+    return run
+
+
+#: What ``redux.sync`` makes of all lanes' values, by operation and type; integers wrap.
+_REDUCED: dict[tuple[str, str], Any] = {
+    ("add", "u32"): np.add, ("add", "s32"): np.add,
+    ("min", "u32"): np.minimum, ("max", "u32"): np.maximum,
+    ("min", "s32"): np.minimum, ("max", "s32"): np.maximum,
+    ("and", "b32"): np.bitwise_and, ("or", "b32"): np.bitwise_or, ("xor", "b32"): np.bitwise_xor,
+}  # fmt: skip
+
+
+def _reduce(d: Decoder, i: Instruction) -> Step:
+    """``redux.sync``: one value made of those of all lanes named, for each of them."""
+    if i.modifiers[:1] != ("sync",) or i.modifiers[1:] not in _REDUCED:
+        raise d.unknown(i)
+    function, kind = _REDUCED[i.modifiers[1], i.modifiers[2]], d.type(i)
+    out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
+    members = d.source(i, i.operands[2], _WORD)
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes = _members(w, m, members, i)
+        row = w.views[kind.view]
+        row[out][lanes] = function.reduce(row[a][lanes], dtype=row[a].dtype)
 
     return run
 
@@ -214,6 +240,7 @@ WARP: dict[str, Emitter] = {
     "shfl": _shuffle,
     "vote": _vote,
     "elect": _elect,
+    "redux": _reduce,
     "activemask": _active,
     "bar": _barrier,
     "barrier": _barrier,

@@ -288,6 +288,12 @@ class Races:
         self._check_write(copy.agent, places, copy.line, copy.clocks)
         self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=True)
 
+    def copy_scatters(self, copy: Copy, offsets: NDArray[np.int64], size: int) -> None:
+        """A copy of the generic proxy writes ``size`` bytes of shared memory at each offset."""
+        places = self._granules(offsets, size)
+        self._check_write(copy.agent, places, copy.line, copy.clocks)
+        self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=False)
+
     def finish(self, copy: Copy) -> VectorClocks:
         """The clocks of a warp that waited for the copy."""
         clocks = copy.clocks.copy()

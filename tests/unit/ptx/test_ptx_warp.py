@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,6 +10,9 @@ import pytest
 from builder.ptx.errors import Fault, PtxError
 from builder.ptx.formats import E2M1, UE4M3, to_bf16, to_f16
 from tests.unit.ptxworld import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LANES = np.arange(32)
 MMA = (
@@ -112,6 +115,39 @@ def reference(a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any) -> Any:
             place = lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2
             out[lane, i] = exact[place] + c[lane, i]
     return out
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "found"),
+    [
+        ("add.s32", range(-3, 29), 400),
+        ("add.u32", [0xFFFFFFFF, 2, *[0] * 30], 1),
+        ("min.s32", range(-3, 29), 0xFFFFFFFD),
+        ("min.u32", range(-3, 29), 0),
+        ("max.s32", range(-3, 29), 28),
+        ("max.u32", range(-3, 29), 0xFFFFFFFF),
+        ("and.b32", [0xF0, 0x3C, *[0xFF] * 30], 0x30),
+        ("or.b32", [0xF0, 0x0C, *[0] * 30], 0xFC),
+        ("xor.b32", [0xF0, 0x3C, *[0] * 30], 0xCC),
+    ],
+)
+def test_one_value_of_all_lanes(operation: str, given: Sequence[int], found: int) -> None:
+    """PTX ISA, "redux.sync": each lane named gets it, and those alone are counted."""
+    rows = [[value] for value in given]
+    assert set(run(f"redux.sync.{operation} %r5, %r1, -1;", rows).out[:, 0]) == {found}
+    some = "setp.lt.u32 %p1, %r0, 2; @%p1 redux.sync.add.s32 %r5, %r1, 3;"
+    out = run(f"mov.b32 %r5, 9; {some}", [[4], [5], *[[6]] * 30]).out[:, 0]
+    assert out.tolist() == [9, 9, *[9] * 30]
+    with pytest.raises(
+        Fault, match=r"redux\.sync\.add\.s32 of lanes 0xffffffff by lanes 0x00000003"
+    ):
+        run(some.replace("3;", "-1;"))
+
+
+@pytest.mark.parametrize("one", ["redux.sync.add.b32", "redux.sync.min.f32", "redux.add.s32"])
+def test_unknown_reductions_are_named(one: str) -> None:
+    with pytest.raises(PtxError, match=f"unknown instruction {one}"):
+        run(f"{one} %r5, %r1, -1;")
 
 
 def mma_body(form: str = MMA, selectors: str = "{0, 0}") -> str:

@@ -1,0 +1,128 @@
+"""Copies of single elements from global to shared memory, and their groups.
+
+PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy: cp.async, cp.async.commit_group,
+cp.async.wait_group".  They belong to the generic proxy: each is a weak write of the thread that
+issued it, and nothing orders it before that thread has waited for its group.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.block import Issued, LaneGroups, Operation
+from builder.ptx.decoder import LANES, U32, Decoder, Mask, Step, Target
+from builder.ptx.ops_data import typed
+from builder.ptx.source import Instruction, Number
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from builder.ptx.block import Block
+    from builder.ptx.warp import Warp
+
+_WORD = typed("b32")
+#: Bytes that one thread may copy, by where the copy is cached.
+_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
+
+
+def _groups(block: Block, warp: int) -> LaneGroups:
+    return block.copies.setdefault(warp, LaneGroups())
+
+
+def element_copy(d: Decoder, i: Instruction) -> Step:
+    """``cp.async`` that is not bulk."""
+    words = i.modifiers[1:]
+    if words == ("commit_group",):
+        return _commit(d, i)
+    if words == ("wait_group",):
+        return _wait(d, i)
+    # how much is fetched into the second cache changes no value; a cache policy is an operand more
+    cache, *spaces = (w for w in words if not re.fullmatch(r"L2::\d+B", w))
+    if cache in _SIZES and spaces in (["shared", "global"], ["shared::cta", "global"]):
+        return _copy(d, i, _SIZES[cache])
+    raise d.unknown(i)
+
+
+def _copy(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
+    """``cp.async.ca`` and ``.cg``: with a ``src-size`` the bytes behind it are zero."""
+    size = i.operands[2]
+    if not isinstance(size, Number) or size.value not in sizes or len(i.operands) > 4:
+        raise d.unknown(i)
+    count, line = size.value, i.line
+    to, source = d.address(i, i.operands[0]), d.address(i, i.operands[1], 64)
+    taken = d.source(i, i.operands[3], _WORD) if len(i.operands) == 4 else None
+    d.shared_sizes.add(4)
+
+    def run(w: Warp, m: Mask) -> None:
+        block = w.block
+        lanes = w.lanes(m)
+        offsets = block.shared.offsets(to(w)[lanes], count)
+        origin = source(w)[lanes].astype(np.int64)
+        kept = None if taken is None else np.minimum(w.views[U32][taken][lanes], count)
+        races = block.races
+        copy = races.issue(w.number, ("elements",), line) if races else None
+
+        def act() -> None:
+            rows = _read(block, origin, count, kept)
+            if races and copy:
+                races.copy_scatters(copy, offsets, count)
+            elements = block.shared.elements[count]
+            elements[offsets // count] = rows.view(elements.dtype).reshape(-1)
+
+        operation = Operation("elements", act, line, copy=copy)
+        chosen: Any = np.zeros(LANES, np.bool_)
+        chosen[lanes] = True
+        _groups(block, w.number).issued.append(Issued(operation, chosen))
+        block.issue(operation)
+
+    return run
+
+
+def _read(block: Block, origin: Any, count: int, kept: Any) -> NDArray[np.uint8]:
+    """``count`` bytes from each address of global memory, of which only ``kept`` are read."""
+    memory = block.grid.memory
+    if kept is None:
+        return memory.load(origin, count)
+    rows = np.zeros((len(origin), count), np.uint8)
+    whole = kept == count
+    rows[whole] = memory.load(origin[whole], count) if np.count_nonzero(whole) else 0
+    for row in np.flatnonzero(~whole & (kept > 0)):
+        places = origin[row] + np.arange(int(kept[row]))
+        rows[row, : int(kept[row])] = memory.load(places, 1)[:, 0]
+    return rows
+
+
+def _commit(_d: Decoder, _i: Instruction) -> Step:
+    def run(w: Warp, m: Mask) -> None:
+        _groups(w.block, w.number).commit(m)
+
+    return run
+
+
+def _wait(d: Decoder, i: Instruction) -> Step:
+    """``wait_group N``: at most the N latest groups of each lane are under way."""
+    number = i.operands[0]
+    if not isinstance(number, Number):
+        raise d.unknown(i)
+    latest = number.value
+    place = next(at for at, one in enumerate(d.kernel.code) if one is i)
+
+    def run(w: Warp, m: Mask) -> Target:
+        groups = _groups(w.block, w.number)
+        due = groups.due(m, latest)
+        late = [operation for operation in due if not operation.done]
+        if late:
+            for operation in late:
+                operation.awaited = True
+            w.yielded = True
+            return place
+        if w.block.races:
+            for operation in due:
+                w.block.races.acquire(w.number, operation.clocks)
+        groups.waited(latest)
+        return None
+
+    return run
