@@ -25,6 +25,7 @@ CATCHERS = ("numbers", "race", "deadlock", "fault")
 #: Sources of an instruction that may change places without changing its result.
 _COMMUTE = ("add", "and", "or", "xor", "mul", "min", "max", "fma", "mad")
 _SYNCHRONISES = ("bar", "barrier", "fence", "mbarrier")
+_GROUPS = ("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.commit_group")
 _BITS = tuple(1 << bit for bit in range(16))
 
 
@@ -57,7 +58,7 @@ def _dropped(kernel: Kernel, place: int, _draw: random.Random) -> Iterator[Instr
     if _is_wait(one):  # it passes at once
         zero = Number(0)
         yield Instruction("setp", ("eq", "u32"), (one.operands[0], zero, zero), one.guard, one.line)
-    elif one.opcode in _SYNCHRONISES or one.name.startswith("cp.async.bulk.wait_group"):
+    elif one.opcode in _SYNCHRONISES or one.name.startswith(_GROUPS):
         yield _nothing(kernel, one.line)
 
 
@@ -139,7 +140,9 @@ _CHANGES: dict[str, Callable[[Kernel, int, random.Random], Iterator[Instruction 
 
 def drawn(kernel: Kernel, count: int, seed: int) -> list[Mutant]:
     """As many mutants, their kinds in turn; the same for the same seed."""
-    draw, kinds = random.Random(seed), [*_CHANGES]
+    draw = random.Random(seed)
+    scaled = any(i.opcode == "mma" and i.has("block_scale") for i in kernel.code)
+    kinds = [kind for kind in _CHANGES if scaled or kind != "scale"]
     found: list[Mutant] = []
     seen = {kernel.code}
     for _ in range(count * 1000):

@@ -33,6 +33,7 @@ LAUNCH_PROBE = (
     "device_cases.py",
     "device_experts.py",
     "launch_cases.py",
+    "host_triton.py",
     *DISPATCH_PROBE[2:],
     "device_layers.py",
     "device_probe.py",

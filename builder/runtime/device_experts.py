@@ -20,14 +20,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 cases: Any = importlib.import_module("device_cases")
 reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
-#: Values of a token that are not zero, and what each is: four times 6 make the gate's 24.
-SPREAD, VALUE = 4, 6.0
+#: A token's values that are not zero, one in each class of columns: they make the gate's 24.
+VALUES = (6.0, 6.0, 6.0, 6.0)
+SPREAD = len(VALUES)
+#: Others, which make 32; most of them FP4 cannot hold.  What rounds them to it gives other results.
+FINER = (7.0, 9.0, 5.0, 11.0)
 #: How often each E2M1 magnitude is drawn: no zero in the up projection, which would leave a row
 #: without its product; small ones in the down projection, for the sake of the sums.
 UP = (0.0, 8.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0)
@@ -62,12 +65,20 @@ class Tokens:
 
 
 def make_experts(
-    count: int, hidden: int, intermediate: int, *, varied: bool = False, seed: int = 0
+    count: int,
+    hidden: int,
+    intermediate: int,
+    *,
+    varied: bool = False,
+    finer: bool = False,
+    seed: int = 0,
 ) -> Experts:
     """Random experts as the module describes; ``hidden`` is a multiple of 64.
 
     ``varied`` lets the scales of up and down differ from block to block too; sums then need more
-    than 13 bits, and are held to the looser bound.
+    than 13 bits, and are held to the looser bound.  ``finer`` experts have every mantissa of E4M3
+    in the scales of down, and of up those that bfloat16 holds times FINER: for kernels that
+    multiply bfloat16.
     """
     draw = torch.Generator().manual_seed(seed)
     shape = (count, intermediate, hidden)
@@ -85,14 +96,17 @@ def make_experts(
     groups = (count, intermediate // reference.BLOCK, blocks[2])
     sizes = 2.0 ** torch.randint(-1 if varied else 0, 1, groups, generator=draw)
     up_scales = sizes.repeat_interleave(reference.BLOCK, dim=1)
+    if finer:
+        up_scales = up_scales * (1 + torch.randint(4, blocks, generator=draw) / 4)
     both = torch.cat([2.0 ** (1 - powers), up_scales], dim=1).to(torch.float8_e4m3fn)
     down = cases.codes((count, hidden, intermediate), draw, DOWN)
     row_sizes = 2.0 ** torch.randint(-2, 3, (count, hidden, 1), generator=draw)
     inner = (count, hidden, intermediate // reference.BLOCK)
     sizes = torch.randint(-2, 3 if varied else -1, inner, generator=draw)
+    mantissas = 1 + torch.randint(8, inner, generator=draw) / 8 if finer else 1.0
     return Experts(
         reference.Nvfp4(torch.cat([gate, up], dim=1), both, 1.0),
-        reference.Nvfp4(down, (row_sizes * 2.0**sizes).to(torch.float8_e4m3fn), 0.5),
+        reference.Nvfp4(down, (row_sizes * 2.0**sizes * mantissas).to(torch.float8_e4m3fn), 0.5),
     )
 
 
@@ -101,15 +115,22 @@ def column_class(hidden: int) -> Any:
     return (torch.arange(hidden) // reference.BLOCK) % SPREAD
 
 
-def make_tokens(count: int, experts: int, top_k: int, hidden: int, seed: int = 0) -> Tokens:
-    """Tokens with one value in each class of columns, in places that differ from token to token."""
+def make_tokens(
+    count: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    seed: int = 0,
+    values: Sequence[float] = VALUES,
+) -> Tokens:
+    """Tokens with one of ``values`` in each class of columns, in places that differ."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.zeros(count, hidden, dtype=torch.float64)
     classes = column_class(hidden)
     for number in range(SPREAD):
         columns = torch.nonzero(classes == number).flatten()
         order = torch.randperm(len(columns), generator=draw).repeat(count // len(columns) + 1)
-        x[torch.arange(count), columns[order[:count]]] = VALUE
+        x[torch.arange(count), columns[order[:count]]] = values[number]
     chosen = torch.rand(count, experts, generator=draw).topk(top_k).indices
     return Tokens("random", x, chosen, experts)
 

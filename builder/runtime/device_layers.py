@@ -21,6 +21,7 @@ Json = dict[str, Any]
 QUANTISATIONS: dict[str, tuple[str, Json]] = {
     "nvfp4-linear": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
     "nvfp4-moe": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
+    "w4a16-moe": ("ModelOptNvFp4Config", {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
     "fp8-linear": ("ModelOptFp8Config", {"quant_algo": "FP8"}),
 }
 #: Experts of a layer, and how many each token goes to.
@@ -149,7 +150,7 @@ class Fused:
 
     made = 0
 
-    def __init__(self, experts: Any, config: Any, device: str) -> None:
+    def __init__(self, experts: Any, config: Any, device: str, kind: str = "nvfp4-moe") -> None:
         torch = importlib.import_module("torch")
         module = importlib.import_module("vllm.model_executor.layers.fused_moe")
         factory = getattr(module, "FusedMoEFactory", None) or module.FusedMoE
@@ -163,25 +164,28 @@ class Fused:
             "params_dtype": torch.bfloat16,
             "renormalize": True,
             "reduce_results": False,
-            "quant_config": quantisation("nvfp4-moe"),
+            "quant_config": quantisation(kind),
             "prefix": f"model.layers.{self.made}.mlp.experts",
         }
         with making(device):
             self.layer = factory(**dispatch_kinds.known_arguments(factory, values))
-        fill(self.layer, self.values(experts))
+        fill(self.layer, self.values(experts, kind))
         self.methods = finish(self.layer)
         self.config, self.device = config, device
 
     @staticmethod
-    def values(experts: Any) -> Json:
-        """The parameters as a checkpoint has them; both input scales are 1."""
+    def values(experts: Any, kind: str) -> Json:
+        """The parameters as a checkpoint has them.
+
+        Both input scales are 1; a checkpoint of weights alone has none, so nobody may use them.
+        """
         pack = importlib.import_module("nvfp4_reference").pack
         values: Json = {}
         for name, weight in (("w13", experts.gate_up), ("w2", experts.down)):
             values[f"{name}_weight"] = pack(weight.codes)
             values[f"{name}_weight_scale"] = weight.scales
             values[f"{name}_weight_scale_2"] = weight.factor
-            values[f"{name}_input_scale"] = 1.0
+            values[f"{name}_input_scale"] = float("nan") if kind == "w4a16-moe" else 1.0
         return values
 
     def __call__(self, tokens: Any) -> Any:

@@ -154,11 +154,15 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
         as_for_wide_experts()
     count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
     hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
-    made = experts.make_experts(count, hidden, inner)
+    mode = "w4a16" if a16_is_forced() else ask.get("mode", "")
+    made = experts.make_experts(count, hidden, inner, finer=bool(mode))
+    if mode:
+        as_for_a16_experts()
+    values = experts.FINER if mode else experts.VALUES
     for number in ask["tokens"]:
-        tokens = experts.make_tokens(number, count, top_k, hidden)
+        tokens = experts.make_tokens(number, count, top_k, hidden, values=values)
         for one in experts.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
-            yield _moe(made, one, count, top_k)
+            yield _moe(made, one, count, top_k, mode)
 
 
 #: Where FlashInfer chooses among its kernels.
@@ -206,6 +210,34 @@ def as_for_many_tokens() -> None:
     dispatch._STATIC_COMPACT_CUTOVER_PAIRS = 0
 
 
+def a16_is_forced() -> bool:
+    """Whether FlashInfer is told to leave the activations of all experts in bfloat16."""
+    return os.environ.get("FLASHINFER_B12X_FORCE_MOE_W4A16") == "1"
+
+
+class OnCuda(torch.Tensor):  # type: ignore[misc]
+    """A tensor that is asked whether it is on the device, and says so."""
+
+    is_cuda = True
+
+
+def as_for_a16_experts() -> None:
+    """Prepare for experts of bfloat16 activations and FP4 weights.
+
+    Their host code asks torch for the device's SMs, and takes others where it has no device; it
+    sorts the routes of more than a few tokens in Triton.
+
+    Raises:
+        AbsentError: this FlashInfer has none that sort routes so.
+    """
+    torch.cuda.is_available = lambda: True
+    try:
+        packing = importlib.import_module(f"{DISPATCH.rpartition('.')[0]}.moe_w4a16_route_pack")
+    except ModuleNotFoundError:
+        raise AbsentError("this FlashInfer has no W4A16 kernel for sorted experts") from None
+    importlib.import_module("host_triton").run_on_host(packing)
+
+
 def exactly(made: Any, tokens: Any) -> Any:
     """What experts may give in the executor, whose products are exact.
 
@@ -216,7 +248,7 @@ def exactly(made: Any, tokens: Any) -> Any:
     return experts.expect(made, tokens, "bf16", roundings=tokens.chosen.shape[1])
 
 
-def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
+def _moe(made: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case:
     to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
     inner = made.down.codes.shape[2]
 
@@ -235,7 +267,7 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
     up = weight(halves_swapped(made.gate_up.codes), halves_swapped(made.gate_up.scales))
     down = weight(made.down.codes, made.down.scales.view(torch.uint8))
     x = tokens.x.to(torch.bfloat16)
-    chosen = tokens.chosen.to(torch.int32).contiguous()
+    chosen = tokens.chosen.to(torch.int32).contiguous().as_subclass(OnCuda)
     weights = torch.full(chosen.shape, 1.0 / top_k)
     one, alpha = torch.ones(count), torch.full((count,), float(made.down.factor))
     out = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
@@ -258,6 +290,7 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int) -> Case:
             num_local_experts=count,
             output_dtype=torch.bfloat16,
             output=out,
+            **({"quant_mode": mode} if mode else {}),
         )
 
     inputs = [x, chosen, weights, up[0], down[0], up[2], down[2], alpha]

@@ -208,6 +208,9 @@ class HandedExperts:
         def listening(*args: Any, **kwargs: Any) -> Any:
             self.called = original.__qualname__
             output = kwargs.get("output")
+            chosen = kwargs.get("token_selected_experts")
+            if chosen is not None:
+                kwargs["token_selected_experts"] = chosen.as_subclass(launch_cases.OnCuda)
             values = (*args, *kwargs.values())
             tensors = [v for v in values if isinstance(v, torch.Tensor) and v is not output]
             self.case.inputs = tensors
@@ -232,16 +235,21 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     experts = importlib.import_module("device_experts")
     config = ready(ask, probe)
     launch_cases.as_for_wide_experts()
+    forced = launch_cases.a16_is_forced()
+    if forced:
+        launch_cases.as_for_a16_experts()
+    finer = bool(ask.get("finer", forced))
     handed = HandedExperts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
-    made = experts.make_experts(count, hidden, inner)
+    made = experts.make_experts(count, hidden, inner, finer=finer)
     made = experts.Experts(shared(made.gate_up, 2.0**-2), shared(made.down, 2.0**-3))
     try:
-        layer = layers.Fused(made, config, "cpu")
+        layer = layers.Fused(made, config, "cpu", ask.get("layer", "nvfp4-moe"))
     except (ImportError, layers.UnknownLayerError) as error:
         raise NotSimulated(f"{type(error).__name__}: {error}") from error
     for number in ask["tokens"]:
-        tokens = experts.make_tokens(number, count, layers.TOP_K, hidden)
+        values = experts.FINER if finer else experts.VALUES
+        tokens = experts.make_tokens(number, count, layers.TOP_K, hidden, values=values)
         expected = launch_cases.exactly(made, tokens)
 
         def call(tokens: Any = tokens) -> None:

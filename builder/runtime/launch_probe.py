@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from builder.runtime import (
         call_table,
@@ -177,39 +177,62 @@ class Recorder:
         }
 
 
-def launch_instead(recorder: Recorder) -> None:
-    """Let what ``cute.compile`` gives be called with tensors in ordinary memory."""
-    cute = importlib.import_module("cutlass.cute")
-    torch = importlib.import_module("torch")
-    tvm_ffi = importlib.import_module("tvm_ffi")
-    compiler = cute.compile
-    plain = plain_functions()
+class Compiling:
+    """``cute.compile``, whose functions can be called with tensors in ordinary memory.
 
-    def on_device(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return tvm_ffi.from_dlpack(launch_host.OnDevice(value))
-        return value
+    With options in brackets it is another of its kind, as the DSL's own is.
+    """
 
-    def compile_and_wrap(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, compiler: Any, recorder: Recorder, plain: type) -> None:
+        self._compiler, self._recorder, self._plain = compiler, recorder, plain
+
+    def __getitem__(self, options: Any) -> Compiling:
+        return Compiling(self._compiler[options], self._recorder, self._plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The compiled function, which tells the recorder its PTX before it runs."""
         before = set(Path().glob("*.ptx"))
-        function = compiler(*args, **kwargs)
+        function = self._compiler(*args, **kwargs)
         new = sorted(set(Path().glob("*.ptx")) - before)
         texts = [launch_host.short_names(path.read_text("utf-8"), sys.path) for path in new]
         for path in new:  # the next one may have the same name
             path.unlink()
 
         def call(*values: Any) -> Any:
-            recorder.ptx = texts
+            self._recorder.ptx = texts
             # without TVM FFI nobody asks where a tensor is
-            return function(*(values if type(function) is plain else map(on_device, values)))
+            plain = type(function) is self._plain
+            return function(*map(in_memory if plain else on_device, values))
 
         call.ptx = texts  # type: ignore[attr-defined]
         return call
 
-    setattr(cute, "compile", compile_and_wrap)  # noqa: B010 (the module is Any in a sandbox only)
+
+def in_memory(value: Any) -> Any:
+    """A tensor without what a class of ours adds to it; anything else as it is."""
+    tensor = importlib.import_module("torch").Tensor
+    return value.as_subclass(tensor) if isinstance(value, tensor) else value
+
+
+def on_device(value: Any) -> Any:
+    """A tensor that says it is on the device; anything else as it is."""
+    value = in_memory(value)
+    if isinstance(value, importlib.import_module("torch").Tensor):
+        return importlib.import_module("tvm_ffi").from_dlpack(launch_host.OnDevice(value))
+    return value
+
+
+def launch_instead(recorder: Recorder) -> None:
+    """Let what ``cute.compile`` gives be called with tensors in ordinary memory."""
+    cute = importlib.import_module("cutlass.cute")
+    made = Compiling(cute.compile, recorder, plain_functions())
+    setattr(cute, "compile", made)  # noqa: B010 (the module is Any in a sandbox only)
     compilers = importlib.import_module("cutlass.base_dsl.compiler")
     # it would call cuInit
     compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
+    # for how much shared memory an SM has, the compiler asks the driver
+    driver: Any = importlib.import_module("cutlass.base_dsl.runtime.cuda")
+    driver.get_device_attribute = lambda which, _device=0: launch_host.ATTRIBUTES[int(which)]
 
 
 def plain_functions() -> type:
@@ -279,6 +302,7 @@ def launch_kernel(ask: Json, probe: Any, recorder: Recorder, runtime: launch_hos
     try:
         if "sms" in ask:
             codegen_device.SM_COUNT = int(ask["sms"])
+            codegen_device.describe_device_to_torch(probe)
             codegen_device.answer_for_flashinfer(probe)
         for case in cases_of(ask, probe):
             recorder.case = case

@@ -170,6 +170,19 @@ LAUNCHED = (
             "intermediate": 128,
         },
     ),
+    # of weights alone in FP4
+    Launched(
+        name="vLLM's W4A16 experts",
+        serves="w4a16-moe",
+        request={
+            "kind": MOE_LAYER,
+            "layer": "w4a16-moe",
+            "tokens": [1],
+            "experts": 4,
+            "hidden": 256,
+            "intermediate": 128,
+        },
+    ),
     Launched(
         name="b12x MoE, 1 token",
         serves="nvfp4-moe",

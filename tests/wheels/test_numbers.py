@@ -14,8 +14,8 @@ from builder.ptx.runs import program_of
 from builder.ptx.source import Name
 from builder.verify import launches
 from builder.verify.insandbox import in_sandbox
-from builder.verify.launches import LAUNCHED, launch_request, sandbox_launcher
-from builder.verify.numbers import check_numbers
+from builder.verify.launches import LAUNCHED, Launched, launch_request, sandbox_launcher
+from builder.verify.numbers import UNWRITTEN, check_numbers
 from builder.verify.parts import Parts
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
@@ -182,8 +182,63 @@ def test_the_w4a16_gemm_is_right_with_its_layer(
     made = planned(NEWEST)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     states = {check.name: check.status for check in check_numbers(target)}
-    right = {one.name: "pass" for one in kernels}
-    assert states == {**right, "W4A16 MoE layers": "not-run"}, states
+    assert states == {one.name: "pass" for one in kernels}, states
+
+
+#: FlashInfer's experts of bfloat16 activations and FP4 weights: the name of the kernel.
+A16_KERNEL = "W4A16FusedMoeKernel"
+FORCED = {"FLASHINFER_B12X_FORCE_MOE_W4A16": "1"}
+
+
+def test_w4a16_experts_are_right_but_for_what_vllm_rounds(
+    planned: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that FP4 holds are right; of others it is seen that vLLM lets them be rounded."""
+    (experts,) = (one for one in LAUNCHED if one.serves == "w4a16-moe")
+    monkeypatch.setattr(launches, "LAUNCHED", (experts,))
+    made = planned(NEWEST)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    (check,) = check_numbers(target)
+    assert check.status == "pass", check.seen
+    assert "the activations are rounded to FP4" in check.seen
+    finer = replace(experts, request={**experts.request, "finer": True})
+    for more, kernel, wrong in (({}, "MoEMicroKernel", True), (FORCED, A16_KERNEL, False)):
+        request = launch_request({**target.plan.env, **more}, "sm_121a", [finer], BACKENDS)
+        assert target.launch is not None
+        (reply,) = target.launch(request).replies
+        (ran,) = reply.ran
+        assert kernel in ran.kernel
+        assert {bool(run.wrong) for run in ran.runs} == {wrong}, reply
+        assert {run.values for run in ran.runs} == {256}
+        assert {run.fault for run in ran.runs} == {""}
+
+
+#: One token and three have kernels of their own; the routes of more are sorted first.
+A16_EXPERTS = {
+    "kind": "moe-b12x",
+    "mode": "w4a16",
+    "tokens": [1, 3, 24],
+    "experts": 4,
+    "hidden": 256,
+    "sms": 2,
+}
+
+
+@pytest.mark.parametrize("release", ["0.23.0", "0.28.0", "0.30.0", "0.33.0"])
+def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner) -> None:
+    """FlashInfer 0.6.12, 0.6.16.post3, 0.6.18.post1 and 0.7.2.post1."""
+    made = planned(f"pypi:vllm=={release}")
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    kernel = Launched(name="experts", serves="w4a16-moe", request=A16_EXPERTS)
+    assert target.launch is not None
+    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [kernel])).replies
+    assert not reply.error
+    assert any(A16_KERNEL in ran.kernel for ran in reply.ran)
+    runs = [run for ran in reply.ran for run in ran.runs]
+    assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
+    assert {run.values for run in runs if run.values} == {256, 3 * 256, 24 * 256}
+    kinds = {race.kind for run in runs for race in run.races}
+    assert kinds == {UNWRITTEN}, "rows that no token needs"
 
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"

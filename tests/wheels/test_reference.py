@@ -8,6 +8,7 @@ import math
 import site
 import struct
 import sys
+import types
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -451,3 +452,52 @@ def test_wrong_experts_are_caught(
     weights, tokens = mixture
     expected = experts.expect(weights, tokens, "fp4")
     assert reference.judge(mixed(weights, tokens, torch, how), expected)["problems"]
+
+
+# ------------------------------------------------------------------------------- Triton on the host
+
+#: A kernel in Triton: sorts numbers into buckets, and adds up those of each.
+BUCKETS = """
+@triton.jit
+def buckets(values, counts, sums, number, BUCKETS: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < number
+    held = tl.load(values + offsets, mask=mask, other=-1).to(tl.int32)
+    inside = mask & (held >= 0) & (held < BUCKETS)
+    rank = tl.atomic_add(counts + held, 1, sem="relaxed", mask=inside)
+    tl.store(values + offsets, rank, mask=inside)
+    rows = tl.arange(0, BUCKETS)
+    same = (rows[:, None] == held[None, :]) & inside[None, :]
+    total = tl.zeros((BUCKETS,), dtype=tl.int32)
+    for step in tl.range(0, 1):
+        total += tl.sum(tl.where(same, held[None, :], 0), axis=1)
+    tl.store(sums + tl.program_id(0) * BUCKETS + rows, tl.cumsum(total, axis=0))
+    tl.store(sums + 2 * BUCKETS, tl.max(tl.minimum(tl.maximum(held, 0), 9), axis=0))
+
+
+def outside(values):
+    tl.store(values + 1, 0)
+"""
+
+
+def test_a_triton_kernel_runs_as_the_python_that_it_is(torch: Any) -> None:
+    def jit(function: Any) -> Any:
+        function.fn = function
+        return function
+
+    module = types.ModuleType("written_in_triton")
+    names = types.SimpleNamespace
+    vars(module).update(triton=names(jit=jit), tl=names(constexpr=int))
+    exec(BUCKETS, vars(module))
+    host_triton = load("host_triton")
+    host_triton.run_on_host(module)
+    assert module.triton.cdiv(7, 4) == 2
+    values = torch.tensor([2, 0, 2, 7, 2, 0], dtype=torch.int32)
+    counts, sums = torch.zeros(3, dtype=torch.int32), torch.full((7,), -1, dtype=torch.int32)
+    module.buckets[(2,)](values, counts, sums, 6, BUCKETS=3, BLOCK=4, num_warps=8)
+    assert values.tolist() == [0, 0, 1, 7, 2, 1], "the rank of each; 7 is in no bucket"
+    assert counts.tolist() == [2, 0, 3]
+    assert sums.tolist() == [0, 0, 4, 0, 0, 2, 2]
+    kernel = host_triton.Kernel(module.outside, module.tl)
+    with pytest.raises(IndexError, match="element 1 of 1"):
+        kernel[(1,)](torch.zeros(1))

@@ -237,6 +237,45 @@ def test_a_preloaded_runtime_library_is_replaced(
     assert (own.envar.shared_libs, os.environ["CUTE_DSL_LIBS"]) == ("/ours.so", "/ours.so")
 
 
+def test_a_function_compiled_with_options_is_recorded_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``cute.compile[options](...)``: the PTX that it wrote, and tensors without our class."""
+
+    class Tensor:
+        def as_subclass(self, kind: type[Tensor]) -> Tensor:
+            return kind()
+
+    class OnCuda(Tensor):
+        pass
+
+    class Plain:
+        def __call__(self, *values: Any) -> list[type]:
+            return [type(value) for value in values]
+
+    class Compiler:
+        def __init__(self, options: str = "") -> None:
+            self.options = options
+
+        def __getitem__(self, options: str) -> Compiler:
+            return Compiler(options)
+
+        def __call__(self, name: str) -> Plain:
+            (tmp_path / f"{name}.ptx").write_text(f"// {name}{self.options}")
+            return Plain()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    recorder = launch_probe.Recorder()
+    compiling = launch_probe.Compiling(Compiler(), recorder, Plain)
+    first, second = compiling("a"), compiling["-O3"]("b")
+    assert second(OnCuda(), 5, Tensor()) == [Tensor, int, Tensor]
+    assert recorder.ptx == ["// b-O3"] == second.ptx
+    first()
+    assert recorder.ptx == ["// a"], "of the function that runs"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_requests_that_compile_the_same_kernel_share_a_child() -> None:
     tile = {"kind": "dense-b12x", "tile": [64, 64], "shapes": [[64, 64, 128]]}
     same = [tile, {**tile, "shapes": [[64, 128, 256]], "inputs": "degenerate", "seed": 1}]

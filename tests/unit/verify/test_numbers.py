@@ -51,6 +51,7 @@ MOE = ExpectedChoice(kind="nvfp4-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE b
 A16 = ExpectedChoice(
     kind="w4a16-linear", line="Using FlashInferCuteDslNvFp4W4A16LinearKernel for NVFP4 GEMM"
 )
+A16_EXPERTS = ExpectedChoice(kind="w4a16-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
 MARLIN = ExpectedChoice(kind="nvfp4-linear", line="Using MarlinNvFp4LinearKernel")
 
 #: Doubles 32 bfloat16 numbers, each lane one, by way of shared memory; {sync} orders the reading.
@@ -388,12 +389,12 @@ def test_a_target_that_cannot_run_is_not_run() -> None:
 def test_layers_that_are_not_run_are_named_with_the_reason() -> None:
     """They are no reason to doubt what ran, and none where the model does not start."""
     selected = ExpectedChoice(kind="w4a16-linear", selected="apply_fp4_marlin_linear")
-    experts = ExpectedChoice(kind="w4a16-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")
+    experts = ExpectedChoice(kind="w4a16-moe", line="Using 'MARLIN' NvFp4 MoE backend")
     refused = ExpectedChoice(kind="w4a16-moe", refused="'FLASHINFER_B12X' does not support")
     replies = [reply_of(GOOD)] * len(wanted_launches([LINEAR]))
     for expected, name, words in (
         (selected, "W4A16 linear layers", "Marlin: CUDA C++ that comes as machine code"),
-        (experts, "W4A16 MoE layers", "which this level does not launch"),
+        (experts, "W4A16 MoE layers", "It says nothing about Marlin's numbers"),
     ):
         *ran, last = check_numbers(target_of(replies, LINEAR, expected))
         assert {check.status for check in ran} == {"pass"}
@@ -403,12 +404,27 @@ def test_layers_that_are_not_run_are_named_with_the_reason() -> None:
     assert len(checks) == len(replies)
 
 
+def test_experts_whose_activations_are_rounded_say_so() -> None:
+    """Which kernel ran is known by its name; a failing check says what failed."""
+    ran = Ran("kernel_moe_w4a16_kernelW4A16FusedMoeKernel_0", "0" * 64, 4, (GOOD,))
+    replies = {"FP4": reply_of(GOOD), "": Reply(error="", stage="", ran=(ran,))}
+    for words, reply in replies.items():
+        (check,) = check_numbers(target_of([reply], A16_EXPERTS))
+        assert check.status == "pass"
+        assert ("the activations are rounded to FP4" in check.seen) is bool(words)
+    (failed,) = check_numbers(target_of([reply_of(replace(GOOD, wrong=1, said="x"))], A16_EXPERTS))
+    assert failed.status == "fail"
+    (other, *_) = check_numbers(target_of([reply_of(GOOD)] * len(wanted_launches([MOE])), MOE))
+    assert "rounded" not in other.seen
+
+
 def test_each_kind_of_layer_has_its_kernels() -> None:
     linear, moe = wanted_launches([LINEAR]), wanted_launches([MOE])
-    a16 = wanted_launches([A16])
+    a16, a16_experts = wanted_launches([A16]), wanted_launches([A16_EXPERTS])
     assert len(a16) > 3
-    assert {one.name for one in (*linear, *moe, *a16)} == {one.name for one in LAUNCHED}
-    assert len(linear) + len(moe) + len(a16) == len(LAUNCHED)
+    every = [*linear, *moe, *a16, *a16_experts]
+    assert {one.name for one in every} == {one.name for one in LAUNCHED}
+    assert len(every) == len(LAUNCHED)
     assert wanted_launches([MARLIN]) == []
     (layer,) = (one for one in linear if one.request["kind"] == LAYER)
     (experts,) = (one for one in moe if one.request["kind"] == MOE_LAYER)
