@@ -13,6 +13,7 @@ from builder.applier.failures import ApplyError
 from builder.applier.layers import Layer
 from builder.applier.trees import Content
 from builder.documents.plan import BakedPlan
+from builder.engines.commands import commands
 from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
@@ -66,7 +67,8 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
         contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
     interpreter = plan.base.interpreter
     script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
-    contents["/usr/local/bin/spark-verify"] = Content.of(script, 0o755)
+    for name, data in {**commands(plan), "spark-verify": script}.items():
+        contents[f"/usr/local/bin/{name}"] = Content.of(data, 0o755)
     return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
 
 

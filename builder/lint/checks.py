@@ -196,7 +196,10 @@ def _cluster(checked: Checked) -> Iterator[Finding]:
     ray = checked.value("--distributed-executor-backend") == "ray"
     if executor and ray and not ours and Version(checked.interface.vllm) >= _NO_RAY:
         message = f"vLLM {checked.interface.vllm} and its official images come without Ray"
-        advice = "--nnodes 2 --node-rank N --master-addr IP --master-port PORT, without Ray"
+        advice = (
+            "--nnodes 2 --node-rank N --master-addr IP --master-port PORT, without Ray; "
+            "or an image with layer ray: spark-build image --layers ray"
+        )
         yield checked.finding("no-ray", executor.line, message, advice)
     env = {one.name: one for one in checked.command.env}
     if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env:

@@ -95,7 +95,7 @@ def wheel_pins(op: Wheel, variant: Variant, index: PackageIndex) -> Iterator[Whe
             wanted = Version(version) == Version(op.version)
         else:
             wanted = version_matches(version, variant.when[bound])
-        place = _place(wheel)
+        place = wheel_place(wheel)
         if wanted and place is not None:
             platform, python = place
             yield WheelPin(
@@ -129,8 +129,11 @@ def code_pins(op: Compile, variant: Variant, index: PackageIndex) -> Iterator[Co
                 break
 
 
-def _place(wheel: WheelFile) -> tuple[str, str] | None:
-    """OCI platform and Python tag of a wheel; None for other systems and free-threaded builds."""
+def wheel_place(wheel: WheelFile) -> tuple[str, str] | None:
+    """OCI platform and Python tag of a wheel; None for other systems and free-threaded builds.
+
+    Images with CUDA have glibc, so wheels for musl are for other systems too.
+    """
     tag = min(parse_wheel_filename(wheel.filename)[3], key=str)
     if tag.abi.endswith("t"):
         return None
@@ -138,7 +141,7 @@ def _place(wheel: WheelFile) -> tuple[str, str] | None:
     if tag.platform == "any":
         return "any", python
     machine = next((m for m in _MACHINES if tag.platform.endswith(m)), None)
-    if machine is None or "linux" not in tag.platform:
+    if machine is None or "linux" not in tag.platform or "musllinux" in tag.platform:
         return None
     return _MACHINES[machine], python
 

@@ -131,7 +131,8 @@ def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
             f"vLLM {served.vllm} does not include Ray, and {served.image} does not have it",
-            hint="--topology tp2, which needs no Ray; or --image with one that has it",
+            hint="--topology tp2, which needs no Ray; or --image with one that has it, made with "
+            f"spark-build image --layers {served.name},ray",
         )
 
 

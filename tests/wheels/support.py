@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.
 PROFILES = ("b12x-full", "cutlass-sm12x", "marlin")
+#: Layers that no profile has.
+OPTIONAL = ("ray",)
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
 VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
 
@@ -87,9 +89,10 @@ class Planner:
         return [self(ref, profile, platform) for profile in PROFILES]
 
     def states(self, ref: str, platform: str | None = None) -> dict[str, str]:
-        """The state of every layer of every profile."""
+        """The state of every layer, of profiles and of none."""
         merged: dict[str, str] = {}
-        for made in self.of_all(ref, platform):
+        alone = [self(ref, name, platform) for name in OPTIONAL]
+        for made in [*self.of_all(ref, platform), *alone]:
             merged |= made.states
         return merged
 
