@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -207,6 +206,8 @@ def _limited(answer: _Answer) -> float | None:
 
 
 def _server_time(date: str | None) -> float:
+    from email.utils import parsedate_to_datetime
+
     try:
         return parsedate_to_datetime(date or "").timestamp()
     except ValueError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from builder.errors import RemoteError
@@ -196,6 +195,8 @@ def retry_after(answer: _Answer) -> float | None:
     value = answer.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value[:9])
+    from email.utils import parsedate_to_datetime
+
     try:
         date = parsedate_to_datetime(value)
     except ValueError:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.bases.model import Base
-from builder.compile.base import DISTRIBUTIONS
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.reference import parse_pull
@@ -63,6 +62,12 @@ def stages_of(
     Callable[[str], Base]
 
     return Stages(index, forges, nvcc, toolkit)
+
+
+def _libraries() -> tuple[str, ...]:
+    from builder.compile.base import DISTRIBUTIONS
+
+    return DISTRIBUTIONS
 
 
 class Inputs:
@@ -192,7 +197,7 @@ class Inputs:
                 site_packages=site_packages,
                 engine=engine,
                 pins=pins,
-                libraries=DISTRIBUTIONS if self.stages else (),
+                libraries=_libraries() if self.stages else (),
                 facts_of=self.facts.of,
                 noting=locking,
             )

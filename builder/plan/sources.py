@@ -9,7 +9,6 @@ from builder.applier.digests import sha256_hex
 from builder.applier.trees import OverlayTree
 from builder.bases.imagetree import ImageTree
 from builder.errors import RemoteError
-from builder.machinecode.facts import read_module
 from builder.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class IndexSources:
     def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
         self._index = index
         self._wheels: dict[str, RemoteWheel] = {}
+        self._archives: dict[str, zipfile.ZipFile] = {}
         #: the allowed compile stages; None without ``--compile``
         self.stages = stages
 
@@ -64,6 +64,8 @@ class IndexSources:
         return list(self._wheel(pin).members.values())
 
     def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
+        from builder.machinecode.facts import read_module
+
         return read_module(tree, path, wanted, digest)
 
     def stage(
@@ -79,8 +81,10 @@ class IndexSources:
         if self.stages and pin.filename in self.stages.wheels:
             return self.stages.member(pin.filename, path)
         # the whole wheel, because only its sha256 is pinned, and RECORD is part of the wheel
-        with zipfile.ZipFile(self._wheel(pin).download()) as archive:
-            return archive.read(path)
+        if pin.filename not in self._archives:
+            # stays open: reading the list of a wheel's files takes longer than most of the files
+            self._archives[pin.filename] = zipfile.ZipFile(self._wheel(pin).download())
+        return self._archives[pin.filename].read(path)
 
 
 def preload(tree: object, paths: Sequence[str]) -> None:

@@ -67,7 +67,10 @@ def test_a_warm_plan_needs_no_network(
     assert spark_build(*plan, "--json").out == cold.out
     assert wheels.requests == []
     # the index module reads wheels' file names with packaging; nothing else of the list is needed
-    assert imported(*plan).isdisjoint(set(HEAVY) - {"packaging"})
+    loaded = imported(*plan)
+    assert loaded.isdisjoint(set(HEAVY) - {"packaging"})
+    # only a layer that is compiled looks at machine code
+    assert "builder.machinecode.modules" not in loaded
     assert wheels.requests == []
 
 

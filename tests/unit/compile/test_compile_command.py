@@ -71,7 +71,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
     monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
     monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
@@ -242,7 +242,7 @@ def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = KernelCode("runs", "sm_120f", "enable_sm120_family")
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: runs)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")

@@ -49,7 +49,7 @@ class Asked:
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
     put_image(

@@ -55,7 +55,7 @@ def cuda_forge(
     monkeypatch.setattr("builder.compile.stage.find_compiler", lambda *_: nvcc)
     monkeypatch.setattr("builder.compile.stage.header_wheels", lambda *_: [])
     monkeypatch.setattr("builder.compile.stage.refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
     monkeypatch.setattr("builder.compile.stage.free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
@@ -494,7 +494,7 @@ def test_compiled_code_reveals_nothing_about_the_base(
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""
     runs = KernelCode("runs", "sm_120f", "enable_sm120_only")
-    monkeypatch.setattr("builder.plan.sources.read_module", lambda *_: runs)
+    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)
     assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}
