@@ -127,8 +127,7 @@ def _findings(
     spoken = _spoken(read, engine)
     messages = _messages(failures)
     for entry in entries:
-        hits = [*read.hits.get(entry.id, ()), *_asked(entry, read)]
-        hits = hits or _in_messages(entry, messages)
+        hits = _hits(entry, read, messages)
         if not hits or entry.engine not in spoken:
             continue
         if entry.times > 1 and read.times.get(entry.id, 0) < entry.times:
@@ -161,6 +160,14 @@ def _findings(
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
     return [*known, *_unknown(left, failures, known)]
+
+
+def _hits(entry: Entry, read: Scan, messages: list[tuple[int, str]]) -> list[Hit]:
+    """Where an entry matches; most match nowhere."""
+    hits = list(read.hits.get(entry.id, ()))
+    if entry.settings and read.settings:
+        hits += _asked(entry, read)
+    return hits or (_in_messages(entry, messages) if messages else [])
 
 
 def _messages(failures: list[Failure]) -> list[tuple[int, str]]:

@@ -140,6 +140,8 @@ def _read_block(block: list[Line], by_needle: Mapping[str, list[_Watch]], result
     for line in block:
         starts.append(starts[-1] + len(line.text) + 1)
     for needle, watches in by_needle.items():
+        if needle not in text:  # most are in no log
+            continue
         for index in _lines_with(needle, text, starts):
             line = block[index]
             for watch in watches:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from builder.serving.models import Model, Models
 
 _IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
+_ALL = "*"  # no rule's name
 _RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
 _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy")
 
@@ -100,7 +101,8 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
                 hint="lint reads shell scripts, compose files, Kubernetes manifests, "
                 "recipes of sparkrun and eugr, and Dockerfiles",
             )
-        kept = [finding for finding in found if not _ignored(finding, text.splitlines())]
+        ignored_in = _Ignored(text)
+        kept = [finding for finding in found if not ignored_in.has(finding)]
         ignored += len(found) - len(kept)
         findings += kept
     return LintReport(
@@ -136,14 +138,28 @@ def _open_quotes(name: str, text: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _ignored(finding: Finding, lines: Sequence[str]) -> bool:
-    """Whether a comment on the line, or alone on the line above, switches the rule off."""
-    at = finding.line - 1
-    near = lines[at : at + 1]
-    if 0 < at <= len(lines) and lines[at - 1].lstrip().startswith("#"):
-        near = [*near, lines[at - 1]]
-    for line in near:
-        match = _IGNORE.search(line)
-        if match and (match[1] is None or finding.rule in re.split(r"[,\s]+", match[1].strip())):
-            return True
-    return False
+class _Ignored:
+    """Which findings the comments of a file switch off."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines()
+        self._off: dict[int, set[str]] = {}
+
+    def has(self, finding: Finding) -> bool:
+        """Whether a comment on the line, or alone on the line above, switches the rule off."""
+        at = finding.line - 1
+        if at not in self._off:
+            self._off[at] = self._rules(at)
+        return not self._off[at].isdisjoint({_ALL, finding.rule})
+
+    def _rules(self, at: int) -> set[str]:
+        """The rules that comments near a line name."""
+        near = self._lines[at : at + 1]
+        if 0 < at <= len(self._lines) and self._lines[at - 1].lstrip().startswith("#"):
+            near = [*near, self._lines[at - 1]]
+        found: set[str] = set()
+        for line in near:
+            match = _IGNORE.search(line)
+            if match:
+                found.update([_ALL] if match[1] is None else re.split(r"[,\s]+", match[1].strip()))
+        return found
