@@ -1,10 +1,12 @@
 """A pytest plugin for runs of many minutes: ``-p tests.lane`` reports in whole lines.
 
 Each failure is named when it happens, and every so many tests a line says how far the run is.
+Such a run has time for more cases of chance than a run of the unit tests.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Tests between two lines.
 EVERY = 50
+#: Cases of each kind in ``tests/unit/rootfs/test_fuzz.py``.
+FUZZ = "25"
 
 
 class Progress:
@@ -61,4 +65,5 @@ class Progress:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Join the run."""
+    os.environ.setdefault("SPARK_BUILD_TEST_FUZZ", FUZZ)
     config.pluginmanager.register(Progress(), "lane")

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from builder.registry.model import sha256_digest
+from builder.registry.options import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from builder.registry.client import Repository
 
 _ABSENT = b'{"errors": [{"code": "%s", "message": "unknown"}]}'
 
@@ -40,6 +43,10 @@ class MemoryRegistry(FakeRegistry):
     def __post_init__(self) -> None:
         self.answer = self._answer
         super().__post_init__()
+
+    def repository(self, name: str = "a/b", **options: Any) -> Repository:
+        """A client's view of it; whole images are sent in pieces of the usual size."""
+        return super().repository(name, **{"chunk": Options.chunk, **options})
 
     def lose(self, digest: str) -> None:
         """Forget a blob everywhere."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import re
 import shutil
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +61,26 @@ def folders(
         shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _toml_is_parsed_once() -> Iterator[None]:
+    """Each test reads the catalogues anew; the parser, in Python, is slower than all the rest."""
+    parse = tomllib.loads
+    parsed: dict[str, bytes] = {}
+
+    def loads(text: str, /, **options: Any) -> dict[str, Any]:
+        if options or text not in parsed:
+            result = parse(text, **options)
+            if not options:
+                parsed[text] = pickle.dumps(result)
+            return result
+        found: dict[str, Any] = pickle.loads(parsed[text])
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tomllib, "loads", loads)
+        yield
+
+
 @pytest.fixture
 def tmp_path(folders: Path, request: pytest.FixtureRequest) -> Path:
     """A folder of this test's own, as pytest's fixture of that name."""
@@ -76,12 +98,10 @@ def isolated(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     tokens = ("GITHUB_TOKEN", "GH_TOKEN", "GITHUB_API_URL", "GH_HOST")
     for name in ("SOURCE_DATE_EPOCH", "CLICOLOR_FORCE", "COLUMNS", "VIRTUAL_ENV", *tokens):
         monkeypatch.delenv(name, raising=False)
-    own = folders / str(next(_NUMBERS))
-    nobody = own / "docker"
-    nobody.mkdir(parents=True)
-    monkeypatch.setenv("DOCKER_CONFIG", str(nobody))
-    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(nobody / "none.json"))
-    monkeypatch.setenv("SPARK_BUILD_CACHE", str(own / "cache"))
+    own = str(folders / str(next(_NUMBERS)))  # made by those who need it
+    monkeypatch.setenv("DOCKER_CONFIG", f"{own}/docker")
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", f"{own}/docker/none.json")
+    monkeypatch.setenv("SPARK_BUILD_CACHE", f"{own}/cache")
     # the same files in a layer, in a fourth of the time
     monkeypatch.setattr("builder.engines.layertar.LEVEL", 1)
     # servers are tried again as often as for users, without their pauses

@@ -76,7 +76,10 @@ def imports_of(source: str) -> Iterator[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             pending += node.orelse
             continue
-        pending += ast.iter_child_nodes(node)
+        # statements stand in lists of statements only, or in handlers and cases
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, name, ())
+            pending += inside if isinstance(inside, list) else ()
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]

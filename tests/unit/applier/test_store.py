@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import random
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.commandline import main
 from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH
 from builder.applier.failures import EXIT_USAGE, ApplyError
@@ -561,6 +564,17 @@ def applier(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def applier_here(*words: str) -> subprocess.CompletedProcess[str]:
+    """The applier's command line in this process; its traceback would end the test."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code: Any = main(words)
+        except SystemExit as ended:
+            code = ended.code
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -576,7 +590,7 @@ def test_a_damaged_bundle_is_an_error_with_its_place(site: Path, text: str, said
     path = site.parent / "layers.json"
     path.write_text(text)
     before = snapshot(site)
-    ran = applier("apply", "--root", str(site), "--layers", str(path))
+    ran = applier_here("apply", "--root", str(site), "--layers", str(path))
     assert ran.returncode == 2, ran.stderr
     assert ran.stderr.startswith("error: ")
     assert said in ran.stderr
@@ -671,7 +685,7 @@ class TestAsAMod:
     def test_drift_is_reported_and_changes_nothing(self, site: Path) -> None:
         before = snapshot(site)
         layers = bundle(site, make_layer("drifted", replace_op("gone", "never")))
-        answer = applier("apply", "--root", str(site), "--layers", layers)
+        answer = applier_here("apply", "--root", str(site), "--layers", layers)
         assert answer.returncode == 4
         assert "error: layer drifted: drift" in answer.stderr
         assert snapshot(site) == before
@@ -680,7 +694,7 @@ class TestAsAMod:
         path = Path(bundle(site, FIX))
         needs = {"needs": {"vllm": ">=0.30.0"}, "needs_reason": "no such kernel"}
         path.write_text(json.dumps(json.loads(path.read_text()) | needs))
-        answer = applier("apply", "--root", str(site), "--layers", str(path))
+        answer = applier_here("apply", "--root", str(site), "--layers", str(path))
         assert answer.returncode == 2
         assert "test needs vllm >=0.30.0, this is vllm 0.20.1: no such kernel" in answer.stderr
 
@@ -689,7 +703,7 @@ class TestAsAMod:
     def test_wrong_arguments_give_no_traceback(
         self, site: Path, command: str, more: list[str]
     ) -> None:
-        answer = applier(command, "--root", str(site), *more)
+        answer = applier_here(command, "--root", str(site), *more)
         assert answer.returncode == 2
         assert "Traceback" not in answer.stderr
 

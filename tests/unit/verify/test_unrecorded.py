@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,19 +31,40 @@ from tests.unit.images import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.unit.caller import Call
 
+    Built = Callable[..., LayoutDirectory]
+
 CODE = b"import os; os.system('id')\n"
 
 
-def built(call: Call, tmp_path: Path, *base: Item) -> LayoutDirectory:
-    put_vllm(tmp_path / "base", items=base)
-    done = call("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
-    assert done.code == 0, done.err
-    return LayoutDirectory(tmp_path / "work" / "out")
+@pytest.fixture(scope="module")
+def images() -> dict[str, Path]:
+    """A copy of each image that was built, by what its base holds."""
+    return {}
+
+
+@pytest.fixture
+def built(call: Call, tmp_path: Path, folders: Path, images: dict[str, Path]) -> Built:
+    """A layout with an image on a base with these files."""
+
+    def build(*base: Item) -> LayoutDirectory:
+        kept, out = images.get(repr(base)), tmp_path / "work" / "out"
+        if kept is None:
+            put_vllm(tmp_path / "base", items=base)
+            words = ("-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
+            done = call("image", "-l", "fix", *words)
+            assert done.code == 0, done.err
+            images[repr(base)] = folders / f"unrecorded{len(images)}"
+            shutil.copytree(out, images[repr(base)])
+        else:
+            shutil.copytree(kept, out)
+        return LayoutDirectory(out)
+
+    return build
 
 
 def on_top(layout: LayoutDirectory, *items: Item) -> None:
@@ -87,11 +109,18 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("items", HOOKS.values(), ids=list(HOOKS))
-def test_an_unrecorded_startup_hook(call: Call, tmp_path: Path, items: Sequence[Item]) -> None:
-    layout = built(call, tmp_path, *installed("known", "known.pth", b"import known\n"))
+#: A startup hook that its package records.
+KNOWN = installed("known", "known.pth", b"import known\n")
+
+
+def test_a_recorded_startup_hook(call: Call, built: Built) -> None:
+    built(*KNOWN)
     assert hooks(call)[1]["status"] == "pass"
-    on_top(layout, *items)
+
+
+@pytest.mark.parametrize("items", HOOKS.values(), ids=list(HOOKS))
+def test_an_unrecorded_startup_hook(call: Call, built: Built, items: Sequence[Item]) -> None:
+    on_top(built(*KNOWN), *items)
     code, check = hooks(call)
     assert (code, check["status"]) == (5, "fail")
     path = f"/{items[-1].name}".removeprefix(f"/{SITE}/")
@@ -100,8 +129,8 @@ def test_an_unrecorded_startup_hook(call: Call, tmp_path: Path, items: Sequence[
     assert path in check["seen"]
 
 
-def test_a_stray_module_is_listed(call: Call, tmp_path: Path) -> None:
-    layout = built(call, tmp_path)
+def test_a_stray_module_is_listed(call: Call, built: Built) -> None:
+    layout = built()
     assert "unrecorded" not in hooks(call)[1]
     on_top(
         layout,
@@ -119,14 +148,14 @@ def test_a_stray_module_is_listed(call: Call, tmp_path: Path) -> None:
     assert check["seen"] == "4 other files unrecorded: other/, paths.pth, stray.py, ..."
 
 
-def test_names_that_are_not_utf8(call: Call, tmp_path: Path) -> None:
-    on_top(built(call, tmp_path), Item(f"{SITE}/\udcff.pth", CODE))
+def test_names_that_are_not_utf8(call: Call, built: Built) -> None:
+    on_top(built(), Item(f"{SITE}/\udcff.pth", CODE))
     code, check = hooks(call)
     assert (code, check["unrecorded"]) == (5, ["\\xff.pth"])
 
 
-def test_files_of_a_package_are_recorded(call: Call, tmp_path: Path) -> None:
-    layout = built(call, tmp_path, *installed("known", "known.pth", b"import known\n"))
+def test_files_of_a_package_are_recorded(call: Call, built: Built) -> None:
+    layout = built(*KNOWN)
     debian = "usr/lib/python3/dist-packages"
     on_top(
         layout,
@@ -143,8 +172,8 @@ def test_files_of_a_package_are_recorded(call: Call, tmp_path: Path) -> None:
     assert (code, check["status"], check["seen"]) == (0, "pass", "every file is recorded")
 
 
-def test_a_hook_of_the_base_is_attributed_to_it(call: Call, tmp_path: Path) -> None:
-    built(call, tmp_path, Item(f"{SITE}/theirs.pth", CODE))
+def test_a_hook_of_the_base_is_attributed_to_it(call: Call, built: Built) -> None:
+    built(Item(f"{SITE}/theirs.pth", CODE))
     code, check = hooks(call)
     assert (code, check["status"]) == (0, "pass")
     assert check["seen"] == "in the base already: theirs.pth"
