@@ -109,13 +109,26 @@ def cmake_program() -> str:
     return found
 
 
+#: What was evaluated, by the sha256 of the sources, the architecture list and the CUDA version.
+_ANSWERS: dict[tuple[str, str, str], BuildRecipe] = {}
+
+
 def evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
-    """Evaluate what a release would build.
+    """Evaluate what a release would build, once for the same sources.
 
     Raises:
         EngineError: cmake is missing.
         UsageError: the architecture list is malformed, or the CMakeLists.txt cannot be evaluated.
     """
+    asked = (source.sha256, arch_list, cuda)
+    if source.edited or not source.sha256:
+        return _evaluate(source, arch_list, cuda)
+    if asked not in _ANSWERS:
+        _ANSWERS[asked] = _evaluate(source, arch_list, cuda)
+    return _ANSWERS[asked]
+
+
+def _evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
     with tempfile.TemporaryDirectory(prefix="spark-build-cmake-") as folder:
         work = Path(folder)
         copy = work / "source"

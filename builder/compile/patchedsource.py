@@ -78,7 +78,7 @@ class PatchedSource:
     def __init__(self, pristine: SourceTree, folder: Path) -> None:
         shutil.copytree(pristine.root, folder, symlinks=True)
         self.pristine = pristine
-        self.source = replace(pristine, root=folder)
+        self.source = replace(pristine, root=folder, edited=True)
         self.tree = DirTree(folder)
         self._touched: set[str] = set()
 

@@ -55,6 +55,8 @@ class SourceTree:
     version: str
     sha256: str = ""
     origin: str = ""
+    #: its files are changed after that; ``sha256`` tells what it was made from
+    edited: bool = False
 
 
 def source_of(index: PackageIndex, version: str, forges: Forges | None = None) -> SourceTree:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
+import tomllib
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = ROOT / "builder"
@@ -23,6 +20,7 @@ DOTTED = re.findall(r"`(builder(?:\.\w+)+)`", re.sub(r"(?m)^\|.*\|$", "", PAGE))
 FILES = re.findall(r"`((?:builder|tests|docs|patches|dockerfiles)/[\w./-]+|README\.md)`", PAGE)
 
 
+@cache
 def rows(page: str) -> list[list[str]]:
     """The packages of the table, bottom first; a row may have several."""
     table = page.partition("## Packages, bottom to top")[2].partition("\n## ")[0]
@@ -68,51 +66,9 @@ def test_the_table_has_every_package() -> None:
     assert sorted(listed) == sorted(path.parent.name for path in BUILDER.glob("*/__init__.py"))
 
 
-def imports_of(source: str) -> Iterator[str]:
-    """What a module imports of ours, in functions too; not what is for type checkers alone."""
-    pending: list[ast.AST] = [ast.parse(source)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            pending += node.orelse
-            continue
-        # statements stand in lists of statements only, or in handlers and cases
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inside = getattr(node, name, ())
-            pending += inside if isinstance(inside, list) else ()
-        names: list[str] = []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        yield from (name.split(".")[1] for name in names if name.startswith("builder."))
-
-
-def climbing(package: str, source: str, page: str) -> set[str]:
-    """What a module of a package imports from packages that the table has further up the house."""
-    table = rows(page)
-    allowed = next(i for i, row in enumerate(table) if package in row)
-    above = {name for row in table[allowed + 1 :] for name in row}
-    return set(imports_of(source)) & above
-
-
-def test_no_package_imports_one_above_it() -> None:
-    for package in (name for row in rows(PAGE) for name in row):
-        for file in (BUILDER / package).rglob("*.py"):
-            assert climbing(package, file.read_text("utf-8"), PAGE) == set(), file
-
-
-@pytest.mark.parametrize(
-    ("package", "source", "above"),
-    [
-        ("registry", "from builder.rootfs.view import Rootfs", {"rootfs"}),
-        ("engines", "def f():\n    from builder.verify import model", {"verify"}),
-        ("engines", "from builder import pipeline", {"pipeline"}),
-        ("verify", "import builder.cli.root", {"cli"}),
-        ("dispatch", "from builder.verify.run import verify", set()),
-        ("net", "if TYPE_CHECKING:\n    from builder.cli import app", set()),
-        ("cli", "from builder.applier.text import sha256_hex", set()),
-    ],
-)
-def test_an_upward_import_is_detected(package: str, source: str, above: set[str]) -> None:
-    assert climbing(package, source, PAGE) == above
+def test_the_table_has_the_order_that_import_linter_checks() -> None:
+    """``lint-imports`` is one of the checks of ``bootstrap.py --test``."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    (house,) = [one for one in settings["contracts"] if one["type"] == "layers"]
+    assert [name for row in rows(PAGE) for name in row] == house["layers"][::-1]
+    assert house["containers"] == [settings["root_package"]] == ["builder"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +101,20 @@ def test_the_build_files_decide(source: SourceTree) -> None:
     assert recipe.extensions["_C"].definitions == ("A=1",)
     assert "csrc/made/made.cu" in recipe.generated
     assert not (source.root / "csrc" / "made").exists(), "the source itself stays as it was"
+
+
+def test_the_same_sources_are_evaluated_once(source: SourceTree) -> None:
+    archive = replace(source, sha256="e" * 64)
+    first = cmake.evaluate(archive, "12.1a", "13.0")
+    (source.root / "CMakeLists.txt").write_text("message(FATAL_ERROR again)")
+    assert cmake.evaluate(archive, "12.1a", "13.0") is first
+    for asked in (
+        (archive, "12.0f", "13.0"),
+        (archive, "12.1a", "12.8"),
+        (source, "12.1a", "13.0"),
+    ):
+        with pytest.raises(UsageError, match="again"):
+            cmake.evaluate(*asked)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import check_jsonschema
 import jsonschema
 import pytest
 import typer.main
@@ -53,10 +54,22 @@ def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
 VERSIONS = {"plan": 2, "apply": 2, "config-show": 2}
 
 
+@cache
+def check_part(text: str) -> None:
+    """Check a schema, or what one has in common with others; each once."""
+    jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+def test_a_wrong_part_of_a_schema_is_refused() -> None:
+    with pytest.raises(jsonschema.SchemaError):
+        check_part('{"type": "objekt"}')
+
+
 @pytest.mark.parametrize("name", names())
 def test_each_schema_is_self_contained(name: str) -> None:
     value = schema(name)
-    jsonschema.Draft202012Validator.check_schema(value)
+    for part in ({**value, "$defs": {}}, *value["$defs"].values()):
+        check_part(json.dumps(part))
     assert value["$id"] == f"urn:spark-build:schema:{name}:{VERSIONS.get(name, 1)}"
     for reference in references(value):
         assert reference.removeprefix("#/$defs/") in value["$defs"]
@@ -77,19 +90,21 @@ def test_levels_of_the_schema_match_the_program() -> None:
 
 
 def test_the_command_prints_a_valid_schema(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert run(["schema", "verify"]) == 0
     (tmp_path / "verify.json").write_text(capsys.readouterr().out)
     (tmp_path / "good.json").write_text(json.dumps(plain(report().document())))
     (tmp_path / "bad.json").write_text(json.dumps({**plain(report().document()), "passed": "yes"}))
-    tool = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile"]
     files = [str(tmp_path / name) for name in ("verify.json", "good.json", "bad.json")]
-    done = subprocess.run([*tool, *files], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout
-    assert "bad.json" in done.stdout
-    assert "$.passed: 'yes' is not of type 'boolean'" in done.stdout
-    assert "good.json" not in done.stdout
+    monkeypatch.setattr(sys, "argv", ["check-jsonschema", "--schemafile", *files])
+    with pytest.raises(SystemExit) as ended:
+        check_jsonschema.main()
+    out = capsys.readouterr().out
+    assert ended.value.code == 1, out
+    assert "bad.json" in out
+    assert "$.passed: 'yes' is not of type 'boolean'" in out
+    assert "good.json" not in out
 
 
 def test_the_command_lists_every_schema(capsys: pytest.CaptureFixture[str]) -> None:
