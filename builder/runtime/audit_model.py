@@ -37,6 +37,8 @@ FILE_VARIABLE = "SPARK_BUILD_AUDIT"
 WORKER = ("vllm.v1.worker.gpu_worker", "Worker")
 #: Where the two model runners of vLLM keep what drafts tokens.
 DRAFTERS = ("drafter", "speculator")
+#: Parts of names by which vLLM's mapper of a model renames tensors.
+RENAMES = ("prefix", "substr")
 logger = logging.getLogger("vllm.spark_build_audit")
 
 
@@ -67,6 +69,7 @@ def audit(model: Any, draft: Any = None) -> Json:
         "schema": SCHEMA,
         "architecture": type(model).__name__,
         "packed": {str(k): [str(v) for v in vs] for k, vs in dict(packed or {}).items()},
+        "renamed": _renamed(getattr(model, "hf_to_vllm_mapper", None)),
         "modules": modules,
     }
 
@@ -93,6 +96,15 @@ def _modules(model: Any, prefix: str, owners: dict[object, str]) -> Iterator[Jso
         if experts := _experts(module):
             row["experts"] = experts
         yield row
+
+
+def _renamed(mapper: Any) -> Json:
+    """How vLLM renames the tensors of the checkpoint, by what it looks at: beginning or part."""
+    found = {part: getattr(mapper, f"orig_to_new_{part}", None) or {} for part in RENAMES}
+    return {
+        part: {old: new for old, new in names.items() if isinstance(new, str)}
+        for part, names in found.items()
+    }
 
 
 def _first(tensor: Any, name: str, owners: dict[object, str]) -> bool:
@@ -128,8 +140,8 @@ def _method(module: Any) -> Json:
 
 
 def _experts(module: Any) -> list[int] | None:
-    """Experts that a token uses, and that the module holds."""
-    used, held = getattr(module, "top_k", None), getattr(module, "local_num_experts", None)
+    """Experts that a token uses, and that the layer has on all ranks together."""
+    used, held = getattr(module, "top_k", None), getattr(module, "global_num_experts", None)
     if isinstance(used, int) and isinstance(held, int) and 0 < used <= held:
         return [used, held]
     return None

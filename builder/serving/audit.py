@@ -20,6 +20,7 @@ from builder.serving.checkpoint import EXPERTS, HEAD, checkpoint_tensors
 from builder.serving.modelconfig import Unknown, read_config
 from builder.serving.models import Models
 from builder.serving.weights import bytes_read, ceiling, expert_share, weights_of_model
+from builder.util.hints import reason
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _from_file(path: Path, against: Path | None) -> Audit:
         if not against.is_dir():
             raise UsageError(f"--against {against} is not a folder", hint="a checkpoint's folder")
         held, _share, _why = _checkpoint(against)
-        compared = compare(str(against), held, modules, loaded.packed)
+        compared = compare(str(against), held, modules, loaded.packed, loaded.renamed)
     made = _audit(
         loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM holds them", unknown
     )
@@ -167,7 +168,9 @@ def read_loaded(path: Path) -> LoadedModel:
             raise UsageError(f"{path} is no audit of a loaded model: it is too long", hint=hint)
         return msgspec.json.decode(path.read_bytes(), type=LoadedModel)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no audit of a loaded model: {error}", hint=hint) from None
+        raise UsageError(
+            f"{path} is no audit of a loaded model: {reason(error)}", hint=hint
+        ) from None
 
 
 def _from_model(model: Model) -> Audit:

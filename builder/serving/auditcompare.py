@@ -15,7 +15,7 @@ from builder.serving.auditmodules import ranges
 from builder.serving.checkpoint import DRAFT, EMBEDDING, HEAD, VISION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from builder.serving.auditmodules import Module
 
@@ -41,17 +41,19 @@ def compare(
     checkpoint: Sequence[Module],
     loaded: Sequence[Module],
     packed: Mapping[str, Sequence[str]],
+    renamed: Callable[[str], str],
 ) -> Comparison:
     """What is quantised in one of them only."""
     held: dict[_Key, list[Module]] = defaultdict(list)
     for module in checkpoint:
-        held[_key(module)].append(module)
+        name = renamed(f"{module.name}.weight").removesuffix(".weight")
+        held[_key(module, name)].append(module)
     known = {**_PACKED, **packed}
     same, used = 0, set[_Key]()
     differ: list[tuple[Module, str, bool]] = []
     strange = []
     for module in loaded:
-        parts = [key for key in _parts(_key(module), known) if key in held]
+        parts = [key for key in _parts(_key(module, module.name), known) if key in held]
         used.update(parts)
         theirs = [one for key in parts for one in held[key]]
         if not theirs:
@@ -76,13 +78,13 @@ def _size(modules: Iterable[Module]) -> int:
     return sum(module.bytes for module in modules)
 
 
-def _key(module: Module) -> _Key:
+def _key(module: Module, name: str) -> _Key:
     zone = module.group if module.group in (VISION, DRAFT) else ""
-    found = _AFTER_LAYER.search(module.name)
+    found = _AFTER_LAYER.search(name)
     if found is None or zone:
         if module.group in (EMBEDDING, HEAD):
             return _Key("", None, module.group)
-        return _Key(zone, module.layer, _without_root(module.name))
+        return _Key(zone, module.layer, _without_root(name))
     rest = _SHARED.sub(r"\1", found[1])
     if "shared" not in rest:
         rest = _EXPERTS.sub(r"\1experts", rest)

@@ -33,8 +33,24 @@ class LoadedModule(Part, frozen=True, kw_only=True, rename={"kind": "class"}):
         Text | None, Meta(description="module that holds the same memory, and counts it")
     ] = None
     experts: Annotated[
-        tuple[Count, Count] | None, Meta(description="that a token uses, that it holds")
+        tuple[Count, Count] | None, Meta(description="that a token uses, that the layer has")
     ] = None
+
+
+class Renamed(Part, frozen=True, kw_only=True):
+    """How vLLM renames a checkpoint's tensors, in this order."""
+
+    substr: dict[str, str] = msgspec.field(default_factory=dict)
+    prefix: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __call__(self, name: str) -> str:
+        """The name that vLLM has for a tensor of the checkpoint."""
+        for old, new in self.substr.items():
+            name = name.replace(old, new, 1)
+        for old, new in self.prefix.items():
+            if name.startswith(old):
+                name = name.replace(old, new, 1)
+        return name
 
 
 class LoadedModel(Part, frozen=True, kw_only=True):
@@ -49,6 +65,7 @@ class LoadedModel(Part, frozen=True, kw_only=True):
     packed: Annotated[
         dict[str, tuple[str, ...]], Meta(description="modules that vLLM makes of several")
     ]
+    renamed: Renamed = Renamed()
     modules: Annotated[tuple[LoadedModule, ...], Meta(min_length=1)]
 
 

@@ -82,10 +82,13 @@ class Wrapper:
 
 
 class Experts(Module):
-    top_k, local_num_experts = 2, 8
+    top_k, global_num_experts, local_num_experts = 2, 8, 4
 
 
 class Toy(Module):
+    hf_to_vllm_mapper = SimpleNamespace(
+        orig_to_new_prefix={"backbone.": "model.", "drop.": None}, orig_to_new_substr={"a": "b"}
+    )
     packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}  # noqa: RUF012
 
 
@@ -131,6 +134,7 @@ def test_each_module_with_its_method_and_bytes() -> None:
         "rotary": {"class": "Module", "bytes": {}, "buffers": 2000},
         "lm_head": {"class": "Module", "bytes": {}, "shares": "embed", **plain},
     }  # fmt: skip
+    assert made["renamed"] == {"prefix": {"backbone.": "model."}, "substr": {"a": "b"}}
     assert made["packed"] == {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
 

@@ -237,6 +237,26 @@ def test_a_loaded_model_that_is_as_its_checkpoint(tmp_path: Path) -> None:
     assert made.only_loaded == ()
 
 
+def test_names_that_vllm_changes(tmp_path: Path) -> None:
+    """gpt-oss: self_attn of the checkpoint is attn in vLLM, which says so itself."""
+    folder = checkpoint(tmp_path / "oss", GPT_OSS, GPT_OSS_CONFIG)
+    path = tmp_path / "oss.json"
+    modules = [
+        row("model.embedding", "VocabParallelEmbedding"), row("lm_head", "ParallelLMHead"),
+        row("model.layers.0.attn.qkv_proj", **PLAIN),
+        quantised("model.layers.0.mlp.experts.routed_experts", experts=[4, 128]),
+    ]  # fmt: skip
+    names = {"substr": {".self_attn.": ".attn."}, "prefix": {"transformer.": "model."}}
+    path.write_text(json.dumps(LOADED | {"modules": modules, "renamed": names}))
+    made = of(path, against=folder).compared
+    assert made is not None
+    assert (made.same, made.only_checkpoint, made.only_loaded) == (4, (), ())
+    path.write_text(json.dumps(LOADED | {"modules": modules}))
+    made = of(path, against=folder).compared
+    assert made is not None
+    assert [one.name for one in made.only_loaded] == ["model.layers.*.attn.qkv_proj"]
+
+
 def test_layers_that_only_one_of_them_quantises(call: Call, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "hybrid", NEMOTRON, HYBRID)
     kept = "model.layers.1.mixer.qkv_proj"
