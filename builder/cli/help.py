@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: In the order in which help lists them.
 _GROUPS = (BUILD, SERVE, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
+#: Lists, which may have nothing in them: names with commas, and words for ``vllm serve``.
+_MAY_BE_EMPTY = ("layers", "level", "require", "serve_args")
 #: The names of ``--help``, on every command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -45,11 +47,18 @@ class _AsWritten:
         self._kind = kind
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
-        """The value as a command gets it."""
-        del ctx
+        """The value as a command gets it.
+
+        Raises:
+            BadParameter: it is an empty text, as of a shell's variable that is not set.
+        """
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None
+        source = ctx.get_parameter_source(param.name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and param.name not in _MAY_BE_EMPTY and (value == "" or (several and "" in value)):
+            raise typer.BadParameter("it is empty", ctx=ctx, param=param)
         return [self._kind(word) for word in value] if several else self._kind(value)
 
 

@@ -236,3 +236,26 @@ def test_another_value_stands_in_place_of_the_wrong_one(
 ) -> None:
     (tmp_path / "work" / "there" / "x").mkdir(parents=True)
     assert tried(spark_build(*words)) == f"spark-build {said}"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("plan", "-l", "marlin", "--base", ""), "'--base' / '-b'"),
+        (("image", "-l", "marlin", "--output="), "'--output' / '-o'"),
+        (("recipes", "export", "--release", ""), "'--release'"),
+        (("recipe", "nemotron-3-super", "--set", ""), "'--set'"),
+        (("memory", ""), "'MODEL_OR_DIR'"),
+        (("diagnose", "a.log", ""), "'LOG'"),
+    ],
+)
+def test_an_empty_value_is_not_the_default(
+    spark_build: SparkBuild, words: tuple[str, ...], name: str
+) -> None:
+    result = spark_build(*words)
+    assert (result.code, f"Invalid value for {name}: it is empty\n" in result.err) == (2, True)
+
+
+def test_a_list_may_have_nothing_in_it(spark_build: SparkBuild) -> None:
+    words = ("--serve-args", "", "--require", "", "--layers", "")
+    assert "it is empty" not in spark_build("verify", "dir:nowhere", *words).err

@@ -178,7 +178,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     assert stale_files(tmp_path, files) == ["wheels/old"]
 
 
-@pytest.mark.parametrize("name", ["../esc", "", "Bad Name", "/tmp/x"])
+@pytest.mark.parametrize("name", ["../esc", "Bad Name", "/tmp/x"])
 def test_name_of_a_mod_is_that_of_a_folder(spark_build: Call, tmp_path: Path, name: str) -> None:
     result = spark_build("mods", "export", name, "-l", "b12x-env", "--in", tmp_path / "out")
     assert result.code == 2
