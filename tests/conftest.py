@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,11 @@ make_iri_grammar_late()
 # as in builder.bootstrap: else each program that a test starts compiles all its modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """What was collected lives to the end: the garbage collector need not look at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -137,13 +137,18 @@ def marker(entry: Entry, vllm: str) -> Marker:
     )
 
 
-def markers(plan: PlanDocument) -> list[Marker]:
+def markers(plan: PlanDocument) -> tuple[Marker, ...]:
     """Log lines that must not appear for this release: entries with a line pattern, without notes.
 
     Conditions on settings are evaluated here, against what the plan sets.
     """
-    vllm = plan.base.packages.get("vllm", "")
     settings = settings_of(plan)
+    return _markers(plan.base.packages.get("vllm", ""), tuple(sorted(settings.items())))
+
+
+@lru_cache(maxsize=8)
+def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
+    settings = dict(given)
     chosen = []
     for entry in load_catalog():
         if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
@@ -157,7 +162,7 @@ def markers(plan: PlanDocument) -> list[Marker]:
         if _held(entry.forbidden.settings, settings, every=False):
             continue
         chosen.append(marker(entry, vllm))
-    return chosen
+    return tuple(chosen)
 
 
 def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
@@ -172,5 +177,5 @@ def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
             for e in plan.expect
             if e.line and e.kind not in OTHER_LAYERS
         ),
-        markers=tuple(markers(plan)),
+        markers=markers(plan),
     )

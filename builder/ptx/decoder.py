@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,7 @@ class Type:
         return self.name.startswith("s")
 
 
+@cache
 def type_named(name: str) -> Type | None:
     """The type of a modifier, if it is one."""
     kind, bits = name[:1], name[1:]

@@ -96,7 +96,7 @@ def _check_sum(block: bytes) -> None:
     said = _octal(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)
-    if said not in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest)):
+    if said != unsigned and said != unsigned - 256 * sum(byte > 127 for byte in rest):
         raise DamagedHeader("its checksum is wrong")
 
 

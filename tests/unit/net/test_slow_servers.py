@@ -226,10 +226,8 @@ ABSENT = {**STARTED, r"HEAD ": b"HTTP/1.1 404 Not Found\r\n\r\n"}
         ("body", False, signal.SIGTERM, 143),
         ("error", False, signal.SIGHUP, 129),
         ("answer", True, signal.SIGINT, 130),
-        ("answer", True, signal.SIGTERM, 143),
         ("answer", True, None, 7),
-        ("upload", True, signal.SIGINT, 130),
-        ("headers", True, signal.SIGTERM, 143),
+        ("upload", True, signal.SIGTERM, 143),
     ],
 )
 def test_a_signal_or_a_time_limit_ends_the_program(

@@ -114,7 +114,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the tool's own files anew, as another process does."""
-    for cached in (maker, programs, load_catalog, devicedata._kernels):
+    for cached in (maker, programs, load_catalog, devicedata._kernels, devicedata._markers):
         cached.cache_clear()
 
 

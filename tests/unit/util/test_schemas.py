@@ -45,9 +45,10 @@ def json_commands() -> Iterator[list[str]]:
         pending += [([*words, n], c) for n, c in getattr(command, "commands", {}).items()]
 
 
-@pytest.mark.parametrize("words", list(json_commands()), ids=" ".join)
-def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
-    assert document_of(words) == "-".join(words)
+def test_every_command_with_json_has_a_schema() -> None:
+    commands = list(json_commands())
+    assert [document_of(words) for words in commands] == ["-".join(words) for words in commands]
+    assert len(commands) > 30
 
 
 #: Documents whose form has changed since their first.
@@ -329,8 +330,8 @@ def test_a_broken_plan_is_refused(change: Callable[[Any], None]) -> None:
     assert not validator("plan").is_valid(document)
 
 
-@pytest.mark.parametrize("name", names())
-def test_an_empty_document_is_refused(name: str) -> None:
+def test_an_empty_document_is_refused() -> None:
     documents: tuple[object, ...] = ({}, [], None, {"schema": 1})
-    for document in documents:
-        assert not validator(name).is_valid(document)
+    for name in names():
+        for document in documents:
+            assert not validator(name).is_valid(document), (name, document)
