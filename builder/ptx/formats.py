@@ -70,7 +70,7 @@ def to_f16(values: Lanes) -> NDArray[np.uint32]:
 
 def from_f16(bits: Lanes) -> Lanes:
     """float16 bits as float32, exactly."""
-    return one_nan(bits.view(np.float16).astype(np.float32))
+    return _F16[bits]
 
 
 def finite_bf16(values: Lanes) -> Lanes:
@@ -123,6 +123,10 @@ def one_nan(values: Lanes) -> Lanes:
 def saturated(values: Lanes) -> Lanes:
     """float32 values within 0 and 1 (``.sat``); NaN is 0, and so is -0.0."""
     return np.where(values > 0, np.minimum(values, np.float32(1)), np.float32(0))
+
+
+#: float32 by the bits of float16.
+_F16 = one_nan(np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32))
 
 
 def flush(values: Lanes) -> Lanes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ Lanes = Any
 #: Where a block's own shared memory begins in the shared window: the first KiB is the system's.
 SHARED_BASE = 1024
 _ELEMENTS = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
+_SIZES = {kind().itemsize: kind for kind in _ELEMENTS}
 #: What shared memory holds before a kernel writes it: as a scale or a float, a NaN.
 POISON = 0xFF
 
@@ -32,6 +34,15 @@ class Region:
     data: NDArray[np.uint8]
     writable: bool = True
     name: str = ""
+
+    @cached_property
+    def elements(self) -> dict[int, NDArray[Any]]:
+        """The same by the size of an element, where its address is a multiple of that."""
+        return {
+            size: self.data[: len(self.data) // size * size].view(kind)
+            for size, kind in _SIZES.items()
+            if self.address % size == 0
+        }
 
     def parts(self, begin: int) -> NDArray[np.complex128]:
         """16 bytes each from an offset below 16 on; nothing is computed with them."""
@@ -92,8 +103,32 @@ class GlobalMemory:
             yield left[inside], offsets[inside], region.data
             left = left[~inside]
 
+    def _whole(
+        self, addresses: NDArray[np.int64], size: int, *, write: bool
+    ) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+        """The elements of the region that all lanes reach, and which of them; if there is one.
+
+        Raises:
+            Fault: the first lane is outside, or its region may not be written.
+        """
+        if not len(addresses) or size not in _SIZES or np.count_nonzero(addresses % size):
+            return None
+        first = int(addresses[0])
+        region = self.find(first, first + size, write=write)
+        elements = region.elements.get(size)
+        if elements is None:
+            return None
+        places = (addresses - region.address) // size
+        # as unsigned numbers, negative ones are large
+        outside = np.count_nonzero(places.view(np.uint64) >= len(elements))
+        return None if outside else (elements, places)
+
     def load(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """``size`` bytes from each address, one row each."""
+        fast = self._whole(addresses, size, write=False)
+        if fast is not None:
+            elements, places = fast
+            return elements[places].view(np.uint8).reshape(-1, size)
         found = np.empty((len(addresses), size), np.uint8)
         for lanes, offsets, data in self.groups(addresses, size):
             found[lanes] = data[offsets[:, None] + np.arange(size)]
@@ -102,6 +137,11 @@ class GlobalMemory:
     def store(self, addresses: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Store each row at its address; of lanes with the same address the last wins."""
         size = rows.shape[1]
+        fast = self._whole(addresses, size, write=True)
+        if fast is not None:
+            elements, places = fast
+            elements[places] = rows.view(elements.dtype).reshape(-1)
+            return
         for lanes, offsets, data in self.groups(addresses, size, write=True):
             data[offsets[:, None] + np.arange(size)] = rows[lanes]
 
@@ -114,7 +154,7 @@ class SharedMemory:
         self.bytes = np.full(-(-size // 16) * 16, POISON, np.uint8)
         self.size = size
         #: the same in elements of a size; nothing is computed with those of 16 bytes
-        self.elements = {kind().itemsize: self.bytes.view(kind) for kind in _ELEMENTS}
+        self.elements = {size: self.bytes.view(kind) for size, kind in _SIZES.items()}
         self.races: Races | None = None
 
     def offsets(self, addresses: Lanes, size: int) -> NDArray[np.int64]:
@@ -131,7 +171,7 @@ class SharedMemory:
                 f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "
                 f"{self.size} bytes"
             )
-        if np.count_nonzero(found % size):
+        if np.count_nonzero(found & (size - 1)):  # sizes are powers of two
             wrong = found[found % size != 0][0]
             raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
         return found

@@ -88,14 +88,19 @@ def _packed(
     return run
 
 
-#: By modifiers: how bytes become pairs of float32, and the bits of the source.
-_UNPACKED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "rn.f16x2.e4m3x2": (from_e4m3, "b16"),
-    "rn.f16x2.e2m1x2": (from_e2m1, "b8"),
+def _halves(values: Any) -> Any:
+    return to_f16(values.reshape(-1)).astype(np.uint16)
+
+
+_BYTES = np.arange(256, dtype=np.uint8)
+#: By modifiers: the float16 bits of a byte's one value or two, and the bits of the source.
+_UNPACKED: dict[str, tuple[Any, str]] = {
+    "rn.f16x2.e4m3x2": (_halves(from_e4m3(_BYTES)), "b16"),
+    "rn.f16x2.e2m1x2": (_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
 }
 
 
-def _unpacked(d: Decoder, i: Instruction, function: Callable[[Any], Any], held: str) -> Step:
+def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
     """``cvt.rn.f16x2`` of ``e4m3x2`` or ``e2m1x2``: exact; the low part goes into the low half."""
     source, word = type_named(held), type_named("b32")
     assert source is not None
@@ -105,8 +110,7 @@ def _unpacked(d: Decoder, i: Instruction, function: Callable[[Any], Any], held: 
 
     def run(w: Warp, m: Mask) -> None:
         codes = w.views[U16][a].astype(kind).view(np.uint8)
-        value = to_f16(function(codes).reshape(-1)).astype(np.uint16).view(np.uint32)
-        np.copyto(w.views[U32][out], value, where=m)
+        np.copyto(w.views[U32][out], table[codes].view(np.uint32), where=m)
 
     return run
 

@@ -77,40 +77,40 @@ def _move(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+#: How numpy holds a part of a register that ``mov`` packs; those of 8 bits have 16-bit registers.
+_PARTS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+
+
 def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
-    bits = kind.bits // len(to.parts)
-    part = typed(f"b{bits}")
+    part, count = typed(f"b{kind.bits // len(to.parts)}"), len(to.parts)
     source = d.source(i, i.operands[1], typed(f"b{kind.bits}"))
-    view = typed(f"b{kind.bits}").view
+    view, held = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
+    if held is None:
+        raise d.unknown(i)
     outs = [
-        (number * bits, d.out(i, one, part))
-        for number, one in enumerate(to.parts)
-        if one != Name("_")
+        (number, d.out(i, one, part)) for number, one in enumerate(to.parts) if one != Name("_")
     ]
 
     def run(w: Warp, m: Mask) -> None:
-        whole = w.views[view][source].astype(np.uint64)
-        for shift, out in outs:
-            value = (whole >> np.uint64(shift)) & np.uint64((1 << bits) - 1)
-            np.copyto(w.views[part.view][out], value, where=m, casting="unsafe")
+        parts, rows = w.views[view][source].view(held), w.views[part.view]
+        for number, out in outs:
+            np.copyto(rows[out], parts[number::count], where=m)
 
     return run
 
 
 def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
-    bits = kind.bits // len(source.parts)
-    part = typed(f"b{bits}")
+    part, count = typed(f"b{kind.bits // len(source.parts)}"), len(source.parts)
     out = d.out(i, i.operands[0], typed(f"b{kind.bits}"))
-    view = typed(f"b{kind.bits}").view
+    view, held = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
+    if held is None:
+        raise d.unknown(i)
     sources = [d.source(i, one, part) for one in source.parts]
-    low = np.uint64((1 << bits) - 1)
 
     def run(w: Warp, m: Mask) -> None:
-        value: Any = np.uint64(0)
+        parts, rows = w.views[view][out].view(held), w.views[part.view]
         for number, one in enumerate(sources):
-            element = w.views[part.view][one].astype(np.uint64) & low
-            value = value | element << np.uint64(number * bits)
-        np.copyto(w.views[view][out], value, where=m, casting="unsafe")
+            np.copyto(parts[number::count], rows[one], where=m, casting="unsafe")
 
     return run
 

@@ -162,8 +162,21 @@ def _once(function: Any) -> Any:
 
 
 def _fused(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once, to nearest even."""
-    return _odd(a, b, c).astype(np.float32)
+    """a * b + c rounded once, to nearest even.
+
+    The sum in float64 may be rounded too: that shows where it lies half-way between two of float32,
+    or where these are subnormal and so lie elsewhere.
+    """
+    total = np.multiply(a, b, dtype=np.float64) + c
+    if np.count_nonzero(total.view(np.int64) & _BELOW == _HALF) or np.count_nonzero(
+        (np.abs(total) < _NORMAL) & (total != 0)
+    ):
+        return _odd(a, b, c).astype(np.float32)
+    return total.astype(np.float32)
+
+
+#: The bits of float64 that float32 has not, half of its last one, and its smallest normal number.
+_BELOW, _HALF, _NORMAL = np.int64(2**29 - 1), np.int64(2**28), 2.0**-126
 
 
 def _fused_down(a: Any, b: Any, c: Any) -> Any:

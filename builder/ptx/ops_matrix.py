@@ -28,6 +28,14 @@ def whole_warp(i: Instruction, m: Mask) -> None:
         raise Fault(f"{i.name} by a part of a warp ({int(np.count_nonzero(m))} lanes)")
 
 
+def _rows(indices: list[int]) -> Any:
+    """What chooses some registers at once: a slice where they follow each other is a view."""
+    first, count = indices[0], len(indices)
+    if indices == [*range(first, first + count)]:
+        return slice(first, first + count)
+    return np.array(indices)
+
+
 _MATRICES = {"x1": 1, "x2": 2, "x4": 4}
 
 
@@ -46,7 +54,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
     count = _matrix_form(d, i, i.operands[0])
     kind = type_named("b32")
     assert kind is not None
-    outs = [d.out(i, one, kind) for one in d.parts(i.operands[0])]
+    outs = _rows([d.out(i, one, kind) for one in d.parts(i.operands[0])])
     address, line, trans = d.address(i, i.operands[1]), i.line, i.has("trans")
 
     def run(w: Warp, m: Mask) -> None:
@@ -66,7 +74,7 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
     count = _matrix_form(d, i, i.operands[1])
     kind = type_named("b32")
     assert kind is not None
-    sources = [d.source(i, one, kind) for one in d.parts(i.operands[1])]
+    sources = _rows([d.source(i, one, kind) for one in d.parts(i.operands[1])])
     address, line, trans = d.address(i, i.operands[0]), i.line, i.has("trans")
 
     def run(w: Warp, m: Mask) -> None:
@@ -91,25 +99,29 @@ _NVFP4 = {
 #: Lanes that hold the scales of A's rows and B's columns, by thread-id: "Block scaling".
 _A_SCALES = [np.array([(row % 8) * 4 + row // 8 + 2 * t for row in range(16)]) for t in range(2)]
 _B_SCALES = [np.arange(8) * 4 + t for t in range(4)]
-#: Products kept of fragments that were seen before: the same ones meet many others.
-_KEPT = 4096
+#: How many decoded fragments and products are kept: the same ones meet many others, and every
+#: schedule multiplies the same.  Ours: 80 MB.
+_FRAGMENTS, _PRODUCTS = 4096, 16384
 
 
-class Fragments:
-    """Decoded fragments of A or B by their bits."""
+class Kept:
+    """Values by the bits that they are made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._known: dict[bytes, Any] = {}
 
-    def of(self, codes: Any, scales: Any, decode: Any) -> Any:
-        """The scaled values of a fragment."""
-        key = codes.tobytes() + scales.tobytes()
+    def of(self, key: bytes, make: Callable[[], Any]) -> Any:
+        """What was made of the same bits before, or now."""
         found = self._known.get(key)
         if found is None:
-            if len(self._known) > _KEPT:
+            if len(self._known) >= self._most:
                 self._known.clear()
-            found = self._known[key] = decode(codes, scales)
+            found = self._known[key] = make()
         return found
+
+
+_A_KEPT, _B_KEPT, _PRODUCTS_KEPT = Kept(_FRAGMENTS), Kept(_FRAGMENTS), Kept(_PRODUCTS)
 
 
 def scaled_a(codes: Any, scales: Any) -> Any:
@@ -128,7 +140,20 @@ def scaled_b(codes: Any, scales: Any) -> Any:
     return np.ascontiguousarray((values * factors[:, :, None]).reshape(8, 64).T)
 
 
-def _fragments(d: Decoder, i: Instruction) -> tuple[list[Any], ...]:
+def scaled_product(left: Any, scales_a: Any, right: Any, scales_b: Any) -> Any:
+    """A x B as lanes hold it: register v1*2+v0 of lane 4*t1+t0 is row t1+8*v1, column 2*t0+v0."""
+    key_a = left.tobytes() + scales_a.tobytes()
+    key_b = right.tobytes() + scales_b.tobytes()
+
+    def make() -> Any:
+        a = _A_KEPT.of(key_a, lambda: scaled_a(left, scales_a))
+        b = _B_KEPT.of(key_b, lambda: scaled_b(right, scales_b))
+        return (a @ b).reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+
+    return _PRODUCTS_KEPT.of(key_a + key_b, make)
+
+
+def _fragments(d: Decoder, i: Instruction) -> tuple[Any, ...]:
     """The registers of D, A, B and C: 4, 4, 2 and 4, of floats but for A and B."""
     word, real = type_named("b32"), type_named("f32")
     assert word is not None
@@ -140,7 +165,7 @@ def _fragments(d: Decoder, i: Instruction) -> tuple[list[Any], ...]:
     )
     if (len(outs), len(left), len(right), len(added)) != (4, 4, 2, 4):
         raise d.unknown(i, "fragments of other sizes")
-    return outs, left, right, added
+    return tuple(map(_rows, (outs, left, right, added)))
 
 
 def _multiply(d: Decoder, i: Instruction) -> Step:
@@ -158,7 +183,6 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
     outs, left, right, added = _fragments(d, i)
     scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], word) for n in (4, 6))
     chosen_a, chosen_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
-    fragments_a, fragments_b = Fragments(), Fragments()
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, m)
@@ -166,10 +190,9 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
         (byte_a, thread_a), (byte_b, thread_b) = chosen_a(w), chosen_b(w)
         if byte_a or byte_b or thread_a not in (0, 1) or not 0 <= thread_b < 4:
             raise Fault("scale selectors that scale_vec::4X does not have")
-        a = fragments_a.of(words[left], words[scale_a, _A_SCALES[thread_a]], scaled_a)
-        b = fragments_b.of(words[right], words[scale_b, _B_SCALES[thread_b]], scaled_b)
-        # register v1*2+v0 of lane 4*t1+t0 holds row t1+8*v1, column 2*t0+v0
-        product = (a @ b).reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+        scales_a = words[scale_a].take(_A_SCALES[thread_a])
+        scales_b = words[scale_b].take(_B_SCALES[thread_b])
+        product = scaled_product(words[left], scales_a, words[right], scales_b)
         reals[outs] = product + reals[added]
 
     return run

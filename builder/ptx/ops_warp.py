@@ -7,6 +7,7 @@ elect".
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from builder.ptx.warp import Warp
 
 _LANE = np.arange(LANES)
+#: The mask of all lanes.
+_ALL = 2**LANES - 1
 _WORD, _FLAG = typed("b32"), typed("pred")
 
 
@@ -45,6 +48,24 @@ def _end(_d: Decoder, _i: Instruction) -> Step:
     return lambda _w, _m: EXIT
 
 
+@lru_cache(maxsize=1024)
+def _others(mode: str, by: bytes, control: bytes) -> tuple[Any, Any]:
+    """The lanes that each reads, and which of them exist; most kernels ask for few of them."""
+    step = np.frombuffer(by, np.uint32).astype(np.int64) & 31
+    given = np.frombuffer(control, np.uint32).astype(np.int64)
+    segment, clamp = given >> 8 & 31, given & 31
+    first = _LANE & segment
+    last = first | clamp & ~segment
+    if mode == "idx":
+        other = first | step & ~segment
+    elif mode == "up":
+        other = _LANE - step
+    else:
+        other = _LANE + step if mode == "down" else _LANE ^ step
+    valid = other >= last if mode == "up" else other <= last
+    return np.where(valid, other, _LANE), valid
+
+
 def _shuffle(d: Decoder, i: Instruction) -> Step:
     """``shfl.sync``: the value of another lane of the segment; where there is none, one's own."""
     if len(i.modifiers) != 3 or i.modifiers[0] != "sync" or i.modifiers[2] != "b32":
@@ -58,20 +79,14 @@ def _shuffle(d: Decoder, i: Instruction) -> Step:
     a, b, c, members = (d.source(i, one, _WORD) for one in i.operands[1:5])
 
     def run(w: Warp, m: Mask) -> None:
-        lanes = _members(w, m, members, i)
         words = w.views[U32]
-        by, control = words[b].astype(np.int64) & 31, words[c].astype(np.int64)
-        segment, clamp = control >> 8 & 31, control & 31
-        first = _LANE & segment
-        last = first | clamp & ~segment
-        if mode == "idx":
-            other = first | by & ~segment
-        elif mode == "up":
-            other = _LANE - by
-        else:
-            other = _LANE + by if mode == "down" else _LANE ^ by
-        valid = other >= last if mode == "up" else other <= last
-        source = np.where(valid, other, _LANE)
+        source, valid = _others(mode, words[b].tobytes(), words[c].tobytes())
+        if m is True and words[members][0] == _ALL:
+            words[out][...] = words[a][source]
+            if flag >= 0:
+                w.views[PRED][flag][...] = valid
+            return
+        lanes = _members(w, m, members, i)
         if not np.isin(source[lanes], lanes).all():
             raise Fault(f"{i.name} reads a lane that does not take part")
         words[out][lanes] = words[a][source][lanes]

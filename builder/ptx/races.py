@@ -26,6 +26,10 @@ Clock = Any
 Places = Any
 #: Clocks are made for this many agents at a time.
 _STEP = 64
+#: When a granule was written that nobody wrote: later than anybody knows of.
+_NEVER = np.iinfo(np.int32).max
+#: Granules of the largest access, in order.
+_COUNT = np.arange(32)
 
 
 @dataclass(frozen=True)
@@ -119,17 +123,19 @@ class Races:
     def __post_init__(self) -> None:
         count = -(-self.size // self.granule)
         self._writer = np.full(count, -1, np.int32)
-        self._written = np.zeros(count, np.int32)
-        self._by_copy = np.zeros(count, np.bool_)
+        self._written = np.full(count, _NEVER, np.int32)
         self._write_line = np.zeros(count, np.int32)
-        self._read = np.zeros((count, self.warps), np.int32)
-        self._read_line = np.zeros((count, self.warps), np.int32)
+        self._read = np.zeros((self.warps, count), np.int32)
+        self._read_line = np.zeros((self.warps, count), np.int32)
+        self._shift = self.granule.bit_length() - 1
         self._copied = np.zeros(count, np.int32)
         self._copier = np.zeros(count, np.int32)
         self._copy_line = np.zeros(count, np.int32)
         #: some copy has read
         self._copies_read = False
         self._agents: dict[object, int] = {}
+        #: copies of the generic proxy among them
+        self._generic: set[int] = set()
         self._issued: list[int] = []
         self.clocks = [VectorClocks.nothing(_STEP) for _ in range(self.warps)]
         for number, clocks in enumerate(self.clocks):
@@ -142,9 +148,9 @@ class Races:
 
     def _granules(self, offsets: NDArray[np.int64], size: int) -> Places:
         """What lanes touch; a granule may stand there more than once."""
-        places = offsets // self.granule
-        parts = size // self.granule
-        return places if parts < 2 else (places[:, None] + np.arange(parts)).reshape(-1)
+        places = offsets >> self._shift
+        parts = size >> self._shift
+        return places if parts < 2 else (places[:, None] + _COUNT[:parts]).reshape(-1)
 
     def _span(self, first: int, size: int) -> Places:
         begin = first // self.granule
@@ -172,21 +178,20 @@ class Races:
         places = self._granules(offsets, size)
         clocks = self.clocks[agent]
         self._check_read(agent, places, line, clocks, asynchronous=False)
-        self._read[places, agent] = clocks.clock[agent]
-        self._read_line[places, agent] = line
+        self._read[agent][places] = clocks.clock[agent]
+        self._read_line[agent][places] = line
 
     def write(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
         """A warp writes ``size`` bytes at each offset."""
         places = self._granules(offsets, size)
         clocks = self.clocks[agent]
         self._check_write(agent, places, line, clocks)
-        self._wrote(agent, places, line, int(clocks.clock[agent]), by_copy=False)
+        self._wrote(agent, places, line, int(clocks.clock[agent]))
 
-    def _wrote(self, agent: int, places: Places, line: int, clock: int, *, by_copy: bool) -> None:
+    def _wrote(self, agent: int, places: Places, line: int, clock: int) -> None:
         self._writer[places] = agent
         self._written[places] = clock
         self._write_line[places] = line
-        self._by_copy[places] = by_copy
         if self._copies_read:
             self._copied[places] = 0
 
@@ -194,17 +199,21 @@ class Races:
         self, agent: int, places: Places, line: int, clocks: VectorClocks, *, asynchronous: bool
     ) -> None:
         writer, written = self._writer[places], self._written[places]
+        clock = self._known(clocks)
+        # a warp knows its own
+        bad = written > clock[writer]
+        if not asynchronous and not np.count_nonzero(bad):
+            return
         never = writer < 0
         if np.count_nonzero(never):
             hit = _chosen(places, never)
             self._report("read of what nobody wrote", agent, line, hit, agent, 0)
-        clock = self._known(clocks)
-        # what nobody wrote was written at 0; and a warp knows its own
-        bad = written > clock[writer]
+        bad &= ~never
         if asynchronous:
-            bad &= (writer != agent) & ~never
+            bad &= writer != agent
             fenced = _grown(clocks.fenced, len(clock))[writer]
-            unseen = (written > fenced) & ~self._by_copy[places] & ~never & ~bad
+            generic = (writer < self.warps) | np.isin(writer, [*self._generic])
+            unseen = (written > fenced) & generic & ~never & ~bad
             if unseen.any():
                 self._report_write("asynchronous read of a write without fence.proxy.async",
                                    agent, line, _chosen(places, unseen))  # fmt: skip
@@ -221,16 +230,17 @@ class Races:
     def _check_write(self, agent: int, places: Places, line: int, clocks: VectorClocks) -> None:
         clock = self._known(clocks)
         # of copies, an agent's later one is not ordered behind its earlier one by itself
-        bad = self._written[places] > clock[self._writer[places]]
-        if np.count_nonzero(bad):
+        writer = self._writer[places]
+        bad = self._written[places] > clock[writer]
+        if np.count_nonzero(bad) and np.count_nonzero(bad := bad & (writer >= 0)):
             kind = "write without order after a write"
             self._report_write(kind, agent, line, _chosen(places, bad))
         # a warp knows its own reads
-        late = self._read[places] > clock[: self.warps]
+        late = self._read[:, places] > clock[: self.warps, None]
         if np.count_nonzero(late):
-            row = int(np.flatnonzero(late.any(axis=0))[0])
-            hit = _chosen(places, late[:, row])
-            other_line = int(self._read_line[hit[0], row])
+            row = int(np.flatnonzero(late.any(axis=1))[0])
+            hit = _chosen(places, late[row])
+            other_line = int(self._read_line[row, hit[0]])
             kind = "write without order after a read"
             self._report(kind, agent, line, hit, row, other_line)
         if not self._copies_read:
@@ -286,13 +296,14 @@ class Races:
         """A copy writes shared memory."""
         places = self._span(first, size)
         self._check_write(copy.agent, places, copy.line, copy.clocks)
-        self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=True)
+        self._wrote(copy.agent, places, copy.line, copy.clock)
 
     def copy_scatters(self, copy: Copy, offsets: NDArray[np.int64], size: int) -> None:
         """A copy of the generic proxy writes ``size`` bytes of shared memory at each offset."""
         places = self._granules(offsets, size)
         self._check_write(copy.agent, places, copy.line, copy.clocks)
-        self._wrote(copy.agent, places, copy.line, copy.clock, by_copy=False)
+        self._generic.add(copy.agent)
+        self._wrote(copy.agent, places, copy.line, copy.clock)
 
     def finish(self, copy: Copy) -> VectorClocks:
         """The clocks of a warp that waited for the copy."""

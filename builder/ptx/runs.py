@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from builder.errors import UsageError
 from builder.ptx.errors import Deadlock, Fault, PtxError
@@ -48,7 +49,12 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
     files = [read_launch(path) for path in paths]
     programs = [program_of(file, path) for file, path in zip(files, paths, strict=True)]
     runs: list[list[Run]] = [[] for _ in files]
+    copies = any(one.opcode == "cp" for program in programs for one in program.kernel.code)
     for schedule in schedules:
+        if schedule.order == "lazy" and not copies and _eager(runs):
+            for own in runs:
+                own.append(_as_lazy(own))
+            continue
         carried_memory = CarriedMemory()
         for number, (file, program) in enumerate(zip(files, programs, strict=True)):
             memory = carried_memory.memory_for(file)
@@ -68,6 +74,17 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
         )
         for file, program, own in zip(files, programs, runs, strict=True)
     ]
+
+
+def _eager(runs: Sequence[Sequence[Run]]) -> bool:
+    """Whether all launches have run in the eager schedule."""
+    return all(any(run.schedule == "eager" for run in own) for own in runs)
+
+
+def _as_lazy(runs: Sequence[Run]) -> Run:
+    """What the lazy schedule does where there is no copy to be late: the same as the eager one."""
+    eager = next(run for run in runs if run.schedule == "eager")
+    return structs.replace(eager, schedule="lazy", watched=False, races=())
 
 
 class CarriedMemory:

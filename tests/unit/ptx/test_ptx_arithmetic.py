@@ -351,3 +351,29 @@ def test_downwards_against_exact_fractions() -> None:
 def test_a_number_of_the_wrong_kind_is_refused() -> None:
     with pytest.raises(PtxError, match=r"unknown instruction add\.f32: 1 is not of type f32"):
         one("add.f32 %r5, %r1, 1;")
+
+
+def fraction(value: int) -> Fraction:
+    """A float32 by its bits, exactly."""
+    return Fraction(float(np.array([value], np.uint32).view(np.float32)[0]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [
+        # half-way between two of float32, and a little more, which float64 has no bit for
+        (0x3F800800, 0x3F800800, 0x17800000),
+        (0x3F800800, 0x3F800800, 0x97800000),
+        (0xBF800800, 0x3F800800, 0x17800000),
+        # the same between two subnormal ones: (1 + 2^-11)(1 - 2^-11 + 2^-22) = 1 + 2^-33
+        (0x1A001000, 0x19FFE004, 0x00400000),
+        (0x1A001000, 0x19FFE004, 0x80400000),
+        (0x3F800800, 0x3F800800, 0),
+    ],
+)
+def test_fma_is_rounded_once(a: int, b: int, c: int) -> None:
+    exact = fraction(a) * fraction(b) + fraction(c)
+    found = one("fma.rn.f32 %r5, %r1, %r2, %r3;", a, b, c)
+    near = min((found - 1, found, found + 1), key=lambda bits: abs(fraction(bits) - exact))
+    assert found == near
+    assert abs(fraction(found) - exact) <= abs(fraction(found + 1) - fraction(found)) / 2
