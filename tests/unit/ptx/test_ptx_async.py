@@ -76,6 +76,9 @@ def test_a_warp_that_only_arrives_does_not_wait() -> None:
     assert found.outcome.races == []
     with pytest.raises(Deadlock, match="warp 1 waits at barrier 2 at line 11"):
         run(body.replace("bar.arrive 2, 64;", ""), threads=64)
+    other = run(body.replace("bar.arrive 2, 64;", "barrier.arrive 2, 64;"), threads=64, watch=True)
+    assert set(other.out[32:, 0]) == {5}
+    assert other.outcome.races == []
 
 
 def test_invalid_barriers() -> None:
@@ -248,6 +251,34 @@ def test_a_tile_is_zero_outside_the_tensor(schedule: Schedule) -> None:
     assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
 
 
+LOADS = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint",
+    "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint",
+    "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint",
+)
+ACQUIRE = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
+RELEASE = "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64"
+
+
+@pytest.mark.parametrize(("rank", "name"), enumerate(LOADS, 2))
+def test_a_tile_of_more_dimensions_with_a_cache_hint(rank: int, name: str) -> None:
+    """The last dimensions have one element; the hint changes nothing."""
+    data, at = rows(40, 24), ", ".join(["8", "2", "0", "0"][:rank])
+    tensor = descriptor((20, 40, 1, 1)[:rank], (48, 1920, 1920)[: rank - 1], (16, 16, 1, 1)[:rank])
+    load = f"{name} [dynamic+1024], [%rd6, {{{at}}}], [dynamic], %rd7;"
+    wait = WAIT.format(at="dynamic", parity=0)
+    fence = "fence.mbarrier_init.release.cluster;"
+    body = TILE.format(bytes=512, load=load, wait=wait, fence=fence)
+    body = body.replace("mbarrier.try_wait.parity.shared.b64", ACQUIRE)
+    body = body.replace("mbarrier.arrive.expect_tx.shared.b64", RELEASE)
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
+    found = run(body, more=MORE, extra=tensor, memory=(region,), watch=True)
+    assert found.outcome.races == []
+    wanted = np.zeros((16, 16), np.uint16)
+    wanted[:, :12] = data[2:18, 8:20]
+    assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
+
+
 @pytest.mark.parametrize("before", [0, 8, 40])
 @pytest.mark.parametrize("at", [(0, 0), (16, 3), (-8, -2), (48, 30)])
 def test_a_box_by_parts_is_the_box_byte_by_byte(
@@ -374,6 +405,22 @@ def test_a_store_that_is_waited_for(schedule: Schedule, read: str) -> None:
     assert data == list(range(128))
     assert found.outcome.races == []
     assert found.outcome.unawaited == 0
+
+
+def test_a_store_with_a_cache_hint_and_a_wait_for_its_source() -> None:
+    plain = STORE.format(x=0, y=0, at="%r11")
+    hinted = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+    wait = "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; bar.sync 0;"
+    data = np.zeros((32, 4), np.uint32)
+    tensor = descriptor((16, 16), (32,), (16, 16))
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), True, "tensor")
+    given = np.arange(128, dtype=np.uint32).reshape(32, 4)
+    body = PUT.format(fence=FENCE, after=wait + AGAIN)
+    assert body.count(plain) == 1
+    body = body.replace(plain, f"{hinted} [%rd6, {{0, 0}}], [%r11], %rd7;")
+    found = run(body, given, more=MORE, extra=tensor, memory=(region,), schedule=LAZY, watch=True)
+    assert data.reshape(-1).tolist() == list(range(128))
+    assert found.outcome.races == []
 
 
 def test_a_store_without_a_wait_reads_later_values() -> None:
