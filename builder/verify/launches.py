@@ -87,7 +87,7 @@ LAUNCHED = (
     Launched(
         name="b12x GEMM, 1 token",
         serves="nvfp4-linear",
-        request={"kind": "dense-b12x", "shapes": [[1, 256, 128], [1, 256, 384], [1, 256, 1792]]},
+        request={"kind": "dense-b12x", "shapes": [[1, 128, 128], [1, 128, 384], [1, 128, 1280]]},
     ),
     Launched(
         name="b12x GEMM, special values",
@@ -95,7 +95,7 @@ LAUNCHED = (
         request={
             "kind": "dense-b12x",
             "tile": [64, 64],
-            "shapes": [[64, 128, 256]],
+            "shapes": [[64, 64, 256]],
             "inputs": "degenerate",
         },
     ),
@@ -105,15 +105,15 @@ LAUNCHED = (
         serves="nvfp4-linear",
         request={"kind": LAYER, "shapes": [[64, 200, 320]]},
     ),
-    # with 2 SMs each block takes 4 tiles
+    # with 1 SM its block takes 4 tiles
     Launched(
         name="b12x GEMM, several tiles a block",
         serves="nvfp4-linear",
         request={
             "kind": "dense-b12x",
             "tile": [64, 128],
-            "shapes": [[200, 256, 512], [200, 256, 384]],
-            "sms": 2,
+            "shapes": [[104, 256, 512], [104, 256, 384]],
+            "sms": 1,
         },
     ),
     # without tensor cores
@@ -132,7 +132,7 @@ LAUNCHED = (
         request={
             "kind": "dense-w4a16",
             "shapes": [[9, 128, 1152], [24, 128, 320], [40, 128, 256]],
-            "sms": 4,
+            "sms": 2,
         },
     ),
     Launched(
@@ -202,11 +202,11 @@ LAUNCHED = (
         request={"kind": "moe-b12x", "tokens": [1], "experts": 4, "narrow": True, "sms": 8},
     ),
     Launched(
-        name="b12x MoE, 3 tokens, narrow experts",
+        name="b12x MoE, 2 tokens, narrow experts",
         serves="nvfp4-moe",
         request={
             "kind": "moe-b12x",
-            "tokens": [3],
+            "tokens": [2],
             "experts": 4,
             "hidden": 128,
             "narrow": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,10 +12,17 @@ import pytest
 from builder.applier.trees import Content, OverlayTree
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
-from builder.ptx.source import Name
+from builder.ptx.source import Name, kernels_of
 from builder.verify import launches
 from builder.verify.insandbox import in_sandbox
-from builder.verify.launches import LAUNCHED, Launched, launch_request, sandbox_launcher
+from builder.verify.launches import (
+    LAUNCHED,
+    Launched,
+    Replies,
+    Reply,
+    launch_request,
+    sandbox_launcher,
+)
 from builder.verify.numbers import UNWRITTEN, check_numbers
 from builder.verify.parts import Parts
 from builder.verify.targets import target_of_plan
@@ -23,9 +31,9 @@ from tests.mutants import Mutant, caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from builder.ptx.source import Instruction
+    from builder.verify.replies import LaunchReply
 
     from .support import Planner
 
@@ -42,7 +50,7 @@ SEVERAL = "b12x GEMM, several tiles a block"
 MANY = "b12x MoE, many tokens"
 MOE = {"b12x MoE, 1 token", "b12x MoE, 24 tokens", MANY}
 #: Those for experts at most 512 wide, which do without tensor cores.
-NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 3 tokens, narrow experts"}
+NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 2 tokens, narrow experts"}
 
 
 def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
@@ -83,6 +91,8 @@ A16_RACE = (
     rf"line \d+ \(asynchronous copy, {re.escape(A16)}:\d+\)"
 )
 NEWEST = "pypi:vllm==0.33.0"
+#: FlashInfer 0.6.18.post1.
+UNPADDED = "pypi:vllm==0.30.0"
 #: layer -> kernel -> in which schedules its values are wrong without the layer, and the race
 DEFECTS = {
     "flashinfer-b12x-moe-barrier": {
@@ -152,6 +162,43 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
         assert code != kernel.code, name
         mutant = Mutant(name, 0, name, replace(kernel, code=code))
         assert noticed in caught(mutant, [launch]), name
+
+
+def test_what_nobody_wrote_is_seen(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer 0.6.18.post1 multiplies words of its workspace that no thread wrote by zero."""
+    kernels = tuple(one for one in LAUNCHED if one.name in NARROW)
+    monkeypatch.setattr(launches, "LAUNCHED", kernels)
+    made = planned(UNPADDED)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    checks = {one.name: one for one in check_numbers(target)}
+    for name in NARROW:
+        assert checks[name].status == "fail"
+        assert re.search(r"(\d+) of \1 values wrong, \1 of them NaN", checks[name].seen)
+
+
+NEEDED = Path(__file__).parents[1] / "unit" / "golden" / "ptx_instructions.txt"
+
+
+@pytest.mark.parametrize("release", ["pypi:vllm==0.20.1", UNPADDED, NEWEST])
+def test_the_list_of_needed_instructions_is_complete(
+    release: str, planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``tests/unit/ptx/test_ptx_instructions.py`` looks whether each is implemented and tested."""
+    made = planned(release)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
+
+    def recorded(reply: LaunchReply, _jobs: int, _torch: str) -> Replies:
+        nothing = tuple(Reply(error="", stage="", ran=()) for _ in reply.kernels)
+        return Replies(replies=nothing, versions=reply.versions, simulated=())
+
+    monkeypatch.setattr(launches, "_run_all", recorded)
+    list(check_numbers(target))
+    texts = {path.read_text("utf-8") for path in (tmp_path / "kept").rglob("kernel.ptx")}
+    kernels = [kernel for text in texts for kernel in kernels_of(text).values()]
+    found = {one.name for kernel in kernels for one in kernel.code}
+    assert len(found) > 100
+    assert found <= set(NEEDED.read_text("utf-8").split())
 
 
 def _instead(opcode: str, *modifiers: str) -> Callable[[Instruction], Instruction]:

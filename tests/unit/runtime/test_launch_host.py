@@ -276,13 +276,13 @@ def test_a_function_compiled_with_options_is_recorded_too(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_requests_that_compile_the_same_kernel_share_a_child() -> None:
+def test_requests_that_compile_the_same_source_share_a_child() -> None:
     tile = {"kind": "dense-b12x", "tile": [64, 64], "shapes": [[64, 64, 128]]}
     same = [tile, {**tile, "shapes": [[64, 128, 256]], "inputs": "degenerate", "seed": 1}]
-    others = [{**tile, "tile": [64, 128]}, {**tile, "sms": 2}, {"kind": "vllm-linear"}]
-    keys = [launch_probe.together(one) for one in (*same, *others)]
-    assert keys[0] == keys[1]
-    assert len(set(keys)) == 4
+    same += [{**tile, "tile": [64, 128]}, {"kind": "dense-b12x", "shapes": [[1, 64, 128]]}]
+    others = [{**tile, "sms": 2}, {"kind": "dense-w4a16", "sms": 2}, {"kind": "vllm-linear"}]
+    assert len({launch_probe.together(one) for one in same}) == 1
+    assert len({launch_probe.together(one) for one in (tile, *others)}) == 4
 
 
 def test_a_place_in_the_code_is_looked_up_once() -> None:

@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError, UsageError
+from builder.ptx import runs
 from builder.ptx.findings import FoundRace, Line, Ran, Run
 from builder.ptx.formats import from_bf16, to_bf16
+from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_launch
 from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
@@ -588,3 +590,31 @@ def test_another_executor_runs_it_again() -> None:
     assert {"ops_matrix.py", "races.py", "launch_probe.py", "device_cases.py"} <= names
     folder = package_file("ptx", "runs.py").parent
     assert {path.name for path in folder.glob("*.py")} <= names
+
+
+def test_without_copies_the_lazy_schedule_is_the_eager_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not run again, and reports the same, but for the races that it does not look for."""
+    path, run = write_launch(tmp_path, sync=""), []
+    once = runs.run_once
+
+    def counted(*args: Any, **options: Any) -> Any:
+        run.append(str(args[2]))
+        return once(*args, **options)
+
+    monkeypatch.setattr(runs, "run_once", counted)
+    eager, lazy, chance = run_file(path).runs
+    assert run == ["eager", "random 1"]
+    assert [one.schedule for one in (eager, lazy, chance)] == ["eager", "lazy", "random 1"]
+    assert eager.races
+    assert (lazy.races, lazy.watched) == ((), False)
+    assert (lazy.values, lazy.wrong, lazy.said) == (eager.values, eager.wrong, eager.said)
+    run_file(path, [Schedule("lazy")])
+    assert run[2:] == ["lazy"], "alone it runs"
+    text = (tmp_path / "kernel.ptx").read_text("utf-8")
+    copy = text.replace("ret;", "cp.async.bulk.commit_group;\nret;")
+    assert copy != text
+    (tmp_path / "kernel.ptx").write_text(copy, "utf-8")
+    run_file(path)
+    assert run[3:] == ["eager", "lazy", "random 1"], "a copy may be late"
