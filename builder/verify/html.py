@@ -28,14 +28,21 @@ if TYPE_CHECKING:
     from builder.documents.plan import PlanDocument
     from builder.verify.model import Check, Necessity, Report, Status
 STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
+#: Figures of a table that ought to be zero, and how a sentence says them.
+BAD = {
+    "wrong": ("wrong value", "wrong values"),
+    "races": ("race", "races"),
+    "did not end": ("run that did not end", "runs that did not end"),
+}
 
 
 def counted(checks: Sequence[Check]) -> dict[str, int]:
-    """Checks by status; an expected refusal is counted by itself."""
+    """Checks by status; expected refusals, and what a release does not have, by themselves."""
     counts: dict[str, int] = {
-        s: sum(c.status == s and not c.refusal for c in checks) for s in STATUSES
+        s: sum(c.status == s and not c.refusal and not c.idle for c in checks) for s in STATUSES
     }
-    return {**counts, "refused": sum(bool(check.refusal) for check in checks)}
+    refused = sum(bool(check.refusal) for check in checks)
+    return {**counts, "refused": refused, "idle": sum(check.idle for check in checks)}
 
 
 def _in_table(level: str) -> bool:
@@ -71,7 +78,7 @@ class Level:
         counts = self.counts
         if counts["fail"]:
             return "fail"
-        return "not-run" if counts["not-run"] or not self.checks else "pass"
+        return "not-run" if counts["not-run"] or counts["idle"] == len(self.checks) else "pass"
 
     @property
     def open(self) -> list[Check]:
@@ -82,6 +89,25 @@ class Level:
     def folded(self) -> list[Check]:
         """The plain passes."""
         return [check for check in self.checks if _plain(check)]
+
+    @property
+    def total(self) -> str:
+        """What its table comes to, in one sentence."""
+        rows = [check.figures for check in self.rows]
+        values = sum(figures.get("values", 0) for figures in rows)
+        bad = {name: sum(figures.get(name, 0) for figures in rows) for name in BAD}
+        schedules = max((figures.get("schedules", 0) for figures in rows), default=0)
+        failed = sum(check.status == "fail" for check in self.rows)
+        found = ", ".join(
+            f"{figure(bad[name])} {words[bad[name] != 1]}"
+            for name, words in BAD.items()
+            if bad[name]
+        )
+        said = f"{failed} of them failed: {found}." if failed else "Nothing wrong was found."
+        return (
+            f"{len(rows)} kernels or uses of one gave {figure(values)} values, each input in "
+            f"{figure(schedules)} schedules. {said}"
+        )
 
     @property
     def rows(self) -> list[Check]:
@@ -140,6 +166,7 @@ def render_html(
         verdict=verdict_of(report, require),
         required=list(require),
         failed=report.of("fail"),
+        bad=BAD,
         anchor=lambda check: f"check-{report.checks.index(check) + 1}",
         counts=counted(report.checks),
         levels=levels_of(report),

@@ -12,6 +12,7 @@ from builder.engines.overlay import name_of_both
 from builder.verify.html import (
     Level,
     breakable,
+    counted,
     figure,
     levels_of,
     links_of,
@@ -67,6 +68,34 @@ def test_numbers_are_a_table_and_passes_are_folded() -> None:
     assert '<td class="number bad" data-name="wrong">5</td>' in page
     assert '<td class="number" data-name="races">0</td>' in page
     assert '<div class="bars' not in page
+
+
+def test_what_a_release_does_not_have_is_not_counted_as_not_run() -> None:
+    right, absent = (
+        check("pass", "numbers", values=64),
+        replace(check("not-run", "numbers"), moot=True),
+    )
+    assert Level("numbers", [right, absent]).status == "pass"
+    assert Level("numbers", [right, check("not-run", "numbers")]).status == "not-run"
+    assert Level("numbers", [absent]).status == "not-run", "nothing ran"
+    assert counted([right, absent]) == {"pass": 1, "fail": 0, "not-run": 0, "refused": 0, "idle": 1}
+    line = replace(check("not-run", "dispatch"), moot=True)
+    assert Level("dispatch", [check("pass", "dispatch"), line]).status == "not-run"
+
+
+def test_the_table_of_numbers_is_summed_up() -> None:
+    right = check("pass", "numbers", values=1200, wrong=0, races=0, schedules=3)
+    wrong = check("fail", "numbers", values=34, wrong=5, races=1, schedules=3)
+    words = "2 kernels or uses of one gave 1,234 values, each input in 3 schedules."
+    assert Level("numbers", [right, right]).total == (
+        f"{words.replace('1,234', '2,400')} Nothing wrong was found."
+    )
+    said = f"{words} 1 of them failed: 5 wrong values, 1 race."
+    assert Level("numbers", [right, wrong]).total == said
+    stuck = replace(wrong, figures={"values": 34, "did not end": 3})
+    assert Level("numbers", [stuck]).total.endswith("1 of them failed: 3 runs that did not end.")
+    plan = make_plan_of(fake_base(vllm_files()), make_layer()).document
+    assert said in render_html(Report(target="t", plan=plan, checks=[right, wrong]))
 
 
 def test_every_level_is_listed_and_described() -> None:
