@@ -75,27 +75,50 @@ def audit(model: Any, draft: Any = None) -> Json:
 
 
 def _modules(model: Any, prefix: str, owners: dict[object, str]) -> Iterator[Json]:
-    for name, module in model.named_modules():
-        named, shares = prefix + name, ""
-        held: dict[str, int] = {}
-        for tensor in module.parameters(recurse=False):
-            if _first(tensor, named, owners):
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                held[dtype] = held.get(dtype, 0) + _size(tensor)
-            else:
-                shares = owners[_storage(tensor)]
-        buffers = [b for b in module.buffers(recurse=False) if _first(b, named, owners)]
-        if not held and not shares and not buffers:
-            continue
-        row: Json = {"name": named, "class": type(module).__name__, "bytes": held}
-        row |= _method(module)
-        if buffers:
-            row["buffers"] = sum(map(_size, buffers))
-        if shares:
-            row["shares"] = shares
-        if experts := _experts(module):
-            row["experts"] = experts
-        yield row
+    found = [(prefix + name, module) for name, module in model.named_modules()]
+    rows = [_registered(name, module, owners) for name, module in found]
+    for (name, module), row in zip(found, rows, strict=True):
+        # after all that is registered, so that none of it is taken for somebody else's
+        for tensor in _attributes(module):
+            _add(tensor, name, owners, row)
+        if row["bytes"] or row.keys() & {"shares", "buffers"}:
+            yield row
+
+
+def _registered(name: str, module: Any, owners: dict[object, str]) -> Json:
+    """A module with its own parameters and buffers."""
+    row: Json = {"name": name, "class": type(module).__name__, "bytes": {}, **_method(module)}
+    for tensor in module.parameters(recurse=False):
+        _add(tensor, name, owners, row)
+    buffers = [b for b in module.buffers(recurse=False) if _owner(b, name, owners) is None]
+    if buffers:
+        row["buffers"] = sum(map(_size, buffers))
+    if experts := _experts(module):
+        row["experts"] = experts
+    return row
+
+
+def _attributes(module: Any) -> Iterator[Any]:
+    """Weights that a method keeps without registering them, as Triton's MXFP4 experts are."""
+    method = getattr(module, "quant_method", None)
+    if method is None:
+        return
+    for value in (*vars(module).values(), *getattr(method, "__dict__", {}).values()):
+        # a tensor of triton_kernels has the real one inside
+        inner = getattr(getattr(value, "storage", None), "data", None)
+        for tensor in (value, inner):
+            if not isinstance(tensor, type) and hasattr(tensor, "untyped_storage"):
+                yield tensor
+
+
+def _add(tensor: Any, name: str, owners: dict[object, str], row: Json) -> None:
+    """Count a tensor's bytes, if its memory has not been counted."""
+    owner = _owner(tensor, name, owners)
+    if owner is None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        row["bytes"][dtype] = row["bytes"].get(dtype, 0) + _size(tensor)
+    elif owner and owner != name:
+        row["shares"] = owner
 
 
 def _renamed(mapper: Any) -> Json:
@@ -107,9 +130,13 @@ def _renamed(mapper: Any) -> Json:
     }
 
 
-def _first(tensor: Any, name: str, owners: dict[object, str]) -> bool:
-    """Whether no other module has had the same memory before."""
-    return owners.setdefault(_storage(tensor), name) == name
+def _owner(tensor: Any, name: str, owners: dict[object, str]) -> str | None:
+    """The module that has had the same memory before; None: none, and now this one has it."""
+    place = _storage(tensor)
+    if place in owners:
+        return owners[place]
+    owners[place] = name
+    return None
 
 
 def _size(tensor: Any) -> int:

@@ -145,6 +145,26 @@ def test_a_scheme_of_compressed_tensors_and_its_kernel_are_named() -> None:
     assert (row["scheme"], row["kernel"]) == ("SimpleNamespace", "CutlassKernel")
 
 
+def test_weights_that_are_not_registered_count_once() -> None:
+    """Triton's MXFP4 experts: the parameters are gone, their values in an object of its own."""
+    inner, method = Tensor("uint8", 4096), ModelOptNvFp4LinearMethod()
+    experts = with_method(Experts(bias=Tensor("bfloat16", 2)), method)
+    experts.w13_weight = SimpleNamespace(storage=SimpleNamespace(data=inner))  # type: ignore[attr-defined]
+    method.w13_weight = inner  # type: ignore[attr-defined]
+    table = Tensor("float32", 8)
+    experts.table = table  # type: ignore[attr-defined]
+    (row, other) = audit_model.audit(Toy(experts=experts, rotary=Module(cos=table)))["modules"]
+    assert row["bytes"] == {"bfloat16": 4, "uint8": 4096}
+    assert row["shares"] == "rotary", "what another module has registered is counted there"
+    assert other["bytes"] == {"float32": 32}
+
+
+def test_two_names_of_one_tensor_in_a_module_count_once() -> None:
+    weight = Tensor("uint8", 8)
+    (row,) = audit_model.audit(Module(weight=weight, weight_packed=weight))["modules"]
+    assert (row["bytes"], "shares" in row) == ({"uint8": 8}, False)
+
+
 def test_tensors_without_memory_are_not_taken_for_one() -> None:
     module = Module(a=Tensor("uint8", 8, place=0), b=Tensor("uint8", 8, place=0))
     (row,) = audit_model.audit(module)["modules"]
