@@ -260,11 +260,16 @@ def load(words: Sequence[str]) -> Json:
     """Load a model as ``vllm serve`` would; gives its audit.
 
     Raises:
-        AuditError: vLLM ended without having loaded it.
+        AuditError: there is no vLLM, or it ended without having loaded the model.
     """
+    try:
+        arguments = importlib.import_module("vllm.engine.arg_utils")
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise AuditError(f"{sys.executable} has no vLLM: run this where vLLM runs") from None
     # One process: what has been loaded can be looked at here, and nothing is left running.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    arguments = importlib.import_module("vllm.engine.arg_utils")
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     known, others = arguments.EngineArgs.add_cli_args(parser()).parse_known_args(
         ["--model", *words]
