@@ -105,7 +105,7 @@ class Level:
         )
         said = f"{failed} of them failed: {found}." if failed else "Nothing wrong was found."
         return (
-            f"{len(rows)} kernels or uses of one gave {figure(values)} values, each input in "
+            f"{len(rows)} checks computed {figure(values)} values, each input in "
             f"{figure(schedules)} schedules. {said}"
         )
 

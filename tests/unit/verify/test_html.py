@@ -86,7 +86,7 @@ def test_what_a_release_does_not_have_is_not_counted_as_not_run() -> None:
 def test_the_table_of_numbers_is_summed_up() -> None:
     right = check("pass", "numbers", values=1200, wrong=0, races=0, schedules=3)
     wrong = check("fail", "numbers", values=34, wrong=5, races=1, schedules=3)
-    words = "2 kernels or uses of one gave 1,234 values, each input in 3 schedules."
+    words = "2 checks computed 1,234 values, each input in 3 schedules."
     assert Level("numbers", [right, right]).total == (
         f"{words.replace('1,234', '2,400')} Nothing wrong was found."
     )
