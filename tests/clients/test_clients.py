@@ -101,6 +101,49 @@ def test_sparkrun_takes_every_recipe(
     ).stdout  # fmt: skip
 
 
+_JOIN = r"""
+import json, shlex, sys
+from sparkrun.core.bootstrap import get_runtime, init_sparkrun
+from sparkrun.core.recipe import Recipe
+init_sparkrun()
+made = []
+for path in sys.argv[1:]:
+    recipe = Recipe.load(path)
+    runtime = get_runtime(recipe.runtime)
+    if runtime.runtime_name == "vllm-ray":
+        lines = [runtime.generate_command(recipe, {}, True, num_nodes=2, head_ip="HEAD")]
+    else:
+        asked = {"head_ip": "HEAD", "num_nodes": 2, "hosts": ["HEAD", "OTHER"]}
+        lines = [
+            runtime.generate_node_command(recipe, {}, node_rank=rank, **asked) for rank in (0, 1)
+        ]
+    made.append([shlex.split(line.replace("\\\n", " ")) for line in lines])
+print(json.dumps(made))
+"""
+
+
+def test_sparkrun_joins_the_nodes_that_it_finds(
+    found_recipes: list[Recipe], tmp_path: Path
+) -> None:
+    """What it adds is what joins them; all other words are the recipe's."""
+    files = list(written(found_recipes, "sparkrun", tmp_path, ".yaml"))
+    done = run(
+        environment(SPARKRUN, minor=12) / "python", "-c", _JOIN, *files, home=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    named = ["--served-model-name"]
+    for recipe, nodes in zip(found_recipes, json.loads(done.stdout), strict=True):
+        added: list[list[str]] = [[], ["--headless"]]
+        if recipe.topology == "tp2":
+            for rank, words in enumerate(added):
+                words += ["--nnodes", "2", "--node-rank", str(rank)]
+                words += ["--master-addr", "HEAD", "--master-port", "25000"]
+        for words, own in zip(nodes, added, strict=False):
+            expected = [*recipe.command(recipe.nodes[0]), *own, *named, recipe.id]
+            assert sorted(words) == sorted(expected)
+        assert len(nodes) == (2 if recipe.topology == "tp2" else 1)
+
+
 _ADD = """
 import json, sys
 from pathlib import Path
