@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.opkinds import Remove, Wheel
+from builder.applier.versions import normalize
 from builder.errors import UsageError, did_you_mean
 from builder.model.base import schemes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from builder.applier.layers import Layer
     from builder.applier.trees import Tree
     from builder.model.base import BaseIdentity
     from builder.pypi.index import PackageIndex
@@ -34,6 +37,22 @@ TRACKED = (
     "nvidia-cutlass-dsl-libs-cu12",
     "nvidia-cutlass-dsl-libs-cu13",
 )
+
+
+def tracked_for(layers: Iterable[Layer]) -> tuple[str, ...]:
+    """Those that layers use, with what these layers name."""
+    named: set[str] = set()
+    for layer in layers:
+        named.add(layer.package)
+        for variant in layer.variants:
+            named.update(variant.when)
+            for op in variant.ops:
+                named.update(op.when)
+                if isinstance(op, (Wheel, Remove)):
+                    named.add(normalize(op.distribution))
+                if isinstance(op, Wheel) and op.version_of:
+                    named.add(normalize(op.version_of))
+    return (*TRACKED, *sorted(named - set(TRACKED)))
 
 
 def no_facts(_layers: Sequence[Descriptor]) -> RecordedFiles | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Remove, Wheel
-from builder.applier.versions import normalize
 from builder.bases.identify import identify
-from builder.bases.model import TRACKED, BaseRequest, no_facts
+from builder.bases.model import BaseRequest, no_facts, tracked_for
 from builder.engines.kinds import may_use_docker
 from builder.errors import SparkBuildError, UsageError
 from builder.model.base import kind_of
@@ -75,16 +73,7 @@ def identify_base(
     those of requested distributions.  They do not affect the base's identity.  ``facts_of`` and
     ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
     """
-    named = {layer.package for layer in selection.layers}
-    for variant in (v for layer in selection.layers for v in layer.variants):
-        named.update(variant.when)
-        for op in variant.ops:
-            named.update(op.when)
-            if isinstance(op, (Wheel, Remove)):
-                named.add(normalize(op.distribution))
-            if isinstance(op, Wheel) and op.version_of:
-                named.add(normalize(op.version_of))
-    tracked = (*TRACKED, *sorted(named - set(TRACKED)))
+    tracked = tracked_for(selection.layers)
     also = [n for n in libraries if n not in tracked] if kind_of(ref).is_image else []
     base = identify(
         BaseRequest(

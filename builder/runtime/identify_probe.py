@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Files above this size (bytes) are hashed only where a layer may replace them.
 LARGE = 8_000_000
-HASH_ALL = re.compile(r"^nvidia-cutlass-dsl")
+HASH_ALL = re.compile(r"^nvidia-cutlass-dsl|^ray$")
 #: Where the applier leaves receipts below site-packages.
 RECEIPTS = ".spark-build/receipts"
 #: The settings that it leaves for every Python of an environment.

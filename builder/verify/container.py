@@ -61,7 +61,12 @@ def _stands_alone(plan: BakedPlan, container: Container) -> bool:
 def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:
     pins = opening.selection.pins() if opening.selection else {}
     request = BaseRequest(
-        ref=ref, platform=opening.platform, pins=pins, index=opening.index, engine="buildkit"
+        ref=ref,
+        platform=opening.platform,
+        pins=pins,
+        tracked=opening.tracked(baked.layers),
+        index=opening.index,
+        engine="buildkit",
     )
     base = identify(request)
 

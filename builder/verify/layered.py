@@ -93,7 +93,13 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
         return target
     pins = opening.selection.pins() if opening.selection else {}
     ref = text.removeprefix("docker://")
-    request = BaseRequest(ref=ref, platform=opening.platform, pins=pins, index=opening.index)
+    request = BaseRequest(
+        ref=ref,
+        platform=opening.platform,
+        pins=pins,
+        tracked=opening.tracked(baked.layers),
+        index=opening.index,
+    )
     base = identify_opened(request, opened, ref)
     asking = in_sandbox(base, opening.trusting(base.identity))
     now = asking(base.tree, base.identity.env)

@@ -50,7 +50,13 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     if kind_of(text).is_image:
         return open_layered(text, opening)
     pins = opening.selection.pins() if opening.selection else {}
-    request = BaseRequest(ref=text, platform=opening.platform, pins=pins, index=opening.index)
+    request = BaseRequest(
+        ref=text,
+        platform=opening.platform,
+        pins=pins,
+        tracked=opening.tracked(),
+        index=opening.index,
+    )
     base = identify(request)
     try:
         if opening.selection is None:

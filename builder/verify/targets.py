@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.outcomes import Target
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.identify import identify
-from builder.bases.model import Base, BaseRequest, no_facts
+from builder.bases.model import Base, BaseRequest, no_facts, tracked_for
 from builder.engines import metadata
 from builder.engines.overlay import name_of_both
 from builder.errors import UsageError
@@ -30,8 +30,9 @@ from builder.verify.sandbox import ask_probe
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from builder.applier.layers import Layer
     from builder.applier.trees import Tree
     from builder.bases.model import FactsOf
     from builder.documents.plan import BakedPlan, PlanDocument
@@ -55,6 +56,10 @@ class Opening:
     facts_of: FactsOf = no_facts
     #: the trusted sources of code that may run on this machine
     trust: TrustedSources = field(default_factory=TrustedSources)
+
+    def tracked(self, layers: Sequence[Layer] = ()) -> tuple[str, ...]:
+        """Distributions whose files are looked at: those of layers in an image and of selected."""
+        return tracked_for([*layers, *(self.selection.layers if self.selection else ())])
 
     def trusting(self, identity: BaseIdentity) -> TrustedSources:
         """The same for a target, with its selected layers."""
@@ -126,12 +131,14 @@ def open_overlay(
 ) -> VerifyTarget:
     plan = recorded.document
     site = plan.base.site_packages
+    layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
     request = BaseRequest(
         ref=exact_ref(plan),
         platform=plan.base.platform,
         python=plan.base.python,
         site_packages=site,
         pins={},
+        tracked=opening.tracked(layers),
         index=opening.index,
     )
     base = identify(request)
@@ -157,7 +164,6 @@ def open_overlay(
         opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
         return dataclasses.replace(opened, parts=lambda: parts, brought=tuple(files))
     ask, why = sandbox_asker(overlay, plan.base.packages, trust)
-    layers = metadata.read_layers(files.get(f"{metadata.SHARE}/layers.json"), name)
     console.say(f"  {name} is an overlay; it is checked on the files of {plan.base.ref}")
     return VerifyTarget(
         name=name,
