@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.
-PROFILES = ("b12x-full", "cutlass-sm12x", "marlin")
+PROFILES = ("b12x-full", "cutlass-sm12x", "flashinfer-cutlass", "marlin")
 #: Layers that no profile has.
 OPTIONAL = ("ray",)
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.

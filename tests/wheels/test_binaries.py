@@ -76,6 +76,14 @@ def test_cutlass_kernels_of_cuda_12_wheels_do_not_load(planned: Planner) -> None
     assert "sm_120 x36, sm_120a x16; PTX for" in module.seen
 
 
+@pytest.mark.parametrize(("release", "status"), [("0.17.1", "fail"), ("0.20.1", "pass")])
+def test_flashinfers_cutlass_needs_the_quantisation_of_a_cuda_13_wheel(
+    planned: Planner, release: str, status: str
+) -> None:
+    """FlashInfer compiles its GEMM on the machine, for what a kernel of vLLM has quantised."""
+    assert seen_in(planned, release, "flashinfer-cutlass")[QUANT].status == status
+
+
 def test_marlin_of_early_wheels_is_compiled_by_the_driver(planned: Planner) -> None:
     checks = seen_in(planned, "0.20.1", "marlin")
     assert {c.status for c in checks.values()} == {"pass"}

@@ -53,11 +53,14 @@ OTHER_RELEASES = ("0.17.1", "0.20.1", "0.23.0", "0.24.0", "0.33.0")
 LINEAR_OF = {
     ("marlin", True): "Using NvFp4LinearBackend.MARLIN for NVFP4 GEMM",
     ("marlin", False): "Using MarlinNvFp4LinearKernel for NVFP4 GEMM",
+    ("flashinfer-cutlass", True): "Using NvFp4LinearBackend.FLASHINFER_CUTLASS for NVFP4 GEMM",
+    ("flashinfer-cutlass", False): "Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM",
     ("cutlass-sm12x", True): "Using NvFp4LinearBackend.VLLM_CUTLASS for NVFP4 GEMM",
     ("cutlass-sm12x", False): "Using CutlassNvFp4LinearKernel for NVFP4 GEMM",
 }
 MOE_OF = {
     "marlin": "Using 'MARLIN' NvFp4 MoE backend",
+    "flashinfer-cutlass": "Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend",
     "cutlass-sm12x": "Using 'VLLM_CUTLASS' NvFp4 MoE backend",
 }
 
@@ -92,7 +95,7 @@ def test_b12x_is_selected(asked: Asked, release: str) -> None:
         assert check.status == "pass", evidence(check)
 
 
-@pytest.mark.parametrize("profile", ["marlin", "cutlass-sm12x"])
+@pytest.mark.parametrize("profile", ["marlin", "cutlass-sm12x", "flashinfer-cutlass"])
 @pytest.mark.parametrize("release", OTHER_RELEASES)
 def test_the_other_profiles_are_selected(asked: Asked, release: str, profile: str) -> None:
     checks = asked(release, profile, True)
