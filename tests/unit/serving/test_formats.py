@@ -383,7 +383,7 @@ def test_a_request_that_cannot_be_met(call: Call, words: list[str], message: str
     ("words", "message"),
     [
         (["--profile", "b12x-full"], "--profile is for vLLM"),
-        (["--release", ""], "--release is for vLLM"),
+        (["--release", "0.33.0"], "--release is for vLLM"),
         (["--patches", "."], "--patches is for vLLM"),
         (["--interface", "eth0"], "--interface is for vLLM"),
     ],
