@@ -197,8 +197,8 @@ def test_a_quote_that_is_not_closed(name: str, text: str, line: int | None) -> N
         (("x.sh", "--json", "--sarif"), "--json and --sarif print different documents"),
         (("--rules", "x.sh"), "--rules prints the rules and lints no file"),
         (("--rules", "--sarif"), "--rules is not printed as SARIF"),
-        (("x.sh", "--release", ""), "--release '' is not a version of vLLM"),
-        (("x.sh", "--image", ""), "'' is not an image reference"),
+        (("x.sh", "--release", ""), "Invalid value for '--release': it is empty"),
+        (("x.sh", "--image", ""), "Invalid value for '--image': it is empty"),
     ],
 )
 def test_no_option_is_ignored(call: Call, words: tuple[str, ...], said: str) -> None:

@@ -329,7 +329,7 @@ def test_missing_files(spark_build: Callable[..., Called]) -> None:
         assert words in called.err
 
 
-@pytest.mark.parametrize("word", ["eagre", "random:", "random:x", "random:-1", "eager:1", ""])
+@pytest.mark.parametrize("word", ["eagre", "random:", "random:x", "random:-1", "eager:1"])
 def test_unknown_schedules(ptx: Callable[..., Called], word: str) -> None:
     called = ptx("run", GOOD, "--schedule", word)
     assert called.code == 2
