@@ -222,10 +222,31 @@ class HandedExperts:
         return listening
 
 
+@functools.cache
+def handed_experts() -> HandedExperts:
+    """The one of this process: vLLM keeps the function that it found first."""
+    return HandedExperts()
+
+
 def shared(weight: Any, part: float) -> Any:
     """The same weight with more of its size in the scale for all: a power of two is exact."""
     scales = (weight.scales.float() / part).to(weight.scales.dtype)
     return reference.Nvfp4(weight.codes, scales, weight.factor * part)
+
+
+#: The scale for all of a checkpoint's down projection; and the size of its block scales times that,
+#: over what they are else: 5/4 times 2**-9 and more.
+PART, SMALL = 2.0**-13, 1.25 * 2.0**-4
+
+
+def as_checkpoints_have(weight: Any) -> Any:
+    """The same weight with scales as small as those of a model.
+
+    E4M3 holds the block scales, but not all of their products with the scale for all, where its
+    steps are 2**-9.
+    """
+    scales = weight.scales.float() * (weight.factor * SMALL / PART)
+    return reference.Nvfp4(weight.codes, scales.to(weight.scales.dtype), PART)
 
 
 def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
@@ -239,10 +260,11 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     if forced:
         launch_cases.as_for_a16_experts()
     finer = bool(ask.get("finer", forced))
-    handed = HandedExperts()
+    handed = handed_experts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
     made = experts.make_experts(count, hidden, inner, finer=finer)
-    made = experts.Experts(shared(made.gate_up, 2.0**-2), shared(made.down, 2.0**-3))
+    down = as_checkpoints_have(made.down) if ask.get("small") else shared(made.down, 2.0**-3)
+    made = experts.Experts(shared(made.gate_up, 2.0**-2), down)
     try:
         layer = layers.Fused(made, config, "cpu", ask.get("layer", "nvfp4-moe"))
     except (ImportError, layers.UnknownLayerError) as error:
