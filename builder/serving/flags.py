@@ -306,7 +306,8 @@ class _Follow:
             return replace(words, folds=True)
         inner = said.removeprefix("optional_type(").removesuffix(")")
         kind = _TYPES.get(inner.removeprefix("parse_type("), words.kind)
-        return replace(words, kind=kind, nullable=inner != said)
+        keys = words.keys if kind == "object" else ()
+        return replace(words, kind=kind, nullable=inner != said, keys=keys)
 
     def _choices(self, node: ast.expr) -> tuple[str, ...]:
         """The values of a list, or of a literal type; nothing where they depend on the machine."""

@@ -6,10 +6,12 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from builder.serving.values import Key
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.serving.modules import Module, Modules
+    from builder.serving.modules import Found, Module, Modules
 
 #: How many words follow a flag: none, one, one or none, one or more; a number is that many.
 Takes = Literal["nothing", "one", "optional", "many"] | int
@@ -40,6 +42,8 @@ class Words:
     folds: bool = False
     #: an empty word and ``None`` are no value
     nullable: bool = False
+    #: those of an object that a configuration class is made of
+    keys: tuple[Key, ...] = ()
     #: also has a form that switches it off
     switch: bool = False
 
@@ -54,6 +58,8 @@ class Hint:
     #: of a collection
     items: tuple[ast.expr, ...] = ()
     module: Module | None = None
+    #: of a configuration class
+    found: Found | None = None
 
 
 class Hints:
@@ -63,6 +69,7 @@ class Hints:
         self._modules = modules
         #: whether ``bool | str | None`` is a flag with an optional value
         self._optional_text = optional_text
+        self._keys: dict[tuple[str, ast.stmt], tuple[Key, ...]] = {}
 
     def words(self, module: Module, annotation: ast.expr) -> Words:
         """What a field of this type takes on the command line."""
@@ -78,7 +85,8 @@ class Hints:
 
     def _words(self, hints: list[Hint], kinds: set[str]) -> Words:  # noqa: PLR0911 - one a type
         if "dataclass" in kinds:
-            return Words(kind="object")
+            (found, *_) = (hint.found for hint in hints if hint.found is not None)
+            return Words(kind="object", keys=self._keys_of(found))
         if self._optional_text and kinds == {"bool", "str", "none"}:
             return Words("optional")
         if "bool" in kinds:
@@ -111,6 +119,22 @@ class Hints:
         inner = self.words(hint.module, rest[0])
         return replace(inner, takes=takes) if inner.choices else Words(takes, inner.kind)
 
+    def _keys_of(self, found: Found) -> tuple[Key, ...]:
+        """The fields of a configuration class; vLLM's classes take no others."""
+        place = (found.module.name, found.node)
+        if place not in self._keys:
+            self._keys[place] = ()  # a class in itself
+            made: dict[str, Key] = {}
+            for owner in self._modules.bases(found):
+                assert isinstance(owner.node, ast.ClassDef)
+                for node in filter(_is_given, owner.node.body):
+                    assert isinstance(node, ast.AnnAssign)
+                    words, name = self.words(owner.module, node.annotation), _name(node.target)
+                    choices = words.choices if words.takes == "one" else ()
+                    made[name] = Key(name=name, choices=choices, keys=words.keys)
+            self._keys[place] = tuple(made.values())
+        return self._keys[place]
+
     def _of(self, module: Module, node: ast.expr) -> Iterator[Hint]:
         if isinstance(node, ast.BinOp):
             yield from self._of(module, node.left)
@@ -129,7 +153,8 @@ class Hints:
         if found is not None and found.value is not None:
             yield from self._of(found.module, found.value)
         elif found is not None and isinstance(found.node, ast.ClassDef):
-            yield Hint(self._class_kind(found.node))
+            kind = self._class_kind(found.node)
+            yield Hint(kind, found=found if kind == "dataclass" else None)
         else:
             yield Hint(name, module=module) if name in _PLAIN else Hint("other")
 
@@ -184,6 +209,16 @@ class Hints:
         """The values of a named literal type."""
         hints = self._named(module, name)
         return tuple(str(value) for hint in hints for value in hint.values)
+
+
+def _is_given(node: ast.stmt) -> bool:
+    """Whether it is a field that a class is made with: ``ClassVar``, ``init=False`` are not."""
+    if not isinstance(node, ast.AnnAssign):
+        return False
+    outer = node.annotation.value if isinstance(node.annotation, ast.Subscript) else node.annotation
+    given = node.value.keywords if isinstance(node.value, ast.Call) else []
+    computed = any(k.arg == "init" and ast.unparse(k.value) == "False" for k in given)
+    return not computed and _name(outer) != "ClassVar"
 
 
 def _name(node: ast.AST) -> str:

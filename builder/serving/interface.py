@@ -19,7 +19,7 @@ from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Kind, Takes
 from builder.serving.modules import Modules
-from builder.serving.values import NONE, wrong_kind
+from builder.serving.values import NONE, Key, in_json, wrong_key, wrong_kind
 from builder.util.console import console
 from builder.util.documents import Part, Sha256, Text
 from builder.verify.results import Results
@@ -78,6 +78,9 @@ class Flag(Part, frozen=True, kw_only=True):
     folds: Annotated[bool, Meta(description="case and hyphens of a value do not matter")] = False
     nullable: Annotated[bool, Meta(description="an empty word and None are no value")] = False
     off: Annotated[tuple[Text, ...], Meta(description="those of the names that switch it off")] = ()
+    keys: Annotated[
+        tuple[Key, ...], Meta(description="of an object, where it is that of a configuration class")
+    ] = ()
     deprecated: Annotated[str, Meta(description="what the release says of its end")] = ""
 
     @classmethod
@@ -88,7 +91,7 @@ class Flag(Part, frozen=True, kw_only=True):
         return cls(
             names=tuple(ordered), takes=words.takes, kind=words.kind, choices=words.choices,
             known=words.known, folds=words.folds, nullable=words.nullable, off=raw.off,
-            deprecated=raw.deprecated,
+            keys=words.keys, deprecated=raw.deprecated,
         )  # fmt: skip
 
     def refusal(self, value: str | None) -> str:
@@ -106,10 +109,20 @@ class Flag(Part, frozen=True, kw_only=True):
         if self.known and not self._may_be(value):
             names = ", ".join(self.known)
             return f"has no value {value!r}{did_you_mean(value, self.known)} (it has {names})"
-        if self.takes not in ("one", "optional"):
-            return ""
+        return self._not_of_its_kind(value) if self.takes in ("one", "optional") else ""
+
+    def _not_of_its_kind(self, value: str) -> str:
         wanted = wrong_kind(self.kind, value, nullable=self.nullable)
-        return f"takes {wanted}, not {value!r}" if wanted else ""
+        return f"takes {wanted}, not {value!r}" if wanted else wrong_key(self.keys, in_json(value))
+
+    def key_refusal(self, path: str, value: str | None) -> str:
+        """The same for one key of an object: ``--kernel-config.linear_backend VALUE``."""
+        if self.kind not in ("json", "object"):
+            return "takes no keys"
+        nested: object = None if value is None else in_json(value)
+        for key in reversed(path.removesuffix("+").split(".")):
+            nested = {key: nested}
+        return wrong_key(self.keys, nested)
 
     def _may_be(self, value: str) -> bool:
         """Whether it may be a value that the release has, or the place of a class."""
@@ -147,11 +160,8 @@ class ServeInterface(Part, frozen=True, kw_only=True):
             known = [n for flag in self.flags for n in flag.names]
             return f"vLLM {self.vllm} has no flag {name}{did_you_mean(name, known)}"
         if key:  # --kernel-config.linear_backend VALUE
-            return (
-                ""
-                if found.kind in ("json", "object")
-                else f"{plain} of vLLM {self.vllm} takes no keys"
-            )
+            why = found.key_refusal(key, value)
+            return f"{plain} of vLLM {self.vllm} {why}" if why else ""
         why = found.refusal(value)
         return f"{name} of vLLM {self.vllm} {why}" if why else ""
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from builder.errors import did_you_mean
+from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from builder.serving.hints import Kind
 
@@ -17,6 +20,46 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")
 _SIZE_IN_JSON = re.compile(r"(?<=[:,\[\s])\d+(?:\.\d+)?[kKmMgGtT]\b")
 #: What ``optional_type`` takes as no value.
 NONE = ("", "None")
+
+
+class Key(Part, frozen=True, kw_only=True):
+    """A field of a configuration class, as a key in JSON."""
+
+    name: Text
+    #: the only values, where the class checks them
+    choices: tuple[str, ...] = ()
+    #: those of a configuration class in it
+    keys: tuple[Key, ...] = ()
+
+
+def in_json(value: str) -> Any:
+    """A value as vLLM reads it in JSON: sizes are numbers there, and what is no JSON is a text."""
+    try:
+        return json.loads(_SIZE_IN_JSON.sub("0", value))
+    except ValueError:
+        return value
+
+
+def wrong_key(keys: Sequence[Key], value: object, path: str = "") -> str:
+    """Why a configuration class would not take an object; empty where it would."""
+    known = {key.name: key for key in keys}
+    for name, inner in value.items() if isinstance(value, dict) and keys else ():
+        if name not in known:
+            return f"has no key {path}{name}{did_you_mean(name, known)}"
+        if why := wrong_key(known[name].keys, inner, f"{path}{name}."):
+            return why
+        choices = {_folded(choice): choice for choice in known[name].choices}
+        is_word = isinstance(inner, (str, int)) and not isinstance(inner, bool)
+        if choices and is_word and _folded(str(inner)) not in choices:
+            guess = did_you_mean(str(inner), choices.values())
+            listed = ", ".join(choices.values())
+            return f"has no value {inner!r} for {path}{name}{guess} (it has {listed})"
+    return ""
+
+
+def _folded(value: str) -> str:
+    """Some classes take other cases, and hyphens; none has two values that differ in those."""
+    return value.lower().replace("-", "_")
 
 
 def wrong_kind(kind: Kind, value: str, *, nullable: bool) -> str:

@@ -60,7 +60,9 @@ def as_said(said: dict[str, Any]) -> dict[str, Any]:
         takes = _TAKES.get(flag["nargs"], flag["nargs"])
         choices = sorted(c for c in flag["choices"] or () if c != "None")
         if "--help" not in flag["names"]:
-            flags[_key(flag["names"])] = _row(flag["names"], takes, choices, flag["tried"])
+            flags[_key(flag["names"])] = _row(
+                flag["names"], takes, choices, flag["tried"], flag["keys"]
+            )
     return {"flags": flags, **{key: said[key] for key in ("variables", "reasoning", "tools")}}
 
 
@@ -69,7 +71,8 @@ def as_read(read: ServeInterface) -> dict[str, Any]:
     flags = {}
     for flag in read.flags:
         tried = [v for v in TRIED if not wrong_kind(flag.kind, v, nullable=flag.nullable)]
-        flags[_key(flag.names)] = _row(flag.names, flag.takes, list(flag.choices), tried)
+        keys = sorted(key.name for key in flag.keys)
+        flags[_key(flag.names)] = _row(flag.names, flag.takes, list(flag.choices), tried, keys)
     return {
         "flags": flags,
         "variables": list(read.variables),
@@ -82,17 +85,24 @@ def _key(names: Sequence[str]) -> str:
     return " ".join(sorted(names))
 
 
-def _row(names: Sequence[str], takes: object, choices: list[str], tried: list[str]) -> Any:
+def _row(
+    names: Sequence[str], takes: object, choices: list[str], tried: list[str], keys: list[str]
+) -> Any:
     return {
         "takes": takes,
         "choices": [] if UNCHECKED & {*names} else choices,
         "tried": [] if takes == "nothing" else tried,
+        "keys": keys,
     }
 
 
 def digest(value: dict[str, Any]) -> str:
-    """The sha256 of either."""
-    return sha256_hex(canonical_json(value))
+    """The sha256 of either, without keys: these are compared where a parser runs."""
+    rows = {
+        name: {word: said for word, said in row.items() if word != "keys"}
+        for name, row in value["flags"].items()
+    }
+    return sha256_hex(canonical_json({**value, "flags": rows}))
 
 
 def differences(said: dict[str, Any], read: dict[str, Any]) -> Iterator[str]:

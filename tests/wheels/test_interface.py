@@ -6,6 +6,7 @@ the digest of what each said, beside that of its wheel: what we read is held aga
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 from builder.serving.interface import interface_in
 
 from .real_parsers import as_read, ask, differences, digest, evidence, spoken
+from .sandboxed import release_of
 from .support import expected_states
 
 if TYPE_CHECKING:
@@ -30,6 +32,26 @@ def test_a_parser_that_runs_says_what_we_read(planned: Planner, release: str) ->
     said, read = ask(plan), as_read(interface_in(plan.base.tree, release))
     assert list(differences(said, read)) == []
     assert evidence()[release] == spoken(plan, said)
+
+
+@pytest.mark.parametrize("release", FULL)
+def test_the_parser_refuses_other_keys_and_values_of_objects(
+    planned: Planner, release: str
+) -> None:
+    plan = planned(f"pypi:vllm=={release}", "marlin")
+    read = interface_in(plan.base.tree, release)
+    objects = [(flag.names[0], flag.keys) for flag in read.flags if flag.kind == "object"]
+    other = {"no_such": 1}
+    lines = [[name, json.dumps(other)] for name, _ in objects]
+    for name, keys in objects:
+        lines += [[name, json.dumps({key.name: "no_such"})] for key in keys if key.choices]
+        lines += [[name, json.dumps({key.name: other})] for key in keys if key.keys]
+    running = release_of(plan)
+    given = {**running.simulation(), "lines": lines}
+    (said,) = running.run("arguments.py", given=given)
+    assert len(lines) > 2 * len(objects)
+    assert all(said["complaints"]), said
+    assert all(read.refusal(name, value) for name, value in lines)
 
 
 @pytest.mark.parametrize("release", ALL)
@@ -66,8 +88,10 @@ def test_records_are_of_these_releases() -> None:
     assert {one.wheel.split("-")[1] for one in evidence().values()} == {*ALL}
 
 
-@pytest.mark.parametrize("change", ["name", "takes", "kind", "choices", "variable", "parser"])
-def test_any_other_reading_has_another_digest(planned: Planner, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["name", "takes", "kind", "choices", "keys", "variable", "parser"]
+)
+def test_any_other_reading_differs(planned: Planner, change: str) -> None:
     plan = planned("pypi:vllm==0.33.0", "marlin")
     read = interface_in(plan.base.tree, "0.33.0")
     changed = msgspec.json.decode(msgspec.json.encode(read))
@@ -80,10 +104,12 @@ def test_any_other_reading_has_another_digest(planned: Planner, change: str) -> 
         flag["kind"] = "integer"
     elif change == "choices":
         flag["choices"].pop()
+    elif change == "keys":
+        next(f for f in changed["flags"] if "--kernel-config" in f["names"])["keys"].pop()
     elif change == "variable":
         del changed["variables"]["VLLM_HOST_IP"]
     else:
         changed["tool_parsers"].pop()
     other = as_read(msgspec.convert(changed, type(read)))
-    assert digest(other) != digest(as_read(read))
+    assert (digest(other) != digest(as_read(read))) == (change != "keys")
     assert len(list(differences(as_read(read), other))) == (2 if change == "name" else 1)

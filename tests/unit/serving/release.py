@@ -204,8 +204,17 @@ MoEBackend = Literal["auto", "marlin", "flashinfer_b12x"]
 Shade = Literal["dark", "light"]
 
 @config
-class Nested:
+class Inner:
+    level: int = 1
+    again: Inner | None = None
+
+@config
+class Nested(Inner):
     depth: int = 1
+    shade: Shade | None = None
+    inner: Inner = Field(default_factory=Inner)
+    counted: ClassVar[int] = 1
+    computed: int = Field(default=1, init=False)
 
 @config
 class KernelConfig:

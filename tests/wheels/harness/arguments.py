@@ -91,9 +91,22 @@ def flags(parser: argparse.ArgumentParser, tried: list[str]) -> list[dict[str, A
             "nargs": action.nargs,
             "choices": None if action.choices is None else [str(c) for c in action.choices],
             "tried": [value for value in tried if takes(parser, action, value)],
+            "keys": sorted(keys(action.type)),
         }
         for key, action in actions.items()
     ]
+
+
+def keys(kind: Any) -> set[str]:
+    """The fields of the configuration class that a flag's JSON becomes."""
+    found: set[str] = set()
+    for inner in getattr(kind, "__defaults__", None) or ():
+        fields = getattr(inner, "__dataclass_fields__", {}).values()
+        found |= {one.name for one in fields if one.init and "ClassVar" not in str(one.type)}
+    for cell in getattr(kind, "__closure__", None) or ():
+        if callable(cell.cell_contents):
+            found |= keys(cell.cell_contents)
+    return found
 
 
 def takes(parser: argparse.ArgumentParser, action: argparse.Action, value: str) -> bool:
