@@ -52,9 +52,8 @@ BROKEN = [
     ["--max-num-batched-tokens", "2.5K"],
     ["--speculative-config", "{"],
 ]
-#: Before it no profile but marlin serves a release: it has no b12x, and its wheel's kernels do not
-#: run.
-FIRST_OF_OTHERS = Version("0.20.0")
+#: Before it these profiles serve no release: it has no b12x, and its wheel's kernels do not run.
+FIRST_OF_OTHERS, OTHERS = Version("0.20.0"), ("b12x-full", "cutlass-sm12x")
 
 
 def recipes(served: ServedProfile) -> Iterator[Recipe | str]:
@@ -113,7 +112,7 @@ def test_b12x_full_serves_a_mixed_checkpoint(release: str) -> None:
 def recipes_of(release: str) -> Iterator[tuple[ServedProfile, Recipe]]:
     """The recipes of every profile that serves a release; why there is none is as expected."""
     for profile in PROFILES:
-        if profile != "marlin" and Version(release) < FIRST_OF_OTHERS:
+        if profile in OTHERS and Version(release) < FIRST_OF_OTHERS:
             with pytest.raises(SparkBuildError):  # not served, or only with a compiler
                 served_profile(profile, release, None)
             continue
