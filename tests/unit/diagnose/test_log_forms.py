@@ -92,7 +92,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "utf-16 without a mark": lambda text: (text + "\n" * 20).encode("utf-16-le"),
     "gzip": lambda text: gzip.compress(text.encode()),
     "bzip2": lambda text: bz2.compress(text.encode()),
-    "xz": lambda text: lzma.compress(text.encode()),
+    "xz": lambda text: lzma.compress(text.encode(), preset=0),  # a small dictionary
     "zip": zipped,
     "colour": each(lambda line: f"\x1b[31m{line}\x1b[0m"),
     "docker --timestamps": each(lambda line: f"{STAMP} {line}"),
