@@ -222,16 +222,13 @@ NARROW_MUTANTS = {
 }
 
 
-def test_the_w4a16_gemm_is_right_with_its_layer(
-    planned: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_of_the_newest_release_is_right(planned: Planner) -> None:
     """FlashInfer 0.7.2.post1 with all layers of the profile."""
-    kernels = tuple(one for one in LAUNCHED if one.serves == "w4a16-linear")
-    monkeypatch.setattr(launches, "LAUNCHED", kernels)
     made = planned(NEWEST)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    states = {check.name: check.status for check in check_numbers(target)}
-    assert states == {one.name: "pass" for one in kernels}, states
+    checks = {check.name: check for check in check_numbers(target)}
+    assert not {name: one.seen for name, one in checks.items() if one.status != "pass"}
+    assert set(checks) >= {one.name for one in LAUNCHED}
 
 
 #: FlashInfer's experts of bfloat16 activations and FP4 weights: the name of the kernel.
