@@ -151,6 +151,7 @@ class _Work:
         self._source, self._target, self.blobs = source, target, blobs_
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._failure: BaseException | None = None
         self._done: dict[str, int] = {"present": 0, "mounted": 0, "streamed": 0}
         self._streamed_bytes = 0
         self._bar = Bar("", None, "bytes")
@@ -163,12 +164,11 @@ class _Work:
 
     def _run(self, jobs: int) -> None:
         with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
-            futures = [pool.submit(self._transfer, blob) for blob in self.blobs]
+            futures = [pool.submit(self._transfer_or_stop, blob) for blob in self.blobs]
             try:
-                finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                failed = [error for future in finished if (error := future.exception())]
-                if failed:
-                    raise next((e for e in failed if not isinstance(e, _Stopped)), failed[0])
+                wait(futures, return_when=FIRST_EXCEPTION)
+                if self._failure:
+                    raise self._failure
             except BaseException as error:
                 self._stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -180,9 +180,18 @@ class _Work:
         """What was done."""
         return Copied(manifest=root, streamed_bytes=self._streamed_bytes, **self._done)
 
-    def _transfer(self, blob: Descriptor) -> None:
+    def _transfer_or_stop(self, blob: Descriptor) -> None:
         if self._stop.is_set():
             raise _Stopped
+        try:
+            self._transfer(blob)
+        except BaseException as error:
+            with self._lock:  # the other threads then fail with _Stopped, which says nothing
+                self._failure = self._failure or error
+            self._stop.set()
+            raise
+
+    def _transfer(self, blob: Descriptor) -> None:
         present = self._target.has(blob.digest)
         if present and self._target.gives(blob):
             self._count("present", blob.size)
