@@ -38,6 +38,7 @@ LAUNCH_PROBE = (
     "device_layers.py",
     "device_probe.py",
     "launch_layers.py",
+    "launch_recorder.py",
     "launch_probe.py",
 )
 #: What the verifier inside an image is made of, besides the applier.

@@ -39,7 +39,6 @@ memory as the host code left it; no kernel has run.  The last one has the result
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import itertools
@@ -54,7 +53,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from builder.runtime import (
         call_table,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         codegen_device,
         codegen_probe,
         launch_host,
+        launch_recorder,
         simulated_device,
         stub_driver,
     )
@@ -71,6 +71,7 @@ else:
     import codegen_device
     import codegen_probe
     import launch_host
+    import launch_recorder
     import simulated_device
     import stub_driver
 
@@ -94,141 +95,10 @@ def runtime_functions() -> set[str]:
     return {name for name in found if launch_host.RUNTIME_FUNCTION.fullmatch(name)}
 
 
-class Recorder:
-    """Writes each launch of a request as it comes."""
-
-    def __init__(self) -> None:
-        #: what the compiler gave for the function that is running
-        self.ptx: list[str] = []
-        self.begin(Path())
-
-    def begin(self, folder: Path) -> None:
-        """Start anew: the launches of another request."""
-        self.folder = folder
-        self.case: Any = None
-        self.number = 0
-        self.launches: list[Json] = []
-        self._pending: list[tuple[Path, Json]] = []
-
-    def record(self, launched: launch_host.Launched) -> None:
-        """One launch of the case that is running."""
-        text = next(t for t in self.ptx if f".entry {launched.kernel}(" in t)
-        parts = launch_host.parameters(text, launched)
-        into = self.folder / f"launch-{self.number}"
-        self.number += 1
-        into.mkdir(parents=True)
-        (into / "kernel.ptx").write_text(text, encoding="utf-8")
-        document = {
-            "schema": SCHEMA,
-            "name": self.case.name,
-            "ptx": "kernel.ptx",
-            "kernel": launched.kernel,
-            "grid": launched.grid,
-            "block": launched.block,
-            "shared": launched.shared,
-            "parameters": [part.hex() for part in parts],
-            "memory": self._memory(into, b"".join(parts)),
-        }
-        self._pending.append((into, document))
-
-    def finish_call(self) -> bool:
-        """Write what the call launched; whether it launched anything."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return False
-        into, last = pending[-1]
-        last["result"] = self._result(into)
-        for folder, document in pending:
-            (folder / "launch.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        folders = [str(folder) for folder, _ in pending]
-        self.launches.append({"name": self.case.name, "folders": folders})
-        return True
-
-    def _memory(self, into: Path, parameters: bytes) -> list[Json]:
-        """Every tensor's memory that a parameter, or a tensor map among them, points into."""
-        torch = importlib.import_module("torch")
-        held = {
-            int.from_bytes(parameters[at : at + 8], "little")
-            for at in range(0, len(parameters) - 7, 4)
-        }
-        inputs = {t.untyped_storage().data_ptr() for t in self.case.inputs}
-        stores = {}
-        for one in gc.get_objects():
-            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
-                storage = one.untyped_storage()
-                stores[storage.data_ptr()] = storage
-        found: list[Json] = []
-        for address, storage in sorted(stores.items()):
-            end = address + storage.nbytes()
-            if address and any(address <= value < end for value in held):
-                file = f"memory-{len(found)}.bin"
-                (into / file).write_bytes(ctypes.string_at(address, storage.nbytes()))
-                found.append({"address": address, "file": file, "writable": address not in inputs})
-        return found
-
-    def _result(self, into: Path) -> Json:
-        case = self.case
-        for name, values in (("exact", case.exact), ("bound", case.bound)):
-            (into / f"{name}.f64").write_bytes(values.double().contiguous().numpy().tobytes())
-        shape = [int(size) for size in case.output.shape]
-        return {
-            "address": case.output.data_ptr(),
-            "type": "bf16",
-            "shape": shape,
-            "exact": "exact.f64",
-            "bound": "bound.f64",
-        }
-
-
-class Compiling:
-    """``cute.compile``, whose functions can be called with tensors in ordinary memory.
-
-    With options in brackets it is another of its kind, as the DSL's own is.
-    """
-
-    def __init__(self, compiler: Any, recorder: Recorder, plain: type) -> None:
-        self._compiler, self._recorder, self._plain = compiler, recorder, plain
-
-    def __getitem__(self, options: Any) -> Compiling:
-        return Compiling(self._compiler[options], self._recorder, self._plain)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """The compiled function, which tells the recorder its PTX before it runs."""
-        before = set(Path().glob("*.ptx"))
-        function = self._compiler(*args, **kwargs)
-        new = sorted(set(Path().glob("*.ptx")) - before)
-        texts = [launch_host.short_names(path.read_text("utf-8"), sys.path) for path in new]
-        for path in new:  # the next one may have the same name
-            path.unlink()
-
-        def call(*values: Any) -> Any:
-            self._recorder.ptx = texts
-            # without TVM FFI nobody asks where a tensor is
-            plain = type(function) is self._plain
-            return function(*map(in_memory if plain else on_device, values))
-
-        call.ptx = texts  # type: ignore[attr-defined]
-        return call
-
-
-def in_memory(value: Any) -> Any:
-    """A tensor without what a class of ours adds to it; anything else as it is."""
-    tensor = importlib.import_module("torch").Tensor
-    return value.as_subclass(tensor) if isinstance(value, tensor) else value
-
-
-def on_device(value: Any) -> Any:
-    """A tensor that says it is on the device; anything else as it is."""
-    value = in_memory(value)
-    if isinstance(value, importlib.import_module("torch").Tensor):
-        return importlib.import_module("tvm_ffi").from_dlpack(launch_host.OnDevice(value))
-    return value
-
-
-def launch_instead(recorder: Recorder) -> None:
+def launch_instead(recorder: launch_recorder.Recorder) -> None:
     """Let what ``cute.compile`` gives be called with tensors in ordinary memory."""
     cute = importlib.import_module("cutlass.cute")
-    made = Compiling(cute.compile, recorder, plain_functions())
+    made = launch_recorder.Compiling(cute.compile, recorder, plain_functions())
     setattr(cute, "compile", made)  # noqa: B010 (the module is Any in a sandbox only)
     compilers = importlib.import_module("cutlass.base_dsl.compiler")
     # it would call cuInit
@@ -280,7 +150,7 @@ def failed(asks: list[Json], error: Json) -> list[Json]:
 
 def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> list[Json]:
     """Make every launch of some requests, one after the other, in a child of their own."""
-    recorder = Recorder()
+    recorder = launch_recorder.Recorder()
     runtime = launch_host.Runtime(recorder.record)
     library.fill(runtime.callbacks())
     try:
@@ -303,7 +173,9 @@ def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> 
     return replies
 
 
-def launch_kernel(ask: Json, probe: Any, recorder: Recorder, runtime: launch_host.Runtime) -> Json:
+def launch_kernel(
+    ask: Json, probe: Any, recorder: launch_recorder.Recorder, runtime: launch_host.Runtime
+) -> Json:
     """Make every launch of one request."""
     begun = time.monotonic()
     reply: Json = {"request": ask, "error": None}

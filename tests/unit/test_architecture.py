@@ -72,3 +72,12 @@ def test_the_table_has_the_order_that_import_linter_checks() -> None:
     (house,) = [one for one in settings["contracts"] if one["type"] == "layers"]
     assert [name for row in rows(PAGE) for name in row] == house["layers"][::-1]
     assert house["containers"] == [settings["root_package"]] == ["builder"]
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in (ROOT / "builder").rglob("*.py")
+        if (count := len(path.read_text("utf-8").splitlines())) > 400
+    }
+    assert not long

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 call_table = load("call_table")
 launch_host = load("launch_host")
+launch_recorder = load("launch_recorder")
 launch_probe = load("launch_probe")
 MACHINES = ("x86_64", "aarch64")
 NAMES = ["one", "three", "two"]
@@ -266,8 +267,8 @@ def test_a_function_compiled_with_options_is_recorded_too(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
-    recorder = launch_probe.Recorder()
-    compiling = launch_probe.Compiling(Compiler(), recorder, Plain)
+    recorder = launch_recorder.Recorder()
+    compiling = launch_recorder.Compiling(Compiler(), recorder, Plain)
     first, second = compiling("a"), compiling["-O3"]("b")
     assert second(OnCuda(), 5, Tensor()) == [Tensor, int, Tensor]
     assert recorder.ptx == ["// b-O3"] == second.ptx

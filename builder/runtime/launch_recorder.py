@@ -1,0 +1,157 @@
+"""Records the launches of a kernel's host code: PTX, parameters, and the memory they point into.
+
+Runs under the target's interpreter beside ``launch_probe.py``; standard library, and torch and
+tvm_ffi where it is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.runtime import launch_host
+else:
+    import launch_host
+
+#: Version of ``launch.json``.
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+class Recorder:
+    """Writes each launch of a request as it comes."""
+
+    def __init__(self) -> None:
+        #: what the compiler gave for the function that is running
+        self.ptx: list[str] = []
+        self.begin(Path())
+
+    def begin(self, folder: Path) -> None:
+        """Start anew: the launches of another request."""
+        self.folder = folder
+        self.case: Any = None
+        self.number = 0
+        self.launches: list[Json] = []
+        self._pending: list[tuple[Path, Json]] = []
+
+    def record(self, launched: launch_host.Launched) -> None:
+        """One launch of the case that is running."""
+        text = next(t for t in self.ptx if f".entry {launched.kernel}(" in t)
+        parts = launch_host.parameters(text, launched)
+        into = self.folder / f"launch-{self.number}"
+        self.number += 1
+        into.mkdir(parents=True)
+        (into / "kernel.ptx").write_text(text, encoding="utf-8")
+        document = {
+            "schema": SCHEMA,
+            "name": self.case.name,
+            "ptx": "kernel.ptx",
+            "kernel": launched.kernel,
+            "grid": launched.grid,
+            "block": launched.block,
+            "shared": launched.shared,
+            "parameters": [part.hex() for part in parts],
+            "memory": self._memory(into, b"".join(parts)),
+        }
+        self._pending.append((into, document))
+
+    def finish_call(self) -> bool:
+        """Write what the call launched; whether it launched anything."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return False
+        into, last = pending[-1]
+        last["result"] = self._result(into)
+        for folder, document in pending:
+            (folder / "launch.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        folders = [str(folder) for folder, _ in pending]
+        self.launches.append({"name": self.case.name, "folders": folders})
+        return True
+
+    def _memory(self, into: Path, parameters: bytes) -> list[Json]:
+        """Every tensor's memory that a parameter, or a tensor map among them, points into."""
+        torch = importlib.import_module("torch")
+        held = {
+            int.from_bytes(parameters[at : at + 8], "little")
+            for at in range(0, len(parameters) - 7, 4)
+        }
+        inputs = {t.untyped_storage().data_ptr() for t in self.case.inputs}
+        stores = {}
+        for one in gc.get_objects():
+            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+                storage = one.untyped_storage()
+                stores[storage.data_ptr()] = storage
+        found: list[Json] = []
+        for address, storage in sorted(stores.items()):
+            end = address + storage.nbytes()
+            if address and any(address <= value < end for value in held):
+                file = f"memory-{len(found)}.bin"
+                (into / file).write_bytes(ctypes.string_at(address, storage.nbytes()))
+                found.append({"address": address, "file": file, "writable": address not in inputs})
+        return found
+
+    def _result(self, into: Path) -> Json:
+        case = self.case
+        for name, values in (("exact", case.exact), ("bound", case.bound)):
+            (into / f"{name}.f64").write_bytes(values.double().contiguous().numpy().tobytes())
+        shape = [int(size) for size in case.output.shape]
+        return {
+            "address": case.output.data_ptr(),
+            "type": "bf16",
+            "shape": shape,
+            "exact": "exact.f64",
+            "bound": "bound.f64",
+        }
+
+
+class Compiling:
+    """``cute.compile``, whose functions can be called with tensors in ordinary memory.
+
+    With options in brackets it is another of its kind, as the DSL's own is.
+    """
+
+    def __init__(self, compiler: Any, recorder: Recorder, plain: type) -> None:
+        self._compiler, self._recorder, self._plain = compiler, recorder, plain
+
+    def __getitem__(self, options: Any) -> Compiling:
+        return Compiling(self._compiler[options], self._recorder, self._plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The compiled function, which tells the recorder its PTX before it runs."""
+        before = set(Path().glob("*.ptx"))
+        function = self._compiler(*args, **kwargs)
+        new = sorted(set(Path().glob("*.ptx")) - before)
+        texts = [launch_host.short_names(path.read_text("utf-8"), sys.path) for path in new]
+        for path in new:  # the next one may have the same name
+            path.unlink()
+
+        def call(*values: Any) -> Any:
+            self._recorder.ptx = texts
+            # without TVM FFI nobody asks where a tensor is
+            plain = type(function) is self._plain
+            return function(*map(in_memory if plain else on_device, values))
+
+        call.ptx = texts  # type: ignore[attr-defined]
+        return call
+
+
+def in_memory(value: Any) -> Any:
+    """A tensor without what a class of ours adds to it; anything else as it is."""
+    tensor = importlib.import_module("torch").Tensor
+    return value.as_subclass(tensor) if isinstance(value, tensor) else value
+
+
+def on_device(value: Any) -> Any:
+    """A tensor that says it is on the device; anything else as it is."""
+    value = in_memory(value)
+    if isinstance(value, importlib.import_module("torch").Tensor):
+        return importlib.import_module("tvm_ffi").from_dlpack(launch_host.OnDevice(value))
+    return value
