@@ -166,7 +166,7 @@ def make_request(
     runtime = toolkit / f"libcudart.so.{tools.compiler.cuda.partition('.')[0]}"
     shared(site / "vllm/_C.abi3.so", EXTENSION, str(torch), str(runtime), command=command)
     return WheelRequest(
-        source=SourceTree(root=source, version="1.0", sha256="0" * 64),
+        source=SourceTree(root=source, version="1.0", sha256="0" * 64, edited=True),
         change=SourceChange(name="cure", texts=CURE),
         arch_list="12.1a",
         tools=replace(tools, includes=(include,)),
