@@ -313,7 +313,7 @@ REAL = {
     [
         (LINEAR, {FP8, GEMM, QUANT}),
         ("Using NvFp4LinearBackend.VLLM_CUTLASS for NVFP4 GEMM", {FP8, GEMM, QUANT}),
-        ("Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM", set()),
+        ("Using FlashInferCutlassNvFp4LinearKernel for NVFP4 GEMM", {QUANT}),
         (EXPERTS, {GROUPED, QUANT}),
         (B12X, {QUANT}),
         ("Using 'FLASHINFER_B12X' NvFp4 MoE backend", set()),
