@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model, Models
 
+#: What ``lint`` reads.
+READS = (
+    "lint reads shell scripts, compose files, Kubernetes manifests, recipes of sparkrun and eugr, "
+    "and Dockerfiles"
+)
+#: Bytes of a file, at most; scripts and manifests are far smaller.
+_LARGEST = 1 << 20
 _IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
 _ALL = "*"  # no rule's name
 _RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
@@ -67,12 +74,21 @@ def read_file(path: Path) -> str:
     """The text of a file; ``-`` is standard input.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, is not a text, or is larger than any script.
     """
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(_LARGEST + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(_LARGEST + 1)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {reason(error)}") from None
+    if len(data) > _LARGEST or "\0" in text:
+        what = "is larger than 1 MiB" if len(data) > _LARGEST else "is not a text file"
+        raise UsageError(f"{path} {what}", hint=READS)
+    return text
 
 
 def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> LintReport:
@@ -98,8 +114,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         if not served and not broken:
             raise UsageError(
                 f"{name}: there is no vllm serve command in it",
-                hint="lint reads shell scripts, compose files, Kubernetes manifests, "
-                "recipes of sparkrun and eugr, and Dockerfiles",
+                hint=READS,
             )
         ignored_in = _Ignored(text)
         kept = [finding for finding in found if not ignored_in.has(finding)]

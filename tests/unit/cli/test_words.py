@@ -37,6 +37,8 @@ def silent() -> str:
         (("bench", "URL", "--log", "folder"), "Is a directory"),
         (("lint", "latin.sh"), "cannot read latin.sh: it is not text in UTF-8"),
         (("lint", "folder"), "cannot read folder: Is a directory"),
+        (("lint", "weights.sh"), "weights.sh is not a text file"),
+        (("lint", "large.sh"), "large.sh is larger than 1 MiB"),
         (("memory", "checkpoint"), "cannot be read: it is nested too deeply"),
         (("models", "show", "latin", "--models", "own"), "it is not text in UTF-8"),
         (("diagnose", "none.log"), "cannot read none.log: No such file"),
@@ -56,6 +58,8 @@ def test_what_went_wrong(
         (work / folder).mkdir()
     for file in ("latin.sh", "own/latin.toml"):
         (work / file).write_bytes(b"# Stra\xdfe\n")
+    (work / "weights.sh").write_bytes(bytes(1000))
+    (work / "large.sh").write_bytes(b"#" * ((1 << 20) + 1))
     (work / "checkpoint" / "model.safetensors.index.json").write_text(DEEP)
     done = spark_build(*(silent if word == "URL" else word for word in words))
     assert said in done.err
