@@ -78,9 +78,9 @@ def run(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         from builder.cli.root import command_for
-        from builder.util.console import console
+        from builder.util.console import NOTHING_LEFT, console
 
-        console.document = None
+        console.document, console.left = None, NOTHING_LEFT
         running(words)
         result = command_for(words)(args=words, prog_name="spark-build", standalone_mode=False)
         if result == Exit.INTERRUPTED:  # what typer makes of an interruption, without a word
@@ -100,6 +100,7 @@ def _run(words: list[str]) -> int:
 
 def _interrupted(words: list[str]) -> int:
     """By the user, by a limit on the time, or by who ends the program."""
+    from builder.util.console import console
     from builder.util.deadline import limit_over
 
     if message := limit_over():
@@ -109,7 +110,7 @@ def _interrupted(words: list[str]) -> int:
     name = by.name if by else ""
     what = f"ended by {name}" if name in _ENDED else "interrupted"
     code = _ENDED.get(name, Exit.INTERRUPTED)
-    return _report(words, code, f"{what}; no partial output was left", again())
+    return _report(words, code, f"{what}; {console.left}", again())
 
 
 def _is_interruption(error: BaseException | None) -> bool:

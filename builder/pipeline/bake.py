@@ -25,7 +25,7 @@ from builder.registry.layoutwriter import work_folder
 from builder.registry.reference import parse_reference
 from builder.util.console import console
 from builder.util.documents import Count, Digest, Document, Part, Text, plain, read
-from builder.util.hints import ELSEWHERE, os_hint
+from builder.util.hints import ELSEWHERE, instead, os_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,7 +186,7 @@ def _check_base(base: str) -> None:
     if not kind_of(base).is_image or base.startswith("oci:"):
         raise UsageError(
             f"{base} is not an image in a registry, so buildx cannot take it by its digest",
-            hint="--base docker://vllm/vllm-openai:v0.33.0",
+            hint=instead(base, "docker://vllm/vllm-openai:v0.33.0"),
         )
     parse_reference(base)
 

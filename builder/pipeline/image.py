@@ -129,6 +129,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
         if options.verify:
             with timed(timings, "verify"), console.step("verify"):
                 name = built.target or built.ref
+                console.left = f"{name} is complete, but not verified"
                 reports = (verify_built(name, planned.inputs, plan, options),)
     started = run_commands(plan, built, write_dockerfile(plan, built))
     return BuildResult(

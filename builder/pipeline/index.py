@@ -148,6 +148,7 @@ def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
         for entry in entries if options.verify else ():
             with timed(timings, "verify"), console.step(f"verify {entry.platform}"):
                 name = _name_of(entry, built)
+                console.left = f"{built.image.ref} is complete, but not verified"
                 reports.append(verify_built(name, planned.inputs, entry.plan, options))
     return BuildResult(
         entries=entries,

@@ -21,6 +21,8 @@ __all__ = ["Console", "console", "megabytes"]
 
 #: Steps that take at least this many seconds print their duration.
 _LONG = 5.0
+#: What an interruption leaves of a command, unless it has delivered something before.
+NOTHING_LEFT = "no partial output was left"
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
@@ -34,6 +36,8 @@ class Console:
         self.verbose = False
         #: title of the current or last step
         self.running = ""
+        #: what an interruption would leave now, for its message
+        self.left = NOTHING_LEFT
         self._bars = Bars()
         self._data = False
 

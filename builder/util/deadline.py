@@ -22,7 +22,7 @@ def time_limit(seconds: float, said: str) -> Iterator[None]:
 
     def stop(_signum: int, _frame: object) -> NoReturn:
         where = f" in the step {console.running!r}" if console.running else ""
-        _over.append(f"the time limit of {said} was reached{where}; no partial output was left")
+        _over.append(f"the time limit of {said} was reached{where}; {console.left}")
         note_what_runs()
         raise KeyboardInterrupt
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.pipeline import image as pipeline_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.rootfs.image import open_image
@@ -120,6 +121,20 @@ def test_a_patched_layout_verifies_and_a_damaged_one_does_not(call: Call, tmp_pa
     assert bad.code == 5
     failed = {check["name"] for check in bad.json["checks"] if check["status"] == "fail"}
     assert {"layer fix", "no other file touched"} <= failed
+
+
+def test_an_image_whose_verification_is_interrupted_stays(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    put_vllm(tmp_path / "base")
+    monkeypatch.setattr(pipeline_image, "verify_built", interrupted)
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert done.code == 130
+    digest = open_image("oci:out").manifest.digest
+    assert f"error: interrupted; oci:out@{digest} is complete, but not verified" in done.err
 
 
 def test_a_foreign_image_needs_layers_to_compare_with(call: Call, tmp_path: Path) -> None:
