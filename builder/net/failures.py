@@ -73,7 +73,8 @@ def _last_word(cause: BaseException, host: str) -> RequestFailed | None:
         hint = f"if the registry uses plain HTTP: --plain-http {host}"
         return RequestFailed("the TLS handshake failed", fatal=True, hint=hint)
     if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-        return RequestFailed(f"unknown host {host}", fatal=True, hint="check the name")
+        hint = "check the name, and this machine's network and DNS"
+        return RequestFailed(f"unknown host {host}", fatal=True, hint=hint)
     if isinstance(cause, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
         return RequestFailed("the address is not valid", fatal=True)
     return None
