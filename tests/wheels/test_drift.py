@@ -180,11 +180,13 @@ def test_the_anchor_is_missing(case: Case) -> None:
 
 @replaces
 def test_the_anchor_differs_slightly(case: Case) -> None:
-    """The message shows the nearest line too, with its number."""
+    """The message shows the nearest line too, with its number; a twin of the text may be nearer."""
     wanted = first_line(case.op.old)
     near = wanted.replace("_", "__", 2) if "_" in wanted else wanted + "  # edited"
+    twins = (case.root / case.file).read_text("utf-8").count(wanted) > 1
     case.mutate(lambda text: text.replace(case.op.old, case.op.old.replace(wanted, near)))
-    case.refused(DRIFT, repr(wanted), "nearest is line ", near)
+    shown = () if twins else (repr(wanted), near)
+    case.refused(DRIFT, "nearest is line ", *shown)
 
 
 @replaces
