@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from builder.applier.agreement import flag_values
 from builder.errors import UsageError
-from builder.serving.documents import (
-    LeftOut,
-    PluginFile,
-    Recipe,
-    RecipeImage,
-    RecipeMemory,
-    Setting,
-)
-from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
+from builder.serving.documents import PluginFile, Recipe, RecipeImage, RecipeMemory
+from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG
 from builder.serving.memory import UTILIZATION
 from builder.serving.profile import official_image
+from builder.serving.recipechosen import choose, refuse_parsers
+from builder.serving.recipedraft import Draft
 from builder.serving.recipememory import MemoryAsked, judge
 from builder.serving.reciperequest import SET, RecipeRequest
-from builder.serving.replaced import replaced
 from builder.serving.topology import common_flags, nodes_of
 
 if TYPE_CHECKING:
@@ -44,52 +37,6 @@ _B12X_COMPUTES = (
     (">=0.25.0rc0,<0.28.0rc0", {"silu", "relu2"}),
     (">=0.28.0rc0", {"silu", "relu2", "gelu_tanh"}),
 )
-#: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
-_OWN_OPTIONS = {
-    "--port": "--port N",
-    "--host": "edit the file: containers publish the port of 0.0.0.0",
-    "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
-}
-
-
-@dataclass
-class _Draft:
-    """A recipe in the making.  What comes later goes before what is there."""
-
-    request: RecipeRequest
-    flags: dict[str, Setting] = field(default_factory=dict)
-    env: dict[str, Setting] = field(default_factory=dict)
-    left_out: list[LeftOut] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    plugins: list[PluginFile] = field(default_factory=list)
-
-    def flag(self, name: str, value: str | None, origin: str) -> None:
-        """Take a flag, if the release knows it."""
-        interface = self.request.served.interface
-        why = interface.refusal(name, value)
-        known = interface.flag(canonical(name))
-        if why:
-            self.leave_out(name, value, origin, why)
-        else:
-            self.flags[known.names[0] if known else name] = Setting(
-                name=name, value=value, origin=origin
-            )
-
-    def variable(self, name: str, value: str, origin: str) -> None:
-        """Take a variable, if the release reads it; else the flag that replaced it."""
-        why = self.request.served.interface.variable_refusal(name, value)
-        if not why:
-            self.env[name] = Setting(name=name, value=value, origin=origin)
-            return
-        other = replaced().get(name)
-        if other is not None and (flag_value := other.value(value)):
-            why = f"{why}; {other.flag} {flag_value} replaces it"
-            self.flag(other.flag, flag_value, f"{origin}: {name}={value}")
-        self.leave_out(name, value, origin, why)
-
-    def leave_out(self, name: str, value: str | None, origin: str, reason: str) -> None:
-        """Note what is not in the recipe."""
-        self.left_out.append(LeftOut(name=name, value=value, origin=origin, reason=reason))
 
 
 def selects_for(model: Model) -> bool:
@@ -106,7 +53,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     """
     model, served = request.model, request.served
     _refuse(request)
-    draft = _Draft(request)
+    draft = Draft(request)
     _from_model(draft)
     _from_profile(draft)
     for setting in common_flags(request.place.topology):
@@ -114,8 +61,8 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     draft.flag("--host", "0.0.0.0", "topology: reached from outside the container")  # noqa: S104
     draft.flag("--port", str(request.port), "--port")
     for text in request.chosen:
-        _choose(draft, text)
-    _refuse_parsers(draft)
+        choose(draft, text)
+    refuse_parsers(draft)
     memory = _memory(draft)
     nodes = nodes_of(request.place, served)
     for node in nodes:
@@ -148,7 +95,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     )  # fmt: skip
 
 
-def _memory(draft: _Draft) -> RecipeMemory | None:
+def _memory(draft: Draft) -> RecipeMemory | None:
     """Whether it fits into one Spark; takes a larger share of the memory if that helps."""
     request = draft.request
     if request.place.topology not in ("solo", "two-solos"):
@@ -188,7 +135,7 @@ def _refuse(request: RecipeRequest) -> None:
 # -- the model
 
 
-def _from_model(draft: _Draft) -> None:
+def _from_model(draft: Draft) -> None:
     model, vllm = draft.request.model, draft.request.served.vllm
 
     def wish(flag: str, value: object, source: str) -> None:
@@ -215,7 +162,7 @@ def _from_model(draft: _Draft) -> None:
         _speculate(draft)
 
 
-def _parser(draft: _Draft, flag: str, choices: Sequence[ParserChoice]) -> bool:
+def _parser(draft: Draft, flag: str, choices: Sequence[ParserChoice]) -> bool:
     """The first parser that the release has, or that comes with the checkpoint."""
     served = draft.request.served
     built_in = served.interface.parsers(flag)
@@ -236,7 +183,7 @@ def _parser(draft: _Draft, flag: str, choices: Sequence[ParserChoice]) -> bool:
     return False
 
 
-def _speculate(draft: _Draft) -> None:
+def _speculate(draft: Draft) -> None:
     model, vllm = draft.request.model, draft.request.served.vllm
     draft_tokens = model.speculation
     if draft_tokens is None:
@@ -255,7 +202,7 @@ def _speculate(draft: _Draft) -> None:
 # -- the profile
 
 
-def _from_profile(draft: _Draft) -> None:
+def _from_profile(draft: Draft) -> None:
     served, kinds = draft.request.served, draft.request.model.kinds()
     origin = f"profile {served.name} on vLLM {served.vllm}"
     for variable, setting in served.env.items():
@@ -273,7 +220,7 @@ def _from_profile(draft: _Draft) -> None:
             draft.flag(name, value, origin)
 
 
-def _no_experts(draft: _Draft, value: str | None) -> str:
+def _no_experts(draft: Draft, value: str | None) -> str:
     """Why a profile's flag for experts is not for this model; empty where it is."""
     model, vllm = draft.request.model, draft.request.served.vllm
     kinds = model.kinds()
@@ -300,71 +247,7 @@ def _no_experts(draft: _Draft, value: str | None) -> str:
     )
 
 
-# -- what the user chose
-
-
-def _choose(draft: _Draft, text: str) -> None:
-    """``--set``: a flag with or without a value, a variable, or an empty value to take it out.
-
-    Raises:
-        UsageError: the release does not know it, and nothing replaced it.
-    """
-    name, equals, value = text.partition("=")
-    if name.isupper() or name.startswith("VLLM_"):
-        if equals and not value:
-            draft.env.pop(name, None)
-            return
-        if not equals:
-            raise UsageError(f"--set {text}: a variable needs a value", hint=f"--set {name}=1")
-        other = replaced().get(name)
-        why = draft.request.served.interface.variable_refusal(name, value)
-        if why and (other is None or other.flag_refusal(draft.request.served.interface, value)):
-            hint = f"--set {other.flag.removeprefix('--')}=VALUE" if other else ""
-            raise UsageError(f"--set {text}: {why}", hint=hint)
-        draft.variable(name, value, SET)
-        return
-    flag = canonical(name if name.startswith("-") else f"--{name}")
-    if flag in _OWN_OPTIONS:
-        raise UsageError(
-            f"--set {text}: it cannot be set here, because other parts of the recipe repeat it",
-            hint=_OWN_OPTIONS[flag],
-        )
-    known = draft.request.served.interface.flag(flag.partition(".")[0])
-    key = known.names[0] if known is not None and "." not in flag else flag
-    if equals and not value:
-        if draft.flags.pop(key, None) is None:
-            raise UsageError(f"--set {text}: the recipe has no {flag} to remove")
-        return
-    why = draft.request.served.interface.refusal(flag, value if equals else None)
-    if why:
-        raise UsageError(f"--set {text}: {why}")
-    draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
-
-
-def _refuse_parsers(draft: _Draft) -> None:
-    """Refuse a chosen parser that the release lacks, unless its plugin was chosen too.
-
-    Raises:
-        UsageError: there is one.
-    """
-    model, interface = draft.request.model, draft.request.served.interface
-    brought = {c.name for c in (*model.reasoning_parsers, *model.tool_parsers) if c.plugin}
-    for flag, plugin in PLUGINS.items():
-        chosen, with_plugin = draft.flags.get(flag), draft.flags.get(plugin)
-        value = chosen.value if chosen is not None and chosen.origin == SET else None
-        if value is None or (with_plugin is not None and (
-            with_plugin.origin == SET or value in brought
-        )):  # fmt: skip
-            continue
-        if why := interface.parser_refusal(flag, value):
-            raise UsageError(
-                f"--set {flag.removeprefix('--')}={value}: {why}",
-                hint=f"--set {plugin.removeprefix('--')}=FILE has one of your own; built in: "
-                f"{', '.join(interface.parsers(flag))}",
-            )
-
-
-def _notes(draft: _Draft, *, fits: bool) -> Iterator[str]:
+def _notes(draft: Draft, *, fits: bool) -> Iterator[str]:
     """What somebody who starts this should know."""
     model = draft.request.model
     if not model.holds:

@@ -1,0 +1,82 @@
+"""What the user sets in a recipe with ``--set``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.errors import UsageError
+from builder.serving.documents import Setting
+from builder.serving.interface import PLUGINS, canonical
+from builder.serving.reciperequest import SET
+from builder.serving.replaced import replaced
+
+if TYPE_CHECKING:
+    from builder.serving.recipedraft import Draft
+
+#: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
+_OWN_OPTIONS = {
+    "--port": "--port N",
+    "--host": "edit the file: containers publish the port of 0.0.0.0",
+    "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
+}
+
+
+def choose(draft: Draft, text: str) -> None:
+    """``--set``: a flag with or without a value, a variable, or an empty value to take it out.
+
+    Raises:
+        UsageError: the release does not know it, and nothing replaced it.
+    """
+    name, equals, value = text.partition("=")
+    if name.isupper() or name.startswith("VLLM_"):
+        if equals and not value:
+            draft.env.pop(name, None)
+            return
+        if not equals:
+            raise UsageError(f"--set {text}: a variable needs a value", hint=f"--set {name}=1")
+        other = replaced().get(name)
+        why = draft.request.served.interface.variable_refusal(name, value)
+        if why and (other is None or other.flag_refusal(draft.request.served.interface, value)):
+            hint = f"--set {other.flag.removeprefix('--')}=VALUE" if other else ""
+            raise UsageError(f"--set {text}: {why}", hint=hint)
+        draft.variable(name, value, SET)
+        return
+    flag = canonical(name if name.startswith("-") else f"--{name}")
+    if flag in _OWN_OPTIONS:
+        raise UsageError(
+            f"--set {text}: it cannot be set here, because other parts of the recipe repeat it",
+            hint=_OWN_OPTIONS[flag],
+        )
+    known = draft.request.served.interface.flag(flag.partition(".")[0])
+    key = known.names[0] if known is not None and "." not in flag else flag
+    if equals and not value:
+        if draft.flags.pop(key, None) is None:
+            raise UsageError(f"--set {text}: the recipe has no {flag} to remove")
+        return
+    why = draft.request.served.interface.refusal(flag, value if equals else None)
+    if why:
+        raise UsageError(f"--set {text}: {why}")
+    draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
+
+
+def refuse_parsers(draft: Draft) -> None:
+    """Refuse a chosen parser that the release lacks, unless its plugin was chosen too.
+
+    Raises:
+        UsageError: there is one.
+    """
+    model, interface = draft.request.model, draft.request.served.interface
+    brought = {c.name for c in (*model.reasoning_parsers, *model.tool_parsers) if c.plugin}
+    for flag, plugin in PLUGINS.items():
+        chosen, with_plugin = draft.flags.get(flag), draft.flags.get(plugin)
+        value = chosen.value if chosen is not None and chosen.origin == SET else None
+        if value is None or (with_plugin is not None and (
+            with_plugin.origin == SET or value in brought
+        )):  # fmt: skip
+            continue
+        if why := interface.parser_refusal(flag, value):
+            raise UsageError(
+                f"--set {flag.removeprefix('--')}={value}: {why}",
+                hint=f"--set {plugin.removeprefix('--')}=FILE has one of your own; built in: "
+                f"{', '.join(interface.parsers(flag))}",
+            )
