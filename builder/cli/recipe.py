@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
+from builder.lint.recipes import linted_recipe
 from builder.pypi.index import write_atomically
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
@@ -13,7 +14,6 @@ from builder.serving.formats.all import LAUNCHERS, TRTLLM, refuse_format, render
 from builder.serving.formats.trtllm import refuse_settings, trtllm
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
-from builder.serving.recipe import recipe_of
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place, topology_named
 from builder.util.console import console, print_json
@@ -71,7 +71,7 @@ def recipe_command(
     else:
         refuse_format(form)
         served = served_profile(DEFAULT if profile is None else profile, release, image, patches)
-        made = recipe_of(
+        made = linted_recipe(
             RecipeRequest(
                 model=model,
                 served=served,

@@ -11,9 +11,11 @@ from packaging.version import InvalidVersion, Version
 from builder.conversion.shell import UNKNOWN
 from builder.lint.rules import RULES, Finding
 from builder.serving.interface import PLUGINS, VARIABLES, canonical
-from builder.serving.memorydocuments import LARGEST_FRACTION
+from builder.serving.memory import UTILIZATION
+from builder.serving.memorydocuments import LARGEST_FRACTION, fraction_refusal
 from builder.serving.profile import CUDA_13
 from builder.serving.replaced import replaced
+from builder.serving.values import wrong_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -176,14 +178,12 @@ def _model(checked: Checked) -> Iterator[Finding]:
 
 
 def _memory(checked: Checked) -> Iterator[Finding]:
-    flag, value = (
-        checked.last("--gpu-memory-utilization"),
-        checked.value("--gpu-memory-utilization"),
-    )
-    if flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > 1:
-        message = f"--gpu-memory-utilization takes a fraction of 1, not {value}"
-        yield checked.finding("bad-value", flag.line, message)
-    elif flag and re.fullmatch(r"\d*\.?\d+", value) and float(value) > LARGEST_FRACTION:
+    flag, value = checked.last(UTILIZATION), checked.value(UTILIZATION)
+    if flag is None or not value:
+        return
+    if why := fraction_refusal(value):
+        yield checked.finding("bad-value", flag.line, why)
+    elif not wrong_kind("number", value, nullable=False) and float(value) > LARGEST_FRACTION:
         message = f"{value} of 128 GB that the CPU uses too"
         advice = "0.85, or --kv-cache-memory-bytes"
         yield checked.finding("memory-fraction", flag.line, message, advice)

@@ -43,6 +43,18 @@ SYSTEM = MemoryFigure(
 LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
 
 
+def fraction_refusal(text: str) -> str:
+    """Why vLLM refuses a share of the memory; empty where it does not, or it is no number.
+
+    Its configuration takes more than 0 and at most 1 (vllm/config/cache.py).
+    """
+    try:
+        possible = 0 < float(text) <= 1
+    except ValueError:
+        return ""
+    return "" if possible else f"--gpu-memory-utilization takes a fraction of 1, not {text}"
+
+
 class WeightsHeld(Part, frozen=True, kw_only=True):
     """The tensors of one kind of layer that have one dtype."""
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from builder.errors import UsageError
 from builder.serving.documents import Setting
 from builder.serving.interface import PLUGINS, canonical
+from builder.serving.memory import UTILIZATION
+from builder.serving.memorydocuments import fraction_refusal
 from builder.serving.reciperequest import SET
 from builder.serving.replaced import replaced
+from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from builder.serving.recipedraft import Draft
@@ -56,6 +59,8 @@ def choose(draft: Draft, text: str) -> None:
     why = draft.request.served.interface.refusal(flag, value if equals else None)
     if why:
         raise UsageError(f"--set {text}: {why}")
+    if key == UTILIZATION and (why := fraction_refusal(value)):
+        raise UsageError(f"--set {text}: {why}", hint=instead(text, f"{name}=0.85"))
     draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
 
 

@@ -252,9 +252,11 @@ def test_command_prints_findings_and_exits_5(
     assert "least-busy" in call("lint", "--rules").out  # type: ignore[operator]
 
 
-def test_fraction_above_1_is_a_bad_value() -> None:
-    (finding,) = found("vllm serve m --gpu-memory-utilization 5")
+@pytest.mark.parametrize("value", ["5", "1.01", "0", "nan", "inf", "1e3"])
+def test_what_is_no_fraction_is_a_bad_value(value: str) -> None:
+    (finding,) = found(f"vllm serve m --gpu-memory-utilization {value}")
     assert finding.rule == "bad-value"
+    assert finding.message == f"--gpu-memory-utilization takes a fraction of 1, not {value}"
 
 
 def test_many_words_take_no_square_of_time() -> None:

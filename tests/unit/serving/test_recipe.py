@@ -157,6 +157,9 @@ def test_an_empty_value_takes_it_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("gpu-memory-utilization=2", "takes a fraction of 1, not 2"),
+        ("gpu-memory-utilization=0", "takes a fraction of 1, not 0"),
+        ("gpu-memory-utilization=nan", "takes a fraction of 1, not nan"),
         ("max-model-lenn=1", "did you mean '--max-model-len'?"),
         ("moe-backend=b12", "--moe-backend of vLLM 0.33.0 has no value 'b12'"),
         ("enforce-eager=yes", "takes no value"),
