@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
@@ -11,17 +12,18 @@ from builder.serving.memory import UTILIZATION
 from builder.serving.memorydocuments import fraction_refusal
 from builder.serving.reciperequest import SET
 from builder.serving.replaced import replaced
-from builder.util.hints import instead
+from builder.util.hints import in_place_of, instead
 
 if TYPE_CHECKING:
     from builder.serving.recipedraft import Draft
 
 #: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
 _OWN_OPTIONS = {
-    "--port": "--port N",
     "--host": "edit the file: containers publish the port of 0.0.0.0",
     "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
 }
+_PORT = "--port"
+_PORTS = re.compile(r"[1-9][0-9]{0,3}|[1-5][0-9]{4}")
 
 
 def choose(draft: Draft, text: str) -> None:
@@ -45,10 +47,11 @@ def choose(draft: Draft, text: str) -> None:
         draft.variable(name, value, SET)
         return
     flag = canonical(name if name.startswith("-") else f"--{name}")
-    if flag in _OWN_OPTIONS:
+    if flag in _OWN_OPTIONS or flag == _PORT:
+        port = value if _PORTS.fullmatch(value) else str(draft.request.port)
         raise UsageError(
             f"--set {text}: it cannot be set here, because other parts of the recipe repeat it",
-            hint=_OWN_OPTIONS[flag],
+            hint=_OWN_OPTIONS.get(flag) or in_place_of(SET, text, _PORT, port),
         )
     known = draft.request.served.interface.flag(flag.partition(".")[0])
     key = known.names[0] if known is not None and "." not in flag else flag

@@ -67,6 +67,23 @@ def again(*more: str, without: Sequence[str] = ()) -> str:
     return shlex.join([PROGRAM, *kept, *more])
 
 
+def in_place_of(option: str, value: str, *more: str) -> str:
+    """The user's command line with the options ``more`` in place of ``option value``."""
+    kept: list[str] = []
+    rest = list(_words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, given = word.partition("=")
+        if name != option and (name not in more or not name.startswith("-")):
+            kept.append(word)
+            continue
+        if not equals and rest:
+            given = rest.pop(0)
+        if name == option and given != value:
+            kept += [word] if equals else [word, given]
+    return shlex.join([PROGRAM, *kept, *more])
+
+
 def reason(error: Exception) -> str:
     """Why a file cannot be read, without Python's numbers and names."""
     if isinstance(error, UnicodeDecodeError):

@@ -136,6 +136,22 @@ def test_what_two_nodes_lack_is_added(
     assert tried(spark_build(*RECIPE, *given)) == f"{words} {added}"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--set", "port=9"), "--port 9"),
+        (("--set=port=9",), "--port 9"),
+        (("--port=8", "--set", "port=many"), "--port 8"),
+        (("--port", "8", "--set", "--port=9", "--set", "dtype=auto"), "--set dtype=auto --port 9"),
+    ],
+)
+def test_what_cannot_be_set_is_left_out(
+    spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
+    assert tried(spark_build(*RECIPE, *given)) == f"spark-build {' '.join(RECIPE)} {said}"
+
+
 @pytest.mark.parametrize("given", [ONE, ("--interface", "eth0", *ONE), ("--interface=eth0",)])
 def test_what_one_node_does_not_have_is_left_out(
     spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
