@@ -13,7 +13,7 @@ from builder.serving.documents import PluginFile, Recipe, RecipeImage, RecipeMem
 from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG
 from builder.serving.memory import UTILIZATION
 from builder.serving.profile import official_image
-from builder.serving.recipechosen import choose, refuse_parsers
+from builder.serving.recipechosen import choose, refuse_gpus, refuse_parsers
 from builder.serving.recipedraft import Draft
 from builder.serving.recipememory import MemoryAsked, judge
 from builder.serving.reciperequest import SET, RecipeRequest
@@ -63,6 +63,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     for text in request.chosen:
         choose(draft, text)
     refuse_parsers(draft)
+    refuse_gpus(draft)
     memory = _memory(draft)
     nodes = nodes_of(request.place, served)
     for node in nodes:

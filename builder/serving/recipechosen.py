@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from builder.serving.memory import UTILIZATION
 from builder.serving.memorydocuments import fraction_refusal
 from builder.serving.reciperequest import SET
 from builder.serving.replaced import replaced
+from builder.util.console import counted
 from builder.util.hints import in_place_of, instead
 
 if TYPE_CHECKING:
@@ -20,10 +22,17 @@ if TYPE_CHECKING:
 #: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--host": "edit the file: containers publish the port of 0.0.0.0",
+    "--model": "spark-build models list   (or name your own, DIR/NAME.toml, with --models DIR)",
     "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
 }
 _PORT = "--port"
 _PORTS = re.compile(r"[1-9][0-9]{0,3}|[1-5][0-9]{4}")
+#: Flags whose product is the number of GPUs (vllm/config/parallel.py), and the topology with two.
+_SIZES = {
+    "--tensor-parallel-size": "tp2", "--pipeline-parallel-size": "tp2",
+    "--data-parallel-size": "two-solos",
+}  # fmt: skip
+_GPUS = {"solo": 1, "two-solos": 1, "tp2": 2, "tp2-ray": 2}
 
 
 def choose(draft: Draft, text: str) -> None:
@@ -46,7 +55,7 @@ def choose(draft: Draft, text: str) -> None:
             raise UsageError(f"--set {text}: {why}", hint=hint)
         draft.variable(name, value, SET)
         return
-    flag = canonical(name if name.startswith("-") else f"--{name}")
+    flag = _flag(text)
     if flag in _OWN_OPTIONS or flag == _PORT:
         port = value if _PORTS.fullmatch(value) else str(draft.request.port)
         raise UsageError(
@@ -65,6 +74,32 @@ def choose(draft: Draft, text: str) -> None:
     if key == UTILIZATION and (why := fraction_refusal(value)):
         raise UsageError(f"--set {text}: {why}", hint=instead(text, f"{name}=0.85"))
     draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
+
+
+def _flag(text: str) -> str:
+    name = text.partition("=")[0]
+    return canonical(name if name.startswith("-") else f"--{name}")
+
+
+def refuse_gpus(draft: Draft) -> None:
+    """Refuse chosen sizes that need more GPUs than one server of the topology has.
+
+    Raises:
+        UsageError: they do; vLLM does not start then.
+    """
+    sizes = {n: draft.flags[n] for n in _SIZES if n in draft.flags}
+    numbers = [int(one.value or "") for one in sizes.values() if (one.value or "").isdecimal()]
+    needed, there = math.prod(numbers), _GPUS[draft.request.place.topology]
+    for name, one in sizes.items():
+        if one.origin != SET or one.value == "1" or needed <= there:
+            continue
+        text = next(c for c in reversed(draft.request.chosen) if _flag(c) == one.name)
+        more = () if there > 1 else ("--topology", _SIZES[name])
+        raise UsageError(
+            f"--set {text}: that needs {needed} GPUs, and topology "
+            f"{draft.request.place.topology} has {counted(there, 'GPU')} for a server",
+            hint=in_place_of(SET, text, *more),
+        )
 
 
 def refuse_parsers(draft: Draft) -> None:

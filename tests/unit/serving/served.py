@@ -28,6 +28,8 @@ def interface(vllm: str, **changed: Any) -> ServeInterface:
         *(Flag(names=(name,), takes="one", kind="text") for name in _VALUES),
         *(Flag(names=(name,), takes="nothing", kind="true-or-false") for name in _SWITCHES),
         Flag(names=("--tensor-parallel-size", "-tp"), takes="one", kind="integer"),
+        Flag(names=("--pipeline-parallel-size",), takes="one", kind="integer"),
+        Flag(names=("--data-parallel-size",), takes="one", kind="integer"),
         Flag(names=("--speculative-config",), takes="one", kind="json"),
         Flag(names=("--moe-backend",), takes="one", kind="text", choices=backends, folds=True),
         Flag(names=("--linear-backend",), takes="one", kind="text", choices=backends, folds=True),

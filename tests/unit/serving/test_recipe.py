@@ -134,7 +134,7 @@ def test_a_release_that_is_too_old_for_the_model_is_refused() -> None:
         ("moe-backend=marlin", "--moe-backend", "marlin"),
         ("VLLM_NVFP4_MOE_BACKEND=marlin", "--moe-backend", "marlin"),
         ("VLLM_TEST_FORCE_FP8_MARLIN=1", "--linear-backend", "marlin"),
-        ("-tp=2", "--tensor-parallel-size", "2"),
+        ("-tp=1", "--tensor-parallel-size", "1"),
     ],
 )
 def test_what_the_user_sets_wins(text: str, name: str, value: str | None) -> None:
@@ -160,6 +160,10 @@ def test_an_empty_value_takes_it_out() -> None:
         ("gpu-memory-utilization=2", "takes a fraction of 1, not 2"),
         ("gpu-memory-utilization=0", "takes a fraction of 1, not 0"),
         ("gpu-memory-utilization=nan", "takes a fraction of 1, not nan"),
+        ("model=x", "it cannot be set here, because other parts of the recipe repeat it"),
+        ("tensor-parallel-size=4", "that needs 4 GPUs, and topology solo has 1 GPU for a server"),
+        ("-tp=2", "that needs 2 GPUs"),
+        ("pipeline_parallel_size=2", "that needs 2 GPUs"),
         ("max-model-lenn=1", "did you mean '--max-model-len'?"),
         ("moe-backend=b12", "--moe-backend of vLLM 0.33.0 has no value 'b12'"),
         ("enforce-eager=yes", "takes no value"),
@@ -175,6 +179,30 @@ def test_what_the_release_does_not_take_cannot_be_set(text: str, message: str) -
     with pytest.raises(UsageError) as failure:
         recipe_of(request(chosen=(text,)))
     assert message in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("topology", "chosen", "needed"),
+    [
+        ("tp2", ("pipeline-parallel-size=2", "tensor-parallel-size=1"), 0),
+        ("tp2", ("tensor-parallel-size=2",), 0),
+        ("tp2", ("tensor-parallel-size=4",), 4),
+        ("tp2", ("pipeline-parallel-size=2",), 4),
+        ("tp2", ("data-parallel-size=2",), 4),
+        ("two-solos", ("tensor-parallel-size=2",), 2),
+        ("two-solos", ("tensor-parallel-size=1",), 0),
+    ],
+)
+def test_the_gpus_of_the_topology_are_enough(
+    topology: Any, chosen: tuple[str, ...], needed: int
+) -> None:
+    more = {"addresses": TWO["addresses"]} if topology == "two-solos" else TWO
+    asked = request(place=Place(topology=topology, **more), chosen=chosen)
+    if not needed:
+        assert recipe_of(asked)
+        return
+    with pytest.raises(UsageError, match=f"needs {needed} GPUs, and topology {topology} has"):
+        recipe_of(asked)
 
 
 @pytest.mark.parametrize(
