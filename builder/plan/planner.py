@@ -163,8 +163,8 @@ def _where_to_compile(plan: BuildPlan, command: str) -> str:
     return f"{command}   ({where})" if where else command
 
 
-def refuse_unserved(plan: BuildPlan, selection: Selection) -> None:
-    """Raise if a profile does not support this base.
+def refuse_unserved(plan: BuildPlan, selection: Selection, subject: str = "the base") -> None:
+    """Raise if a profile does not support this base; ``subject`` is the user's word for it.
 
     Raises:
         NotServed: it does not (exit 2).
@@ -173,7 +173,7 @@ def refuse_unserved(plan: BuildPlan, selection: Selection) -> None:
         if profile.needs and not all_match(profile.needs, plan.base.packages):
             wanted = ", ".join(f"{name} {spec}" for name, spec in profile.needs.items())
             raise NotServed(
-                f"profile {profile.name} needs {wanted}; the base has vllm "
+                f"profile {profile.name} needs {wanted}; {subject} has vllm "
                 f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
                 hint=f"spark-build plan --layers {profile.name} --base {profile.pypi}",
             )

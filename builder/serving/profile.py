@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
-from builder.errors import UsageError
+from builder.errors import NotServed, UsageError
 from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.options import PlanOptions
 from builder.plan.planner import refuse_plan, refuse_unserved
 from builder.serving.interface import ServeInterface, interface_in
-from builder.serving.release import refuse_image, release_base
+from builder.serving.release import refuse_image, refuse_old, release_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: NVFP4 kernels do not run on a GB10 (releases of vLLM, wheels' METADATA).
 CUDA_13 = Version("0.20.0")
 OFFICIAL = "vllm/vllm-openai"
+#: In hints: a release that serves every model.
+_NEW = "0.33.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +83,25 @@ def served_profile(
         SparkBuildError: the profile does not serve it, or it cannot be read.
     """
     if release is None and image is None:
-        raise UsageError("name a release or an image", hint="--release 0.33.0, or --image REF")
+        raise UsageError("name a release or an image", hint=f"--release {_NEW}, or --image REF")
     if image is not None:
         refuse_image(image)
     ref = release_base(release) if release is not None else str(image)
+    subject = "the image" if release is None else "the release"
+    if release is not None:
+        refuse_old(release, "this is", f"--release {_NEW}")
     inputs = Inputs(PlanOptions.selecting([profile], None, None, patches))
     if not inputs.selection.profiles:
         raise UsageError(f"{profile!r} is not a profile", hint="spark-build layers list")
     base = inputs.identify(ref)
     try:
+        if release is None and (found := base.identity.packages.get("vllm")):
+            refuse_old(found, f"{image} has", f"--image with a newer one, or --release {_NEW}")
         plan = inputs.plan(base)
-        refuse_unserved(plan, inputs.selection)
+        try:
+            refuse_unserved(plan, inputs.selection, subject)
+        except NotServed as error:
+            raise NotServed(str(error), hint="--profile marlin") from None
         refuse_plan(plan, inputs.rebuild_command("image", ref))
         vllm = plan.base.packages["vllm"]
         patched = OverlayTree(base.tree)  # a layer may add what a variable takes

@@ -6,6 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from builder.bases.model import scheme_of
 from builder.errors import UsageError
+from builder.pypi.index import OLDEST_VLLM
 from builder.registry.reference import parse_reference
 
 
@@ -22,6 +23,21 @@ def release_base(release: str) -> str:
             f"--release {release!r} is not a version of vLLM", hint="--release 0.33.0"
         ) from None
     return f"pypi:vllm=={release}"
+
+
+def refuse_old(vllm: str, subject: str, hint: str) -> None:
+    """Refuse a release that no profile was tested with.
+
+    A version that git gave (``0.1.dev1+gabc``) may be of any age.
+
+    Raises:
+        UsageError: it is older than the oldest one.
+    """
+    version = Version(vllm)
+    if not version.is_devrelease and Version(version.base_version) < OLDEST_VLLM:
+        raise UsageError(
+            f"recipes are for vLLM {OLDEST_VLLM} and later, and {subject} {vllm}", hint=hint
+        )
 
 
 def refuse_image(image: str) -> None:

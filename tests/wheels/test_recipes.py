@@ -93,8 +93,19 @@ def test_a_stale_registry_is_found(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_profile_that_does_not_support_the_release_is_refused() -> None:
-    with pytest.raises(NotServed, match="no FlashInfer that vLLM before"):
+    words = "the release has vllm 0.17.1: no FlashInfer that vLLM before"
+    with pytest.raises(NotServed, match=words) as failure:
         served_profile("b12x-full", "0.17.1", None)
+    assert failure.value.hint == "--profile marlin"
+    assert served_profile("marlin", "0.17.1", None)
+
+
+def test_a_profile_that_needs_a_compiler_names_the_command_for_its_image() -> None:
+    with pytest.raises(SparkBuildError, match="this layer changes compiled code") as failure:
+        served_profile("cutlass-sm12x", "0.19.1", None)
+    assert failure.value.code == Exit.NEEDS_REBUILD
+    assert failure.value.hint.startswith("spark-build image --layers cutlass-sm12x --base ")
+    assert " --compile" in failure.value.hint
 
 
 @pytest.mark.parametrize("release", ["0.24.0", "0.25.1", "0.26.0", "0.27.1"])

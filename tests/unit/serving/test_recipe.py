@@ -9,8 +9,9 @@ import pytest
 
 from builder.errors import UsageError
 from builder.serving.models import Models
-from builder.serving.profile import refuse_unpatched
+from builder.serving.profile import refuse_unpatched, served_profile
 from builder.serving.recipe import recipe_of
+from builder.serving.release import refuse_old
 from builder.serving.replaced import replaced
 from builder.serving.topology import Place
 
@@ -118,6 +119,17 @@ def test_experts_that_the_profiles_flag_is_refused_for_are_left_to_vllm() -> Non
     assert "--moe-backend" not in flags(made)
     assert "refuses it for w4a16-moe layers" in left_out(made)["--moe-backend"]
     assert "--moe-backend" in flags(recipe_of(request("nemotron-3-nano", served=narrow)))
+
+
+@pytest.mark.parametrize("vllm", ["0.16.0", "0.16.0rc2", "0.9.2", "0.16.9+cu130"])
+def test_a_release_that_no_profile_was_tested_with_is_refused(vllm: str) -> None:
+    with pytest.raises(UsageError, match=r"are for vLLM 0\.17\.0 and later, and this is"):
+        served_profile("marlin", vllm, None)
+
+
+@pytest.mark.parametrize("vllm", ["0.17.0", "0.17.0rc1", "0.33.0", "0.1.dev1+gabc"])
+def test_other_releases_are_not_too_old(vllm: str) -> None:
+    refuse_old(vllm, "me/x has", "")
 
 
 def test_a_release_that_is_too_old_for_the_model_is_refused() -> None:
