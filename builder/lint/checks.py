@@ -60,6 +60,11 @@ class Checked:
         flag = self.last(name)
         return "" if flag is None or flag.value is None or UNKNOWN in flag.value else flag.value
 
+    def taken(self, name: str) -> str:
+        """The value of a flag that the release takes; else empty."""
+        value = self.value(name)
+        return "" if self.interface.refusal(name, value) else value
+
     def env(self) -> dict[str, str]:
         """The variables that are set."""
         return {one.name: one.value for one in self.command.env}
@@ -132,7 +137,7 @@ def _variables(checked: Checked) -> Iterator[Finding]:
             flag = f"{other.flag} {other.value(value) or 'VALUE'}"
             advice = f"the flag {flag} says it" if other.value(value) else "leave it out"
             if other.flag_refusal(interface, value):
-                advice = f"this release has no replacement; {other.source}"
+                advice = "" if known else f"this release has no replacement; {other.source}"
         rule = "variable-value" if known else "unknown-variable"
         yield checked.finding(rule, one.line, why, advice)
 
@@ -228,7 +233,7 @@ def _conflicts(checked: Checked) -> Iterator[Finding]:
     env = {one.name: one for one in checked.command.env}
     read = checked.interface.variables
     backend = env.get("VLLM_NVFP4_GEMM_BACKEND")
-    linear = checked.value("--linear-backend")
+    linear = checked.taken("--linear-backend")
     if backend and backend.name in read and linear not in ("", "auto"):
         message = f"--linear-backend {linear} takes effect, VLLM_NVFP4_GEMM_BACKEND does not"
         yield checked.finding("no-effect", backend.line, message, "leave the variable out")
@@ -239,7 +244,7 @@ def _conflicts(checked: Checked) -> Iterator[Finding]:
             "VLLM_FLASHINFER_MOE_BACKEND has an effect only with VLLM_USE_FLASHINFER_MOE_FP4=1"
         )
         yield checked.finding("no-effect", choice.line, message)
-    moe = checked.value("--moe-backend")
+    moe = checked.taken("--moe-backend")
     if on and on.name in read and on.value == "1" and moe and "flashinfer" not in moe:
         message = f"--moe-backend {moe} takes effect, VLLM_USE_FLASHINFER_MOE_FP4=1 does not"
         yield checked.finding("no-effect", on.line, message, "leave the variable out")

@@ -117,8 +117,10 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
                 hint=READS,
             )
         ignored_in = _Ignored(text)
-        kept = [finding for finding in found if not ignored_in.has(finding)]
-        ignored += len(found) - len(kept)
+        # commands that share a line, such as an exported variable's, find the same there
+        once = sorted(dict.fromkeys(found), key=lambda finding: finding.line)
+        kept = [finding for finding in once if not ignored_in.has(finding)]
+        ignored += len(once) - len(kept)
         findings += kept
     return LintReport(
         vllm=releases.pop() if len(releases) == 1 else "",
