@@ -15,7 +15,7 @@ from builder.errors import UsageError
 from builder.util.hints import reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 CONFIG = "config.json"
@@ -36,6 +36,9 @@ _MODEL_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 2}
 #: Values of ``--kv-cache-dtype`` that a GB10 has, with bytes; nvfp4 needs SM100.
 KV_DTYPES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
+#: Kinds of scaling whose factor max_position_embeddings has in it (vllm/config/model.py).
+_UNSCALED = ("su", "longrope", "llama3")
+
 _Size = Annotated[int, Meta(ge=0, le=2**32)]
 
 
@@ -51,6 +54,33 @@ class _KvScheme(msgspec.Struct, frozen=True):
 class _Quantization(msgspec.Struct, frozen=True):
     kv_cache_scheme: _KvScheme | None = None
     kv_cache_quant_algo: str | None = None
+
+
+class _Scaling(msgspec.Struct, frozen=True):
+    """How positions are scaled."""
+
+    factor: float | None = None
+    rope_type: str | None = None
+    type: str | None = None
+    original_max_position_embeddings: _Size | None = None
+
+    def longest(self, positions: int) -> float:
+        """The most that vLLM makes of a number of positions."""
+        if (self.rope_type or self.type) in _UNSCALED:
+            return positions
+        return (self.original_max_position_embeddings or positions) * (self.factor or 1.0)
+
+
+class _Rope(_Scaling, frozen=True):
+    """The same; some models say it for each kind of layer."""
+
+    full_attention: _Scaling | None = None
+    sliding_attention: _Scaling | None = None
+
+    def each(self) -> Iterator[_Scaling]:
+        """All that is said of it."""
+        yield self
+        yield from filter(None, (self.full_attention, self.sliding_attention))
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -92,6 +122,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
     experts_per_token: _Size | None = None
     top_k_experts: _Size | None = None
     max_position_embeddings: _Size | None = None
+    model_max_length: float | None = None
+    rope_scaling: _Rope | None = None
+    rope_parameters: _Rope | None = None
+    architectures: list[str] | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
     quantization_config: _Quantization | None = None
@@ -103,6 +137,34 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """The language model's part of the config."""
         return self.text_config or self.llm_config or self
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens beyond which vLLM refuses a context (vllm/config/model.py); None: unknown.
+
+        Where several keys say something of it, this is the largest.
+        """
+        text = self.text
+        if not text.max_position_embeddings:
+            return None
+        ropes = filter(None, (text.rope_scaling, text.rope_parameters))
+        lengths = [s.longest(text.max_position_embeddings) for r in ropes for s in r.each()]
+        most = max(text.max_position_embeddings, text.model_max_length or 0, *lengths)
+        return int(min(most, 2**32))
+
+    @property
+    def experts(self) -> int:
+        """Routed experts of a layer; 0 of a dense model."""
+        text = self.text
+        return text.num_experts or text.n_routed_experts or text.num_local_experts or 0
+
+    @property
+    def recurrent(self) -> bool | None:
+        """Whether it has layers of Mamba or linear attention; None: unknown."""
+        try:
+            return RECURRENT in _layer_kinds(self.text)
+        except Unknown:
+            return None
+
     def routed_experts(self) -> tuple[int, int]:
         """Routed experts that a token uses, and that a layer has; ``(1, 1)`` of a dense model.
 
@@ -110,7 +172,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
             Unknown: the config has experts, and does not say how many a token uses.
         """
         text = self.text
-        total = text.num_experts or text.n_routed_experts or text.num_local_experts
+        total = self.experts
         used = text.num_experts_per_tok or text.experts_per_token or text.top_k_experts
         if not total:
             return 1, 1

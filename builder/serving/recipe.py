@@ -13,6 +13,7 @@ from builder.serving.documents import PluginFile, Recipe, RecipeImage, RecipeMem
 from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG
 from builder.serving.memory import UTILIZATION
 from builder.serving.profile import official_image
+from builder.serving.recipecheckpoint import checkpoint_config, unlike
 from builder.serving.recipechosen import choose, refuse_gpus, refuse_parsers
 from builder.serving.recipedraft import Draft
 from builder.serving.recipememory import MemoryAsked, judge
@@ -64,7 +65,11 @@ def recipe_of(request: RecipeRequest) -> Recipe:
         choose(draft, text)
     refuse_parsers(draft)
     refuse_gpus(draft)
+    config = checkpoint_config(draft)
     memory = _memory(draft)
+    if config is not None:
+        read = memory.weights.bytes if memory and memory.weights else None
+        draft.notes += unlike(request.model, config, read)
     nodes = nodes_of(request.place, served)
     for node in nodes:
         for flag in node.flags:
@@ -104,9 +109,7 @@ def _memory(draft: Draft) -> RecipeMemory | None:
             draft.notes.append("memory is estimated for one Spark, and not for one model over two")
         return None
     judged = judge(
-        MemoryAsked(
-            request.model, request.checkpoint, request.served.vllm, draft.flags, draft.env, SET
-        )
+        MemoryAsked(request.model, request.checkpoint, request.served.vllm, draft.flags, SET)
     )
     if judged.flag is not None:
         draft.flags[UTILIZATION] = judged.flag

@@ -81,6 +81,11 @@ def _flag(text: str) -> str:
     return canonical(name if name.startswith("-") else f"--{name}")
 
 
+def chosen_as(draft: Draft, setting: Setting) -> str:
+    """The word of ``--set`` that a setting comes from."""
+    return next(c for c in reversed(draft.request.chosen) if _flag(c) == setting.name)
+
+
 def refuse_gpus(draft: Draft) -> None:
     """Refuse chosen sizes that need more GPUs than one server of the topology has.
 
@@ -93,7 +98,7 @@ def refuse_gpus(draft: Draft) -> None:
     for name, one in sizes.items():
         if one.origin != SET or one.value == "1" or needed <= there:
             continue
-        text = next(c for c in reversed(draft.request.chosen) if _flag(c) == one.name)
+        text = chosen_as(draft, one)
         more = () if there > 1 else ("--topology", _SIZES[name])
         raise UsageError(
             f"--set {text}: that needs {needed} GPUs, and topology "

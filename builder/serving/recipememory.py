@@ -20,14 +20,13 @@ from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, LARGEST_FR
 from builder.serving.modelconfig import KV_DTYPES, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from builder.serving.memorydocuments import MemoryEstimate
     from builder.serving.models import Model
 
 CONTEXT, SEQUENCES = "--max-model-len", "--max-num-seqs"
-_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 #: What vLLM takes of the memory by itself, by release (vllm/config/cache.py).
 _DEFAULTS = ((">=0.20.0rc0", 0.92), ("<0.20.0rc0", 0.9))
 #: Suffixes of numbers as vLLM reads them (vllm/utils/argparse_utils.py, human_readable_int).
@@ -47,7 +46,6 @@ class MemoryAsked:
     checkpoint: Path | None
     vllm: str
     flags: Mapping[str, Setting]
-    variables: Collection[str]
     #: origin of what the user chose, which is never changed
     chosen: str
 
@@ -68,7 +66,7 @@ def judge(asked: MemoryAsked) -> MemoryJudged:
     Raises:
         UsageError: the checkpoint cannot be read.
     """
-    made, notes = _estimate(asked)
+    made = _estimate(asked)
     share, source = _share(asked)
     least, fits, room = made.utilization.least, *_fits(asked, made, share)
     flag = None
@@ -83,23 +81,15 @@ def judge(asked: MemoryAsked) -> MemoryJudged:
         checkpoint=str(asked.checkpoint or ""), utilization=share, source=source,
         weights=made.weights, kv_cache=made.kv_cache, room=room, fits=fits,
     )  # fmt: skip
-    if fits == "no":
-        notes.append(_why(asked, made, memory))
-    return MemoryJudged(memory, flag, tuple(notes))
+    return MemoryJudged(memory, flag, (_why(asked, made, memory),) if fits == "no" else ())
 
 
-def _estimate(asked: MemoryAsked) -> tuple[MemoryEstimate, list[str]]:
+def _estimate(asked: MemoryAsked) -> MemoryEstimate:
     context = _number(asked, CONTEXT)
-    notes = []
     config = read_config(asked.checkpoint) if asked.checkpoint else None
     longest = config.text.max_position_embeddings if config else None
-    if context and longest and context > longest:
-        if _LONG not in asked.variables:
-            notes.append(
-                f"{CONTEXT} {context} is more than the model's own maximum, {longest}: vLLM "
-                f"refuses it without {_LONG}=1"
-            )
-        context = longest
+    if context and longest:
+        context = min(context, longest)
     dtype = asked.flags[KV_DTYPE].value if KV_DTYPE in asked.flags else "auto"
     known = dtype == "auto" or dtype in KV_DTYPES
     request = MemoryRequest(
@@ -108,12 +98,16 @@ def _estimate(asked: MemoryAsked) -> tuple[MemoryEstimate, list[str]]:
         sequences=_number(asked, SEQUENCES) or 1,
         kv_cache_dtype=dtype if known and dtype else "auto",
     )
-    return estimate_of(asked.model, asked.checkpoint if known else None, request), notes
+    return estimate_of(asked.model, asked.checkpoint if known else None, request)
 
 
 def _number(asked: MemoryAsked, name: str) -> int | None:
+    return number_of(asked.flags, name)
+
+
+def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
     """A number as vLLM reads it; None where the flag is absent, or leaves it to vLLM."""
-    text = (asked.flags[name].value or "").strip() if name in asked.flags else ""
+    text = (flags[name].value or "").strip() if name in flags else ""
     unit = _UNITS.get(text[-1:], 0)
     try:
         number = int(float(text[:-1]) * unit) if unit else int(text)

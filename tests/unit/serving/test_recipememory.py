@@ -129,16 +129,6 @@ def test_a_context_is_read_as_vllm_reads_it(tmp_path: Path, text: str, context: 
     assert memory.kv_cache.context == context
 
 
-def test_a_context_beyond_the_model_s_own_is_noted(tmp_path: Path) -> None:
-    words = "is more than the model's own maximum, 262144: vLLM refuses it without"
-    folder = held(tmp_path, 10)
-    assert any(words in n for n in made(folder, "max-model-len=300000").notes)
-    known = interface("0.33.0", variables={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": ()})
-    chosen = ("max-model-len=300000", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
-    recipe = made(folder, *chosen, served=served(interface=known))
-    assert not any(words in n for n in recipe.notes)
-
-
 def test_bytes_for_the_kv_cache_are_kept_and_judged(tmp_path: Path) -> None:
     known = interface("0.33.0")
     flags = (*known.flags, Flag(names=("--kv-cache-memory-bytes",), takes="one", kind="text"))
