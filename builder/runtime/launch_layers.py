@@ -9,6 +9,7 @@ swizzled scales, padding, factors) is its own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import importlib
@@ -249,6 +250,21 @@ def as_checkpoints_have(weight: Any) -> Any:
     return reference.Nvfp4(weight.codes, scales.to(weight.scales.dtype), PART)
 
 
+#: The scale for all of gate and up, and what up is multiplied with: then the products of its scales
+#: are 2**-11, which E4M3 does not have.  Gate stays large, so that silu is exact.
+BOTH_PART, SMALL_UP = 2.0**-7, 2.0**-11
+
+
+def with_small_up(made: Any) -> tuple[Any, Any]:
+    """Experts whose up projection has small scales, and others that give the same."""
+    old, down = made.gate_up, made.down
+    gate, up = (old.scales.float() * old.factor / BOTH_PART).chunk(2, dim=1)
+    scales = torch.cat([gate, up * SMALL_UP], dim=1).to(old.scales.dtype)
+    both = reference.Nvfp4(old.codes, scales, BOTH_PART)
+    same = reference.Nvfp4(down.codes, down.scales, down.factor * SMALL_UP)
+    return dataclasses.replace(made, gate_up=both), dataclasses.replace(made, down=same)
+
+
 def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of vLLM's NVFP4 experts for some numbers of tokens."""
     probe.note("torch.ops._moe_C.topk_softmax: a reference, on the CPU")
@@ -263,8 +279,11 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     handed = handed_experts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
     made = experts.make_experts(count, hidden, inner, finer=finer)
-    down = as_checkpoints_have(made.down) if ask.get("small") else shared(made.down, 2.0**-3)
-    made = experts.Experts(shared(made.gate_up, 2.0**-2), down)
+    small = ask.get("small")
+    down = as_checkpoints_have(made.down) if small == "down" else shared(made.down, 2.0**-3)
+    made = same = experts.Experts(shared(made.gate_up, 2.0**-2), down)
+    if small == "up":
+        made, same = with_small_up(made)
     try:
         layer = layers.Fused(made, config, "cpu", ask.get("layer", "nvfp4-moe"))
     except (ImportError, layers.UnknownLayerError) as error:
@@ -272,7 +291,7 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     for number in ask["tokens"]:
         values = experts.FINER if finer else experts.VALUES
         tokens = experts.make_tokens(number, count, layers.TOP_K, hidden, values=values)
-        expected = launch_cases.exactly(made, tokens)
+        expected = launch_cases.exactly(same, tokens)
 
         def call(tokens: Any = tokens) -> None:
             handed.called = ""

@@ -11,7 +11,7 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
      "inputs": "random" | "degenerate", "seed": 0}
     {"kind": "vllm-linear", "shapes": [[64, 200, 320]]}
     {"kind": "vllm-moe", "tokens": [1], "experts": 4, "hidden": 256, "intermediate": 128,
-     "layer": "nvfp4-moe" | "w4a16-moe", "finer": true, "small": true}
+     "layer": "nvfp4-moe" | "w4a16-moe", "finer": true, "small": "down" | "up"}
     {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128,
      "many": true, "narrow": true}
 
@@ -20,10 +20,10 @@ call FlashInfer's functions as vLLM does.  ``sms`` is the number of SMs that the
 of: with few, one block takes several tiles.  With ``many`` the experts' kernel is the one for many
 tokens, with ``narrow`` the one that few tokens get where experts are at most 512 wide; with
 ``"mode": "w4a16"`` it leaves the activations in bfloat16.  ``finer`` activations are such that FP4
-cannot hold, ``small`` scales those of a checkpoint.  The
-functions are called with tensors in ordinary memory that say they are on the device.  They check,
-compile and launch as they would; each launch is written below ``folder``: the PTX, the parameters,
-and the memory that these point into, before the kernel runs.
+cannot hold, products of ``small`` scales those that E4M3 cannot.  The functions are called with
+tensors in ordinary memory that say they are on the device.  They check, compile and launch as they
+would; each launch is written below ``folder``: the PTX, the parameters, and the memory that these
+point into, before the kernel runs.
 
 Result::
 

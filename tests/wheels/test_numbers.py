@@ -272,33 +272,6 @@ def test_both_kinds_of_vllms_experts_run_in_one_process(
         assert seen[name][0] == "pass", seen
 
 
-#: What vLLM does to the scales of an expert's down projection; without it they stay as they are.
-ROUNDED_SCALES = """\
-        layer.w2_weight_scale.data = (
-            layer.w2_weight_scale.float() * layer.w2_weight_scale_2.view(-1, 1, 1)
-        ).to(layer.w2_weight_scale.dtype)
-        layer.w2_weight_scale_2.data.fill_(1.0)
-"""
-
-
-@pytest.mark.parametrize(("kept", "wrong"), [(ROUNDED_SCALES, 165), ("", 0)])
-def test_vllm_rounds_the_scales_of_experts(kept: str, wrong: int, planned: Planner) -> None:
-    """A defect of every release that has these experts: docs/kernel-defects.md."""
-    made = planned(NEWEST)
-    tree = OverlayTree(made.base.tree)
-    tree.update(made.plan.changes)
-    text = (tree.read(EXPERTS) or b"").decode()
-    assert text.count(ROUNDED_SCALES) == 1
-    tree.update({EXPERTS: Content.of(text.replace(ROUNDED_SCALES, kept).encode())})
-    (experts,) = (one for one in LAUNCHED if one.name == EXPERTS_LAYER)
-    small = replace(experts, request={**experts.request, "small": True})
-    launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
-    (reply,) = launch(launch_request(made.plan.env, "sm_121a", [small], BACKENDS)).replies
-    (ran,) = reply.ran
-    assert [(run.values, run.wrong, run.fault) for run in ran.runs] == [(256, wrong, "")] * 3
-    assert not any(race.kind != UNWRITTEN for run in ran.runs for race in run.races)
-
-
 #: One token and three have kernels of their own; the routes of more are sorted first.
 A16_EXPERTS = {
     "kind": "moe-b12x",
