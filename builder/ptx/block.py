@@ -61,21 +61,13 @@ class Operation:
     clocks: VectorClocks | None = None
 
 
-@dataclass
-class BulkGroups:
-    """Groups of asynchronous stores of one lane: what is not committed yet, and what is."""
-
-    open: list[Operation] = field(default_factory=list)
-    committed: list[list[Operation]] = field(default_factory=list)
-
-
 #: Of a copy that its lane has not put into a group yet.
 _OPEN = -1
 
 
 @dataclass
 class Issued:
-    """One instruction's copies of elements: its lanes, and which of a lane's groups each is in."""
+    """An operation: the lanes that issued it, and which of its groups each has it in."""
 
     operation: Operation
     lanes: NDArray[np.bool_]
@@ -89,10 +81,16 @@ class Issued:
 
 @dataclass
 class LaneGroups:
-    """A warp's copies of elements that were not waited for, in groups of each lane."""
+    """A warp's operations of one kind that were not waited for, in groups of each lane."""
 
     committed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(LANES, np.int32))
     issued: list[Issued] = field(default_factory=list)
+
+    def add(self, operation: Operation, lanes: object) -> None:
+        """An operation that these lanes issued."""
+        chosen = np.zeros(LANES, np.bool_)
+        chosen[lanes] = True  # type: ignore[call-overload]
+        self.issued.append(Issued(operation, chosen))
 
     def commit(self, mask: NDArray[np.bool_] | bool) -> None:
         """What these lanes issued since their last group is one, be it nothing."""
@@ -106,10 +104,12 @@ class LaneGroups:
         last = self.committed - latest
         return [one.operation for one in self.issued if (one.before(last) & mask).any()]
 
-    def waited(self, latest: int) -> None:
-        """All that was due was waited for, by whichever lane: they count as ordered."""
+    def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
+        """These lanes have waited for what was due."""
         last = self.committed - latest
-        self.issued = [one for one in self.issued if (one.before(last) != one.lanes).any()]
+        for one in self.issued:
+            one.lanes &= ~(one.before(last) & mask)
+        self.issued = [one for one in self.issued if one.lanes.any()]
 
 
 class Block:
@@ -124,8 +124,7 @@ class Block:
         self.warps = [Warp(grid.program, self, n) for n in range(-(-self.threads // LANES))]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named_barriers: dict[int, NamedBarrier] = {}
-        self.groups: dict[tuple[int, int], BulkGroups] = {}
-        self.copies: dict[int, LaneGroups] = {}
+        self._groups: dict[tuple[str, int], LaneGroups] = {}
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
         self.races: Races | None = None
@@ -229,6 +228,10 @@ class Block:
         return True
 
     # -------------------------------------------------------------------------- asynchronous copies
+
+    def groups(self, kind: str, warp: int) -> LaneGroups:
+        """The groups of a warp's operations of one kind."""
+        return self._groups.setdefault((kind, warp), LaneGroups())
 
     def issue(self, operation: Operation) -> Operation:
         """Start a copy: the schedule says when it happens."""

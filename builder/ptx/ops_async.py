@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import Block, BulkGroups, Operation
-from builder.ptx.decoder import PARAMETERS, PRED, U32, U64, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.block import Block, Operation
+from builder.ptx.decoder import PARAMETERS, PRED, U32, U64, Decoder, Emitter, Mask, Step
 from builder.ptx.errors import Fault
 from builder.ptx.memory import SHARED_BASE
-from builder.ptx.ops_copy import element_copy
+from builder.ptx.ops_copy import commit_group, element_copy, wait_group
 from builder.ptx.ops_data import typed
-from builder.ptx.source import Address, Instruction, Name, Number, Operand
+from builder.ptx.source import Address, Instruction, Name, Operand
 from builder.ptx.tensormap import TensorMap
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from builder.ptx.warp import Warp
 
 _WORD, _FLAG = typed("b32"), typed("pred")
+#: The kind of tensor stores, which are in bulk groups.
+_STORE = "store"
 #: Modifiers of mbarrier operations that are the same in one block.
 _SCOPES = {"shared", "shared::cta", "b64", "release", "acquire", "cta"}
 
@@ -131,9 +133,9 @@ def _copy(d: Decoder, i: Instruction) -> Step:
     if words[:2] != ("async", "bulk"):
         return element_copy(d, i)
     if words[2:] == ("commit_group",):
-        return _commit(d, i)
+        return commit_group(_STORE)
     if words[2:3] == ("wait_group",) and set(words[3:]) <= {"read"}:
-        return _wait_group(d, i)
+        return wait_group(_STORE, d, i)
     if words[2:3] == ("tensor",):
         rest = [m for m in words[4:] if m not in ("tile", "L2::cache_hint")]
         if rest in (
@@ -225,16 +227,15 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         place = int(source(w)[lane])
         _check_tile(tensor, place, block.shared.size)
         races = block.races
-        copy = races.issue(w.number, ("store", place), line) if races else None
+        copy = races.issue(w.number, (_STORE, place), line) if races else None
 
         def act() -> None:
             if races and copy:
                 races.copy_reads(copy, place - SHARED_BASE, tensor.size)
             tensor.scatter(block.grid.memory, at, tensor.take(block.shared, place))
 
-        operation = block.issue(Operation("store", act, line, copy=copy))
-        groups = block.groups.setdefault((w.number, lane), BulkGroups())
-        groups.open.append(operation)
+        operation = block.issue(Operation(_STORE, act, line, copy=copy))
+        block.groups(_STORE, w.number).add(operation, lane)
 
     return _each_lane(start)
 
@@ -245,46 +246,6 @@ def _each_lane(start: Callable[[Warp, int], None]) -> Step:
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):
             start(w, int(lane))
-
-    return run
-
-
-def _commit(_d: Decoder, _i: Instruction) -> Step:
-    """``commit_group``: what the lane issued since the last one is a group, be it nothing."""
-
-    def run(w: Warp, m: Mask) -> None:
-        for lane in w.lanes(m):
-            groups = w.block.groups.setdefault((w.number, int(lane)), BulkGroups())
-            groups.committed.append(groups.open)
-            groups.open = []
-
-    return run
-
-
-def _wait_group(d: Decoder, i: Instruction) -> Step:
-    """``wait_group N``: at most the N latest groups of the lane are under way."""
-    number = i.operands[0]
-    if not isinstance(number, Number):
-        raise d.unknown(i)
-    latest = number.value
-    place = next(at for at, one in enumerate(d.kernel.code) if one is i)
-
-    def run(w: Warp, m: Mask) -> Target:
-        block = w.block
-        for lane in w.lanes(m):
-            groups = block.groups.get((w.number, int(lane)), BulkGroups())
-            old = groups.committed[: len(groups.committed) - latest]
-            late = [operation for group in old for operation in group if not operation.done]
-            if late:
-                for operation in late:
-                    operation.awaited = True
-                w.yielded = True
-                return place
-            if block.races:
-                for operation in (one for group in old for one in group):
-                    block.races.acquire(w.number, operation.clocks)
-            del groups.committed[: len(old)]
-        return None
 
     return run
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import Issued, LaneGroups, Operation
-from builder.ptx.decoder import LANES, U32, Decoder, Mask, Step, Target
+from builder.ptx.block import Operation
+from builder.ptx.decoder import U32, Decoder, Mask, Step, Target
 from builder.ptx.ops_data import typed
 from builder.ptx.source import Instruction, Number
 
@@ -24,21 +24,19 @@ if TYPE_CHECKING:
     from builder.ptx.warp import Warp
 
 _WORD = typed("b32")
+#: The kind of these operations.
+_ELEMENTS = "elements"
 #: Bytes that one thread may copy, by where the copy is cached.
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
-
-
-def _groups(block: Block, warp: int) -> LaneGroups:
-    return block.copies.setdefault(warp, LaneGroups())
 
 
 def element_copy(d: Decoder, i: Instruction) -> Step:
     """``cp.async`` that is not bulk."""
     words = i.modifiers[1:]
     if words == ("commit_group",):
-        return _commit(d, i)
+        return commit_group(_ELEMENTS)
     if words == ("wait_group",):
-        return _wait(d, i)
+        return wait_group(_ELEMENTS, d, i)
     # how much is fetched into the second cache changes no value; a cache policy is an operand more
     cache, *spaces = (w for w in words if not re.fullmatch(r"L2::\d+B", w))
     if cache in _SIZES and spaces in (["shared", "global"], ["shared::cta", "global"]):
@@ -63,7 +61,7 @@ def _copy(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
         origin = source(w)[lanes].astype(np.int64)
         kept = None if taken is None else np.minimum(w.views[U32][taken][lanes], count)
         races = block.races
-        copy = races.issue(w.number, ("elements",), line) if races else None
+        copy = races.issue(w.number, (_ELEMENTS,), line) if races else None
 
         def act() -> None:
             rows = _read(block, origin, count, kept)
@@ -72,10 +70,8 @@ def _copy(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
             elements = block.shared.elements[count]
             elements[offsets // count] = rows.view(elements.dtype).reshape(-1)
 
-        operation = Operation("elements", act, line, copy=copy)
-        chosen: Any = np.zeros(LANES, np.bool_)
-        chosen[lanes] = True
-        _groups(block, w.number).issued.append(Issued(operation, chosen))
+        operation = Operation(_ELEMENTS, act, line, copy=copy)
+        block.groups(_ELEMENTS, w.number).add(operation, lanes)
         block.issue(operation)
 
     return run
@@ -95,14 +91,16 @@ def _read(block: Block, origin: Any, count: int, kept: Any) -> NDArray[np.uint8]
     return rows
 
 
-def _commit(_d: Decoder, _i: Instruction) -> Step:
+def commit_group(kind: str) -> Step:
+    """``commit_group``: what a lane issued of a kind since its last group is a group."""
+
     def run(w: Warp, m: Mask) -> None:
-        _groups(w.block, w.number).commit(m)
+        w.block.groups(kind, w.number).commit(m)
 
     return run
 
 
-def _wait(d: Decoder, i: Instruction) -> Step:
+def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
     """``wait_group N``: at most the N latest groups of each lane are under way."""
     number = i.operands[0]
     if not isinstance(number, Number):
@@ -111,7 +109,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
     place = next(at for at, one in enumerate(d.kernel.code) if one is i)
 
     def run(w: Warp, m: Mask) -> Target:
-        groups = _groups(w.block, w.number)
+        groups = w.block.groups(kind, w.number)
         due = groups.due(m, latest)
         late = [operation for operation in due if not operation.done]
         if late:
@@ -122,7 +120,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
         if w.block.races:
             for operation in due:
                 w.block.races.acquire(w.number, operation.clocks)
-        groups.waited(latest)
+        groups.waited(m, latest)
         return None
 
     return run

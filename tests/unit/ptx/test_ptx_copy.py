@@ -104,6 +104,18 @@ def test_groups_are_of_each_lane() -> None:
         assert found.out[:, 0].tolist() == [*seen]
 
 
+def test_one_lane_does_not_wait_for_another() -> None:
+    """Two halves of a warp copy, and wait, one after the other."""
+    halves = (
+        "setp.lt.u32 %p1, %r0, 16; @!%p1 bra REST;"
+        f"{WHOLE} {COMMIT} bra MEET; REST: {WHOLE} {COMMIT} MEET: bar.warp.sync -1;"
+    )
+    waits = f"@!%p1 bra LATER; {WAIT} bra BOTH; LATER: {WAIT} BOTH: bar.warp.sync -1;"
+    found = run(body(halves, "", waits), GIVEN, schedule=LAZY, watch=True)
+    assert found.out.tolist() == GIVEN
+    assert found.outcome.races == []
+
+
 def test_other_warps_need_a_barrier_behind_the_wait() -> None:
     read = "xor.b32 %r12, %r10, 512; mov.b32 %r9, dynamic; add.s32 %r9, %r9, %r12;"
     given = [[n] for n in range(64)]

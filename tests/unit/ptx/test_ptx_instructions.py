@@ -178,7 +178,7 @@ def names(body: str) -> set[str]:
     return {one.name for one in kernel.code}
 
 
-def tested() -> set[str]:
+def names_in_tests() -> set[str]:
     """Names of all instructions that a test of this folder spells, or the recorded bodies have."""
     found = set().union(*(names(body) for body, _, _ in BODIES), *map(names, RECORDED))
     text = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
@@ -190,7 +190,7 @@ def test_the_list_is_in_order_and_each_instruction_once() -> None:
     assert len(NEEDED) > 150
 
 
-TESTED = tested()
+TESTED = names_in_tests()
 
 
 @pytest.mark.parametrize("name", NEEDED)
