@@ -66,8 +66,18 @@ def failing(checks: dict[str, Any]) -> set[str]:
     return {name for name, check in checks.items() if check["status"] == "fail"}
 
 
+@pytest.fixture(autouse=True)
+def _other_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier tests may have left processes, such as multiprocessing's resource tracker."""
+    monkeypatch.setattr(sys.modules[__name__], "BEFORE", children())
+
+
+#: Processes that were there before a test.
+BEFORE: set[str] = set()
+
+
 def children() -> set[str]:
-    """Processes of this test that are alive."""
+    """Processes that a test has started and that are alive."""
     mine = str(os.getpid())
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -77,7 +87,7 @@ def children() -> set[str]:
             continue
         if fields[1] == mine and fields[0] not in "ZX":
             found.add(stat.parent.name)
-    return found
+    return found - BEFORE
 
 
 def test_a_server_that_behaves_well(served: Any, tmp_path: Path) -> None:
