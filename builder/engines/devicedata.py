@@ -6,7 +6,6 @@ log lines in ``builder/data/diagnose/``, filtered for the plan's release.
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
 from functools import lru_cache
@@ -16,6 +15,7 @@ from msgspec import field
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
+from builder.applier.agreement import flag_values
 from builder.diagnose.catalog import load_catalog
 from builder.diagnose.entries import SKIPPED
 from builder.util.documents import Part, always, plain, read
@@ -104,12 +104,8 @@ def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
 def settings_of(plan: PlanDocument) -> dict[str, str]:
     """Variables and flags that the plan sets, by the names that the catalogue uses."""
     settings = dict(plan.env)
-    flags = [*plan.serve_flags, *plan.moe_serve_flags]
-    for flag, value in itertools.pairwise([*flags, "--"]):
-        if flag.startswith("--"):
-            name, equals, own = flag[2:].partition("=")
-            given = own if equals else "" if value.startswith("--") else value
-            settings[name.replace("-", "_")] = given
+    for flag, value in flag_values([*plan.serve_flags, *plan.moe_serve_flags]):
+        settings[flag[2:].replace("-", "_")] = value or ""
     return settings
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
 from builder.engines import metadata
 from builder.model.base import base_kind
 from builder.verify.codegen import PROBE
@@ -59,16 +58,7 @@ def _stands_alone(plan: BakedPlan, container: Container) -> bool:
 
 
 def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:
-    pins = opening.selection.pins() if opening.selection else {}
-    request = BaseRequest(
-        ref=ref,
-        platform=opening.platform,
-        pins=pins,
-        tracked=opening.tracked(baked.layers),
-        index=opening.index,
-        engine="buildkit",
-    )
-    base = identify(request)
+    base = identify(opening.request(ref, baked.layers, engine="buildkit"))
 
     def ask(request: DispatchRequest) -> DispatchReply:
         return ask_in_container(base, request, DispatchReply, DISPATCH)

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from builder.bases.model import BaseRequest
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
 from builder.model.base import base_kind
@@ -91,16 +90,8 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
         target = open_overlay(text, baked.plan, files, image.config.env, opening, baked.label)
         opened.close()
         return target
-    pins = opening.selection.pins() if opening.selection else {}
     ref = text.removeprefix("docker://")
-    request = BaseRequest(
-        ref=ref,
-        platform=opening.platform,
-        pins=pins,
-        tracked=opening.tracked(baked.layers),
-        index=opening.index,
-    )
-    base = identify_opened(request, opened, ref)
+    base = identify_opened(opening.request(ref, baked.layers), opened, ref)
     asking = in_sandbox(base, opening.trusting(base.identity))
     now = asking(base.tree, base.identity.env)
     held = ImageProbes(kind="layers", now=now, otherwise=asking, engine="oci")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.bases.identify import asks_engine, identify
-from builder.bases.model import BaseRequest, scheme_of
+from builder.bases.model import scheme_of
 from builder.engines import metadata
 from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
 from builder.errors import UsageError
@@ -49,15 +49,7 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
         return open_engine_image(rest, opening)
     if kind_of(text).is_image:
         return open_layered(text, opening)
-    pins = opening.selection.pins() if opening.selection else {}
-    request = BaseRequest(
-        ref=text,
-        platform=opening.platform,
-        pins=pins,
-        tracked=opening.tracked(),
-        index=opening.index,
-    )
-    base = identify(request)
+    base = identify(opening.request(text))
     try:
         if opening.selection is None:
             raise UsageError(

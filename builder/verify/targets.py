@@ -61,6 +61,19 @@ class Opening:
         """Distributions whose files are looked at: those of layers in an image and of selected."""
         return tracked_for([*layers, *(self.selection.layers if self.selection else ())])
 
+    def request(
+        self, ref: str, layers: Sequence[Layer] = (), engine: str = "auto"
+    ) -> BaseRequest:
+        """The request for a base that the user named, or an image that has these layers."""
+        return BaseRequest(
+            ref=ref,
+            platform=self.platform,
+            pins=self.selection.pins() if self.selection else {},
+            tracked=self.tracked(layers),
+            index=self.index,
+            engine=engine,
+        )
+
     def trusting(self, identity: BaseIdentity) -> TrustedSources:
         """The same for a target, with its selected layers."""
         named = self.selection.layers if self.selection else ()
