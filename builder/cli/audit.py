@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from builder.errors import Exit, SparkBuildError
 from builder.serving.audit import SCRIPT, audit, write_inside
 from builder.serving.memorydocuments import GIB
-from builder.util.console import print_json
+from builder.util.console import counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from builder.serving.audit import AuditRequest
-    from builder.serving.auditdocuments import Audit, Comparison, KeptLayers, Unmatched
+    from builder.serving.auditdocuments import Audit, Comparison, Difference, KeptLayers, Unmatched
 
 _SOURCES = {
     "headers": "by the headers of its safetensors files",
@@ -46,7 +46,7 @@ def audit_command(request: AuditRequest, *, json: bool) -> None:
         number = sum(one.modules for one in lost)
         named = ", ".join(one.name for one in lost[:3]) + (", ..." if len(lost) > 3 else "")
         raise SparkBuildError(
-            f"vLLM {made.vllm} holds {_modules(number)} in 16 bits that "
+            f"vLLM {made.vllm} holds {counted(number, 'module')} in 16 bits that "
             f"{made.compared.checkpoint} has quantised: {named}",
             Exit.VERIFY_FAILED,
             hint="spark-build diagnose LOG   (the server's log says what it did with them)",
@@ -83,8 +83,7 @@ def _lines(made: Audit) -> Iterator[str]:
     yield from _kept(made.kept)
     if made.ceiling:
         yield ""
-        yield (f"ceiling: {made.ceiling.tokens_per_second} tokens/s for one stream "
-               f"({made.ceiling.source}: {made.ceiling.bytes_per_token / 1e9:.2f} GB)")  # fmt: skip
+        yield f"ceiling: {made.ceiling.text}"
     if made.compared:
         yield ""
         yield from _compared(made.compared)
@@ -128,9 +127,8 @@ def _kept(kept: Sequence[KeptLayers]) -> Iterator[str]:
 def _compared(made: Comparison) -> Iterator[str]:
     yield f"against {made.checkpoint}: {made.same} of vLLM's modules are as in the checkpoint"
     for one in made.differences:
-        layers = f", layers {_short(one.layers)}" if one.layers else ""
-        yield (f"  {one.what}: {one.name}{layers}: {_modules(one.modules)}, {_gib(one.bytes)} GiB; "
-               f"{one.checkpoint} in the checkpoint, {one.loaded} in vLLM")  # fmt: skip
+        kinds = f"{one.checkpoint} in the checkpoint, {one.loaded} in vLLM"
+        yield f"  {one.what}: {_extent(one)}; {kinds}"
     yield from _unmatched("only in the checkpoint", made.only_checkpoint)
     yield from _unmatched("only in vLLM", made.only_loaded)
 
@@ -138,14 +136,14 @@ def _compared(made: Comparison) -> Iterator[str]:
 def _unmatched(title: str, found: Sequence[Unmatched]) -> Iterator[str]:
     large = [one for one in found if one.bytes >= _SMALL]
     for one in large:
-        layers = f", layers {_short(one.layers)}" if one.layers else ""
-        yield f"  {title}: {one.name}{layers}: {_modules(one.modules)}, {_gib(one.bytes)} GiB"
+        yield f"  {title}: {_extent(one)}"
     if len(found) > len(large):
         yield f"  {title}: {len(found) - len(large)} other names of less than 1 MiB each"
 
 
-def _modules(number: int) -> str:
-    return f"{number} module{'' if number == 1 else 's'}"
+def _extent(one: Difference | Unmatched) -> str:
+    layers = f", layers {_short(one.layers)}" if one.layers else ""
+    return f"{one.name}{layers}: {counted(one.modules, 'module')}, {_gib(one.bytes)} GiB"
 
 
 def _short(layers: str) -> str:

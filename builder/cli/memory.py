@@ -58,8 +58,7 @@ def _lines(made: MemoryEstimate) -> Iterator[str]:
     if made.flags:
         yield f"  flags             {' '.join(made.flags)}"
     if made.ceiling:
-        yield (f"  ceiling           {made.ceiling.tokens_per_second} tokens/s for one stream "
-               f"({made.ceiling.source}: {made.ceiling.bytes_per_token / 1e9:.2f} GB)")  # fmt: skip
+        yield f"  ceiling           {made.ceiling.text}"
     yield from _held(made)
     for title, items in (("unknown", made.unknown), ("not counted", made.not_counted)):
         for item in items:

@@ -16,10 +16,10 @@ from builder.pypi.index import write_atomically
 from builder.serving.auditcompare import compare
 from builder.serving.auditdocuments import Audit, InsideFiles, KeptLayers, LoadedModel, Method
 from builder.serving.auditmodules import Module, checkpoint_modules, loaded_modules, ranges
-from builder.serving.checkpoint import EXPERTS, HEAD, checkpoint_tensors
+from builder.serving.checkpoint import EXPERTS, HEAD, checkpoint_tensors, means_a_path
 from builder.serving.modelconfig import Unknown, read_config
 from builder.serving.models import Models
-from builder.serving.weights import bytes_read, ceiling, expert_share, weights_of_model
+from builder.serving.weights import bytes_read, ceiling, expert_share, total, weights_of_model
 from builder.util.hints import reason
 from builder.util.paths import package_file
 
@@ -84,7 +84,7 @@ def audit(request: AuditRequest) -> Audit:
         )
     if place.is_dir():
         return _from_folder(place)
-    if place.exists() or request.subject.startswith((".", "/", "~")):
+    if means_a_path(request.subject):
         raise UsageError(
             f"{request.subject} is not a folder and not a file",
             hint="name the folder of a checkpoint, a file that spark_build_audit.py wrote, or a "
@@ -226,15 +226,6 @@ def _audit(
     )  # fmt: skip
 
 
-def _total(sizes: Iterable[int | None]) -> int | None:
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
-
-
 def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
     sums: dict[tuple[str, str], list[_Read]] = defaultdict(list)
     for one in read:
@@ -249,7 +240,7 @@ def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
         made.append(
             Method(
                 name=name, kernel=kernel, modules=len(own),
-                bytes=sum(one.module.bytes for one in own), read=_total(one.bytes for one in own),
+                bytes=sum(one.module.bytes for one in own), read=total(one.bytes for one in own),
                 dtypes=dict(sorted(dtypes.items(), key=lambda row: -row[1])),
             )
         )  # fmt: skip
@@ -264,7 +255,7 @@ def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
             sums[one.module.pattern, one.module.group].append(one)
     made = []
     for (name, group), own in sums.items():
-        needed = _total(one.bytes for one in own)
+        needed = total(one.bytes for one in own)
         share = None if needed is None or not per_token else round(needed / per_token, 4)
         made.append(
             KeptLayers(

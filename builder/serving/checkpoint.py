@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -19,7 +20,6 @@ from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: The longest header that the format's own library reads (its MAX_HEADER_SIZE).
 MAX_HEADER = 100_000_000
@@ -84,6 +84,11 @@ def group_of(name: str, layers: int | None) -> str:
             late = number and layers is not None and int(number[1]) >= layers
             return DRAFT if late and group != VISION else group
     return "other"
+
+
+def means_a_path(subject: str) -> bool:
+    """Whether a user means a file or folder, which may not exist, and not a model by its name."""
+    return Path(subject).exists() or subject.startswith((".", "/", "~"))
 
 
 def checkpoint_tensors(folder: Path) -> list[Tensor]:

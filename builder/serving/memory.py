@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builder.errors import UsageError, did_you_mean
-from builder.serving.checkpoint import HEAD, checkpoint_tensors, rows
+from builder.serving.checkpoint import HEAD, checkpoint_tensors, means_a_path, rows
 from builder.serving.interface import interface_of
 from builder.serving.memorydocuments import (
     ACTIVATIONS,
@@ -91,7 +91,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
     folder = Path(request.subject)
     if folder.is_dir():
         found = _from_folder(folder, request)
-    elif folder.exists() or request.subject.startswith((".", "/", "~")):
+    elif means_a_path(request.subject):
         raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
     else:
         model = Models.discover(request.models).model(request.subject)
@@ -126,8 +126,6 @@ def estimate_of(model: Model, checkpoint: Path | None, request: MemoryRequest) -
     Raises:
         UsageError: the checkpoint cannot be read, or the context is beyond the model's.
     """
-    if checkpoint is not None and not checkpoint.is_dir():
-        raise UsageError(f"{checkpoint} is not a folder", hint="--checkpoint DIR")
     found = _from_model(model) if checkpoint is None else _from_folder(checkpoint, request)
     return _joined(request, found, None)
 

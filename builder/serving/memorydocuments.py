@@ -98,6 +98,14 @@ class Ceiling(Part, frozen=True, kw_only=True):
     tokens_per_second: Annotated[float, Meta(ge=0)]
     source: Text
 
+    @property
+    def text(self) -> str:
+        """The ceiling for people."""
+        return (
+            f"{self.tokens_per_second} tokens/s for one stream "
+            f"({self.source}: {self.bytes_per_token / 1e9:.2f} GB)"
+        )
+
 
 class Utilization(Part, frozen=True, kw_only=True):
     """Values of ``--gpu-memory-utilization``."""

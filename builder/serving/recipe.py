@@ -17,13 +17,14 @@ from builder.serving.recipecheckpoint import checkpoint_config, unlike
 from builder.serving.recipechosen import choose, refuse_gpus, refuse_parsers
 from builder.serving.recipedraft import Draft
 from builder.serving.recipememory import MemoryAsked, judge
-from builder.serving.reciperequest import SET, RecipeRequest
 from builder.serving.topology import common_flags, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from builder.serving.modelconfig import ModelConfig
     from builder.serving.models import Model, ParserChoice
+    from builder.serving.reciperequest import RecipeRequest
 
 #: Where plugin files of a checkpoint are in the container.
 PLUGIN_FOLDER = "/app"
@@ -66,7 +67,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     refuse_parsers(draft)
     refuse_gpus(draft)
     config = checkpoint_config(draft)
-    memory = _memory(draft)
+    memory = _memory(draft, config)
     if config is not None:
         read = memory.weights.bytes if memory and memory.weights else None
         draft.notes += unlike(request.model, config, read)
@@ -101,7 +102,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     )  # fmt: skip
 
 
-def _memory(draft: Draft) -> RecipeMemory | None:
+def _memory(draft: Draft, config: ModelConfig | None) -> RecipeMemory | None:
     """Whether it fits into one Spark; takes a larger share of the memory if that helps."""
     request = draft.request
     if request.place.topology not in ("solo", "two-solos"):
@@ -109,7 +110,7 @@ def _memory(draft: Draft) -> RecipeMemory | None:
             draft.notes.append("memory is estimated for one Spark, and not for one model over two")
         return None
     judged = judge(
-        MemoryAsked(request.model, request.checkpoint, request.served.vllm, draft.flags, SET)
+        MemoryAsked(request.model, request.checkpoint, request.served.vllm, draft.flags, config)
     )
     if judged.flag is not None:
         draft.flags[UTILIZATION] = judged.flag

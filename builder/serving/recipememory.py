@@ -17,13 +17,15 @@ from builder.serving.memory import (
     next_step,
 )
 from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, LARGEST_FRACTION, TOTAL
-from builder.serving.modelconfig import KV_DTYPES, read_config
+from builder.serving.modelconfig import KV_DTYPES
+from builder.serving.reciperequest import SET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from builder.serving.memorydocuments import MemoryEstimate
+    from builder.serving.modelconfig import ModelConfig
     from builder.serving.models import Model
 
 CONTEXT, SEQUENCES = "--max-model-len", "--max-num-seqs"
@@ -46,8 +48,7 @@ class MemoryAsked:
     checkpoint: Path | None
     vllm: str
     flags: Mapping[str, Setting]
-    #: origin of what the user chose, which is never changed
-    chosen: str
+    config: ModelConfig | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def judge(asked: MemoryAsked) -> MemoryJudged:
     least, fits, room = made.utilization.least, *_fits(asked, made, share)
     flag = None
     mine = asked.flags.get(UTILIZATION)
-    free = (mine is None or mine.origin != asked.chosen) and KV_BYTES not in asked.flags
+    free = (mine is None or mine.origin != SET) and KV_BYTES not in asked.flags
     if fits == "no" and free and least is not None and share < least <= LARGEST_FRACTION:
         source = f"memory: {_need(made)} do not fit at {share:g} ({source})"
         flag = Setting(name=UTILIZATION, value=f"{least:.2f}", origin=source)
@@ -85,9 +86,8 @@ def judge(asked: MemoryAsked) -> MemoryJudged:
 
 
 def _estimate(asked: MemoryAsked) -> MemoryEstimate:
-    context = _number(asked, CONTEXT)
-    config = read_config(asked.checkpoint) if asked.checkpoint else None
-    longest = config.text.max_position_embeddings if config else None
+    context = number_of(asked.flags, CONTEXT)
+    longest = asked.config.text.max_position_embeddings if asked.config else None
     if context and longest:
         context = min(context, longest)
     dtype = asked.flags[KV_DTYPE].value if KV_DTYPE in asked.flags else "auto"
@@ -95,14 +95,10 @@ def _estimate(asked: MemoryAsked) -> MemoryEstimate:
     request = MemoryRequest(
         subject=str(asked.checkpoint or asked.model.name),
         context=context,
-        sequences=_number(asked, SEQUENCES) or 1,
+        sequences=number_of(asked.flags, SEQUENCES) or 1,
         kv_cache_dtype=dtype if known and dtype else "auto",
     )
     return estimate_of(asked.model, asked.checkpoint if known else None, request)
-
-
-def _number(asked: MemoryAsked, name: str) -> int | None:
-    return number_of(asked.flags, name)
 
 
 def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
@@ -135,7 +131,9 @@ def _fits(
         return "unknown", None
     room = int(share * TOTAL.bytes) - made.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
     needed = made.kv_cache.reserved if made.kv_cache else 1
-    if (given := _number(asked, KV_BYTES)) is not None:  # vLLM then does not look at the share
+    if (
+        given := number_of(asked.flags, KV_BYTES)
+    ) is not None:  # vLLM then does not look at the share
         most = int(LARGEST_FRACTION * TOTAL.bytes) - int(share * TOTAL.bytes) + room
         needed = made.kv_cache.bytes if made.kv_cache else 1
         room = min(given, most)
@@ -175,7 +173,7 @@ def _step(step: str) -> str:
     name, _, value = step.partition(" ")
     if name in _OPTIONS:
         return f"--set {_OPTIONS[name][2:]}={value}"
-    return "take use a smaller checkpoint (spark-build audit DIR names its layers in 16 bits)"
+    return "use a smaller checkpoint (spark-build audit DIR names its layers in 16 bits)"
 
 
 def _gib(size: int) -> str:

@@ -48,19 +48,22 @@ def bytes_read(group: str, size: int, share: tuple[int, int] | None, *, tied: bo
     return None if share is None else size * share[0] // share[1]
 
 
+def total(sizes: Iterable[int | None]) -> int | None:
+    """The sum of sizes; None if one is unknown."""
+    known = list(sizes)
+    return None if None in known else sum(filter(None, known))
+
+
 def ceiling(needed: Iterable[int | None], source: str) -> Ceiling | None:
-    """What all that one token reads allows; None: something is unknown."""
-    total = 0
-    for size in needed:
-        if size is None:
-            return None
-        total += size
-    if not total:
-        return None
+    """The ceiling for the sizes that one token reads; None if one is unknown."""
+    size = total(needed)
+    words = f"273 GB/s over the weights that one token reads, {source}"
+    return _ceiling(size, words) if size else None
+
+
+def _ceiling(size: int, source: str) -> Ceiling:
     return Ceiling(
-        bytes_per_token=total,
-        tokens_per_second=round(BANDWIDTH / total, 1),
-        source=f"273 GB/s over the weights that one token reads, {source}",
+        bytes_per_token=size, tokens_per_second=round(BANDWIDTH / size, 1), source=source
     )
 
 
@@ -81,10 +84,9 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
         unknown.append("weights: no source gives the bytes, or the parameters and kinds of layers")
     if model.active_parameters is not None and least is not None:
         size = int(model.active_parameters.value * least)
-        made = Ceiling(
-            bytes_per_token=size,
-            tokens_per_second=round(BANDWIDTH / size, 1),
-            source=f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
+        made = _ceiling(
+            size,
+            f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
             f"{least} bytes; layers in 8 or 16 bits make it lower",
         )
     else:

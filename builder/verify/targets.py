@@ -61,9 +61,7 @@ class Opening:
         """Distributions whose files are looked at: those of layers in an image and of selected."""
         return tracked_for([*layers, *(self.selection.layers if self.selection else ())])
 
-    def request(
-        self, ref: str, layers: Sequence[Layer] = (), engine: str = "auto"
-    ) -> BaseRequest:
+    def request(self, ref: str, layers: Sequence[Layer] = (), engine: str = "auto") -> BaseRequest:
         """The request for a base that the user named, or an image that has these layers."""
         return BaseRequest(
             ref=ref,
