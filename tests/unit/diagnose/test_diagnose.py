@@ -505,7 +505,9 @@ def test_a_good_log_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    monkeypatch.setattr(
+        shutil, "get_terminal_size", lambda *_args, **_named: os.terminal_size((80, 24))
+    )
     with pytest.raises(SparkBuildError):
         diagnose_command([str(LOGS / "bad-0.25.1-unreachable.log")], None, json=False)
     out = capsys.readouterr().out
