@@ -1,29 +1,119 @@
-"""A thread block: its shared memory, barriers, mbarriers and pending copies."""
+"""A thread block: its warps, shared memory, barriers, mbarriers and pending copies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import LANES
+from builder.ptx.constants import EXIT, LANES, SHARED_BASE
+from builder.ptx.copies import LaneGroups, Operation
 from builder.ptx.errors import Fault
-from builder.ptx.memory import SHARED_BASE, SharedMemory
+from builder.ptx.memory import POISON, SharedMemory
 from builder.ptx.races import Races, Sync
-from builder.ptx.warp import Warp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from builder.ptx.grid import Grid
-    from builder.ptx.races import Copy, VectorClocks
+    from builder.ptx.launch import LaunchState
+    from builder.ptx.races import VectorClocks
     from builder.ptx.tensormap import TensorMap
 
 #: Bits that a transaction count has ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
 TRANSACTION_LIMIT = 2**20 - 1
+
+#: The place of the registers of 32 bits, as unsigned numbers, among the views.
+_U32 = 2
+_DTYPES = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+#: What registers hold before they are written.
+_UNSET = {1: 0, 16: 0xBEEF, 32: 0xDEADBEEF, 64: 0xDEADBEEFDEADBEEF}
+_AS = {
+    16: (np.uint16, np.int16),
+    32: (np.uint32, np.int32, np.float32),
+    64: (np.uint64, np.int64, np.float64),
+    1: (np.bool_,),
+}
+
+
+class Views(dict[int, list["NDArray[Any]"]]):
+    """Rows of registers and constants by type, made when an instruction of that type runs."""
+
+    def __init__(self, files: list[NDArray[Any]], counts: Mapping[int, int]) -> None:
+        self._files, self._counts = files, counts
+
+    def __missing__(self, view: int) -> list[NDArray[Any]]:
+        file = self._files[view]
+        bits = 1 if file.dtype == np.bool_ else file.itemsize * 8
+        count = self._counts[bits]
+        fixed = file[count:]
+        fixed.flags.writeable = False
+        rows = self[view] = [*file[:count], *fixed]
+        return rows
+
+
+class Warp:
+    """32 lanes of a block."""
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.number = number
+        self.block = block
+        layout = block.state.layout
+        #: registers and constants as each type: all in one array, and row by row
+        self.files: list[NDArray[Any]] = []
+        for width in (16, 32, 64, 1):
+            constants, count = layout.constants[width], layout.counts[width]
+            file: NDArray[Any] = np.empty((count + len(constants), LANES), _DTYPES[width])
+            file[:count], file[count:] = _UNSET[width], constants
+            self.files += [file.view(kind) for kind in _AS[width]]
+        self.views = Views(self.files, layout.counts)
+        threads: NDArray[np.int64] = number * LANES + np.arange(LANES, dtype=np.int64)
+        #: local memory, a row for each lane
+        self.local = np.full((LANES, layout.local_bytes), POISON, np.uint8)
+        #: lanes that exist: a block's size need not be a multiple of 32
+        exist = threads < block.threads
+        self.pc = 0
+        #: where each lane is, where they are not together
+        self.pcs: NDArray[np.int64] | None = None
+        if not exist.all():
+            self.pcs = np.where(exist, 0, EXIT).astype(np.int64)
+        self.done = False
+        #: gave up its turn: it waits for others
+        self.yielded = False
+        #: what it waits for, until somebody lets it go on
+        self.blocked = ""
+        self.line = 0
+        self._set_special(threads)
+
+    def _set_special(self, threads: NDArray[np.int64]) -> None:
+        block, lane = self.block, np.arange(LANES, dtype=np.int64)
+        x, y, _ = block.shape
+        one = np.int64(1)
+        values: dict[str, Any] = {
+            "%tid.x": threads % x,
+            "%tid.y": threads // x % y,
+            "%tid.z": threads // (x * y),
+            "%laneid": lane,
+            "%warpid": self.number,
+            "%nwarpid": -(-block.threads // LANES),
+            "%lanemask_eq": one << lane,
+            "%lanemask_lt": (one << lane) - 1,
+            "%lanemask_le": (one << (lane + 1)) - 1,
+            "%lanemask_gt": 0xFFFFFFFF ^ ((one << (lane + 1)) - 1),
+            "%lanemask_ge": 0xFFFFFFFF ^ ((one << lane) - 1),
+        }
+        for number, axis in enumerate("xyz"):
+            values[f"%ntid.{axis}"] = block.shape[number]
+            values[f"%ctaid.{axis}"] = block.place[number]
+            values[f"%nctaid.{axis}"] = block.state.launch.grid[number]
+        for name, index in block.state.layout.special.items():
+            self.views[_U32][index][...] = values[name]
+
+    def lanes(self, mask: Any) -> NDArray[np.intp]:
+        """The numbers of the lanes that take part."""
+        return np.arange(LANES) if mask is True else np.flatnonzero(mask)
 
 
 @dataclass
@@ -46,90 +136,23 @@ class NamedBarrier:
     threads: int = 0
 
 
-@dataclass
-class Operation:
-    """A copy that was issued and has not happened."""
-
-    kind: str
-    act: Callable[[], None]
-    #: the PTX line that issued it
-    line: int = 0
-    done: bool = False
-    #: somebody waits for it
-    awaited: bool = False
-    copy: Copy | None = None
-    clocks: VectorClocks | None = None
-
-
-#: Of a copy that its lane has not put into a group yet.
-_OPEN = -1
-
-
-@dataclass
-class Issued:
-    """An operation: the lanes that issued it, and which of its groups each has it in."""
-
-    operation: Operation
-    lanes: NDArray[np.bool_]
-    group: NDArray[np.int32] = field(default_factory=lambda: np.full(LANES, _OPEN, np.int32))
-
-    def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """The lanes that have it in a group before the one that stands here for each."""
-        found: NDArray[np.bool_] = self.lanes & (self.group != _OPEN) & (self.group < last)
-        return found
-
-
-@dataclass
-class LaneGroups:
-    """A warp's operations of one kind that were not waited for, in groups of each lane."""
-
-    committed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(LANES, np.int32))
-    issued: list[Issued] = field(default_factory=list)
-
-    def add(self, operation: Operation, lanes: object) -> None:
-        """An operation that these lanes issued."""
-        chosen = np.zeros(LANES, np.bool_)
-        chosen[lanes] = True  # type: ignore[call-overload]
-        self.issued.append(Issued(operation, chosen))
-
-    def commit(self, mask: NDArray[np.bool_] | bool) -> None:
-        """What these lanes issued since their last group is one, be it nothing."""
-        for one in self.issued:
-            mine = one.lanes & (one.group == _OPEN) & mask
-            one.group[mine] = self.committed[mine]
-        self.committed += mask
-
-    def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
-        """Those of all groups of these lanes but the latest ones."""
-        last = self.committed - latest
-        return [one.operation for one in self.issued if (one.before(last) & mask).any()]
-
-    def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
-        """These lanes have waited for what was due."""
-        last = self.committed - latest
-        for one in self.issued:
-            one.lanes &= ~(one.before(last) & mask)
-        self.issued = [one for one in self.issued if one.lanes.any()]
-
-
 class Block:
     """One block of a grid."""
 
-    def __init__(self, grid: Grid, place: tuple[int, int, int]) -> None:
-        self.grid, self.place = grid, place
-        self.shape = grid.launch.block
+    def __init__(self, state: LaunchState, place: tuple[int, int, int]) -> None:
+        self.state, self.place = state, place
+        self.shape = state.launch.block
         self.threads: int = self.shape[0] * self.shape[1] * self.shape[2]
-        decoder = grid.program.decoder
-        self.shared = SharedMemory(decoder.shared_bytes + grid.launch.shared)
-        self.warps = [Warp(grid.program, self, n) for n in range(-(-self.threads // LANES))]
+        self.shared = SharedMemory(state.layout.shared_bytes + state.launch.shared)
+        self.warps = [Warp(self, n) for n in range(-(-self.threads // LANES))]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named_barriers: dict[int, NamedBarrier] = {}
         self._groups: dict[tuple[str, int], LaneGroups] = {}
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
         self.races: Races | None = None
-        if grid.watch:
-            granule = min(decoder.shared_sizes)
+        if state.watch:
+            granule = state.layout.granule
             self.races = Races(self.shared.size, len(self.warps), granule, self.name)
             self.shared.races = self.races
 
@@ -159,7 +182,7 @@ class Block:
             for one in named.waiting:
                 one.blocked = ""
             del self.named_barriers[number]
-            self.grid.events += 1
+            self.state.events += 1
 
     # ------------------------------------------------------------------------------------ mbarriers
 
@@ -170,7 +193,7 @@ class Block:
         if not 0 < count < 2**20:
             raise Fault(f"an mbarrier with an expected count of {count}")
         self.mbarriers[address] = Mbarrier(count, count)
-        self.grid.events += 1
+        self.state.events += 1
 
     def mbarrier(self, address: int) -> Mbarrier:
         """The mbarrier at an address of shared memory."""
@@ -198,7 +221,7 @@ class Block:
                 f"{-barrier.pending} excess arrivals at the mbarrier at offset "
                 f"{address - SHARED_BASE}"
             )
-        self.grid.events += 1
+        self.state.events += 1
         self._complete(barrier)
 
     def transferred(self, address: int, count: int, clocks: VectorClocks | None) -> None:
@@ -234,9 +257,10 @@ class Block:
         return self._groups.setdefault((kind, warp), LaneGroups())
 
     def issue(self, operation: Operation) -> Operation:
-        """Start a copy: the schedule says when it happens."""
+        """Start a copy; an eager schedule performs it at once, the others later."""
         self.queue.append(operation)
-        self.grid.issued(self, operation)
+        if self.state.eager:
+            self.perform(operation)
         return operation
 
     def perform(self, operation: Operation) -> None:
@@ -250,11 +274,11 @@ class Block:
         operation.done = True
         if self.races and operation.copy:
             operation.clocks = self.races.finish(operation.copy)
-        self.grid.events += 1
+        self.state.events += 1
 
     def describe(self) -> str:
         """What its warps wait for, and how its mbarriers stand."""
-        places = self.grid.program.kernel.places
+        places = self.state.places
         warps = [
             f"warp {w.number} {w.blocked or 'spins'} at line {w.line}"
             + (f" ({source})" if (source := places.at(w.line)) else "")

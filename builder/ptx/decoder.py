@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.constants import LANES, PARAMETERS, SHARED_BASE, SPECIAL
 from builder.ptx.errors import PtxError
-from builder.ptx.memory import SHARED_BASE
 from builder.ptx.source import (
     SIZES,
     Address,
@@ -29,9 +29,8 @@ from builder.ptx.source import (
 )
 
 if TYPE_CHECKING:
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Warp
 
-LANES = 32
 #: Lanes that take part; True where all 32 do.
 Mask = Any
 #: Where lanes go on: an index of the code for all or for each, or None for the next instruction.
@@ -39,22 +38,9 @@ Target = Any
 Step = Callable[["Warp", Mask], Target]
 Emitter = Callable[["Decoder", Instruction], Step]
 
-#: Where a lane goes that has ended; and where addresses of the parameter space begin.
-EXIT = 1 << 30
-PARAMETERS = 1 << 60
-#: Where shared and local memory lie in the generic address space.
-SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
-
 #: A view of registers, by its place in ``Warp.views``.
 U16, S16, U32, S32, F32, U64, S64, F64, PRED = range(9)
 _WIDTHS: dict[int, tuple[int, ...]] = {16: (U16, S16), 32: (U32, S32, F32), 64: (U64, S64, F64)}
-
-#: Special registers that a warp is made with ("Special Registers").
-SPECIAL = (
-    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
-    "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
-    "%lanemask_ge", "%lanemask_gt",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from builder.ptx.block import Block, Operation
-from builder.ptx.decoder import EXIT, LANES
+from builder.ptx.block import Block
+from builder.ptx.constants import EXIT, LANES
 from builder.ptx.errors import Deadlock, Fault
+from builder.ptx.launch import Launch, LaunchState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from builder.ptx.block import Warp
     from builder.ptx.memory import GlobalMemory
     from builder.ptx.program import Program
     from builder.ptx.races import Race
-    from builder.ptx.warp import Warp
 
 Order = Literal["eager", "lazy", "random"]
 
@@ -47,18 +48,6 @@ class Schedule:
     def __str__(self) -> str:
         """As a person names it."""
         return f"random {self.seed}" if self.order == "random" else self.order
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What a host hands to the driver."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    #: dynamic shared memory in bytes
-    shared: int
-    #: the parameter space
-    parameters: bytes
 
 
 @dataclass
@@ -90,27 +79,24 @@ class Grid:
                 f"{len(launch.parameters)} bytes of parameters for a kernel that takes "
                 f"{program.kernel.parameter_bytes}"
             )
-        self.program, self.launch, self.memory = program, launch, memory
-        self.shape = launch.grid
+        self.program = program
         self.schedule = schedule or Schedule()
-        self.watch = watch
         self.random = np.random.default_rng(self.schedule.seed)
-        #: counts whatever may let somebody go on
-        self.events = 0
+        self._state = LaunchState(
+            launch,
+            program.layout,
+            memory,
+            program.kernel.places,
+            eager=self.schedule.order == "eager",
+            watch=watch,
+        )
         #: basic blocks, at most, that ran since the last event, in turns of random length
         self._quiet = 0
         self.outcome = Outcome()
         self._taken: Counter[int] = Counter()
         x, y, z = launch.grid
         places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
-        self.blocks = [Block(self, place) for place in places]
-
-    # --------------------------------------------------------------------------------------- copies
-
-    def issued(self, block: Block, operation: Operation) -> None:
-        """A copy was issued; an eager schedule performs it."""
-        if self.schedule.order == "eager":
-            block.perform(operation)
+        self.blocks = [Block(self._state, place) for place in places]
 
     def _late(self, block: Block) -> bool:
         """Nobody can go on: perform the first copy that somebody may be waiting for."""
@@ -141,13 +127,13 @@ class Grid:
     def _run(self) -> None:
         live, idle = list(self.blocks), 0
         while live:
-            before, busy = self.events, False
+            before, busy = self._state.events, False
             for block in live:
                 busy |= self._turn(block)
             live = [block for block in live if not self._ended(block)]
-            if self.events != before:
+            if self._state.events != before:
                 self._quiet = 0
-            if self.events != before or busy:
+            if self._state.events != before or busy:
                 idle = 0
                 continue
             idle += 1
@@ -202,7 +188,7 @@ class Grid:
                     mask = lanes
             if warp.pc >= EXIT or warp.pc not in blocks:
                 warp.done = True
-                self.events += 1
+                self._state.events += 1
                 return False
             block = blocks[warp.pc]
             taken[warp.pc] += 1

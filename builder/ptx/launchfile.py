@@ -23,7 +23,7 @@ from builder.ptx.arrays import (
     read_arrays,
     whole,
 )
-from builder.ptx.grid import Launch
+from builder.ptx.launch import Launch
 from builder.ptx.memory import GlobalMemory, Region
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.constants import SHARED_BASE
 from builder.ptx.errors import Fault
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from builder.ptx.races import Races
 
 Lanes = Any
-#: Where a block's own shared memory begins in the shared window: the first KiB is the system's.
-SHARED_BASE = 1024
 _ELEMENTS = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
 _SIZES = {kind().itemsize: kind for kind in _ELEMENTS}
 #: What shared memory holds before a kernel writes it: as a scale or a float, a NaN.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import Block, Operation
-from builder.ptx.decoder import PARAMETERS, PRED, U32, U64, Decoder, Emitter, Mask, Step
+from builder.ptx.constants import PARAMETERS, SHARED_BASE
+from builder.ptx.copies import Operation
+from builder.ptx.decoder import PRED, U32, U64, Decoder, Emitter, Mask, Step
 from builder.ptx.errors import Fault
-from builder.ptx.memory import SHARED_BASE
 from builder.ptx.ops_copy import commit_group, element_copy, wait_group
 from builder.ptx.ops_data import typed
 from builder.ptx.source import Address, Instruction, Name, Operand
@@ -22,7 +22,7 @@ from builder.ptx.tensormap import TensorMap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Block, Warp
 
 _WORD, _FLAG = typed("b32"), typed("pred")
 #: The kind of tensor stores, which are in bulk groups.
@@ -163,7 +163,7 @@ def _map_at(block: Block, address: int) -> TensorMap:
     """The tensor map in the parameter space at a generic address."""
     found = block.maps.get(address)
     if found is None:
-        place, data = address - PARAMETERS, block.grid.launch.parameters
+        place, data = address - PARAMETERS, block.state.launch.parameters
         if not 0 <= place <= len(data) - 128 or place % 64:
             raise Fault("a tensor map that is not a parameter, or not at a multiple of 64 bytes")
         found = block.maps[address] = TensorMap.of(data[place : place + 128])
@@ -202,7 +202,7 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
             races.signals(copy, signal)
 
         def act() -> None:
-            data = tensor.gather(block.grid.memory, at)
+            data = tensor.gather(block.state.memory, at)
             clocks = None
             if races and copy:
                 races.copy_writes(copy, place - SHARED_BASE, tensor.size)
@@ -232,7 +232,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         def act() -> None:
             if races and copy:
                 races.copy_reads(copy, place - SHARED_BASE, tensor.size)
-            tensor.scatter(block.grid.memory, at, tensor.take(block.shared, place))
+            tensor.scatter(block.state.memory, at, tensor.take(block.shared, place))
 
         operation = block.issue(Operation(_STORE, act, line, copy=copy))
         block.groups(_STORE, w.number).add(operation, lane)

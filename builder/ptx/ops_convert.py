@@ -27,8 +27,8 @@ from builder.ptx.formats import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.ptx.block import Warp
     from builder.ptx.source import Instruction
-    from builder.ptx.warp import Warp
 
 _FLOAT = type_named("f32")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import Operation
+from builder.ptx.copies import Operation
 from builder.ptx.decoder import U32, Decoder, Mask, Step, Target
 from builder.ptx.ops_data import typed
 from builder.ptx.source import Instruction, Number
@@ -20,8 +20,7 @@ from builder.ptx.source import Instruction, Number
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from builder.ptx.block import Block
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Block, Warp
 
 _WORD = typed("b32")
 #: The kind of these operations.
@@ -79,7 +78,7 @@ def _copy(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
 
 def _read(block: Block, origin: Any, count: int, kept: Any) -> NDArray[np.uint8]:
     """``count`` bytes from each address of global memory, of which only ``kept`` are read."""
-    memory = block.grid.memory
+    memory = block.state.memory
     if kept is None:
         return memory.load(origin, count)
     rows = np.zeros((len(origin), count), np.uint8)

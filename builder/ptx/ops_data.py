@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import (
-    LOCAL_WINDOW,
-    PRED,
-    SHARED_WINDOW,
-    U16,
-    U32,
-    U64,
-    Decoder,
-    Emitter,
-    Mask,
-    Step,
-    Type,
-    type_named,
-)
+from builder.ptx.constants import LOCAL_WINDOW, SHARED_WINDOW
+from builder.ptx.decoder import PRED, U16, U32, U64, Decoder, Emitter, Mask, Step, Type, type_named
 from builder.ptx.errors import Fault
 from builder.ptx.formats import flush, from_bf16, from_f16
 from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
 
 if TYPE_CHECKING:
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Warp
 
 _COMPARE = {
     "eq": np.equal,
@@ -222,7 +210,7 @@ def load_parameter(d: Decoder, i: Instruction) -> Step:
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
 
     def run(w: Warp, m: Mask) -> None:
-        data = w.block.grid.launch.parameters
+        data = w.block.state.launch.parameters
         if first + kind.bytes * len(outs) > len(data):
             raise Fault("a read beyond the last parameter")
         values = np.frombuffer(data, np.uint8, kind.bytes * len(outs), first).view(read)

@@ -15,8 +15,8 @@ from builder.ptx.decoder import F32, F64, U16, U32, U64, Decoder, Emitter, Mask,
 from builder.ptx.formats import flush, from_bf16, from_f16, one_nan, to_bf16, to_f16
 
 if TYPE_CHECKING:
+    from builder.ptx.block import Warp
     from builder.ptx.source import Instruction
-    from builder.ptx.warp import Warp
 
 #: Modifiers that change nothing where they stand: rounding to nearest even is the default.
 _PLAIN = {"rn", "f32"}

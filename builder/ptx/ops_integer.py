@@ -13,8 +13,8 @@ from builder.ptx.decoder import PRED, Decoder, Emitter, Mask, Step, Type, type_n
 from builder.ptx.source import Number
 
 if TYPE_CHECKING:
+    from builder.ptx.block import Warp
     from builder.ptx.source import Instruction
-    from builder.ptx.warp import Warp
 
 _U64 = np.uint64
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, LANES, U16, U32, Decoder, Emitter, Mask, Step, type_named
+from builder.ptx.constants import LANES
+from builder.ptx.decoder import F32, U16, U32, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.errors import Fault
 from builder.ptx.formats import E2M1_PAIRS, UE4M3, from_bf16, from_f16, one_nan
 from builder.ptx.source import Instruction, Number, Vector
@@ -19,7 +20,7 @@ from builder.ptx.source import Instruction, Number, Vector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Warp
 
 
 def whole_warp(i: Instruction, m: Mask) -> None:

@@ -30,8 +30,8 @@ from builder.ptx.ops_data import load_parameter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.ptx.block import Warp
     from builder.ptx.source import Instruction
-    from builder.ptx.warp import Warp
 
 _VIEW_OF = {16: U16, 32: U32, 64: U64}
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
@@ -90,7 +90,7 @@ def _load(d: Decoder, i: Instruction) -> Step:
             rows, places = _local(w, m, at, size)
             found = w.local[rows, places]
         else:
-            found = w.block.grid.memory.load(at.astype(np.int64), size)
+            found = w.block.state.memory.load(at.astype(np.int64), size)
         values = np.ascontiguousarray(found).view(read)
         for number, slot in enumerate(slots):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
@@ -123,8 +123,8 @@ def _store(d: Decoder, i: Instruction) -> Step:
         elif local:
             w.local[_local(w, m, at, size)] = data
         else:
-            w.block.grid.memory.store(at.astype(np.int64), data)
-            w.block.grid.events += 1
+            w.block.state.memory.store(at.astype(np.int64), data)
+            w.block.state.events += 1
 
     return run
 
@@ -251,14 +251,14 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
         lanes = w.lanes(m)
         at = address(w)[lanes].astype(np.int64)
         rows = [[w.views[view][one] for one in each] for each in values]
-        for which, offsets, data in w.block.grid.memory.groups(at, size * count, write=True):
+        for which, offsets, data in w.block.state.memory.groups(at, size * count, write=True):
             for lane, offset in zip(lanes[which], offsets, strict=True):
                 cells = data[offset : offset + size * count].view(f"u{size}")
                 before = int(cells[0])
                 for number, row in enumerate(rows):
                     old, given = int(cells[number]), [int(one[lane]) for one in row]
                     cells[number] = new = function(old, given[0], given[-1]) & wraps
-                    w.block.grid.events += new != old
+                    w.block.state.events += new != old
                 if gives:
                     w.views[view][out][lane] = before
 
@@ -281,12 +281,12 @@ def _reduce(d: Decoder, i: Instruction) -> Step:
             return by_lane(w, m)
         w.yielded = True
         given, size = w.files[U32][values].T[w.lanes(m)], 4 * len(values)
-        for which, offsets, data in w.block.grid.memory.groups(at, size, write=True):
+        for which, offsets, data in w.block.state.memory.groups(at, size, write=True):
             places = offsets[:, None] + np.arange(size)
             old = data[places].view(np.uint32)
             new = function(old, given[which])
             data[places] = new.view(np.uint8)
-            w.block.grid.events += int(np.count_nonzero(new != old))
+            w.block.state.events += int(np.count_nonzero(new != old))
         return None
 
     return run

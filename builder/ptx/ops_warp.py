@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import EXIT, LANES, PRED, U32, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.constants import EXIT, LANES
+from builder.ptx.decoder import PRED, U32, Decoder, Emitter, Mask, Step, Target
 from builder.ptx.errors import Fault
 from builder.ptx.ops_data import typed
 from builder.ptx.ops_matrix import whole_warp
 from builder.ptx.source import Instruction, Name, Negated, Pair
 
 if TYPE_CHECKING:
-    from builder.ptx.warp import Warp
+    from builder.ptx.block import Warp
 
 _LANE = np.arange(LANES)
 #: The mask of all lanes.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import LANES, Decoder, guarded
+from builder.ptx.constants import LANES, SPECIAL
+from builder.ptx.decoder import Decoder, guarded
 from builder.ptx.instructions import EMITTERS, begins_block, ends_block, gathers
+from builder.ptx.launch import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +65,19 @@ class Program:
                 yield start, BasicBlock(start, end, steps[start:end], lines, first)
 
     @cached_property
-    def constants(self) -> dict[int, NDArray[Any]]:
+    def layout(self) -> Layout:
+        """What the code asks of a warp and a block."""
+        decoder = self.decoder
+        return Layout(
+            counts=decoder.counts,
+            constants=self._constants(),
+            special={name: decoder.slots[name].index for name in SPECIAL},
+            shared_bytes=decoder.shared_bytes,
+            local_bytes=decoder.local_bytes,
+            granule=min(decoder.shared_sizes),
+        )
+
+    def _constants(self) -> dict[int, NDArray[Any]]:
         """By width, a row of equal lanes for each."""
         kinds = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
         found = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.memory import SHARED_BASE
+from builder.ptx.constants import SHARED_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

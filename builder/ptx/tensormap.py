@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.constants import SHARED_BASE
 from builder.ptx.errors import Fault
-from builder.ptx.memory import SHARED_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.ptx.constants import SHARED_BASE
 from builder.ptx.errors import Deadlock, Fault
 from builder.ptx.grid import Schedule
-from builder.ptx.memory import SHARED_BASE, GlobalMemory, Region, SharedMemory
+from builder.ptx.memory import GlobalMemory, Region, SharedMemory
 from builder.ptx.tensormap import TensorMap
 from tests.unit.ptxworld import Result, run
 
