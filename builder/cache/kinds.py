@@ -46,6 +46,7 @@ KINDS = (
     CacheKind(
         "dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, adapted to this machine"
     ),
+    CacheKind("dispatch", ("dispatch",), "replies of vLLM about the kernels that it selects"),
     CacheKind("codegen", ("codegen",), "results of compiled kernels"),
     CacheKind("numbers", ("numbers",), "results of kernels run without a GPU"),
     CacheKind("interfaces", ("interfaces",), "what `vllm serve` of releases understands"),

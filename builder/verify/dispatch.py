@@ -102,7 +102,7 @@ def _judged(
             )
         else:
             answer, default = reply.answers[number], reply.answers[len(expectations) + number]
-            yield _compare(target, expectation, answer, default, reply.simulated)
+            yield _compare(target, expectation, answer, default, reply)
 
 
 def lacking(target: VerifyTarget, error: Failure | None, *also: str) -> str | None:
@@ -124,7 +124,7 @@ def _compare(
     expectation: ExpectedChoice,
     answer: Answer,
     default: Answer,
-    simulated: tuple[str, ...],
+    reply: DispatchReply,
 ) -> Check:
     wanted = describe(expectation)
     missing = lacking(target, answer.error)
@@ -139,9 +139,9 @@ def _compare(
         status="fail" if met is None else "pass",
         expected=wanted,
         seen=headline(answer) if met is None else met,
-        where=f"log of vllm in {target.name}",
+        where=f"log of vllm in {target.name}{', cached from the same files' if reply.kept else ''}",
         reason=_why(answer, default) if met is None else f"without these settings: {_of(default)}",
-        simulated=simulated,
+        simulated=reply.simulated,
         refusal="" if met is None else limit(expectation, met),
     )
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from builder.applier.trees import OverlayTree, versions
 from builder.errors import SparkBuildError
+from builder.runtime import DISPATCH_PROBE
 from builder.util.documents import plain
 from builder.verify import operators
 from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.interpreters import Probes
 from builder.verify.launches import sandbox_launcher
-from builder.verify.replies import LocalFiles
+from builder.verify.replies import DispatchReply, LocalFiles
+from builder.verify.results import Results
 from builder.verify.sandbox import lay_out, make, python_files, requirements_for
 from builder.verify.torchfolder import wanted_torch
 from builder.verify.trust import TrustedSources
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.bases.model import Base
     from builder.model.plan import BuildPlan
-    from builder.verify.replies import DispatchReply, DispatchRequest
+    from builder.verify.replies import DispatchRequest
     from builder.verify.sandbox import PreparedSandbox
 
 
@@ -42,6 +44,20 @@ def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str
         )
 
     return asking
+
+
+#: Cached replies, except those of isolated runs; one has 10 to 100 kB.
+RESULTS = Results("dispatch", tuple(("runtime", name) for name in DISPATCH_PROBE), 400)
+
+
+#: Errors whose cause may be this machine, so that another try may have another result.
+_OF_THE_MACHINE = ("MemoryError", "OSError")
+
+
+def _of_the_files(reply: DispatchReply) -> bool:
+    """Whether the target's files alone decided the reply."""
+    errors = [answer.error for answer in (*reply.answers, *reply.choices) if answer.error]
+    return reply.fatal is None and all(one.type not in _OF_THE_MACHINE for one in errors)
 
 
 class SandboxProbe:
@@ -83,7 +99,14 @@ class SandboxProbe:
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "pretend_triton": made.sandbox.requirements.pretend_triton,
         }
-        return made.sandbox.ask(full, apart=apart).simulating(made.torch.what)
+        # every path in the request is named by a digest of its contents
+        inputs = [str(made.sandbox.python), full]
+        reply = None if apart else RESULTS.get(inputs, DispatchReply)
+        if reply is None:
+            reply = made.sandbox.ask(full, apart=apart)
+            if not apart and _of_the_files(reply):
+                RESULTS.put(inputs, reply)
+        return reply.simulating(made.torch.what)
 
 
 def sandbox_asker(

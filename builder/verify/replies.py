@@ -101,6 +101,8 @@ class DispatchReply(ProbeReply, frozen=True, kw_only=True):
     real: tuple[str, ...] = ()
     #: why no query was possible
     fatal: Failure | None = None
+    #: an earlier run's
+    kept: bool = False
 
 
 class CompiledFile(Part, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ from tests.wheels.fakeindex import FakeIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from builder.verify.replies import DispatchReply
 
 LINEAR = "vllm/model_executor/kernels/linear/__init__.py"
 #: As the profile ``marlin`` expects it of 0.20.1.
@@ -127,6 +130,36 @@ def test_a_release_runs_without_isolation(
     monkeypatch.setattr(trust, "find_isolation", never)
     check = machine.linear(machine.image())
     assert (check["status"], check["seen"]) == ("pass", f"Using {KERNEL} for NVFP4 GEMM")
+
+
+def test_the_reply_of_the_same_files_is_cached(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    ask = Sandbox.ask
+
+    def counted(self: Sandbox, request: Mapping[str, object], **options: Any) -> DispatchReply:
+        asked.append(request)
+        return ask(self, request, **options)
+
+    monkeypatch.setattr(Sandbox, "ask", counted)
+    base = machine.image()
+    first, again = machine.linear(base), machine.linear(base)
+    assert len(asked) == 1
+    assert again == {**first, "where": f"{first['where']}, cached from the same files"}
+    shutil.rmtree(machine.root / "base")
+    other = VLLM["vllm/envs.py"] + b"# other\n"
+    changed = machine.linear(machine.image({"vllm/envs.py": other}), "--trust-image")
+    assert "cached" not in changed["where"]
+    assert len(asked) == 2
+
+
+def test_a_failure_is_not_cached(machine: Machine) -> None:
+    """Its cause may be this machine."""
+    base = machine.image({"vllm/envs.py": b"raise MemoryError\n"})
+    for _ in range(2):
+        assert machine.linear(base, "--trust-image")["status"] == "fail"
+    assert list(insandbox.RESULTS.file([]).parent.glob("*")) == []
 
 
 def test_output_of_local_layers_is_known(machine: Machine) -> None:
