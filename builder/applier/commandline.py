@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     say(f"  reverted       {name}")
         else:
             for receipt in receipts_of(DirTree(root)):
-                print(f"{receipt['layer']}\t{receipt['variant']}\t{len(receipt['files'])} files")
+                print(f"{receipt.layer}\t{receipt.variant}\t{len(receipt.files)} files")
     except ApplyError as error:
         say(f"error: {error}")
         if error.hint:

@@ -92,7 +92,7 @@ class CompileOps(WheelOps):
             both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
             if not both:
                 continue
-            owners = {r["layer"] for r in self.receipts if f"{dist.info_dir}/RECORD" in r["files"]}
+            owners = {r.layer for r in self.receipts if f"{dist.info_dir}/RECORD" in r.files}
             if not owners & layers:
                 return [], (
                     f"{package} in the base registers {', '.join(sorted(both))} already, and of "

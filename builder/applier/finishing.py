@@ -68,10 +68,10 @@ def _true_records(root: Path, receipts: Sequence[Receipt], compiled: Sequence[st
     """
     tree = DirTree(root)
     for receipt in receipts:
-        if "records" not in receipt:  # of a spark-build that left RECORD as it was
+        if receipt.records is None:  # of a spark-build that left RECORD as it was
             continue
-        now = {**present(root, receipt["files"]), **dict.fromkeys(compiled)}
-        for path, content in true_records(tree, now, receipt["package"]).items():
+        now = {**present(root, receipt.files), **dict.fromkeys(compiled)}
+        for path, content in true_records(tree, now, receipt.package).items():
             if content is not None:
                 (root / path).write_bytes(content.read())
 

@@ -7,29 +7,58 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import EXIT_DRIFT, EXIT_USAGE, ApplyError, say
 from builder.applier.folders import prune
-from builder.applier.receipts import STATE_DIR, FileFacts, is_digest, is_inside
+from builder.applier.receipts import STATE_DIR, Original, given, is_digest, is_inside
 from builder.applier.trees import Changes, DirTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from typing import Required, Self
+    from typing import Self
+
+#: What restores a file besides its bytes, with the types.
+_FACTS = (("link", str), ("mode", int), ("mtime_ns", int))
 
 
-class Swap(FileFacts, total=False):
-    """A file to be swapped by a change, with the data for a rollback, as JSON."""
+@dataclass(frozen=True)
+class Swap:
+    """A file to be swapped by a change, with the data for a rollback."""
 
-    path: Required[str]
-    #: sha256 of the original file in the backup, or None
-    backup: Required[str | None]
+    path: str
+    #: the file to be replaced, whose bytes go to the backup; None if there is none
+    original: Original | None = None
     #: whether the file itself is moved to the backup
-    moves: bool
+    moves: bool = False
     #: the topmost folder, or the file, that is new
-    made: str | None
+    made: str | None = None
+
+    @classmethod
+    def read(cls, raw: object) -> Swap:
+        """Read an entry of a journal, checked before it is used.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        held = raw if isinstance(raw, dict) else {}
+        path, backup, moves, made = (held.get(key) for key in ("path", "backup", "moves", "made"))
+        facts = {key: held[key] for key, _ in _FACTS if key in held}
+        good = all(isinstance(facts.get(key, kind()), kind) for key, kind in _FACTS)
+        if good and is_inside(path) and (made is None or is_inside(made)):
+            if is_digest(backup) and isinstance(moves, bool):
+                return cls(path, Original(before=backup, **facts), moves, made)
+            if backup is None and "made" in held:
+                return cls(path, made=made)
+        raise ValueError(f"invalid entry: {raw!r:.80}")
+
+    def as_json(self) -> dict[str, object]:
+        """The entry, as it is written to a journal."""
+        facts = given(self.original or Original())
+        swap = {"path": self.path, "backup": facts.pop("before", None), "made": self.made}
+        return {**swap, "moves": self.moves, **facts}
 
 
 class Journal:
@@ -108,14 +137,12 @@ class Journal:
         above = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         return next((p for p in above if p in ours or not os.path.lexists(self.root / p)), None)
 
-    def _facts(self, path: str) -> FileFacts:
-        """Facts about a file besides its bytes, to restore it."""
+    def _now(self, path: str, digest: str | None) -> Original:
+        """What restores a file that has a digest now."""
         target = self.root / path
         info = target.stat()
-        facts: FileFacts = {"mode": stat.S_IMODE(info.st_mode), "mtime_ns": info.st_mtime_ns}
-        if target.is_symlink():
-            facts["link"] = os.readlink(target)
-        return facts
+        link = os.readlink(target) if target.is_symlink() else None
+        return Original(digest, stat.S_IMODE(info.st_mode), info.st_mtime_ns, link)
 
     def _write(self, changes: Changes) -> None:
         stage = self.state / "stage"
@@ -149,25 +176,24 @@ class Journal:
         for path in sorted(changes):
             digest = tree.digest(path)
             if digest is None:
-                journal.append({"path": path, "backup": None, "made": self._first_missing(path)})
+                journal.append(Swap(path, made=self._first_missing(path)))
                 continue
-            moves, facts = digest not in held, self._facts(path)
-            journal.append({"path": path, "backup": digest, "moves": moves, "made": None, **facts})
+            journal.append(Swap(path, self._now(path, digest), moves=digest not in held))
             held.add(digest)
-        self._put("journal.json", json.dumps(journal).encode())
+        self._put("journal.json", json.dumps([entry.as_json() for entry in journal]).encode())
         for entry in journal:
-            target = self.root / entry["path"]
-            if entry["backup"] is not None:
-                kept = self.state / "backup" / entry["backup"]
-                if entry["moves"] and "link" in entry:
+            target = self.root / entry.path
+            if entry.original is not None:
+                kept = self.state / "backup" / str(entry.original.before)
+                if entry.moves and entry.original.link is not None:
                     shutil.copyfile(target, kept)
-                elif entry["moves"]:
+                elif entry.moves:
                     target.rename(kept)
-                if entry["path"] not in staged:
+                if entry.path not in staged:
                     target.unlink(missing_ok=True)
-            if entry["path"] in staged:
+            if entry.path in staged:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                staged[entry["path"]].replace(target)
+                staged[entry.path].replace(target)
         for path in changes:
             if path not in staged:
                 prune((self.root / path).parent, self.root)
@@ -183,16 +209,17 @@ class Journal:
 
     def _roll_back(self) -> None:
         for entry in reversed(self._journal()):
-            target = self.root / entry["path"]
-            if entry["backup"] is not None:
-                kept = self.state / "backup" / entry["backup"]
-                if kept.exists() and entry["moves"] and "link" not in entry:
+            target, original = self.root / entry.path, entry.original
+            if original is not None:
+                kept = self.state / "backup" / str(original.before)
+                is_link = original.link is not None
+                if kept.exists() and entry.moves and not is_link:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     kept.replace(target)  # no copy: the disk may be full
-                elif kept.exists() or "link" in entry:
-                    self._restore(entry["path"], entry["backup"], entry)
-            elif entry["made"] is not None:
-                made = self.root / entry["made"]
+                elif kept.exists() or is_link:
+                    self._restore(entry.path, original)
+            elif entry.made is not None:
+                made = self.root / entry.made
                 if made.is_dir():
                     shutil.rmtree(made)
                 else:
@@ -203,36 +230,26 @@ class Journal:
         """The journal of an interrupted change, checked before it is used."""
         path = self.state / "journal.json"
         try:
-            journal = json.loads(path.read_bytes())
-        except (ValueError, RecursionError):
-            journal = [None]
-        for entry in journal if isinstance(journal, list) else [None]:
-            held = entry if isinstance(entry, dict) else {}
-            backup, made = held.get("backup"), held.get("made")
-            good = is_inside(held.get("path")) and (made is None or is_inside(made))
-            kinds = (("link", str), ("mode", int), ("mtime_ns", int))
-            good = good and all(isinstance(held.get(key, kind()), kind) for key, kind in kinds)
-            told = is_digest(backup) and isinstance(held.get("moves"), bool)
-            if not good or not (told or (backup is None and "made" in held)):
-                raise ApplyError(
-                    f"{path} of an interrupted change is damaged",
-                    EXIT_DRIFT,
-                    f"remove {self.state}, then reinstall the packages",
-                )
-        entries: list[Swap] = journal
-        return entries
+            entries = json.loads(path.read_bytes())
+            return [Swap.read(one) for one in (entries if isinstance(entries, list) else [entries])]
+        except (ValueError, RecursionError) as error:
+            raise ApplyError(
+                f"{path} of an interrupted change is damaged: {error}",
+                EXIT_DRIFT,
+                f"remove {self.state}, then reinstall the packages",
+            ) from None
 
-    def _restore(self, path: str, digest: str, facts: FileFacts) -> None:
+    def _restore(self, path: str, original: Original) -> None:
         """Restore a file from the backup, with its mode and time."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".spark-build")
         partial.unlink(missing_ok=True)
-        if "link" in facts:
-            partial.symlink_to(facts["link"])
+        if original.link is not None:
+            partial.symlink_to(original.link)
         else:
-            shutil.copyfile(self.state / "backup" / digest, partial)
-            partial.chmod(facts.get("mode", 0o644))
-            if "mtime_ns" in facts:
-                os.utime(partial, ns=(facts["mtime_ns"], facts["mtime_ns"]))
+            shutil.copyfile(self.state / "backup" / str(original.before), partial)
+            partial.chmod(0o644 if original.mode is None else original.mode)
+            if original.mtime_ns is not None:
+                os.utime(partial, ns=(original.mtime_ns, original.mtime_ns))
         partial.replace(target)

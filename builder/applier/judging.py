@@ -90,22 +90,22 @@ def _compiled_by(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) ->
 
 def _judge_by_receipt(layer: Layer, tree: Tree, env: Mapping[str, str]) -> Outcome | None:
     receipts = receipts_of(tree)
-    receipt = next((r for r in receipts if r["layer"] == layer.name), None)
-    if receipt is None or receipt["layer_digest"] != layer.digest:
+    receipt = next((r for r in receipts if r.layer == layer.name), None)
+    if receipt is None or receipt.layer_digest != layer.digest:
         return None
     if unexplained(receipt, receipts, tree) or any(
-        env.get(name) != value for name, value in receipt["env"].items()
+        env.get(name) != value for name, value in receipt.env.items()
     ):
         return None
-    count = len(receipt["files"])
+    count = len(receipt.files)
     return Outcome(
         layer.name,
         APPLIED,
         f"receipt found, {count} file{'s match' if count != 1 else ' matches'} it",
-        variant=receipt["variant"],
-        env=dict(receipt["env"]),
-        serve_flags=list(receipt["serve_flags"]),
-        moe_serve_flags=list(receipt["moe_serve_flags"]),
+        variant=receipt.variant,
+        env=dict(receipt.env),
+        serve_flags=list(receipt.serve_flags),
+        moe_serve_flags=list(receipt.moe_serve_flags),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import NotRequired
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TypeGuard
 
     from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome
@@ -21,68 +22,64 @@ STATE_DIR = ".spark-build"
 RECEIPTS = f"{STATE_DIR}/receipts"
 
 
-class FileFacts(TypedDict, total=False):
-    """Facts about a file besides its bytes."""
+@dataclass(frozen=True)
+class Original:
+    """A file before a layer: its sha256, and what restores it besides its bytes.
 
-    mode: int
-    mtime_ns: int
-    link: str
+    None is what is not known.  Images have no originals of RECORD files, because they depend on
+    earlier layers.
+    """
+
+    before: str | None = None
+    mode: int | None = None
+    mtime_ns: int | None = None
+    link: str | None = None
 
 
-class Original(FileFacts, total=False):
-    """The original of a RECORD file; receipts in images do not have it."""
+@dataclass(frozen=True)
+class FileEntry(Original):
+    """A file that a layer changed; ``before`` and ``after`` are None if it does not exist."""
 
-    before: str
-
-
-class FileEntry(TypedDict):
-    """A file that a layer changed: sha256 before and after, None if it does not exist."""
-
-    before: str | None
-    after: str | None
-    ops: NotRequired[list[str]]
+    after: str | None = None
+    ops: Sequence[str] = ()
     #: the topmost folder created for it
-    made: NotRequired[str | None]
-    mode: NotRequired[int]
-    mtime_ns: NotRequired[int]
-    link: NotRequired[str]
+    made: str | None = None
 
 
-class Receipt(TypedDict):
-    """What a layer wrote into a tree, as JSON; optional keys may be absent."""
+@dataclass(frozen=True)
+class Receipt:
+    """What a layer wrote into a tree."""
 
-    schema: NotRequired[int]
     layer: str
     layer_digest: str
-    #: the layer whose extension wheel has this layer's compiled changes
-    compiled_with: NotRequired[str]
     variant: str | None
     sequence: int
-    env: dict[str, str]
-    serve_flags: list[str]
-    moe_serve_flags: list[str]
-    files: dict[str, FileEntry]
-    package: NotRequired[str]
-    #: updated RECORD files
-    records: NotRequired[dict[str, Original]]
+    env: Mapping[str, str]
+    serve_flags: Sequence[str]
+    moe_serve_flags: Sequence[str]
+    files: Mapping[str, FileEntry]
+    package: str = ""
+    #: updated RECORD files; None if a spark-build wrote it that left RECORD as it was
+    records: Mapping[str, Original] | None = None
+    #: the layer whose extension wheel has this layer's compiled changes
+    compiled_with: str | None = None
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _TEXT = (str, type(None))
 #: The required keys of a receipt, with their types.
-_FIELDS: dict[str, Any] = {
+_REQUIRED: dict[str, type | tuple[type, ...]] = {
     "layer": str, "layer_digest": str, "variant": _TEXT, "sequence": int, "env": dict,
-    "files": dict, "serve_flags": list, "moe_serve_flags": list,
+    "serve_flags": list, "moe_serve_flags": list, "files": dict,
 }  # fmt: skip
-#: The optional keys of a file in it.
-_FILE_FIELDS: dict[str, Any] = {
-    "ops": list,
-    "made": _TEXT,
-    "mode": int,
-    "mtime_ns": int,
-    "link": str,
-}
+#: The optional keys.
+_OPTIONAL = {"package": str, "records": dict, "compiled_with": str}
+#: The keys of a file in it.
+_FILE: dict[str, type | tuple[type, ...]] = {
+    "before": _TEXT, "mode": int, "mtime_ns": int, "link": str,
+    "after": _TEXT, "ops": list, "made": _TEXT,
+}  # fmt: skip
 
 
 def receipts_of(tree: Tree) -> list[Receipt]:
@@ -97,55 +94,66 @@ def receipts_of(tree: Tree) -> list[Receipt]:
         if not name.endswith(".json") or data is None:
             continue
         try:
-            found.append(_checked(json.loads(data), name))
+            found.append(_read(json.loads(data), name))
         except (ValueError, RecursionError) as error:
             raise ApplyError(
                 f"receipt {RECEIPTS}/{name} is damaged: {error}",
                 hint="reinstall the affected packages",
             ) from None
-    return sorted(found, key=lambda receipt: (receipt["sequence"], receipt["layer"]))
+    return sorted(found, key=lambda receipt: (receipt.sequence, receipt.layer))
 
 
-def _checked(receipt: Any, name: str) -> Receipt:
-    """Check a receipt, because a revert uses its paths to remove files."""
-    held = receipt if isinstance(receipt, dict) else {}
-    wrong = [key for key, kind in _FIELDS.items() if not isinstance(held.get(key, ...), kind)]
-    if wrong:
-        raise ValueError(f"{wrong[0]!r} is missing or has the wrong type")
-    if f"{held['layer']}.json" != name:
-        raise ValueError(f"it belongs to layer {held['layer']!r}")
-    texts = [*held["env"].values(), *held["serve_flags"], *held["moe_serve_flags"]]
+def _read(raw: object, name: str) -> Receipt:
+    """Read a receipt, and check it, because a revert uses its paths to remove files."""
+    held = raw if isinstance(raw, dict) else {}
+    known = {key: held[key] for key in (*_REQUIRED, *_OPTIONAL) if key in held}
+    for key, kind in {**_REQUIRED, **_OPTIONAL}.items():
+        if not isinstance(known.get(key, ...), kind) and (key in held or key in _REQUIRED):
+            raise ValueError(f"{key!r} is missing or has the wrong type")
+    if f"{known['layer']}.json" != name:
+        raise ValueError(f"it belongs to layer {known['layer']!r}")
+    texts = [*known["env"].values(), *known["serve_flags"], *known["moe_serve_flags"]]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a variable or a flag is not a string")
-    for path, entry in held["files"].items():
-        if not is_inside(path) or not _is_entry(entry):
-            raise ValueError(f"its entry for {path!r} is invalid")
-    records = held.get("records", {})
-    said = records.items() if isinstance(records, dict) else [("", records)]
-    for path, entry in said:
-        if not _RECORD.fullmatch(path) or not _is_record_entry(entry):
-            raise ValueError(f"its entry for {path!r} is invalid")
-    if records and not isinstance(held.get("package"), str):
+    if known.get("records") and "package" not in known:
         raise ValueError("'package' is missing or has the wrong type")
-    return cast("Receipt", held)
+    known["files"] = {path: _entry(path, entry) for path, entry in known["files"].items()}
+    if "records" in known:
+        known["records"] = {path: _record(path, one) for path, one in known["records"].items()}
+    return Receipt(**known)
 
 
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not {"before", "after"} <= entry.keys():
-        return False
-    digests = (entry["before"], entry["after"])
-    made = entry.get("made")
-    return (
-        all(digest is None or is_digest(digest) for digest in digests)
-        and all(isinstance(entry[k], kind) for k, kind in _FILE_FIELDS.items() if k in entry)
-        and (made is None or is_inside(made))
-    )
+def _entry(path: str, raw: object) -> FileEntry:
+    known = _known(path, raw)
+    if not is_inside(path) or not {"before", "after"} <= known.keys():
+        raise _invalid(path)
+    return FileEntry(**known)
 
 
-def _is_record_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict) or not is_digest(entry.get("before", "0" * 64)):
-        return False
-    return all(isinstance(entry[k], kind) for k, kind in _FILE_FIELDS.items() if k in entry)
+def _record(path: str, raw: object) -> Original:
+    known = _known(path, raw)
+    if not _RECORD.fullmatch(path):
+        raise _invalid(path)
+    return Original(*(known.get(key) for key in ("before", "mode", "mtime_ns", "link")))
+
+
+def _known(path: str, raw: object) -> dict[str, Any]:
+    """The known keys of a file in a receipt, checked."""
+    if not isinstance(raw, dict):
+        raise _invalid(path)
+    known = {key: raw[key] for key in _FILE if key in raw}
+    made, ops = known.get("made"), known.get("ops", ())
+    good = all(isinstance(value, _FILE[key]) for key, value in known.items())
+    digests = (known.get("before"), known.get("after"))
+    good = good and all(digest is None or is_digest(digest) for digest in digests)
+    good = good and (made is None or is_inside(made)) and all(isinstance(op, str) for op in ops)
+    if not good:
+        raise _invalid(path)
+    return known
+
+
+def _invalid(path: str) -> ValueError:
+    return ValueError(f"its entry for {path!r} is invalid")
 
 
 def is_digest(value: object) -> bool:
@@ -153,7 +161,7 @@ def is_digest(value: object) -> bool:
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
-def is_inside(path: object) -> bool:
+def is_inside(path: object) -> TypeGuard[str]:
     """Whether it is a path below the tree's root."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
@@ -166,9 +174,9 @@ def explained(
     """Whether receipts explain, step by step, how a file got its current digest."""
     digest = start
     for receipt in receipts:
-        entry = receipt["files"].get(path)
-        if entry is not None and entry["before"] == digest:
-            digest = entry["after"]
+        entry = receipt.files.get(path)
+        if entry is not None and entry.before == digest:
+            digest = entry.after
     return digest == current
 
 
@@ -177,28 +185,28 @@ def kept_true(receipts: Iterable[Receipt]) -> set[str]:
 
     The digest changes with every applied or reverted layer.
     """
-    return {path for receipt in receipts for path in receipt.get("records", ())}
+    return {path for receipt in receipts for path in receipt.records or ()}
 
 
 def originals(tree: Tree) -> dict[str, str]:
     """The sha256 of RECORD files before the layers in a tree, which updated them."""
     found: dict[str, str] = {}
     for receipt in receipts_of(tree):
-        for path, entry in receipt.get("records", {}).items():
-            if "before" in entry:  # it was applied to a directory
-                found.setdefault(path, entry["before"])
+        for path, original in (receipt.records or {}).items():
+            if original.before is not None:  # it was applied to a directory
+                found.setdefault(path, original.before)
     return found
 
 
 def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> list[str]:
     """Files of a receipt that match neither it nor later receipts."""
     known = list(receipts)
-    later = [r for r in known if r["sequence"] > receipt["sequence"]]
+    later = [r for r in known if r.sequence > receipt.sequence]
     records = kept_true(known)
     return [
         path
-        for path, entry in receipt["files"].items()
-        if not explained(path, entry["after"], tree.digest(path), later)
+        for path, entry in receipt.files.items()
+        if not explained(path, entry.after, tree.digest(path), later)
         and not (path in records and tree.digest(path) is not None)
     ]
 
@@ -211,7 +219,7 @@ def final_digests(receipts: Iterable[Receipt]) -> dict[str, str | None]:
     known = list(receipts)
     final: dict[str, str | None] = {}
     for receipt in known:
-        final.update({path: entry["after"] for path, entry in receipt["files"].items()})
+        final.update({path: entry.after for path, entry in receipt.files.items()})
     records = kept_true(known)
     return {path: digest for path, digest in final.items() if digest is None or path not in records}
 
@@ -220,7 +228,7 @@ def env_of(tree: Tree) -> dict[str, str]:
     """Environment variables set by receipts in the tree."""
     merged: dict[str, str] = {}
     for receipt in receipts_of(tree):
-        merged.update(receipt["env"])
+        merged.update(receipt.env)
     return merged
 
 
@@ -232,36 +240,45 @@ def make_receipt(
     ``records`` are the RECORD files that it updated; their digests are not included, because
     they depend on earlier layers, and so would this receipt.
     """
-    files: dict[str, FileEntry] = {}
-    for path in sorted(outcome.changes):
-        content = outcome.changes[path]
-        files[path] = {
-            "before": tree.digest(path),
-            "after": None if content is None else content.sha256,
-            "ops": outcome.ops.get(path, []),
-        }
-    receipt: Receipt = {
-        "schema": SCHEMA,
-        "layer": layer.name,
-        "layer_digest": layer.digest,
-        "variant": outcome.variant,
-        "sequence": sequence,
-        "env": outcome.env,
-        "serve_flags": outcome.serve_flags,
-        "moe_serve_flags": outcome.moe_serve_flags,
-        "files": files,
-        "package": layer.package,
-        "records": {path: {} for path in sorted(records)},
+    files = {
+        path: FileEntry(
+            before=tree.digest(path),
+            after=None if content is None else content.sha256,
+            ops=outcome.ops.get(path, ()),
+        )
+        for path, content in sorted(outcome.changes.items())
     }
     carrier = outcome.compiled.carrier if outcome.compiled else None
-    if carrier not in (None, layer.name):
-        receipt["compiled_with"] = carrier
-    return receipt
+    return Receipt(
+        layer=layer.name,
+        layer_digest=layer.digest,
+        variant=outcome.variant,
+        sequence=sequence,
+        env=outcome.env,
+        serve_flags=outcome.serve_flags,
+        moe_serve_flags=outcome.moe_serve_flags,
+        files=files,
+        package=layer.package,
+        records={path: Original() for path in sorted(records)},
+        compiled_with=None if carrier == layer.name else carrier,
+    )
 
 
 def receipt_bytes(receipt: Receipt) -> bytes:
     """The bytes of a receipt: readable, sorted, with a final newline."""
-    return json.dumps(receipt, indent=1, sort_keys=True).encode() + b"\n"
+    value = {**given(receipt), "schema": SCHEMA, "variant": receipt.variant}
+    value["files"] = {
+        path: {**given(entry), "before": entry.before, "after": entry.after}
+        for path, entry in receipt.files.items()
+    }
+    if receipt.records is not None:
+        value["records"] = {path: given(one) for path, one in receipt.records.items()}
+    return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def given(value: Receipt | Original) -> dict[str, Any]:
+    """The fields of a value that are not None."""
+    return {key: item for key, item in vars(value).items() if item is not None}
 
 
 def receipt_path(layer: str) -> str:

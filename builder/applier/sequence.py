@@ -69,7 +69,7 @@ def _judged_once(
     overlay = OverlayTree(tree)
     current = dict(env)
     agreement = Agreement()
-    sequence = max((r["sequence"] for r in receipts_of(tree)), default=0)
+    sequence = max((r.sequence for r in receipts_of(tree)), default=0)
     for number, layer in enumerate(ordered, 1):
         outcome = judge(layer, overlay, sources, target, current, ordered[number:], together)
         receipt: Receipt | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH, env_pth
@@ -10,6 +11,7 @@ from builder.applier.failures import EXIT_DRIFT, ApplyError
 from builder.applier.folders import drop_empty
 from builder.applier.journal import Journal
 from builder.applier.receipts import (
+    FileEntry,
     kept_true,
     make_receipt,
     receipt_bytes,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome
-    from builder.applier.receipts import FileEntry, FileFacts, Original, Receipt
+    from builder.applier.receipts import Original, Receipt
 
 
 class Store(Journal):
@@ -46,32 +48,36 @@ class Store(Journal):
         """
         tree = DirTree(self.root)
         receipts = receipts_of(tree)
-        number = 1 + max((r["sequence"] for r in receipts), default=0)
-        records = settled_records(layer, outcome.changes, tree)
-        receipt = make_receipt(layer, outcome, tree, number, records)
-        previous = next((r for r in receipts if r["layer"] == layer.name), None)
-        changes: Changes = {**outcome.changes, **records}
-        ours = {entry.get("made") for r in receipts for entry in r["files"].values()}
-        for path, entry in receipt["files"].items():
-            if entry["before"] is None:
-                entry["made"] = self._first_missing(path, ours)
-            else:
-                _note(entry, self._facts(path))
-        for path, original in receipt["records"].items():
-            _note(original, self._facts(path))
-            original["before"] = tree.digest(path) or ""
-            original.update(self._original(path, receipts) or {})
+        number = 1 + max((r.sequence for r in receipts), default=0)
+        changed = settled_records(layer, outcome.changes, tree)
+        receipt = make_receipt(layer, outcome, tree, number, changed)
+        previous = next((r for r in receipts if r.layer == layer.name), None)
+        changes: Changes = {**outcome.changes, **changed}
+        ours = {entry.made for r in receipts for entry in r.files.values()}
+        files = {path: self._noted(path, entry, ours) for path, entry in receipt.files.items()}
+        records = {
+            path: self._original(path, receipts) or self._now(path, tree.digest(path))
+            for path in changed
+        }
         if previous is not None:
-            _keep_originals(receipt, previous["files"], tree, kept_true(receipts))
-            receipt["records"] = {**previous.get("records", {}), **receipt["records"]}
+            files = _with_originals(files, previous.files, tree, kept_true(receipts))
+            records = {**(previous.records or {}), **records}
+        receipt = replace(receipt, files=files, records=records)
         changes[receipt_path(layer.name)] = Content.of(receipt_bytes(receipt))
         merged: dict[str, str] = {}
         for earlier in [*(r for r in receipts if r is not previous), receipt]:
-            merged.update(earlier["env"])
+            merged.update(earlier.env)
         if merged:
             changes[ENV_PTH] = Content.of(env_pth(merged))
         self._write(changes)
         return receipt
+
+    def _noted(self, path: str, entry: FileEntry, ours: Collection[str | None]) -> FileEntry:
+        """The entry of a file, with what a revert of it needs."""
+        if entry.before is None:
+            return replace(entry, made=self._first_missing(path, ours))
+        original = self._now(path, entry.before)
+        return FileEntry(**vars(original), after=entry.after, ops=entry.ops)
 
     def revert(self, names: Sequence[str] | None, force: bool = False) -> list[str]:
         """Restore the exact bytes from before the given layers (None means all).
@@ -82,7 +88,7 @@ class Store(Journal):
             ApplyError: a file was edited since, or a remaining layer depends on a reverted one.
         """
         receipts = receipts_of(DirTree(self.root))
-        going = [r for r in receipts if names is None or r["layer"] in names]
+        going = [r for r in receipts if names is None or r.layer in names]
         staying = [r for r in receipts if r not in going]
         self._refuse_entangled(going, staying)
         self._refuse_edited(going, receipts, force)
@@ -91,10 +97,10 @@ class Store(Journal):
             self._put_back(receipt)
         self._put_records_back(going, receipts)
         for receipt in reversed(going):
-            (self.root / receipt_path(receipt["layer"])).unlink()
+            (self.root / receipt_path(receipt.layer)).unlink()
         merged: dict[str, str] = {}
         for receipt in staying:
-            merged.update(receipt["env"])
+            merged.update(receipt.env)
         if merged:
             self._put("env.pth", env_pth(merged))
             (self.state / "env.pth").replace(self.root / ENV_PTH)
@@ -102,27 +108,27 @@ class Store(Journal):
             (self.root / ENV_PTH).unlink(missing_ok=True)
         if not staying:
             self._clear()
-        return [r["layer"] for r in reversed(going)]
+        return [r.layer for r in reversed(going)]
 
     @staticmethod
     def _refuse_entangled(going: Sequence[Receipt], staying: Sequence[Receipt]) -> None:
         for gone in going:
             for kept in staying:
                 pair = (gone, kept), (kept, gone)
-                if any(one.get("compiled_with") == other["layer"] for one, other in pair):
+                if any(one.compiled_with == other.layer for one, other in pair):
                     raise ApplyError(
-                        f"layers {gone['layer']} and {kept['layer']} are compiled into one "
-                        f"extension wheel, so {gone['layer']} cannot be reverted alone",
+                        f"layers {gone.layer} and {kept.layer} are compiled into one "
+                        f"extension wheel, so {gone.layer} cannot be reverted alone",
                         EXIT_DRIFT,
-                        f"revert {kept['layer']} too",
+                        f"revert {kept.layer} too",
                     )
-                both = set(gone["files"]) & {*kept["files"], *kept.get("records", ())}
-                if kept["sequence"] > gone["sequence"] and both:
+                both = set(gone.files) & {*kept.files, *(kept.records or ())}
+                if kept.sequence > gone.sequence and both:
                     raise ApplyError(
-                        f"layer {kept['layer']} was applied on top of {gone['layer']} "
-                        f"({min(both)}), so {gone['layer']} cannot be reverted alone",
+                        f"layer {kept.layer} was applied on top of {gone.layer} "
+                        f"({min(both)}), so {gone.layer} cannot be reverted alone",
                         EXIT_DRIFT,
-                        f"revert {kept['layer']} too",
+                        f"revert {kept.layer} too",
                     )
 
     def _refuse_edited(
@@ -132,10 +138,10 @@ class Store(Journal):
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
             # an interrupted revert has already restored some of them
-            edited = [p for p in edited if tree.digest(p) != receipt["files"][p]["before"]]
+            edited = [p for p in edited if tree.digest(p) != receipt.files[p].before]
             if edited:
                 raise ApplyError(
-                    f"{edited[0]} was changed after layer {receipt['layer']} was applied; "
+                    f"{edited[0]} was changed after layer {receipt.layer} was applied; "
                     f"reverting would lose that edit",
                     EXIT_DRIFT,
                     "check the file, then use --force to restore the original anyway",
@@ -144,8 +150,8 @@ class Store(Journal):
     def _refuse_lost(self, going: Sequence[Receipt]) -> None:
         tree, backup = DirTree(self.root), DirTree(self.state / "backup")
         for receipt in going:
-            for path, entry in receipt["files"].items():
-                before = entry["before"]
+            for path, entry in receipt.files.items():
+                before = entry.before
                 if before is None or tree.digest(path) == before:
                     continue
                 if backup.digest(before) != before:
@@ -156,38 +162,35 @@ class Store(Journal):
                     )
 
     def _put_back(self, receipt: Receipt) -> None:
-        for path, entry in receipt["files"].items():
+        for path, entry in receipt.files.items():
             target = self.root / path
-            if entry["before"] is None:
+            if entry.before is None:
                 target.unlink(missing_ok=True)
-                made = self.root / (entry.get("made") or path)
+                made = self.root / (entry.made or path)
                 drop_empty(target.parent, made.parent)
                 continue
             tree = DirTree(self.root)
-            same_bytes = tree.digest(path) == entry["before"]
-            if not same_bytes or tree.mode(path) != entry.get("mode", tree.mode(path)):
-                self._restore(path, entry["before"], entry)
+            same_bytes = tree.digest(path) == entry.before
+            if not same_bytes or entry.mode not in (None, tree.mode(path)):
+                self._restore(path, entry)
             for stale in stale_pyc(DirTree(self.root), path):
-                if stale not in receipt["files"]:
+                if stale not in receipt.files:
                     (self.root / stale).unlink(missing_ok=True)
 
     # -- RECORD
 
     def _original(self, path: str, receipts: Sequence[Receipt]) -> Original | None:
         """The original of a RECORD before these layers, if they wrote it and the backup has it."""
-        known = [r["records"][path] for r in receipts if path in r.get("records", ())]
-        last = known[-1] if known else {}
+        known = [r.records[path] for r in receipts if r.records and path in r.records]
         now = DirTree(self.root).read(path)
-        if "before" not in last or now is None:
+        if not known or known[-1].before is None or now is None:
             return None
-        kept = DirTree(self.state / "backup").read(last["before"])
-        if kept is None and sha256_hex(now) != last["before"]:
+        kept = DirTree(self.state / "backup").read(known[-1].before)
+        if kept is None and sha256_hex(now) != known[-1].before:
             return None
-        touched = {file for receipt in receipts for file in receipt["files"]}
+        touched = {file for receipt in receipts for file in receipt.files}
         same = untouched_rows(kept or now, touched) == untouched_rows(now, touched)
-        names = ("before", "mode", "mtime_ns", "link")
-        known_of_it = {key: value for key, value in last.items() if key in names}
-        return cast("Original", known_of_it) if same else None
+        return known[-1] if same else None
 
     def _put_records_back(self, going: Sequence[Receipt], receipts: Sequence[Receipt]) -> None:
         """Restore the RECORD files of reverted layers.
@@ -200,47 +203,38 @@ class Store(Journal):
             if data is None:
                 continue
             original = self._original(path, receipts)
-            others = [r for r in (staying if original else going) if path in r.get("records", ())]
+            others = [r for r in (staying if original else going) if path in (r.records or ())]
             if original is not None:
-                data = DirTree(self.state / "backup").read(original["before"]) or data
+                data = DirTree(self.state / "backup").read(str(original.before)) or data
             for receipt in others:
                 tree = OverlayTree(DirTree(self.root))
                 tree.update({path: Content.of(data)})
-                now = present(self.root, receipt["files"])
-                content = true_records(tree, now, receipt["package"]).get(path)
+                now = present(self.root, receipt.files)
+                content = true_records(tree, now, receipt.package).get(path)
                 data = content.read() if content is not None else data
-            if original is not None and sha256_hex(data) == original["before"]:
-                self._restore(path, original["before"], original)
+            if original is not None and sha256_hex(data) == original.before:
+                self._restore(path, original)
             elif data != DirTree(self.root).read(path):
                 self._put("record", data)
                 (self.state / "record").chmod(DirTree(self.root).mode(path))
                 (self.state / "record").replace(self.root / path)
 
 
-def _note(entry: FileEntry | Original, facts: FileFacts) -> None:
-    """Record facts about a file besides its bytes in a receipt."""
-    entry["mode"], entry["mtime_ns"] = facts["mode"], facts["mtime_ns"]
-    if "link" in facts:
-        entry["link"] = facts["link"]
-
-
-def _keep_originals(
-    receipt: Receipt,
+def _with_originals(
+    files: Mapping[str, FileEntry],
     older: Mapping[str, FileEntry],
     tree: Tree,
     records: Collection[str],
-) -> None:
-    """Take over files that an older version of the layer changed and that are unchanged since.
+) -> dict[str, FileEntry]:
+    """Files with the originals of those that an older version of the layer changed.
 
-    Files that another program (such as a package manager) has replaced since are kept; RECORD
-    files among them were updated by other layers.
+    Files that another program (such as a package manager) has replaced since keep their own;
+    RECORD files among them were updated by other layers.
     """
-    files = receipt["files"]
+    found = dict(files)
     for path, entry in older.items():
         now, digest = files.get(path), tree.digest(path)
-        if digest != entry["after"] and (path not in records or digest is None):
+        if digest != entry.after and (path not in records or digest is None):
             continue
-        files[path] = entry.copy()
-        if now is not None:
-            files[path].update({"after": now["after"], "ops": now.get("ops", [])})
-    receipt["files"] = dict(sorted(files.items()))
+        found[path] = entry if now is None else replace(entry, after=now.after, ops=now.ops)
+    return dict(sorted(found.items()))

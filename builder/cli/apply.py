@@ -71,7 +71,7 @@ def revert_command(
 ) -> None:
     """Put originals back."""
     root = find_site_packages(directory)
-    applied = [str(r["layer"]) for r in receipts_of(DirTree(root))]
+    applied = [r.layer for r in receipts_of(DirTree(root))]
     names = None
     if layers:
         words = [word.strip() for name in layers for word in name.split(",") if word.strip()]

@@ -76,10 +76,10 @@ class LayerDecision:
         return found.stage if found else None
 
     def _files(self) -> Iterator[PlannedFile]:
-        for path, entry in self.receipt["files"].items() if self.receipt else ():
+        for path, entry in self.receipt.files.items() if self.receipt else ():
             content = self.changes.get(path)
             size = 0 if content is None else content.size
-            yield PlannedFile(path=path, before=entry["before"], after=entry["after"], size=size)
+            yield PlannedFile(path=path, before=entry.before, after=entry.after, size=size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def check_layers(plan: dict[str, Any], root: Path) -> list[dict[str, Any]]:
     for layer in plan["layers"]:
         if layer["state"] != "needed":
             continue
-        receipt = next((r for r in receipts if r["layer"] == layer["name"]), None)
+        receipt = next((r for r in receipts if r.layer == layer["name"]), None)
         expected = "receipt present and every file matches it"
         if receipt is None:
             seen, good = "no receipt: the layer is not applied", False

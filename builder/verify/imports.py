@@ -128,8 +128,8 @@ def _edited(receipts: Sequence[Receipt]) -> set[str]:
     return {
         path
         for receipt in receipts
-        for path, entry in receipt["files"].items()
-        if path.endswith(".py") and entry["after"] and set(entry["ops"]) - {"wheel"}
+        for path, entry in receipt.files.items()
+        if path.endswith(".py") and entry.after and set(entry.ops) - {"wheel"}
     }
 
 

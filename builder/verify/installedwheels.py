@@ -74,15 +74,15 @@ class InstalledWheelSources:
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
         request = _stand_in(change, ops[-1].arch)
         for receipt in receipts_of(self.tree):
-            for path, entry in receipt["files"].items():
+            for path, entry in receipt.files.items():
                 folder, _, name = path.partition("/")
                 dist = distribution_of(folder)
-                if name != "RECORD" or "compile" not in entry["ops"] or dist is None:
+                if name != "RECORD" or "compile" not in entry.ops or dist is None:
                     continue
                 if f"-{normalize(change)}-" in f"-{dist.name}-" and dist.name != wanted:
                     return Stage(request)  # part of it, which does not exist alone
                 if dist.name == wanted:
-                    digest = entry["after"] or ""
+                    digest = entry.after or ""
                     return Stage(request, InputPin(dist.name, dist.version, folder, digest))
         return self.sources.stage(ops, packages, target, module)
 

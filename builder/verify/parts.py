@@ -105,13 +105,13 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
         CannotTakeApart: the original content of a file is lost.
     """
     receipts = receipts_of(base.tree)
-    changes: Changes = {receipt_path(r["layer"]): None for r in receipts}
+    changes: Changes = {receipt_path(r.layer): None for r in receipts}
     if base.tree.read(ENV_PTH) is not None:
         changes[ENV_PTH] = None
     former: dict[str, str | None] = {}
     for receipt in receipts:
-        for path, entry in receipt["files"].items():
-            former.setdefault(path, entry["before"])
+        for path, entry in receipt.files.items():
+            former.setdefault(path, entry.before)
     for path, digest in former.items():
         if digest == base.tree.digest(path):
             continue
@@ -129,7 +129,7 @@ def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | No
             load = originals(path, digest)
             if load is not None and tree.digest(path) is not None:
                 tree.update({path: Content.of(load())})
-    ours = {name for receipt in receipts for name in receipt["env"]}
+    ours = {name for receipt in receipts for name in receipt.env}
     identity = dataclasses.replace(
         base.identity,
         packages=_tracked(tree, base),
@@ -175,7 +175,7 @@ def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
     """
     overlay = again.tree
     assert isinstance(overlay, OverlayTree)
-    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r["files"])}
+    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r.files)}
     paths -= kept_true(receipts_of(target.tree)) | kept_true(receipts_of(overlay))
     compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
     return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)

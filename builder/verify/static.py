@@ -81,7 +81,7 @@ def _plan(target: VerifyTarget, label: str) -> Check:
 
 def _layer(target: VerifyTarget, decision: PlannedLayer, receipts: Sequence[Receipt]) -> Check:
     name = decision.name
-    receipt = next((r for r in receipts if r["layer"] == name), None)
+    receipt = next((r for r in receipts if r.layer == name), None)
     expected = "receipt present and every file matches it"
     if receipt is None and decision.state == "applied":
         return Check(
@@ -105,10 +105,10 @@ def _layer(target: VerifyTarget, decision: PlannedLayer, receipts: Sequence[Rece
     wrong = unexplained(receipt, receipts, target.tree)
     wrong += [
         path
-        for path, entry in receipt["files"].items()
-        if planned.get(path, entry["after"]) != entry["after"] and path not in wrong
+        for path, entry in receipt.files.items()
+        if planned.get(path, entry.after) != entry.after and path not in wrong
     ]
-    count = len(receipt["files"])
+    count = len(receipt.files)
     seen = f"{count} file{'s' if count != 1 else ''} as recorded"
     if wrong:
         seen = f"{counted(len(wrong), 'file')} changed, such as {wrong[0]}"
@@ -144,8 +144,8 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
         {
             path
             for receipt in receipts
-            for path, entry in receipt["files"].items()
-            if path.endswith(".py") and entry["after"] and set(entry["ops"]) - {"wheel"}
+            for path, entry in receipt.files.items()
+            if path.endswith(".py") and entry.after and set(entry.ops) - {"wheel"}
         }
     )
     broken = []
@@ -169,7 +169,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     """Check that every file matches a RECORD, or that a receipt explains the difference."""
     claims: dict[str, set[str]] = {}
     # an overlay's RECORD is updated when it is put on its image
-    true = {} if target.brought else final_digests(r for r in receipts if "records" in r)
+    true = {} if target.brought else final_digests(r for r in receipts if r.records is not None)
     for dist in target.tree.distributions().values():
         data = target.tree.read(f"{dist.info_dir}/RECORD")
         if dist.name not in target.plan.base.packages and not _laid_out(dist, receipts):
@@ -246,12 +246,12 @@ def _few(names: Sequence[str]) -> str:
 
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]:
     """Files that an overlay adds to site-packages without a receipt."""
-    known = {path for receipt in receipts for path in receipt["files"]}
-    known |= {receipt_path(receipt["layer"]) for receipt in receipts} | kept_true(receipts)
+    known = {path for receipt in receipts for path in receipt.files}
+    known |= {receipt_path(receipt.layer) for receipt in receipts} | kept_true(receipts)
     prefix = f"{target.plan.base.site_packages}/"
     brought = (p.removeprefix(prefix) for p in target.brought if p.startswith(prefix))
     return sorted(path for path in brought if path not in known)
 
 
 def _laid_out(dist: Any, receipts: Sequence[Receipt]) -> bool:
-    return any(f"{dist.info_dir}/RECORD" in receipt["files"] for receipt in receipts)
+    return any(f"{dist.info_dir}/RECORD" in receipt.files for receipt in receipts)

@@ -166,7 +166,7 @@ class _Released:
     def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
         """The files that this machine's layers write on these releases, if named in receipts."""
         by_name = {layer.name: layer for layer in self._trust.layers}
-        names = dict.fromkeys(str(receipt["layer"]) for receipt in receipts)
+        names = dict.fromkeys(receipt.layer for receipt in receipts)
         catalog = self._trust.catalog
         try:
             chosen = [

@@ -91,7 +91,7 @@ def _texts(paths: list[str]) -> tuple[str, ...]:
 
 def _ours(view: Rootfs, site: str, tree: Tree) -> int | None:
     """Number of layers from the top to our lowest one; None if there is none."""
-    paths = [f"{site}/{receipt_path(r['layer'])}" for r in receipts_of(tree)]
+    paths = [f"{site}/{receipt_path(r.layer)}" for r in receipts_of(tree)]
     entries = [view.stat(path) for path in (*paths, f"{SHARE}/plan.json")]
     return max((entry.layer + 1 for entry in entries if entry is not None), default=None)
 
@@ -109,10 +109,10 @@ class _InSite:
                 self._claim(name, view.read(f"{site}/{name}/RECORD"))
         receipts = receipts_of(tree)
         for receipt in receipts:
-            self._claims.setdefault(receipt_path(receipt["layer"]), set()).add(None)
-            for path, entry in receipt["files"].items():
-                if entry["after"] is not None:
-                    self._claims.setdefault(path, set()).add(entry["after"])
+            self._claims.setdefault(receipt_path(receipt.layer), set()).add(None)
+            for path, entry in receipt.files.items():
+                if entry.after is not None:
+                    self._claims.setdefault(path, set()).add(entry.after)
         self._settings = env_pth(env_of(tree)) if receipts else None
         #: folders with recorded files
         self.folders = {

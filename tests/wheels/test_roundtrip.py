@@ -152,14 +152,17 @@ def assert_as_planned(root: Path, made: Planned, layer: str, pristine: Mapping[s
         assert data != made.before(layer).read(path), path
         ast.parse(data, path)
     others = {p: d for p, d in snapshot(root).items() if not p.startswith(".spark-build/")}
-    receipt = next(r for r in receipts_of(tree) if r["layer"] == layer)
-    assert {p for p in others if others[p] != pristine.get(p)} == {*changes, *receipt["records"]}
-    assert receipt["records"]
-    for record in receipt["records"]:
+    receipt = next(r for r in receipts_of(tree) if r.layer == layer)
+    assert {p for p in others if others[p] != pristine.get(p)} == {
+        *changes,
+        *(receipt.records or ()),
+    }
+    assert receipt.records
+    for record in receipt.records:
         rows = [row for row in parse_record(tree.read(record) or b"") if row.path in changes]
         assert rows
         assert all(row.sha256 == others[row.path] for row in rows)
-    assert {p: e["after"] for p, e in receipt["files"].items()} == {p: others[p] for p in changes}
+    assert {p: e.after for p, e in receipt.files.items()} == {p: others[p] for p in changes}
 
 
 @pytest.mark.parametrize(("layer", "release"), needed_in(TABLE, WHEEL_LAYERS))

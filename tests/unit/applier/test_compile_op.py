@@ -258,14 +258,14 @@ def test_inputs_of_a_stage_are_part_of_the_plan(key: str, value: Any) -> None:
 def test_output_of_a_stage_is_installed_like_any_wheel() -> None:
     (decision,) = planned(MADE).decisions
     info = f"{PACKAGE}-0.20.1+abc.dist-info"
-    assert set(decision.receipt["files"]) == {
+    assert set(decision.receipt.files) == {
         f"{PACKAGE}/__init__.py",
         f"{PACKAGE}/kernels.so",
         f"{info}/INSTALLER",
         f"{info}/METADATA",
         f"{info}/RECORD",
     }
-    assert {tuple(e["ops"]) for e in decision.receipt["files"].values()} == {("compile",)}
+    assert {tuple(e.ops) for e in decision.receipt.files.values()} == {("compile",)}
     assert not any(path.startswith("vllm/") for path in decision.changes)
     kernels = decision.changes[f"{PACKAGE}/kernels.so"]
     assert (kernels.mode, kernels.read()) == (0o755, b"code")

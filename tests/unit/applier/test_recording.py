@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,14 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import ApplyError
 from builder.applier.finishing import finish
-from builder.applier.receipts import receipt_bytes, receipt_path, receipts_of
+from builder.applier.receipts import (
+    FileEntry,
+    Original,
+    Receipt,
+    receipt_bytes,
+    receipt_path,
+    receipts_of,
+)
 from builder.applier.recording import row_path, true_records
 from builder.applier.records import parse_record
 from builder.applier.states import APPLIED, NEEDED
@@ -194,10 +202,60 @@ def test_receipts_name_record_without_its_digest_in_an_image(site: Path) -> None
     """Else a receipt, and with it a layer of the image, would change with the layers below."""
     (decision,) = make_plan_of(fake_base(FILES), FIX).decisions
     assert decision.receipt is not None
-    assert decision.receipt["records"] == {RECORD: {}}
+    assert decision.receipt.records == {RECORD: Original()}
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
-    assert receipt["records"][RECORD]["before"] == sha256_hex(FILES[RECORD])
+    assert receipt.records is not None
+    assert receipt.records[RECORD].before == sha256_hex(FILES[RECORD])
+
+
+def test_the_bytes_of_a_receipt_are_unchanged() -> None:
+    """Published images have them; `null` stands only for a file that does not exist."""
+    receipt = Receipt(
+        layer="fix",
+        layer_digest="d",
+        variant=None,
+        sequence=2,
+        env={"A": "ü"},
+        serve_flags=["--x"],
+        moe_serve_flags=(),
+        files={
+            "vllm/a.py": FileEntry("b" * 64, 0o644, 5, None, "a" * 64, ("replace",)),
+            "vllm/b.py": FileEntry(None, after="a" * 64, ops=["copy"], made="vllm/b.py"),
+        },
+        package="vllm",
+        records={RECORD: Original()},
+        compiled_with="other",
+    )
+    expected = {
+        "compiled_with": "other",
+        "env": {"A": "ü"},
+        "files": {
+            "vllm/a.py": {
+                "after": "a" * 64,
+                "before": "b" * 64,
+                "mode": 420,
+                "mtime_ns": 5,
+                "ops": ["replace"],
+            },
+            "vllm/b.py": {
+                "after": "a" * 64,
+                "before": None,
+                "made": "vllm/b.py",
+                "ops": ["copy"],
+            },
+        },
+        "layer": "fix",
+        "layer_digest": "d",
+        "moe_serve_flags": [],
+        "package": "vllm",
+        "records": {RECORD: {}},
+        "schema": 1,
+        "sequence": 2,
+        "serve_flags": ["--x"],
+        "variant": None,
+    }
+    assert receipt_bytes(receipt).decode() == json.dumps(expected, indent=1) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -206,8 +264,8 @@ def test_receipts_name_record_without_its_digest_in_an_image(site: Path) -> None
 )
 def test_malformed_record_entries_in_a_receipt(site: Path, records: object) -> None:
     apply_to(site, FIX)
-    (receipt,) = receipts_of(DirTree(site))
-    (site / receipt_path("fix")).write_bytes(json.dumps({**receipt, "records": records}).encode())
+    path = site / receipt_path("fix")
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "records": records}))
     with pytest.raises(ApplyError, match="is damaged"):
         revert_from(site)
 
@@ -346,7 +404,7 @@ def test_verification_of_an_image_from_an_older_spark_build(site: Path) -> None:
     """Its receipts say nothing of RECORD, and explain the files themselves."""
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
-    del receipt["records"]
-    (site / receipt_path("fix")).write_bytes(receipt_bytes(receipt))
+    older = dataclasses.replace(receipt, records=None)
+    (site / receipt_path("fix")).write_bytes(receipt_bytes(older))
     (site / RECORD).write_bytes(FILES[RECORD])
     assert verdict(site, FIX) == ("pass", "")

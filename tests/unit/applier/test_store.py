@@ -67,10 +67,10 @@ def test_apply_writes_the_change_and_a_receipt(site: Path) -> None:
     assert apply_to(site, FIX) == [NEEDED]
     assert "b12x" in read(site, CORE)
     (receipt,) = receipts_of(DirTree(site))
-    entry = receipt["files"][CORE]
-    assert (entry["before"], entry["ops"]) == (before, ["replace"])
-    assert entry["after"] == sha256_hex((site / CORE).read_bytes())
-    assert receipt["files"]["vllm/new/kernel.py"]["before"] is None
+    entry = receipt.files[CORE]
+    assert (entry.before, entry.ops) == (before, ["replace"])
+    assert entry.after == sha256_hex((site / CORE).read_bytes())
+    assert receipt.files["vllm/new/kernel.py"].before is None
 
 
 def test_a_second_apply_changes_nothing(site: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_edited_file_is_only_overwritten_by_force(site: Path) -> None:
 def test_a_missing_original_is_reported_before_anything_changes(site: Path, damage: str) -> None:
     apply_to(site, FIX)
     (receipt,) = receipts_of(DirTree(site))
-    kept = site / STATE_DIR / "backup" / str(receipt["files"][CORE]["before"])
+    kept = site / STATE_DIR / "backup" / str(receipt.files[CORE].before)
     if damage == "missing":
         kept.unlink()
     else:
@@ -729,6 +729,12 @@ def rewritten(path: Path, **changes: Any) -> None:
         {"env": {"A": 1}},
         {"serve_flags": ["--x", 1]},
         {"variant": 3},
+        {"package": None},
+        {"compiled_with": 1},
+        {"records": []},
+        {"records": {CORE: {}}},
+        {"files": {CORE: {"before": None, "after": None, "ops": [[]]}}},
+        {"files": {CORE: {"before": None, "after": None, "mode": "0644"}}},
     ],
 )
 def test_a_receipt_cannot_lead_outside_the_tree(site: Path, changes: dict[str, Any]) -> None:
@@ -749,6 +755,7 @@ def test_a_receipt_cannot_lead_outside_the_tree(site: Path, changes: dict[str, A
         "[" * 100_000,
         "{}",
         '[{"path": "x", "backup": null}]',
+        '[{"path": "x", "backup": null, "made": null, "mode": "0644"}]',
         '[{"path": "../victim", "backup": null, "made": "../victim"}]',
         '[{"path": "x", "backup": null, "made": "/VICTIM"}]',
         '[{"path": "x", "backup": "../../victim", "moves": true}]',

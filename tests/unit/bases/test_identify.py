@@ -129,7 +129,7 @@ def test_settings_left_by_a_mod_are_read(tmp_path: Path) -> None:
     base = base_of(tmp_path)
     assert base.identity.env["A"] == "1"
     assert base.identity.env["X"] == "own"
-    assert [r["layer"] for r in receipts_of(base.tree)] == ["x"]
+    assert [r.layer for r in receipts_of(base.tree)] == ["x"]
 
 
 # ----------------------------------------------------------------------------- which interpreter

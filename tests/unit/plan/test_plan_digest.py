@@ -8,6 +8,7 @@ from typing import Any
 from builder.applier.compiled import Compiled, ModuleCode
 from builder.applier.layers import DonorPin, InputPin, WheelPin
 from builder.applier.outcomes import Outcome
+from builder.applier.receipts import FileEntry, Receipt
 from builder.applier.trees import Content
 from builder.applier.values import read_value
 from builder.documents.compiled import FoundSources, PinnedWheel, StageRequest
@@ -47,12 +48,19 @@ COMPILED = Compiled(
 )
 WHEEL = PinnedWheel(filename="vllm-1.whl", sha256="f" * 64)
 CARRIED = Compiled(carrier="compiled")
-RECEIPT = {
-    "files": {
-        "vllm/core.py": {"before": "c" * 64, "after": "d" * 64, "ops": ["replace"]},
-        "vllm/gone.py": {"before": "c" * 64, "after": None, "ops": ["remove"]},
-    }
-}
+RECEIPT = Receipt(
+    layer="fix",
+    layer_digest="",
+    variant="only",
+    sequence=1,
+    env={},
+    serve_flags=(),
+    moe_serve_flags=(),
+    files={
+        "vllm/core.py": FileEntry(before="c" * 64, after="d" * 64, ops=("replace",)),
+        "vllm/gone.py": FileEntry(before="c" * 64, after=None, ops=("remove",)),
+    },
+)
 
 
 def decision(name: str, outcome: Outcome, **more: Any) -> LayerDecision:
