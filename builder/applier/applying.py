@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from builder.applier.failures import EXIT_DRIFT, EXIT_REBUILD, EXIT_USAGE, ApplyError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.outcomes import Outcome, Target
-    from builder.applier.sequence import Step
     from builder.applier.sources import Sources
 
 
@@ -31,32 +31,27 @@ def apply_layers(
 ) -> list[Outcome]:
     """Judge all layers, refuse if one cannot be applied, then commit the needed ones.
 
-    A read-only directory is accepted if nothing is needed.
+    A read-only directory is not locked, and is accepted if nothing is needed.
 
     Raises:
         ApplyError: a layer drifted, is ambiguous or needs a rebuild, or one is needed and the
             directory cannot be written to; nothing was written.
     """
 
-    def judged() -> list[Step]:
+    writable = os.access(root, os.W_OK) or (root / STATE_DIR / "journal.json").exists()
+    with Store(root) if writable else nullcontext() as store:
         tree = DirTree(root)
-        env = {**os.environ, **env_of(tree)}
-        steps = list(judge_in_order(layers, tree, sources, target, env))
+        steps = list(judge_in_order(layers, tree, sources, target, {**os.environ, **env_of(tree)}))
         for step in steps:
             report(step.outcome)
         for step in steps:
             refuse(step.outcome)
-        return steps
-
-    if not os.access(root, os.W_OK) and not (root / STATE_DIR / "journal.json").exists():
-        steps = judged()
-        _refuse_needed(root, [s.outcome.layer for s in steps if s.outcome.state == NEEDED])
-    else:
-        with Store(root) as store:
-            steps = judged()
-            for step in steps:
-                if step.outcome.state == NEEDED:
-                    store.commit(step.layer, step.outcome)
+        needed = [step for step in steps if step.outcome.state == NEEDED]
+        if store is None:
+            _refuse_needed(root, [step.outcome.layer for step in needed])
+        else:
+            for step in needed:
+                store.commit(step.layer, step.outcome)
     return [step.outcome for step in steps]
 
 

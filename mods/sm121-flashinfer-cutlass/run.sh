@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 f5dab81fffd5a9542cf1ca934c23d5824a6d256887c571a5b6f526b57bedc30a
+#   sha256 24a05369c50b7f8825352f9b3c08425cc747351c6adf295988617e1ccc472cc7
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
