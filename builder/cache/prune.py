@@ -58,9 +58,7 @@ def check_ours(cache: Path) -> None:
         UsageError: it does not exist, or is not marked as spark-build's cache.
     """
     if not cache.is_dir():
-        raise UsageError(
-            f"there is no cache at {cache}", hint="spark-build config show   (prints its path)"
-        )
+        raise UsageError(f"there is no cache at {cache}", hint="spark-build config show")
     locks = cache / "locks"
     ours = not locks.is_symlink() and any(
         _LOCK.fullmatch(path.name) for path in (locks.iterdir() if locks.is_dir() else ())

@@ -46,10 +46,10 @@ def audit_command(request: AuditRequest, *, json: bool) -> None:
         number = sum(one.modules for one in lost)
         named = ", ".join(one.name for one in lost[:3]) + (", ..." if len(lost) > 3 else "")
         raise SparkBuildError(
-            f"vLLM {made.vllm} holds {counted(number, 'module')} in 16 bits that "
-            f"{made.compared.checkpoint} has quantised: {named}",
+            f"vLLM {made.vllm} has {counted(number, 'module')} in 16 bits that "
+            f"{made.compared.checkpoint} has quantised: {named}; the server's log may show why",
             Exit.VERIFY_FAILED,
-            hint="spark-build diagnose LOG   (the server's log says what it did with them)",
+            hint="spark-build diagnose LOG",
         )
 
 

@@ -25,7 +25,7 @@ def bake_command(options: BakeOptions, output: Path | None, *, matrix: bool, as_
         print_json(jobs) if as_json else print(json.dumps(plain(jobs)["include"]))
         return
     if output is None:
-        raise UsageError("no folder to write to", hint="--output DIR; or --matrix")
+        raise UsageError("no folder to write to (--matrix writes none)", hint="--output DIR")
     baked = write_bake(options, output)
     if as_json:
         print_json(baked)

@@ -50,7 +50,7 @@ def bench_command(
         reason = max(failures, key=lambda one: failures[one])
         raise RemoteError(
             f"{made.url}: {counted(sum(failures.values()), 'request')} failed: {reason}",
-            hint="look at the server's log; the figures are those of the other requests",
+            hint="docker logs NAME 2>&1 | spark-build diagnose -",
         )
 
 

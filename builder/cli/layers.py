@@ -185,7 +185,7 @@ def new_command(
     check_name(name, Catalog.discover().profile_files)
     folder = directory / name
     if folder.exists():
-        raise UsageError(f"{folder} is there already", hint="--in DIR, another folder")
+        raise UsageError(f"{folder} already exists", hint="--in DIR")
     if pull is not None:
         write_layer(folder, pull, project, forge_clone or ())
     else:
@@ -230,7 +230,7 @@ def _print_new(made: NewLayer, directory: Path, *, json: bool) -> None:
     for name in names:
         if unpinned(load_layer(directory / name)):
             console.say(
-                f"pin what it takes: spark-build layers pin {name} "
+                f"pin its inputs: spark-build layers pin {name} "
                 f"--patches {shlex.quote(str(directory))}"
             )
     console.say(

@@ -58,7 +58,7 @@ def lint_command(
     if as_sarif and json:
         raise UsageError("--json and --sarif print different documents", hint="leave --json out")
     if not files:
-        raise UsageError("no file to lint", hint=again("FILE") + "   (or - for standard input)")
+        raise UsageError("no file to lint (- is standard input)", hint=again("FILE"))
     texts = [(str(path), read_file(path)) for path in files]
     report = lint(texts, linter, Models.discover(models or ()))
     if as_sarif:

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 _CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--python")
 #: An option at the start of a hint, and the word after it.
 _OPTION = re.compile(r"(--?[a-z][a-z-]*)(?:[ =](?!-)('[^']*'|(?:[^\s,;]|,(?=\S))+))?")
-_LEAVE_OUT = re.compile(r"leave ((?:--[a-z-]+(?:, | and |(?= )))+) out(.*)", re.DOTALL)
+_LEAVE_OUT = re.compile(r"leave ((?:--[a-z-]+(?:, | and |(?= )))+) out")
 
 
 def next_command(hint: str, code: int) -> str:
-    """A hint as it is printed.
+    """A hint as it is printed: a command that can be pasted, where there is one.
 
-    One that begins with options is the user's own command with them, one that says which to leave
-    out the command without them, one that begins with our name has what the user named besides, and
-    an error without one has what its exit code suggests.  What follows is put in parentheses.
+    Options are added to the user's own command, and those to leave out removed from it.  Another
+    command of spark-build gets the options that it shares with the user's.  An error without a hint
+    gets one by its exit code.
     """
     if not hint:
         return _by_code(code)
     if hint.startswith("-"):
         return _with_options(hint)
     if match := _LEAVE_OUT.fullmatch(hint):
-        return _leaving_out(hint, re.findall("--[a-z-]+", match[1]), match[2])
+        return _leaving_out(hint, re.findall("--[a-z-]+", match[1]))
     if hint.startswith(f"{PROGRAM} "):
         return _with_carried(hint)
     return hint
@@ -85,22 +85,15 @@ def _with_options(hint: str) -> str:
         if not option.multiple:
             kept = _without(kept, option)
         rest = rest[match.end(1) if option.is_flag else match.end() :].lstrip()
-    return _shown([*kept, *more], rest) if more else hint
+    return shlex.join([PROGRAM, *kept, *more]) if more and not rest else hint
 
 
-def _leaving_out(hint: str, names: Sequence[str], rest: str) -> str:
+def _leaving_out(hint: str, names: Sequence[str]) -> str:
     own, kept = _command(words())[1], words()
     for name in names:
         option = _option(own, name)
         kept = _without(kept, option) if option is not None else kept
-    return _shown(kept, rest) if kept != words() else hint
-
-
-def _shown(command: Sequence[str], rest: str) -> str:
-    rest = rest.strip(" ,;")
-    if rest.startswith("(") and rest.endswith(")"):
-        rest = rest[1:-1]
-    return shlex.join([PROGRAM, *command]) + (f"   ({rest})" if rest else "")
+    return shlex.join([PROGRAM, *kept]) if kept != words() else hint
 
 
 def _without(given: Sequence[str], option: Any) -> list[str]:

@@ -17,6 +17,7 @@ from builder.serving.profile import served_profile
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place, topology_named
 from builder.util.console import console, print_json
+from builder.util.hints import again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,15 +122,15 @@ def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
     if not output.parent.is_dir():
         raise UsageError(
             f"-o {output} is in a folder that does not exist",
-            hint=f"mkdir -p {shlex.quote(str(output.parent))}, then the same command again",
+            hint=f"mkdir -p {shlex.quote(str(output.parent))} && {again()}",
         )
     places = [output, *(output.with_name(name) for name in list(files)[1:])]
     written = dict(zip(places, files.values(), strict=True))
     other = [str(place) for place, text in written.items() if _differs(place, text)]
     if other and not force:
         raise UsageError(
-            f"there already, with other content: {', '.join(other)}",
-            hint="--force, which replaces that",
+            f"already exists with other content: {', '.join(other)}; --force replaces it",
+            hint="--force",
         )
     for place, text in written.items():
         write_atomically(place, text.encode())

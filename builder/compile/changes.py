@@ -99,8 +99,9 @@ def _known(name: str) -> KnownChange:
     changes = known_changes()
     if name not in changes:
         raise UsageError(
-            f"unknown source change {name!r}{did_you_mean(name, changes)}",
-            hint=f"known: {', '.join(changes)}; or give a diff with --patch",
+            f"unknown source change {name!r}{did_you_mean(name, changes)} "
+            f"(known: {', '.join(changes)}; --patch takes a diff)",
+            hint=f"--change {next(iter(changes))}",
         )
     return changes[name]
 

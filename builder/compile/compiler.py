@@ -147,8 +147,9 @@ def find_compiler(
             return Compiler(nvcc=nvcc, cuda=cuda, versions=versions, host=host)
         if named:
             raise EngineError(
-                f"{nvcc} cannot compile for {platform}: its toolkit has no targets/{host.target}",
-                hint="--nvcc wheels uses one from released wheels that can",
+                f"{nvcc} cannot compile for {platform}: its toolkit has no targets/{host.target} "
+                "(the nvcc from released wheels has)",
+                hint="--nvcc wheels",
             )
     try:
         toolkit = released_toolkit(index, Target.here().platform, platform)

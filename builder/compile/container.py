@@ -151,7 +151,7 @@ class ContainerExecutor:
             return None
         return BuildFailed(
             f"a compiler was killed on {self.containers.where}: it has too little memory",
-            hint="--builder with more memory, or fewer units at once (-j 1)",
+            hint="compile fewer units at once with -j, or name a builder with more memory",
         )
 
 

@@ -215,10 +215,10 @@ def _must_be_real(kernels: KernelProof, arch_list: str) -> None:
     if kernels.faults:
         shown = "\n  ".join(kernels.faults[:6])
         raise SparkBuildError(
-            f"some kernels of the wheel, compiled for {arch_list}, contain no real code:\n  "
-            f"{shown}",
+            f"some kernels of the wheel, compiled for {arch_list}, contain no real code; "
+            f"'compile show' lists the guards in the sources:\n  {shown}",
             Exit.VERIFY_FAILED,
-            hint="spark-build compile show   (lists the guards in the sources)",
+            hint="spark-build compile show --vllm VERSION",
         )
 
 

@@ -71,7 +71,7 @@ class Source:
         }
         given = [option for option, value in options.items() if value]
         if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} cannot be combined", hint="give one of them")
+            raise UsageError(f"{' and '.join(given)} cannot be combined", hint="use one of them")
 
     @property
     def converts(self) -> bool:
@@ -102,8 +102,8 @@ def from_patches(name: str, files: Sequence[Path], reading: Reading) -> Draft:
     packages = sorted({patch.package for patch in patches})
     if len(packages) > 1:
         raise UsageError(
-            f"the patches change {' and '.join(packages)}",
-            hint="make one layer for each package: a layer changes one",
+            f"the patches change {' and '.join(packages)}, but a layer changes one package",
+            hint="create one layer for each package",
         )
     ops, contents = [], {}
     for patch in patches:
@@ -156,8 +156,9 @@ def from_mod(name: str, path: Path, reading: Reading) -> Draft:
     tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in found.ops]
     if not found.ops:
         raise UsageError(
-            f"nothing of {path} can be converted:\n  " + "\n  ".join(found.unconverted),
-            hint="spark-build layers new NAME   (writes an example to fill in)",
+            f"nothing in {path} can be converted; start from an example instead:\n  "
+            + "\n  ".join(found.unconverted),
+            hint="spark-build layers new NAME",
         )
     guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
     return Draft(
@@ -183,7 +184,7 @@ def write_drafts(drafts: Sequence[Draft], directory: Path, today: datetime.date)
     folders = [directory / draft.name for draft in drafts]
     for folder in folders:
         if folder.exists():
-            raise UsageError(f"{folder} is there already", hint="--in DIR, another folder")
+            raise UsageError(f"{folder} already exists", hint="--in DIR")
     try:
         for folder, draft in zip(folders, drafts, strict=True):
             folder.mkdir(parents=True)

@@ -205,9 +205,9 @@ class BuildkitEngine:
         where = f" on builder {self.builder}" if self.builder else ""
         if _NO_CACHE.search(output):
             return EngineError(
-                f"this builder cannot export its cache{where}:\n  {tail}",
-                hint="--builder NAME of another driver, or a Docker Engine with the containerd "
-                "image store",
+                f"this builder cannot export its cache{where}; builders of other drivers and "
+                f"Docker Engines with the containerd image store can:\n  {tail}",
+                hint="--builder NAME",
             )
         if re.search(r"failed to push|error writing (manifest|layer) blob", output):
             return RemoteError(f"pushing failed{where}:\n  {tail}", hint="docker login")

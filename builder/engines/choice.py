@@ -88,7 +88,7 @@ def engine_for(
 
 def _who_does(plan: BuildPlan) -> str:
     if not plan.base.is_installed:
-        return "--engine buildkit, with a running Docker Engine"
+        return "--engine buildkit"
     names = plan.profiles or [decision.name for decision in plan.decisions]
     directory = plan.base.ref.removeprefix("dir:")
     return shlex.join(["spark-build", "apply", directory, "--layers", ",".join(names)])

@@ -206,7 +206,7 @@ class Containers:
         if "exec format error" in output:
             return EngineError(
                 f"{self.where} cannot run {image.name}, which is for {image.platform}",
-                hint=f"--builder with a BuildKit on a {image.platform} machine",
+                hint=f"name a builder on a {image.platform} machine with --builder",
             )
         if _NO_SHELL.search(output):
             return EngineError(

@@ -119,7 +119,7 @@ def _to_docker(
     if is_index(manifest):
         raise UsageError(
             "an image for several platforms must go into a registry or a layout",
-            hint="--push --tag HOST/NAME:TAG, or --output oci:DIR",
+            hint="--output oci:DIR",
         )
     digest = load_image(source, manifest, delivery.tag)
     return BuiltImage(ref=delivery.tag, digest=digest, added_bytes=added, engine="oci")
@@ -132,8 +132,8 @@ def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
     base = delivery.base
     if isinstance(base, LayoutDirectory) and base.path.resolve() == target.resolve():
         raise UsageError(
-            f"{target} holds the base image, and the output cannot be the input",
-            hint="choose another place with --output oci:DIR",
+            f"{target} contains the base image, so it cannot be the output too",
+            hint="--output oci:DIR",
         )
     with new_layout(output, delivery.tag) as layout:
         scratch = Scratch(layout)

@@ -100,7 +100,7 @@ def opened_of(request: BuildRequest) -> OpenedImage:
         raise UsageError(
             f"{request.plan.base.ref} was read through a Docker Engine, but the oci engine reads "
             f"only registries and layouts",
-            hint=f"--base docker://{request.plan.base.ref}, or --engine buildkit",
+            hint=f"--base docker://{request.plan.base.ref}",
         )
     return request.base.opened
 

@@ -172,15 +172,16 @@ class PullStore:
         except ForgeMissing as error:
             raise RemoteError(
                 f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "
-                "(force-pushed or deleted), and its diff is not in the cache",
-                hint="spark-build lock --upgrade   (updates the pin; or name a clone that still "
-                "has the commit: --forge-clone DIR)",
+                "(force-pushed or deleted), and its diff is not in the cache; update the pin, or "
+                "name a clone that still has the commit with --forge-clone",
+                hint="spark-build lock --upgrade",
             ) from error
         if sha256_hex(data) != pin.sha256:
             raise RemoteError(
                 f"{pin.request}: the diff of {pin.base[:12]}...{pin.short} has sha256 "
-                f"{sha256_hex(data)}, pinned is {pin.sha256}",
-                hint="do not build from it; find the cause, then run spark-build lock --upgrade",
+                f"{sha256_hex(data)}, pinned is {pin.sha256}; do not build from it: find the cause "
+                "before you update the pin",
+                hint="spark-build lock --upgrade",
             )
         write_atomically(self._diff_file(pin.sha256), data)
         return data

@@ -161,7 +161,7 @@ class Catalog:
             found = {p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))}
             if not found:
                 hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
-                raise UsageError(f"{place} holds no layer folder (NAME/layer.toml)", hint=hint)
+                raise UsageError(f"{place} contains no layer folder (NAME/layer.toml)", hint=hint)
             shadowed |= {name: folders[name] for name in found if name in folders}
             folders.update(found)
         profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}

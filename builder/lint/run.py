@@ -60,9 +60,9 @@ class Linter:
             if match is None:
                 named = f"the image {command.image}" if command.image else "no image"
                 raise UsageError(
-                    f"{command.file}:{command.line}: the release is not known; the command names "
-                    f"{named}",
-                    hint="--release 0.33.0, or --image IMAGE",
+                    f"{command.file}:{command.line}: the vLLM release is unknown; the command "
+                    f"names {named} (--image IMAGE reads the release from an image)",
+                    hint="--release 0.33.0",
                 )
             ref = release_base(match[1])
         if ref not in self._interfaces:

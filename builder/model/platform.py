@@ -41,8 +41,8 @@ class Platform:
         if variant and not is_default(architecture, variant):
             raise UsageError(
                 f"platform {text!r}: variant {variant} of {architecture} is not supported; "
-                f"runtimes on a DGX Spark ask for linux/arm64",
-                hint=f"--platform linux/{architecture}, or an image by its digest: NAME@sha256:...",
+                f"runtimes on a DGX Spark request linux/arm64 (NAME@sha256:... selects any image)",
+                hint=f"--platform linux/{architecture}",
             )
         digits = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)", python)
         if not digits:

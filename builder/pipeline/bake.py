@@ -178,7 +178,7 @@ def _lists(options: BakeOptions) -> ImageLists:
         ("base", listed.bases, "--base docker://vllm/vllm-openai:v0.33.0"),
     ):
         if not values:
-            raise UsageError(f"no {name} is named", hint=f"{hint}, or --images FILE")
+            raise UsageError(f"no {name} is named, nor a list with --images", hint=hint)
     return listed
 
 
@@ -214,7 +214,7 @@ def write_bake(options: BakeOptions, folder: Path) -> Bake:
     jobs = bake_jobs(options).include
     target = folder.absolute()
     if target.exists():
-        raise UsageError(f"{target} is there already", hint="name a new folder with --output")
+        raise UsageError(f"{target} already exists", hint="--output DIR")
     try:
         with work_folder(target) as work:
             made = work / "bake"

@@ -37,7 +37,7 @@ def check_builder(options: ImageOptions) -> None:
     if kind is not None and not kind.has_builders:
         raise UsageError(
             f"{given} is for the buildkit engine; the {kind.name} engine has its own layer cache",
-            hint="--engine buildkit, or leave it out",
+            hint="--engine buildkit",
         )
     if options.thin or options.plan.single_layer:
         thing = "--thin" if options.thin else "--single-layer"
@@ -57,7 +57,7 @@ def of_registry(ref: str, builder: str) -> Iterator[None]:
         raise RemoteError(
             f"{ref} is in the Docker Engine here, but builder {builder} takes its base from a "
             f"registry: {error}",
-            hint="docker push it to a registry that the builder can reach, then "
+            hint="push it to a registry that the builder can reach, then use "
             "--base docker://HOST/NAME:TAG",
         ) from None
 

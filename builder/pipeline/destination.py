@@ -78,7 +78,7 @@ def _refuse_contradictions(
     if kind is not None and not alone and output.startswith("oci:") and not options.builder:
         raise UsageError(
             f"--output {output!r} is not an output of the {kind.name} engine",
-            hint="--output docker or registry; or --engine oci --output oci:DIR",
+            hint=f"--engine oci --output {output}",
         )
     if push and output.startswith("oci:"):
         raise UsageError("--push and --output oci:DIR are two places; give only one")
@@ -102,7 +102,7 @@ def check_base_options(options: ImageOptions, ref: str) -> None:
     if options.thin and kind_of(ref).is_wheels:
         raise UsageError(
             "--thin leaves the base's blobs out, but released wheels have none",
-            hint="leave --thin out, or name an image: --base docker://IMAGE",
+            hint="leave --thin out",
         )
 
 

@@ -77,12 +77,12 @@ def _check(options: ImageOptions) -> str:
     if options.plan.compile_here:
         raise UsageError(
             "--compile compiles only for this machine's architecture",
-            hint="leave --all-platforms, --others out; name one: --platform linux/arm64",
+            hint="leave --all-platforms and --others out",
         )
     if options.print_dockerfile:
         raise UsageError(
             "--print-dockerfile works for one platform",
-            hint="leave --all-platforms, --others out; name one: --platform linux/arm64",
+            hint="leave --all-platforms and --others out",
         )
     if (kind := named(options.engine)) is not None and not kind.writes_manifests:
         raise UsageError(f"the {kind.name} engine builds for one platform", hint="--engine oci")

@@ -231,8 +231,9 @@ class Inputs:
                 return base
             base.close()
         raise RemoteError(
-            f"{ref} is locked at {digest}, which is no longer available: {said}",
-            hint="spark-build lock --upgrade   (locks the image that the tag names now)",
+            f"{ref} is locked at {digest}, which is no longer available: {said}; lock the image "
+            "that the tag names now",
+            hint="spark-build lock --upgrade",
         )
 
     # -- the plan

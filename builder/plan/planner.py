@@ -135,7 +135,8 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         named = {pull.layer: pull.request for pull in plan.pulls}
         hint = f"spark-build layers show {stuck[0].name}"
         if stuck[0].name in named:
-            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}'   (and edit it)"
+            lines.append("adapt the pull request in a layer of your own")
+            hint = f"spark-build layers new NAME --from-pr '{named[stuck[0].name]}'"
         raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:
@@ -148,7 +149,9 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         hint = ""
         if all(_may_compile(d) for d in rebuild):
             lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
-            hint = _where_to_compile(plan, command or "spark-build image --compile")
+            hint = command or "spark-build image --compile"
+            if where := where_to_compile(plan.base.platform.oci):
+                lines.append(f"compile {where}")
         raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)
 
 
@@ -156,11 +159,6 @@ def _may_compile(decision: LayerDecision) -> bool:
     """Whether a compile stage may help and was not requested."""
     compiled = decision.outcome.compiled
     return compiled is not None and compiled.sources is None
-
-
-def _where_to_compile(plan: BuildPlan, command: str) -> str:
-    where = where_to_compile(plan.base.platform.oci)
-    return f"{command}   ({where})" if where else command
 
 
 def refuse_unserved(plan: BuildPlan, selection: Selection, subject: str = "the base") -> None:
@@ -193,7 +191,7 @@ def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = Fa
         reasons = "\n  ".join(f"layer {d.name}: {d.outcome.reason}" for d in plan.decisions)
         names = ",".join(d.name for d in plan.decisions)
         raise SparkBuildError(
-            f"nothing to do:\n  {reasons}",
+            f"nothing to do:\n  {reasons}\n  the matrix shows which releases need it",
             Exit.NOTHING_TO_DO,
-            hint=f"spark-build matrix --layers {names}   (shows releases that need it)",
+            hint=f"spark-build matrix --layers {names}",
         )

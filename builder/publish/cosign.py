@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 #: Statuses of ``cosign verify`` that mean "no signature", "none that matches", and the like.
 _NOT_SIGNED = range(10, 15)
-_INSTALL = (
-    "apt-get install cosign (Debian 13 and later), or a release "
-    "of the sigstore project; then run the same command again"
-)
+_INSTALL = "apt-get install cosign"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +73,9 @@ def sign(reference: Reference, trust: Trust) -> Signed:
     done = _run(words, reference)
     if done.returncode:
         raise RemoteError(
-            f"cosign did not sign {reference} (status {done.returncode}){_said(done)}",
-            hint="COSIGN_PASSWORD holds the password of an encrypted key",
+            f"cosign did not sign {reference} (status {done.returncode}; an encrypted key needs "
+            f"COSIGN_PASSWORD){_said(done)}",
+            hint="export COSIGN_PASSWORD=PASSWORD",
         )
     return Signed(image=str(reference), digest=reference.digest)
 
@@ -99,8 +97,8 @@ def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
         words += ["--certificate-oidc-issuer", trust.issuer]
     else:
         raise UsageError(
-            "the expected signer is missing",
-            hint="--key cosign.pub, or --identity and --issuer",
+            "no expected signer is given: --key, or --identity and --issuer",
+            hint="--key cosign.pub",
         )
     done = _run(words, reference)
     if done.returncode in _NOT_SIGNED:

@@ -124,8 +124,8 @@ def two_images(
     """The error for an immutable tag that points to another image."""
     return RemoteError(
         f"{target.name}:{tag} {how} {seen}, and this is {digest}: the same plan gave two images, "
-        f"so this one is not published",
-        hint=f"spark-build rebuild {target.name}@{seen}   (shows which of them matches the plan)",
+        f"so this one is not published; a rebuild shows which of them matches the plan",
+        hint=f"spark-build rebuild {target.name}@{seen}",
     )
 
 

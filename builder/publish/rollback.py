@@ -32,10 +32,10 @@ def roll_back(
     if before is None or before == current:
         reason = "it is already there" if before else f"there is no {tag}{PREVIOUS}"
         raise SparkBuildError(
-            f"{repository.name}:{tag} has no other previous image: {reason}",
+            f"{repository.name}:{tag} has no other previous image: {reason}; "
+            f"to point {tag} to an image of your choice, publish that digest with --move-tag {tag}",
             Exit.NOTHING_TO_DO,
-            hint=f"spark-build tags {repository.name}   (then: spark-build publish "
-            f"{repository.name}@sha256:... --to {repository.name} --move-tag {tag})",
+            hint=f"spark-build tags {repository.name}",
         )
     if not overlay and read_subject(repository, before).overlay:
         raise UsageError(
@@ -45,16 +45,16 @@ def roll_back(
         )
     if current is None:
         console.say(f"  {repository.name}:{tag} is gone and will be created again")
-    hint = f"spark-build publish IMAGE --to {repository.name}   (sends what is missing)"
+    hint = f"spark-build publish IMAGE --to {repository.name}"
     refuse_missing(repository, read_subject(repository, before).blobs(), hint)
     if not dry_run:
         try:
             repository.set_tag(repository.manifest(before), tag, current)
         except TagTaken as taken:
             raise RemoteError(
-                f"{taken}: another client moved it at the same time",
-                hint=f"spark-build tags {repository.name}   (then run the same command again, if "
-                "needed)",
+                f"{taken}: another client moved it at the same time; check the tags, and roll back "
+                f"again if needed",
+                hint=f"spark-build tags {repository.name}",
             ) from None
     return PublishResult.of(
         repository.name,

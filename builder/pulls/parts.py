@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from builder.forge.normalize import Section
     from builder.pulls.projects import Layout, Project
 
-_MAKE_A_LAYER = "spark-build layers new NAME --from-pr PULL   (and 'exclude' the file in its op)"
+_MAKE_A_LAYER = "spark-build layers new NAME --from-pr PULL"
 #: Sources that FlashInfer compiles at run time, and flashinfer-jit-cache ships compiled.
 _LATE = re.compile(r"\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|jinja)$")
 
@@ -93,14 +93,15 @@ def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
         return None
     if section.special:
         raise UsageError(
-            f"{subject} changes {section.path}, which is installed and is {section.special}",
+            f"{subject} changes {section.path}, which is installed and is {section.special}; "
+            f"a layer can leave the file out with 'exclude'",
             hint=_MAKE_A_LAYER,
         )
     if (section.old and old is None) or (section.new and new is None):
         way = "into" if new else "out of"
         raise UsageError(
             f"{subject} moves {section.old} to {section.new}, {way} the installed package, but a "
-            f"diff does not contain the whole file",
+            f"diff does not contain the whole file; a layer can leave the file out with 'exclude'",
             hint=_MAKE_A_LAYER,
         )
     return section.moved(old, new)

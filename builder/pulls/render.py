@@ -44,9 +44,9 @@ def parts_of(
     if project is None:
         raise UsageError(
             f"{pin.request}: no changed file is in a folder that matches {pin.repository}: "
-            f"{_some([section.path for section in sections])}",
-            hint="spark-build layers new NAME --from-pr PULL   (and give its op a 'map' of "
-            "folders, or for a fork a 'project')",
+            f"{_some([section.path for section in sections])}; a layer can name the folders with "
+            "'map', or for a fork the upstream repository with 'project'",
+            hint="spark-build layers new NAME --from-pr PULL",
         )
     return take_apart(pin.request, sections, project, op.include, op.exclude)
 

@@ -54,8 +54,9 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
             _stream(url, file, index, partial, have)
         except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
-                f"{file.filename}: the download broke off: {no_answer(error, url)}",
-                hint=f"{again()}   (the download resumes)",
+                f"{file.filename}: the download broke off: {no_answer(error, url)}; the next run "
+                "resumes it",
+                hint=again(),
             ) from error
         except OSError as error:
             partial.unlink(missing_ok=True)

@@ -157,7 +157,7 @@ class PackageIndex:
             raise RemoteError(
                 f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
                 "index",
-                hint="spark-build lock --upgrade   (locks the current file)",
+                hint="spark-build lock --upgrade",
             )
         return found.url
 
@@ -244,7 +244,7 @@ class PackageIndex:
             raise RemoteError(
                 f"the package index did not answer for {name!r}: {shown(endpoint)}: "
                 f"{no_answer(error, endpoint)}",
-                hint=f"{again()}   (the index is pip's: pip config list)",
+                hint=again(),
             ) from error
         return [
             WheelFile(

@@ -60,16 +60,17 @@ def _own(
     what = f"layer {name} of {image} has a hook (Python code)"
     if name not in catalog.folders:
         raise UsageError(
-            f"{what}; code from an image is never run, and there is no local layer of this name",
-            hint=f"spark-build rebuild {shlex.quote(image)} --patches DIR   "
-            f"(with your copy of DIR/{name}/layer.toml)",
+            f"{what}; code from an image is never run, and there is no local layer of this name: "
+            f"--patches must name a folder with your copy of {name}/layer.toml",
+            hint=f"spark-build rebuild {shlex.quote(image)} --patches DIR",
         )
     folder, own = catalog.folders[name], catalog.layer(name)
     if own.digest != digests.get(name):
         raise UsageError(
             f"{what}, but {folder} differs: the image's plan says layer "
-            f"{str(digests.get(name))[:16]}, the folder is {own.digest[:16]}",
-            hint=f"get the folder that the image was made from, or: spark-build layers show {name}",
+            f"{str(digests.get(name))[:16]}, the folder is {own.digest[:16]}; use the folder that "
+            f"the image was made from",
+            hint=f"spark-build layers show {name}",
         )
     ask(f"run the hook of {folder} as you")
     return own

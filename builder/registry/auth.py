@@ -213,7 +213,7 @@ class Authenticator:
             raise RemoteError(
                 f"{self._host} names {parts.scheme or 'no'}://{parts.hostname or ''} as its "
                 f"token server; this is refused because {why}",
-                hint=f"to allow it: --plain-http {parts.netloc}" if may else "",
+                hint=f"--plain-http {parts.netloc}" if may else "",
             )
         return realm
 

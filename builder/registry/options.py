@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from builder import settings
 from builder.errors import UsageError
 from builder.net.retry import RetryPolicy
+from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +39,7 @@ def _check_host(host: str) -> None:
     if problem:
         raise UsageError(
             f"--plain-http {host}: {problem}",
-            hint="as image references begin: --plain-http registry.local:5000",
+            hint=instead(host, "registry.local:5000"),
         )
 
 

@@ -57,12 +57,12 @@ def audit_request(
     """
     if subject is None:
         raise UsageError(
-            "nothing to audit",
-            hint="spark-build audit DIR   (or the name of a model: spark-build models list)",
+            "nothing to audit: name a checkpoint's folder, or a model of 'models list'",
+            hint="spark-build audit DIR",
         )
     if inside is not None:
         raise UsageError(
-            f"--inside writes files and audits nothing, and {subject} is named too",
+            f"--inside only writes files, so {subject} would not be audited",
             hint=f"spark-build audit --inside {shlex.quote(str(inside))}",
         )
     return AuditRequest(subject=subject, against=against, models=models)
@@ -79,16 +79,17 @@ def audit(request: AuditRequest) -> Audit:
         return _from_file(place, request.against)
     if request.against is not None:
         raise UsageError(
-            f"--against holds what vLLM loaded against a checkpoint; {request.subject} is no file",
-            hint="spark-build audit --inside DIR   (writes what makes such a file beside vLLM)",
+            f"--against compares a loaded model with a checkpoint; {request.subject} is not a file "
+            f"that {SCRIPT} wrote",
+            hint="spark-build audit --inside DIR",
         )
     if place.is_dir():
         return _from_folder(place)
     if means_a_path(request.subject):
         raise UsageError(
-            f"{request.subject} is not a folder and not a file",
-            hint="name the folder of a checkpoint, a file that spark_build_audit.py wrote, or a "
-            "model (spark-build models list)",
+            f"{request.subject} does not exist: name a checkpoint's folder, a file that {SCRIPT} "
+            "wrote, or a model",
+            hint="spark-build models list",
         )
     return _from_model(Models.discover(request.models).model(request.subject))
 
@@ -145,11 +146,11 @@ def _from_file(path: Path, against: Path | None) -> Audit:
     compared = None
     if against is not None:
         if not against.is_dir():
-            raise UsageError(f"--against {against} is not a folder", hint="a checkpoint's folder")
+            raise UsageError(f"--against {against} is not a folder", hint="--against DIR")
         held, _share, _why = _checkpoint(against)
         compared = compare(str(against), held, modules, loaded.packed, loaded.renamed)
     made = _audit(
-        loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM holds them", unknown
+        loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM loaded them", unknown
     )
     return msgspec.structs.replace(
         made, vllm=loaded.vllm, rank=loaded.rank, world_size=loaded.world_size, compared=compared
@@ -162,15 +163,14 @@ def read_loaded(path: Path) -> LoadedModel:
     Raises:
         UsageError: it is something else.
     """
-    hint = f"spark-build audit --inside DIR   (DIR/{SCRIPT} makes such a file beside vLLM)"
+    hint = "spark-build audit --inside DIR"
+    other = f"{path} is not a file that {SCRIPT} wrote"
     try:
         if path.stat().st_size > _LONGEST:
-            raise UsageError(f"{path} is no audit of a loaded model: it is too long", hint=hint)
+            raise UsageError(f"{other}: it is too long", hint=hint)
         return msgspec.json.decode(path.read_bytes(), type=LoadedModel)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is no audit of a loaded model: {reason(error)}", hint=hint
-        ) from None
+        raise UsageError(f"{other}: {reason(error)}", hint=hint) from None
 
 
 def _from_model(model: Model) -> Audit:
@@ -180,9 +180,9 @@ def _from_model(model: Model) -> Audit:
         for held in model.holds
     )
     if not methods:
-        unknown.append("kinds of layers: no source says them")
+        unknown.append("kinds of layers: no source lists them")
     unknown.append(
-        "modules and layers in 16 bits: a model's file does not name them; name a local folder"
+        "modules and layers in 16 bits: the model's file does not list them; a checkpoint does"
     )
     return Audit(
         model=model.name, source="model", bytes=weights.bytes if weights else None,

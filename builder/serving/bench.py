@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -94,8 +95,8 @@ def bench(request: BenchRequest) -> Measured:
         vllm = _release(server)
         if log and vllm and log.vllm and log.vllm != vllm:
             raise UsageError(
-                f"--log {request.log} is of vLLM {log.vllm}, the server at {url} is {vllm}",
-                hint="docker logs NAME > server.log 2>&1, of the container that serves",
+                f"--log {request.log} is from vLLM {log.vllm}, but the server at {url} runs {vllm}",
+                hint="docker logs NAME > server.log 2>&1",
             )
         if other and request.against:
             refuse_unlike(other, request.against, model, request.settings)
@@ -111,10 +112,11 @@ def bench(request: BenchRequest) -> Measured:
             prefill=prefill,
         )
     except ServeError as error:
-        hint = f"look at the server's log; curl {url}/v1/models"
         if error.status in _NO_KEY:
-            hint = f"export {API_KEY.name}=KEY, the key that the server was started with"
-        raise RemoteError(f"{url}: {error}", hint=hint) from None
+            why, hint = "the server needs its API key", f"export {API_KEY.name}=KEY"
+        else:
+            why, hint = "the server's log may show why", f"curl {url}/v1/models"
+        raise RemoteError(f"{url}: {error}; {why}", hint=hint) from None
     if other and request.against:
         made = replace(made, against=compared(made, other, request.against))
     return Measured(made, failures)
@@ -158,8 +160,8 @@ def _key() -> str:
     key = API_KEY.value.strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
-            f"{API_KEY.name} has characters that an API key cannot have",
-            hint=f"export {API_KEY.name}=KEY, without line breaks",
+            f"{API_KEY.name} has characters that an API key cannot have, such as line breaks",
+            hint=f"export {API_KEY.name}=KEY",
         )
     return key
 
@@ -188,8 +190,8 @@ def _read_log(path: Path) -> Diagnosis:
         raise UsageError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
     if not found.dispatch:
         raise UsageError(
-            f"no line of {path} says which kernels were selected",
-            hint=f"give the log from its start; spark-build diagnose {path}",
+            f"no line of {path} shows the selected kernels; the log is needed from its start",
+            hint=f"spark-build diagnose {shlex.quote(str(path))}",
         )
     return found
 
@@ -209,7 +211,7 @@ def _model(server: _Server, wanted: str) -> str:
         return wanted
     said = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
     raise UsageError(
-        f"{server.url} has {said}", hint=f"--model {names[0]}; it has {', '.join(names)}"
+        f"{server.url} has {said}: {', '.join(names)}", hint=f"--model {shlex.quote(names[0])}"
     )
 
 

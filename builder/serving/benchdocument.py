@@ -10,6 +10,7 @@ from msgspec import Meta
 from builder.diagnose.dispatch import Selection
 from builder.errors import UsageError
 from builder.util.documents import Count, Document, Part, Text, read
+from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,10 +98,8 @@ def read_bench(path: Path) -> Bench:
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except ValueError as error:
-        problem = f"is not a bench: {error}"
-    raise UsageError(
-        f"--against {path} {problem}", hint="leave --against out, and write one with -o"
-    )
+        problem = f"is not a bench: {reason(error)}"
+    raise UsageError(f"--against {path} {problem} (-o writes one)", hint="leave --against out")
 
 
 def refuse_unlike(other: Bench, path: Path, model: str, settings: BenchSettings) -> None:

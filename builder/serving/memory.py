@@ -84,15 +84,19 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
     if request.kv_cache_dtype not in ("auto", *KV_DTYPES):
         raise UsageError(
             f"--kv-cache-dtype {request.kv_cache_dtype} is not known on a GB10"
-            f"{did_you_mean(request.kv_cache_dtype, KV_DTYPES)}",
-            hint=f"--kv-cache-dtype auto ({', '.join(KV_DTYPES)})",
+            f"{did_you_mean(request.kv_cache_dtype, KV_DTYPES)} "
+            f"(known: auto, {', '.join(KV_DTYPES)})",
+            hint="--kv-cache-dtype auto",
         )
     base = release_base(request.release) if request.release is not None else ""
     folder = Path(request.subject)
     if folder.is_dir():
         found = _from_folder(folder, request)
     elif means_a_path(request.subject):
-        raise UsageError(f"{request.subject} is not a folder", hint="name a folder or a model")
+        raise UsageError(
+            f"{request.subject} is not a folder: name a checkpoint's folder or a model",
+            hint="spark-build models list",
+        )
     else:
         model = Models.discover(request.models).model(request.subject)
         _refuse_cache_options(request)
@@ -114,9 +118,9 @@ def _refuse_cache_options(request: MemoryRequest) -> None:
     }
     for name in (name for name, said in given.items() if said):
         raise UsageError(
-            f"{name} needs a folder with the checkpoint: the file of {request.subject} has no "
-            "layers and heads, so its KV cache is unknown",
-            hint=f"leave {name} out, or name a folder in place of {request.subject}",
+            f"{name} needs the checkpoint's folder: the model's file of {request.subject} does not "
+            "list layers and heads, so its KV cache is unknown",
+            hint=f"leave {name} out",
         )
 
 
@@ -251,7 +255,7 @@ def _add_cache(
     found: _Found, config: ModelConfig, request: MemoryRequest, context: int | None
 ) -> None:
     if not context:
-        found.unknown.append(f"KV cache: {CONFIG} has no max_position_embeddings; give --context")
+        found.unknown.append(f"KV cache: {CONFIG} has no max_position_embeddings; set --context")
         return
     try:
         found.need = kv_need(config, request.kv_cache_dtype, context)

@@ -244,8 +244,8 @@ class Models:
             found = {p.stem: p for p in sorted(place.glob("*.toml"))}
             if not found:
                 raise UsageError(
-                    f"{place} holds no model (NAME.toml)",
-                    hint="spark-build models show nemotron-3-super   (shows what is in one)",
+                    f"{place} contains no model (NAME.toml) like the built-in ones",
+                    hint="spark-build models show nemotron-3-super",
                 )
             files |= found
         return cls(files)
@@ -263,8 +263,9 @@ class Models:
             if model.id.value == name:
                 return model
         raise UsageError(
-            f"unknown model {name!r}{did_you_mean(name, self.files)}",
-            hint="spark-build models list   (or name your own, DIR/NAME.toml, with --models DIR)",
+            f"unknown model {name!r}{did_you_mean(name, self.files)} "
+            "(--models DIR adds your own, DIR/NAME.toml)",
+            hint="spark-build models list",
         )
 
     def listed(self) -> ModelList:
@@ -302,6 +303,4 @@ def read_model(path: Path) -> Model:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{path}: {error}", hint="spark-build schema models-show   (lists the keys)"
-        ) from None
+        raise UsageError(f"{path}: {error}", hint="spark-build schema models-show") from None

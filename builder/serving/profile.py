@@ -68,9 +68,9 @@ def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
     """
     if changed:
         raise UsageError(
-            f"{image} is not patched: {profile} changes files of it with {', '.join(changed)}",
-            hint=f"spark-build image --layers {profile} --base {image} --tag NAME   "
-            "(then use --image NAME)",
+            f"{image} is not patched: {profile} changes files in it with {', '.join(changed)}; "
+            "build the patched image, and name that with --image",
+            hint=f"spark-build image --layers {profile} --base {image} --tag NAME",
         )
 
 
@@ -83,7 +83,7 @@ def served_profile(
         SparkBuildError: the profile does not serve it, or it cannot be read.
     """
     if release is None and image is None:
-        raise UsageError("name a release or an image", hint=f"--release {_NEW}, or --image REF")
+        raise UsageError("neither --release nor --image is given", hint=f"--release {_NEW}")
     if image is not None:
         refuse_image(image)
     ref = release_base(release) if release is not None else str(image)
@@ -96,7 +96,7 @@ def served_profile(
     base = inputs.identify(ref)
     try:
         if release is None and (found := base.identity.packages.get("vllm")):
-            refuse_old(found, f"{image} has", f"--image with a newer one, or --release {_NEW}")
+            refuse_old(found, f"{image} has", f"--image {official_image(_NEW)}")
         plan = inputs.plan(base)
         try:
             refuse_unserved(plan, inputs.selection, subject)

@@ -124,16 +124,15 @@ def _refuse(request: RecipeRequest) -> None:
         raise UsageError(
             f"{model.name} needs vLLM {model.needs.vllm}, and this is {served.vllm} "
             f"({model.needs.source})",
-            hint="--release 0.33.0, or another newer one",
+            hint="--release 0.33.0",
         )
     for held in model.holds:  # what is said of experts depends on a flag, which is left out then
         if held.kind in served.refused and held.kind not in _EXPERTS:
             raise UsageError(
                 f"{served.name} on vLLM {served.vllm} does not serve {held.kind} layers, and "
                 f"{model.name} has them ({held.source}): vLLM stops with "
-                f"{served.refused[held.kind]!r}",
-                hint="--profile marlin, or another --release (0.28.0 and later fall back for such "
-                "layers)",
+                f"{served.refused[held.kind]!r} (0.28.0 and later use another kernel for them)",
+                hint="--profile marlin",
             )
 
 

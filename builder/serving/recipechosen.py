@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--host": "edit the file: containers publish the port of 0.0.0.0",
-    "--model": "spark-build models list   (or name your own, DIR/NAME.toml, with --models DIR)",
+    "--model": "spark-build models list",
     "--served-model-name": "edit the file, also where clients and LiteLLM name the model",
 }
 _PORT = "--port"
@@ -124,7 +124,7 @@ def refuse_parsers(draft: Draft) -> None:
             continue
         if why := interface.parser_refusal(flag, value):
             raise UsageError(
-                f"--set {flag.removeprefix('--')}={value}: {why}",
-                hint=f"--set {plugin.removeprefix('--')}=FILE has one of your own; built in: "
-                f"{', '.join(interface.parsers(flag))}",
+                f"--set {flag.removeprefix('--')}={value}: {why}; built in: "
+                f"{', '.join(interface.parsers(flag))}; {plugin} names a file with your own",
+                hint=f"--set {plugin.removeprefix('--')}=FILE",
             )

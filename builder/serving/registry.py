@@ -190,7 +190,7 @@ def newest_release() -> str:
         UsageError: this is no checkout, which has the records.
     """
     if not in_checkout():
-        raise UsageError("name a release of vLLM", hint="--release 0.33.0")
+        raise UsageError("the vLLM release is not given", hint="--release 0.33.0")
     return read_records(data_dir("docs") / "evidence")[-1].vllm
 
 
@@ -293,6 +293,6 @@ def images_of(tags: Path, vllm: str) -> dict[str, str]:
         raise UsageError(
             f"{tags}: none of the {len(listing.images)} images in {listing.repository} is a "
             f"verified one of {' or '.join(PROFILES)} on vLLM {vllm} for {_PLATFORM}",
-            hint="leave --tags out, or publish one: spark-build publish oci:DIR --to HOST/REPO",
+            hint="leave --tags out",
         )
     return found

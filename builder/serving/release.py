@@ -49,7 +49,8 @@ def refuse_image(image: str) -> None:
     scheme, name = scheme_of(image)
     if scheme != "docker":
         raise UsageError(
-            f"--image {image!r} is not a name that a container engine runs",
-            hint="--image HOST/NAME:TAG, after it is pushed or loaded",
+            f"--image {image!r} is not a name that a container engine can run: push or load it "
+            "first",
+            hint="--image HOST/NAME:TAG",
         )
     parse_reference(name)

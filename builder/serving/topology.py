@@ -37,8 +37,8 @@ class Place:
 
 #: What is missing, by how many addresses were given.
 _ADDRESSES = (
-    "--address HEAD --address OTHER, as `ip -4 addr` shows them on the fast link",
-    "--address OTHER, the other node's",
+    "--address HEAD --address OTHER",
+    "--address OTHER",
 )
 #: IPv4, IPv6 and host names (RFC 1123), without the brackets of a URL.
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:-]*")
@@ -56,8 +56,9 @@ def topology_named(name: str) -> Topology:
         if known == name:
             return known
     raise UsageError(
-        f"unknown topology {name!r}{did_you_mean(name, TOPOLOGIES)}",
-        hint=f"--topology {TOPOLOGIES[0]}, or one of: {', '.join(TOPOLOGIES[1:])}",
+        f"unknown topology {name!r}{did_you_mean(name, TOPOLOGIES)} "
+        f"(known: {', '.join(TOPOLOGIES)})",
+        hint=f"--topology {TOPOLOGIES[0]}",
     )
 
 
@@ -81,15 +82,15 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
         return _found_later(place, served)
     if len(place.addresses) != 2:
         raise UsageError(
-            f"topology {place.topology} needs the addresses of two nodes, not "
-            f"{len(place.addresses)}",
-            hint=(*_ADDRESSES, "give --address twice")[min(len(place.addresses), 2)],
+            f"topology {place.topology} needs the addresses of two nodes on the fast link, as "
+            f"`ip -4 addr` shows them, not {len(place.addresses)}",
+            hint=(*_ADDRESSES, "set --address twice")[min(len(place.addresses), 2)],
         )
     _refuse_names(place)
     if place.addresses[0] == place.addresses[1]:
         raise UsageError(
             f"both nodes have the address {place.addresses[0]}",
-            hint="give the address of the head first, then that of the other node",
+            hint="set the address of the head first, then that of the other node",
         )
     if place.topology == "two-solos":
         if place.interface:
@@ -100,8 +101,9 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
         return tuple(RecipeNode(rank=n, address=a) for n, a in enumerate(place.addresses))
     if not place.interface:
         raise UsageError(
-            f"topology {place.topology} needs the network interface between the nodes",
-            hint="--interface NAME, as `ip -br link` shows it on both (such as enp1s0f0np0)",
+            f"topology {place.topology} needs the network interface between the nodes, as "
+            f"`ip -br link` shows it on both (such as enp1s0f0np0)",
+            hint="--interface NAME",
         )
     _refuse_without_ray(place, served)
     return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
@@ -130,9 +132,9 @@ def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
     """
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
-            f"vLLM {served.vllm} does not include Ray, and {served.image} does not have it",
-            hint="--topology tp2, which needs no Ray; or --image with one that has it, made with "
-            f"spark-build image --layers {served.name},ray",
+            f"vLLM {served.vllm} does not include Ray, and {served.image} does not have it; build "
+            f"one with --layers {served.name},ray, or use tp2, which needs no Ray",
+            hint="--topology tp2",
         )
 
 
@@ -150,8 +152,9 @@ def _refuse_names(place: Place) -> None:
             )
     if place.interface and not _INTERFACE.fullmatch(place.interface):
         raise UsageError(
-            f"{place.interface!r} is not a network interface",
-            hint="--interface NAME, as `ip -br link` shows it on both (such as enp1s0f0np0)",
+            f"{place.interface!r} is not the name of a network interface (`ip -br link` lists "
+            "them)",
+            hint="--interface NAME",
         )
 
 

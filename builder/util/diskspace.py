@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from builder.errors import BuildFailed
 from builder.util.console import megabytes
-from builder.util.hints import CACHE, OUTPUT, TEMPORARY
+from builder.util.hints import OUTPUT, TEMPORARY
 from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Hints by kind of place.
 _OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
 _TEMPORARY = f"free some space, or {TEMPORARY}"
-_CACHE = f"spark-build cache prune   (or cache clean; or {CACHE})"
+_CACHE = "spark-build cache prune"
 
 
 @dataclass(frozen=True)

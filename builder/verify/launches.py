@@ -325,10 +325,10 @@ def _folder() -> Iterator[str]:
         used = any(path.iterdir())
     except OSError as error:
         raise UsageError(
-            f"{name}: {path}: {error.strerror}", hint=f"{name}=DIR, a directory to make"
+            f"{name}: {path} cannot be created: {error.strerror}", hint=f"export {name}=DIR"
         ) from None
     if used:
-        raise UsageError(f"{name}: {path} is not empty", hint=f"{name}=DIR, an empty directory")
+        raise UsageError(f"{name}: {path} is not empty", hint=f"export {name}=DIR")
     yield str(path)
 
 

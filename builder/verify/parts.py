@@ -225,8 +225,9 @@ def without_foreign_hooks(
     foreign = [layer.name for layer in baked if has_hook(layer) and not trust.own(layer)]
     if foreign:
         raise CannotTakeApart(
-            f"layer {foreign[0]} has a hook (Python code), and no local layer is "
-            "the same: hooks from an image are never run",
-            hint=f"--patches DIR, with the layer's source in DIR/{foreign[0]}/layer.toml",
+            f"layer {foreign[0]} has a hook (Python code), and no local layer is the same: hooks "
+            f"from an image are never run; --patches must name a folder with your copy of "
+            f"{foreign[0]}/layer.toml",
+            hint="--patches DIR",
         )
     return parts()

@@ -105,8 +105,9 @@ class TrustedSources:
         if isinstance(isolation, str):
             raise SandboxUnavailable(
                 f"unknown code is not run on this machine without consent ({because}), and it "
-                f"cannot be isolated here: {isolation}",
-                hint="apt-get install bubblewrap   (or run the same command with --trust-image)",
+                f"cannot be isolated here: {isolation}; bubblewrap isolates it, --trust-image "
+                "gives consent",
+                hint="apt-get install bubblewrap",
             )
         console.say(f"  isolated ({isolation.name}): {because}")
         return IsolatedRun(isolation=isolation, because=because)

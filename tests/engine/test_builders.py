@@ -289,7 +289,7 @@ def test_a_base_that_exists_only_on_this_machine(world: World) -> None:
         world.near.run("image", "rm", name)
     assert done.code == 8
     assert f"{name} is in the Docker Engine here, but builder {world.address}" in done.err
-    assert "docker push it to a registry that the builder can reach" in done.err
+    assert "push it to a registry that the builder can reach" in done.err
 
 
 def test_a_registry_that_refuses_the_push(world: World) -> None:

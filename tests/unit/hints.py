@@ -15,9 +15,11 @@ from builder.util.hints import PROGRAM
 
 def problem(hint: str) -> str:
     """What is wrong with a hint that is a command; empty for others, and for good ones."""
+    if hint.startswith("-"):
+        return f"{hint}: options without their command"
     if not hint.startswith(f"{PROGRAM} "):
         return ""
-    text = hint.partition("   (")[0].partition(" > ")[0]
+    text = hint.partition(" > ")[0]
     try:
         with redirect_stdout(None):
             for command in text.split(" && "):

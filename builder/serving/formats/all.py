@@ -40,8 +40,8 @@ def refuse_format(form: str) -> None:
     if form not in FORMATS:
         known = (*FORMATS, TRTLLM)
         raise UsageError(
-            f"unknown format {form!r}{did_you_mean(form, known)}",
-            hint=f"--format {known[0]}, or one of: {', '.join(known[1:])}",
+            f"unknown format {form!r}{did_you_mean(form, known)} (known: {', '.join(known)})",
+            hint=f"--format {known[0]}",
         )
 
 

@@ -32,12 +32,13 @@ def render(recipe: Recipe) -> dict[str, str]:
         raise UsageError(
             f"a Deployment cannot describe topology {recipe.topology}, whose nodes need fixed "
             "addresses",
-            hint="--format compose, or --topology solo",
+            hint="--format compose",
         )
     if recipe.plugins:
         raise UsageError(
-            f"a manifest cannot mount {recipe.plugins[0].name}, which vLLM {recipe.vllm} needs",
-            hint="--release 0.33.0, which has the parser",
+            f"a manifest cannot mount {recipe.plugins[0].name}, which vLLM {recipe.vllm} needs; "
+            "newer releases have the parser built in",
+            hint="--release 0.33.0",
         )
     name = recipe.model.replace(".", "-")
     text = yaml_text(_deployment(recipe, name)) + "---\n" + yaml_text(_service(recipe, name))

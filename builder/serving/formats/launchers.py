@@ -110,16 +110,13 @@ def _refuse(recipe: Recipe, form: str) -> None:
         why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
         raise UsageError(
             f"a recipe of {form} cannot describe topology {recipe.topology}{why}",
-            hint="--topology tp2"
-            if ray
-            else "--format docker, or --topology solo once for each Spark",
+            hint="--topology tp2" if ray else "--format docker",
         )
     if recipe.plugins:
         raise UsageError(
             f"a recipe of {form} cannot mount {recipe.plugins[0].name}, which vLLM "
-            f"{recipe.vllm} needs for the parser",
-            hint="--release 0.33.0, which has the parser; or --set reasoning-parser= "
-            "--set reasoning-parser-plugin=",
+            f"{recipe.vllm} needs for the parser; newer releases have the parser built in",
+            hint="--release 0.33.0",
         )
 
 

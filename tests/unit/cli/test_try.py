@@ -119,13 +119,10 @@ ONE, TWO = ("--address", "10.0.0.1"), ("--address", "10.0.0.1", "--address", "10
     [
         (
             ("--topology", "tp2"),
-            "--address HEAD --address OTHER   (as `ip -4 addr` shows them on the fast link)",
+            "--address HEAD --address OTHER",
         ),
-        (("--topology", "tp2", *ONE), "--address OTHER   (the other node's)"),
-        (
-            ("--topology", "tp2", *TWO),
-            "--interface NAME   (as `ip -br link` shows it on both (such as enp1s0f0np0))",
-        ),
+        (("--topology", "tp2", *ONE), "--address OTHER"),
+        (("--topology", "tp2", *TWO), "--interface NAME"),
     ],
 )
 def test_what_two_nodes_lack_is_added(
@@ -159,8 +156,7 @@ def test_what_cannot_be_set_is_left_out(
 ) -> None:
     monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
     begins = "" if said == "models list" else f"{' '.join(RECIPE)} "
-    shown = tried(spark_build(*RECIPE, *given)).partition("   (")[0]
-    assert shown == f"spark-build {begins}{said}"
+    assert tried(spark_build(*RECIPE, *given)) == f"spark-build {begins}{said}"
 
 
 @pytest.mark.parametrize("given", [ONE, ("--interface", "eth0", *ONE), ("--interface=eth0",)])
@@ -190,7 +186,7 @@ def test_what_one_node_does_not_have_is_left_out(
         ),
         (
             ("image", "-l", "marlin", "-b", "x/y", "--all-platforms", "--compile"),
-            "spark-build image -l marlin -b x/y --compile   (name one: --platform linux/arm64)",
+            "spark-build image -l marlin -b x/y --compile",
         ),
     ],
 )
@@ -211,8 +207,8 @@ def test_a_better_name_of_a_layer(spark_build: SparkBuild, given: str, better: s
 def test_a_new_layer_that_must_be_pinned_says_so(spark_build: SparkBuild, tmp_path: Path) -> None:
     write_tree(tmp_path / "work" / "mod", {"run.sh": b"pip install foo==1.0\n"})
     made = spark_build("layers", "new", "m", "--from-mod", "mod", "--in", "L")
-    assert "pin what it takes: spark-build layers pin m --patches L\n" in made.err
-    assert "pin what" not in spark_build("layers", "new", "other", "--in", "L").err
+    assert "pin its inputs: spark-build layers pin m --patches L\n" in made.err
+    assert "pin its" not in spark_build("layers", "new", "other", "--in", "L").err
 
 
 @pytest.mark.parametrize("text", [None, "{}", "[", '{"manifests": 5}'])
@@ -230,7 +226,9 @@ def test_a_folder_that_is_no_layout_is_no_failure_of_a_remote(
 @pytest.mark.parametrize(
     ("hint", "said"),
     [
-        ("spark-build plan -l x -b y   (then look at it)", ""),
+        ("spark-build plan -l x -b y   (then look at it)", "unexpected extra argument"),
+        ("--base y", "options without their command"),
+        ("spark-build plan -l x -b y", ""),
         ("spark-build layers list", ""),
         ("spark-build image --help", ""),
         ("spark-build dispatch ask && spark-build dispatch table", ""),
@@ -253,9 +251,9 @@ def test_a_hint_that_is_not_a_command_is_found(hint: str, said: str) -> None:
     [
         (
             ("recipe", "gpt-oss-120b", "--topology", "tp3"),
-            "recipe gpt-oss-120b --topology solo   (or one of: tp2, tp2-ray, two-solos)",
+            "recipe gpt-oss-120b --topology solo",
         ),
-        (("layers", "new", "x", "--in", "there"), "layers new x --in DIR   (another folder)"),
+        (("layers", "new", "x", "--in", "there"), "layers new x --in DIR"),
     ],
 )
 def test_another_value_stands_in_place_of_the_wrong_one(

@@ -270,7 +270,7 @@ def test_7_the_compiler_fails(
 def test_2_not_for_several_platforms(call: Call) -> None:
     ended = call("image", "-l", "mine", "-b", "oci:x", "--all-platforms", "--compile")
     assert ended.code == 2
-    assert "name one: --platform linux" in ended.err
+    assert "try: spark-build image -l mine -b oci:x --compile\n" in ended.err
 
 
 # ----------------------------------------------------------------------------------------- an image

@@ -111,7 +111,7 @@ def test_a_mod_becomes_a_layer_and_the_rest_is_named(
         (["--from-patch", "short.patch"], "less than 3 lines of context"),
         (["--from-series", "."], "cannot read series"),
         (["--from-mod", "."], "is not a mod"),
-        (["--from-mod", "empty"], "nothing of empty can be converted"),
+        (["--from-mod", "empty"], "nothing in empty can be converted"),
         (["--from-patch", "text", "--from-mod", "empty"], "cannot be combined"),
         (["--from-patch", "fix.patch", "--from-patch", "more/fix.patch"], "two patches are called"),
         (["--from-patch", "fix.patch", "--from-patch", "fi.patch"], "flashinfer-python and vllm"),

@@ -545,7 +545,7 @@ def test_every_parent_folder_has_an_entry(tmp_path: Path) -> None:
 
 def test_the_layout_of_the_base_is_not_replaced(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base")
-    with pytest.raises(UsageError, match="holds the base"):
+    with pytest.raises(UsageError, match="contains the base"):
         build(base, tmp_path / "base")
     assert base_of(tmp_path / "base").identity.packages["vllm"] == "0.20.1"
 

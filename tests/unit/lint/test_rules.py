@@ -226,7 +226,7 @@ def test_release_comes_from_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("vllm serve m", "the release is not known; the command names no image"),
+        ("vllm serve m", "the vLLM release is unknown; the command names no image"),
         ("docker run me/x vllm serve m", "names the image me/x"),
         ("ls", "there is no vllm serve command in it"),
     ],

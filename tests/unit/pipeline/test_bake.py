@@ -117,7 +117,7 @@ def test_a_folder_that_is_there_is_left_alone(call: Call, bases: tuple[str, str]
     write_tree(Path.cwd(), {"out/mine": b"1"})
     done = bake(call, bases, "-o", "out")
     assert done.code == 2
-    assert "out is there already" in done.err
+    assert "out already exists" in done.err
     assert list(contents(Path("out"))) == ["mine"]
 
 

@@ -156,7 +156,7 @@ def test_a_model_file_gives_kinds_and_their_sources() -> None:
     assert all(method.source for method in made.methods)
     assert made.ceiling is not None
     assert made.kept == ()
-    assert "name a local folder" in made.unknown[-1]
+    assert "a checkpoint does" in made.unknown[-1]
 
 
 # -- what vLLM loaded
@@ -265,7 +265,7 @@ def test_layers_that_only_one_of_them_quantises(call: Call, tmp_path: Path) -> N
     result = call("audit", path, "--against", folder, "--json")
     assert result.code == 5
     document = validated("audit", result.json)
-    assert "vLLM 0.33.0 holds 1 module in 16 bits" in document["error"]["message"]
+    assert "vLLM 0.33.0 has 1 module in 16 bits" in document["error"]["message"]
     assert "model.layers.*.mixer.qkv_proj" in document["error"]["message"]
     told = {(o["name"], o["what"]): o for o in document["compared"]["differences"]}
     assert told.keys() == {
@@ -308,12 +308,13 @@ def test_the_command_says_what_bounds_the_speed(call: Call, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no audit of a loaded model"),
+        ("", "is not a file that spark_build_audit.py wrote: it is not valid JSON\n"),
+        ("{x", "is not a file that spark_build_audit.py wrote: it is not valid JSON\n"),
         ("{}", "missing required field `schema`"),
         ('{"schema": 2}', "Invalid enum value 2"),
         (json.dumps(LOADED | {"modules": []}), "length >= 1 - at `$.modules`"),
         (json.dumps(LOADED | {"modules": [{"name": "a"}]}), "at `$.modules[0]`"),
-        ("[" * 100_000, "is no audit of a loaded model"),
+        ("[" * 100_000, "is not a file that spark_build_audit.py wrote"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(
@@ -330,10 +331,10 @@ def test_a_file_of_another_kind_is_refused(
     ("words", "message"),
     [
         ((), "nothing to audit"),
-        (("./missing",), "is not a folder and not a file"),
+        (("./missing",), "./missing does not exist"),
         (("nemotron-3-supr",), "did you mean 'nemotron-3-super'"),
-        (("nemotron-3-super", "--against", "."), "is no file"),
-        (("x", "--inside", "y"), "--inside writes files and audits nothing"),
+        (("nemotron-3-super", "--against", "."), "is not a file that spark_build_audit.py wrote"),
+        (("x", "--inside", "y"), "--inside only writes files, so x would not be audited"),
     ],
 )
 def test_wrong_use_is_refused(call: Call, words: tuple[str, ...], message: str) -> None:

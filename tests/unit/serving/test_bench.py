@@ -258,14 +258,18 @@ def test_an_interruption_does_not_wait_for_answers(
         (("URL", "--concurrency", "x"), "is not a list of numbers"),
         (("URL", "--model", "me/mina"), "did you mean 'me/mine'"),
         (("URL", "--log", "none.log"), "cannot read none.log"),
-        (("URL", "--log", "empty.log"), "which kernels were selected"),
-        (("URL", "--log", "old.log"), "is of vLLM 0.30.0"),
+        (
+            ("URL", "--log", "empty.log"),
+            "shows the selected kernels; the log is needed from its start",
+        ),
+        (("URL", "--log", "old.log"), "is from vLLM 0.30.0"),
         (("URL", "--against", "none.json"), "--against none.json cannot be read: No such file"),
         (("URL", "-o", "a.json", "--plot", "./a.json"), "-o and --plot name the same file"),
         (("URL", "-o", "old.log", "--log", "old.log"), "--log and -o name the same file"),
         (("URL", "--plot", "b", "--against", "b"), "--against and --plot name the same file"),
         (("URL", "--prefill", "1000001"), "--prefill"),
-        (("URL", "--against", "empty.log"), "is not a bench"),
+        (("URL", "--against", "empty.log"), "is not a bench: Object missing required field"),
+        (("URL", "--against", "old.log"), "old.log is not a bench: it is not valid JSON"),
         (("URL", "-o", "none/a.json"), "a folder that does not exist"),
         (("URL", "--plot", "."), "is a folder"),
     ],
@@ -330,7 +334,10 @@ def test_the_key_is_not_given_to_another_server(
 def test_a_connection_that_is_refused_is_said_in_words(server: Server, call: Call) -> None:
     server.__exit__()
     err = call("bench", server.url).err
-    assert f"{server.url}: /v1/models did not answer: Connection refused\n" in err
+    assert (
+        f"{server.url}: /v1/models did not answer: Connection refused; the server's log may show why\n"
+        in err
+    )
 
 
 def test_several_models_and_another_server_than_vllm(server: Server, call: Call) -> None:

@@ -186,16 +186,16 @@ def test_a_launcher_is_told_no_addresses(topology: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "topology", "hint"),
     [
-        ("sparkrun", "two-solos", "once for each Spark"),
-        ("eugr", "two-solos", "once for each Spark"),
+        ("sparkrun", "two-solos", "--format docker"),
+        ("eugr", "two-solos", "--format docker"),
         ("eugr", "tp2-ray", "--topology tp2"),
-        ("kubernetes", "tp2-ray", "compose"),
+        ("kubernetes", "tp2-ray", "--format compose"),
     ],
 )
 def test_what_a_tool_cannot_start_is_refused(form: str, topology: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"cannot describe topology {topology}") as refused:
         rendered(made(topology), form)
-    assert hint in (refused.value.hint or "")
+    assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize("form", ["sparkrun", "eugr", "kubernetes"])
@@ -366,10 +366,10 @@ def test_the_command_of_tensorrt_llm_needs_no_release(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name a release or an image"),
+        ([], "neither --release nor --image is given"),
         (["--format", "dokcer", "--release", "0.33.0"], "did you mean 'docker'"),
         (["--topology", "tp3", "--release", "0.33.0"], "unknown topology 'tp3'"),
-        (["--image", "oci:out"], "--image 'oci:out' is not a name that a container engine runs"),
+        (["--image", "oci:out"], "--image 'oci:out' is not a name that a container engine can run"),
         (["--profile", "marlin-env", "--release", "0.33.0"], "'marlin-env' is not a profile"),
     ],
 )
@@ -402,8 +402,8 @@ def test_other_files_are_replaced_only_by_force(call: Call) -> None:
     other.write_text("mine: true\n")
     refused = call(*words)
     assert (refused.code, other.read_text()) == (2, "mine: true\n")
-    assert "there already, with other content: trtllm-options.yaml\n" in refused.err
-    assert "-o mine.sh --force   (which replaces that)" in refused.err
+    assert "already exists with other content: trtllm-options.yaml; --force" in refused.err
+    assert "-o mine.sh --force\n" in refused.err
     assert call(*words, "--force").code == 0
     assert "mine" not in other.read_text()
 

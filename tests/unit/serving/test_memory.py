@@ -237,8 +237,8 @@ def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path)
 def test_options_of_the_cache_need_a_checkpoint(call: Call, given: tuple[str, str]) -> None:
     result = call("memory", "nemotron-3-super", *given)
     assert result.code == 2
-    assert f"{given[0]} needs a folder with the checkpoint" in result.err
-    assert "try: spark-build memory nemotron-3-super   (or name a folder" in result.err
+    assert f"{given[0]} needs the checkpoint's folder" in result.err
+    assert "try: spark-build memory nemotron-3-super\n" in result.err
 
 
 def test_context_beyond_the_maximum_of_the_model_is_refused(call: Call, tmp_path: Path) -> None:

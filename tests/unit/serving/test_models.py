@@ -105,7 +105,7 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
         (["show", "nemotron-3-supr"], "did you mean 'nemotron-3-super'?"),
         (["show", "nobody/nothing"], "unknown model 'nobody/nothing'"),
         (["list", "--models", "gone"], "models folder gone does not exist"),
-        (["list", "--models", "."], "holds no model (NAME.toml)"),
+        (["list", "--models", "."], "contains no model (NAME.toml)"),
     ],
 )
 def test_what_is_not_there(call: Call, words: list[str], message: str) -> None:

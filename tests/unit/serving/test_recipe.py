@@ -278,14 +278,20 @@ def test_ray_only_where_there_is_ray() -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (Place(topology="tp2", interface="x"), "needs the addresses of two nodes, not 0"),
+        (
+            Place(topology="tp2", interface="x"),
+            r"two nodes on the fast link, as `ip -4 addr` shows them, not 0",
+        ),
         (Place(topology="tp2", addresses=("a", "b")), "needs the network interface"),
         (Place(topology="tp2", addresses=("a", "a"), interface="x"), "both nodes have"),
         (Place(topology="two-solos", addresses=("a",)), "not 1"),
         (Place(topology="solo", addresses=("a",)), "are for two nodes"),
         (Place(topology="two-solos", addresses=("a", "b\nrm -rf /")), "not an IP address"),
         (Place(topology="tp2", addresses=("a", "b; c"), interface="x"), "not an IP address"),
-        (Place(topology="tp2", addresses=("a", "b"), interface="eth 0"), "not a network interface"),
+        (
+            Place(topology="tp2", addresses=("a", "b"), interface="eth 0"),
+            "not the name of a network",
+        ),
     ],
 )
 def test_addresses_are_asked_for_and_not_guessed(place: Place, message: str) -> None:

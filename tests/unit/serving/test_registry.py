@@ -197,7 +197,7 @@ def test_the_newest_recorded_release_is_the_default(monkeypatch: pytest.MonkeyPa
     committed = (ROOT / SUPER).read_text()
     assert f"vLLM {newest_release()}" in committed
     monkeypatch.setattr(registry, "in_checkout", lambda: False)
-    with pytest.raises(UsageError, match="name a release"):
+    with pytest.raises(UsageError, match="release is not given"):
         newest_release()
 
 
