@@ -334,10 +334,8 @@ def test_the_key_is_not_given_to_another_server(
 def test_a_connection_that_is_refused_is_said_in_words(server: Server, call: Call) -> None:
     server.__exit__()
     err = call("bench", server.url).err
-    assert (
-        f"{server.url}: /v1/models did not answer: Connection refused; the server's log may show why\n"
-        in err
-    )
+    why = "Connection refused; the server's log may show why\n"
+    assert f"{server.url}: /v1/models did not answer: {why}" in err
 
 
 def test_several_models_and_another_server_than_vllm(server: Server, call: Call) -> None:
