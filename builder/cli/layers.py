@@ -58,7 +58,7 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
     if name in catalog.profile_files:
         _show_profile(catalog, name, json)
         return
-    layer = catalog.layer(name)
+    layer = catalog.layer(name, kind="layer or profile")
     catalog.say_shadows([name])
     pulls = pulls_of(layer, refresh=refresh)
     if json:

@@ -175,14 +175,14 @@ class Catalog:
             what = "the built-in one" if old.parent == data_dir("patches") else f"the one in {old}"
             console.warn(f"layer {name} is {self.folders[name]}, in place of {what}")
 
-    def layer(self, name: str) -> Layer:
-        """One rendered layer.
+    def layer(self, name: str, *, kind: str = "layer") -> Layer:
+        """One rendered layer; an error says that no ``kind`` has this name.
 
         Raises:
             UsageError: it does not exist, or its file is malformed.
         """
         if name not in self.folders:
-            raise self._unknown("layer", name)
+            raise self._unknown(kind, name)
         if name not in self._loaded:
             self._loaded[name] = load_layer(self.folders[name])
         return self._loaded[name]

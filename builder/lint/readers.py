@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from builder.conversion import shell
@@ -19,7 +20,7 @@ from builder.lint.commands import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from yaml.nodes import MappingNode, Node
 
@@ -30,6 +31,8 @@ _IMAGE, _COMMAND, _ENV = ("image", "container"), ("command", "args"), ("environm
 _CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 #: Commands that run the command behind them.
 _PREFIXES = frozenset(("exec", "sudo", "nohup", "time", "env", "-E"))
+#: Options of a shell before a script in one word: -c, -lc, -ec.
+_SCRIPT_FOLLOWS = re.compile(r"-[a-z]*c")
 _PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})|\$\{[^}]*\}|\$\w+")
 
 
@@ -58,20 +61,39 @@ def open_quotes(name: str, text: str) -> list[int]:
     """
     kind = _kind(name)
     if kind == "shell":
-        return shell.open_quotes(text.encode())
+        data = text.encode()
+        inner = [line for command in read_script(data) for line in _open_in_words(_placed(command))]
+        return [*shell.open_quotes(data), *inner]
     if kind == "dockerfile":
-        return [
-            number
-            for number, line in _instructions(text)
-            if line.partition(" ")[0].upper() in ("CMD", "ENTRYPOINT", "ENV")
-            and not _closed(line.partition(" ")[2])
-        ]
+        return [line for number, row in _instructions(text) for line in _open_in_row(row, number)]
     return [
         line
         for document in _documents(name, text)
         for mapping in _mappings(document, set())
         for line in _open_in_container(mapping)
     ]
+
+
+def _placed(command: Command) -> list[Word]:
+    return [Word(*pair) for pair in zip(command.words, command.lines, strict=False)]
+
+
+def _open_in_words(words: Sequence[Word]) -> Iterator[int]:
+    """In the script that a shell gets as one word: ``sh -c 'vllm serve ...'``."""
+    for option, word in pairwise(words):
+        if _SCRIPT_FOLLOWS.fullmatch(option.text) and "vllm serve" in word.text:
+            yield from (word.line + n - 1 for n in shell.open_quotes(word.text.encode()))
+
+
+def _open_in_row(row: str, number: int) -> Iterator[int]:
+    """In an instruction of a Dockerfile."""
+    instruction, _, rest = row.partition(" ")
+    if instruction.upper() not in ("CMD", "ENTRYPOINT", "ENV"):
+        return
+    if _closed(rest):
+        yield from _open_in_words(_exec_form(rest, number))
+    else:
+        yield number
 
 
 def _open_in_container(mapping: MappingNode) -> Iterator[int]:
@@ -86,6 +108,8 @@ def _open_in_container(mapping: MappingNode) -> Iterator[int]:
             yield from (_line(node) + line for line in shell.open_quotes(node.value.encode()))
         elif isinstance(node, ScalarNode) and not _closed(node.value):
             yield _line(node)
+    parts = (keys[key] for key in ("entrypoint", *_COMMAND) if key in keys)
+    yield from _open_in_words([word for part in parts for word in _words(part)])
 
 
 def _closed(text: str) -> bool:
@@ -113,7 +137,7 @@ def _shell(name: str, text: str) -> Iterator[ServeCommand]:
 def _of_shell(
     name: str, command: Command, exported: dict[str, GivenVariable]
 ) -> ServeCommand | None:
-    words = [Word(*pair) for pair in zip(command.words, command.lines, strict=False)]
+    words = _placed(command)
     own = [GivenVariable(name=k, value=v, line=command.line) for k, v in command.assigned]
     while words and (words[0].text in _PREFIXES or "=" in words[0].text):
         key, equals, value = words.pop(0).text.partition("=")

@@ -91,7 +91,7 @@ def audit(request: AuditRequest) -> Audit:
             "wrote, or a model",
             hint="spark-build models list",
         )
-    return _from_model(Models.discover(request.models).model(request.subject))
+    return _from_model(Models.discover(request.models).model(request.subject, or_folder=True))
 
 
 def write_inside(folder: Path) -> InsideFiles:

@@ -231,6 +231,7 @@ def _rows(
     rows: list[BenchRow] = []
     failures: dict[str, int] = {}
     short: list[int] = []
+    before = 0
     first = time.time_ns()
 
     def one(number: int) -> Timing:
@@ -248,7 +249,9 @@ def _rows(
             tokens_per_second=found["tokens_per_second"],
             first_token_ms=found["first_token_ms"],
             failed=len(found["failures"]),
+            short=len(short) - before,
         )
+        before = len(short)
         console.say(f"{row.concurrency} at once: {row.tokens_per_second:.1f} tokens/s")
         rows.append(row)
     if short:

@@ -36,6 +36,9 @@ class BenchRow(Part, frozen=True, kw_only=True):
     tokens_per_second: Annotated[Figure, Meta(description="of all requests together")]
     first_token_ms: Figure
     failed: Annotated[Count, Meta(description="requests that failed, with the warm-up")]
+    short: Annotated[
+        Count, Meta(description="answers with fewer tokens than settings.tokens, with the warm-up")
+    ] = 0
 
 
 class PrefillRow(Part, frozen=True, kw_only=True):

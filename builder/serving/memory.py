@@ -98,7 +98,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
             hint="spark-build models list",
         )
     else:
-        model = Models.discover(request.models).model(request.subject)
+        model = Models.discover(request.models).model(request.subject, or_folder=True)
         _refuse_cache_options(request)
         found = _from_model(model)
     interface = interface_of(base) if base else None

@@ -250,8 +250,10 @@ class Models:
             files |= found
         return cls(files)
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str, *, or_folder: bool = False) -> Model:
         """One model, by its name or by its id on Hugging Face.
+
+        With ``or_folder`` the error says that there is no folder of this name either.
 
         Raises:
             UsageError: it does not exist, or its file is malformed.
@@ -262,9 +264,11 @@ class Models:
             model = read_model(path)
             if model.id.value == name:
                 return model
+        what = (
+            f"{name!r} is neither a folder nor a model" if or_folder else f"unknown model {name!r}"
+        )
         raise UsageError(
-            f"unknown model {name!r}{did_you_mean(name, self.files)} "
-            "(--models DIR adds your own, DIR/NAME.toml)",
+            f"{what}{did_you_mean(name, self.files)} (--models DIR adds your own, DIR/NAME.toml)",
             hint="spark-build models list",
         )
 

@@ -64,7 +64,10 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         **mods,
         "command": Block(_command(recipe, _SPARKRUN, "{model}") + "\n"),
     }
-    return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
+    own = [one.name for one in recipe.env if one.name in _PLATFORM]
+    note = f"# env: sparkrun sets {', '.join(own)} itself on a GB10\n" if own else ""
+    text = header(recipe, _change(recipe)) + note + yaml_text(document)
+    return {f"{_name(recipe)}.yaml": text}
 
 
 def eugr(recipe: Recipe) -> dict[str, str]:

@@ -49,6 +49,7 @@ def test_value_of_an_option_keeps_its_commas(spark_build: SparkBuild) -> None:
 
 def test_another_command_has_the_user_s_layers(spark_build: SparkBuild, own: Path) -> None:
     result = spark_build("layers", "show", "nope", "--patches", own)
+    assert "unknown layer or profile 'nope'" in result.err
     assert tried(result) == f"spark-build layers list --patches '{own}'"
     result = spark_build("plan", "-l", "nope", f"--patches={own}", "-b", "pypi:vllm==0.20.1")
     assert tried(result) == f"spark-build layers list --patches '{own}'"

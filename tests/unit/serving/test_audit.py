@@ -333,6 +333,7 @@ def test_a_file_of_another_kind_is_refused(
         ((), "nothing to audit"),
         (("./missing",), "./missing does not exist"),
         (("nemotron-3-supr",), "did you mean 'nemotron-3-super'"),
+        (("no/where",), "'no/where' is neither a folder nor a model"),
         (("nemotron-3-super", "--against", "."), "is not a file that spark_build_audit.py wrote"),
         (("x", "--inside", "y"), "--inside only writes files, so x would not be audited"),
     ],

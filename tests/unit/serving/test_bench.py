@@ -289,6 +289,7 @@ def test_answers_that_are_shorter_than_asked(server: Server, call: Call) -> None
     result = call("bench", server.url, *SMALL, "--json")
     assert result.code == 0
     assert "16 answers had fewer tokens than --tokens 5, the shortest 1: " in result.err
+    assert sum(row["short"] for row in result.json["rows"]) == 16
 
 
 def test_the_key_of_a_server(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

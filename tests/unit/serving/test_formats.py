@@ -128,7 +128,9 @@ def test_sparkrun_takes_the_official_image_and_the_mod_where_files_change() -> N
     assert document["mods"] == ["@spark-build/sm121-b12x-full-enable"]
     assert document["executor_config"] == {"entrypoint": ""}
     assert "name" not in document
-    assert document["env"] == {}  # sparkrun sets CUTE_DSL_ARCH on a GB10
+    assert document["env"] == {}
+    (text,) = rendered(made(), "sparkrun").values()
+    assert "# env: sparkrun sets CUTE_DSL_ARCH itself on a GB10\n" in text
     mine = loaded("sparkrun", served=served(image="me/x:1", build="", named_image=True))
     assert mine["container"] == "me/x:1"
     assert "mods" not in mine

@@ -241,6 +241,12 @@ def test_options_of_the_cache_need_a_checkpoint(call: Call, given: tuple[str, st
     assert "try: spark-build memory nemotron-3-super\n" in result.err
 
 
+def test_what_is_neither_a_folder_nor_a_model(call: Call) -> None:
+    result = call("memory", "no/where")
+    assert (result.code, "'no/where' is neither a folder nor a model" in result.err) == (2, True)
+    assert "try: spark-build models list\n" in result.err
+
+
 def test_context_beyond_the_maximum_of_the_model_is_refused(call: Call, tmp_path: Path) -> None:
     config = EXPERTS | {"max_position_embeddings": 4096}
     result = call("memory", checkpoint(tmp_path / "ck", SMALL, config), "--context", "4097")
