@@ -119,8 +119,8 @@ _LANES = {
     "machine": tuple(
         f"tests/{name}"
         for name in (
-            "unit", "package", "compiled", "browser", "registry", "actions", "clients", "engine",
-            "arm64",
+            "unit", "processes", "package", "compiled", "browser", "registry", "actions", "clients",
+            "engine", "arm64",
         )
     ),
     "wheels": ("tests/wheels",),

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.processes.pipeline.test_bake import bake, bases
 from tests.unit.caller import call
-from tests.unit.pipeline.test_bake import bake, bases
 
 from .programs import buildx
 from .test_clients import run

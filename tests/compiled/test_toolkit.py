@@ -20,7 +20,7 @@ from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_nvcc
 from builder.util.documents import plain
 from tests.documents import validated
-from tests.unit.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
+from tests.processes.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 
 from .test_extension_wheel_whole import objects, request_of  # noqa: F401 - fixtures
 

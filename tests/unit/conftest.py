@@ -23,13 +23,10 @@ from builder.registry.options import Options
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem
-from tests.unit.pullworld import World, make_world
-from tests.wheels.fakeindex import FakeIndex
+from tests.unit.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.forge import LocalForge
 
 
 __all__ = ["call"]
@@ -41,6 +38,20 @@ _NUMBERS = itertools.count()
 _MEMORY = Path("/dev/shm")
 #: Bytes that must be free there.  All unit tests together leave 420 MB; two workers, and spare.
 _ROOM = 2 << 30
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """Refuse programs, ports and pauses while a test's fixtures are made ..."""
+    with LIMITS.hold():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """... and while it runs."""
+    with LIMITS.hold():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +73,7 @@ def folders(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _toml_is_parsed_once() -> Iterator[None]:
+def toml_is_parsed_once() -> Iterator[None]:
     """Each test reads the catalogues anew; the parser, in Python, is slower than all the rest."""
     parse = tomllib.loads
     parsed: dict[str, bytes] = {}
@@ -119,29 +130,6 @@ def hints_parse(monkeypatch: pytest.MonkeyPatch) -> None:
         return shown
 
     monkeypatch.setattr("builder.cli.nextcommand.next_command", checked)
-
-
-@pytest.fixture(scope="session")
-def world(folders: Path) -> World:
-    """A repository with releases and pull requests; nobody changes its branches."""
-    return make_world(folders / "world")
-
-
-@pytest.fixture
-def forge(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForge]:
-    """The forge of that repository, set as the one that is asked."""
-    with world.forge() as running:
-        monkeypatch.setenv("SPARK_BUILD_FORGE", running.root)
-        yield running
-
-
-@pytest.fixture
-def wheels(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIndex]:
-    """A package index with the repository's releases, set as pip's."""
-    with FakeIndex() as running:
-        world.publish(running)
-        monkeypatch.setenv("PIP_INDEX_URL", running.url)
-        yield running
 
 
 @dataclass(frozen=True)

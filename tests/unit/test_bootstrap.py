@@ -85,58 +85,6 @@ def test_every_folder_of_tests_is_in_one_lane() -> None:
     assert set(bootstrap._COMPILING) <= set(folders)
 
 
-def lanes(capfd: pytest.CaptureFixture[str], **scripts: str) -> tuple[int, list[str]]:
-    """The exit status and the lines of lanes that are Python programs."""
-    code = bootstrap.run_lanes(
-        [sys.executable, "-c"], {name: (text,) for name, text in scripts.items()}
-    )
-    return code, capfd.readouterr().out.splitlines()
-
-
-def test_lanes_report_while_they_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The second lane's line arrives before its end: it ends only when the first has seen it."""
-    seen = tmp_path / "seen"
-    waits = f"import pathlib, time\nwhile not pathlib.Path({str(seen)!r}).exists(): time.sleep(.01)"
-    code, lines = lanes(capfd, fast=f"open({str(seen)!r}, 'w'); print('1\\n2')", slow=waits)
-    assert code == 0
-    assert lines == ["fast | 1", "fast | 2"]
-
-
-@pytest.mark.parametrize("broken", ["one", "two"])
-def test_a_failed_lane_fails_the_run(broken: str, capfd: pytest.CaptureFixture[str]) -> None:
-    scripts = {"one": "print('a')", "two": "print('b')", broken: "raise SystemExit(5)"}
-    assert lanes(capfd, **scripts)[0] == 5
-
-
-def test_progress_and_failures_come_in_whole_lines(pytester_run: Any) -> None:
-    done = pytester_run(
-        "import pytest\n@pytest.mark.parametrize('n', range(120))\ndef test_it(n): assert n != 70\n"
-    )
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
-    assert re.match(r"50 of 120 tests, 0 failed, 0:\d\d$", lines[0])
-    assert lines[1] == "FAILED test_it.py::test_it[70] (call)"
-    assert re.match(r"100 of 120 tests, 1 failed, ", lines[2])
-    assert re.match(r"120 of 120 tests, 1 failed, ", lines[3])
-    assert lines[-1].startswith("1 failed, 119 passed in ")
-
-
-@pytest.fixture
-def pytester_run(tmp_path: Path) -> Any:
-    """Run a file of tests with the lanes' plugin."""
-
-    def run(text: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "test_it.py").write_text(text)
-        (tmp_path / "pytest.ini").write_text("[pytest]\n")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.lane", "--rootdir=."]
-        return subprocess.run(
-            [*command, "test_it.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    return run
-
-
 # -------------------------------------------------------------------------- hooks and the lock file
 
 

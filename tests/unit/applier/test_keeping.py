@@ -7,27 +7,21 @@ import io
 import os
 import threading
 import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import pytest
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError
-from builder.applier.index import IndexSources, donor_name, extra_indexes
+from builder.applier.index import IndexSources, donor_name
 from builder.applier.keeping import Keeper, cache_folders
-from builder.applier.layers import DonorPin, WheelPin
+from builder.applier.layers import DonorPin
 from tests.unit.fakes import make_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME, DATA = "a-1-py3-none-any.whl", b"the wheel"
 SHA256 = sha256_hex(DATA)
 WHEEL = make_wheel("a", "1", {"a/__init__.py": "N = 1\n"})
-PIN = WheelPin(**WHEEL.pin)
 
 
 class Network:
@@ -195,61 +189,6 @@ def test_order_of_the_caches(tmp_path: Path) -> None:
     ]  # fmt: skip
     off = {"SPARKRUN_RUNTIME_CACHE_DIR": "", "TMPDIR": "/large"}
     assert cache_folders(off, tmp_path / "gone") == [Path("/large/spark-build-wheels")]
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """A package index with one wheel; what it was asked for."""
-    page = tmp_path / "index" / "a"
-    page.mkdir(parents=True)
-    (page / "index.html").write_text(f'<a href="{WHEEL.filename}#sha256=0">w</a>')
-    (page / WHEEL.filename).write_bytes(WHEEL.data)
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_request(self, code: object = "-", size: object = "-") -> None:
-            del code, size
-            asked.append(self.path)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "index"))
-    )
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_wheels_of_an_index_are_kept(tmp_path: Path, index: tuple[str, list[str]]) -> None:
-    url, asked = index
-    first = IndexSources(url, Keeper([tmp_path / "cache"]))
-    assert first.member(PIN, "a/__init__.py") == b"N = 1\n"
-    assert asked == ["/a/", f"/a/{WHEEL.filename}"]
-    again = IndexSources("http://127.0.0.1:9", Keeper([tmp_path / "cache"]))
-    assert again.member(PIN, "a/__init__.py") == b"N = 1\n"
-    assert len(asked) == 2
-
-
-@pytest.mark.parametrize("name", ["PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"])
-def test_further_indexes_are_asked(
-    tmp_path: Path, index: tuple[str, list[str]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first has no such project; without the variable, that is the error."""
-    url, _ = index
-    for variable in ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("PIP_INDEX_URL", f"{url}/nothing")
-    with pytest.raises(ApplyError, match="404") as caught:
-        IndexSources(None, Keeper([tmp_path])).members(PIN)
-    assert caught.value.code == EXIT_REMOTE
-    monkeypatch.setenv(name, f"{url}/none {'mine=' if name == 'UV_INDEX' else ''}{url}")
-    assert len(extra_indexes()) == 2
-    assert IndexSources(None, Keeper([tmp_path])).member(PIN, "a/__init__.py") == b"N = 1\n"
 
 
 def test_a_file_of_a_wheel_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ from builder.util.locks import locked
 from builder.util.paths import _in_use, cache_dir, in_use_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.unit.conftest import Called
 
@@ -192,47 +190,6 @@ def test_a_use_is_recorded(cache: Path) -> None:
     os.utime(file, (when, file.stat().st_mtime))
     kinds = tuple(kind for kind in KINDS if kind.name == "wheels")
     assert not prune(cache, PruneRequest(kinds=kinds, older_than=30 * DAY)).removed
-
-
-@contextmanager
-def another_run() -> Iterator[None]:
-    """Another process that has the cache in use."""
-    code = "from builder.util.paths import cache_dir; cache_dir(); print('up', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        try:
-            yield
-        finally:
-            process.stdin.write("\n")
-            process.stdin.close()
-
-
-def test_recent_entries_are_kept_during_another_run(spark_build: SparkBuild, cache: Path) -> None:
-    put(f"blobs/{WHEEL}/layer", 50)
-    with another_run():
-        value = spark_build("cache", "clean", "--yes", "--json").json
-        assert value["in_use"] == 1
-        assert value["kept_bytes"] == 50
-        result = spark_build("cache", "clean", "--yes")
-        assert result.code == 3
-        assert "1 were kept because other runs may be using them" in result.err
-    assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
-
-
-def test_a_run_that_starts_meanwhile_waits(cache: Path) -> None:
-    from builder.cache.prune import _alone
-
-    with _alone(cache) as alone:
-        assert alone
-        code = "from builder.util.paths import cache_dir; cache_dir(); print('up', flush=True)"
-        begun = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        with pytest.raises(subprocess.TimeoutExpired):
-            begun.wait(0.5)
-    assert begun.communicate(timeout=10)[0] == b"up\n"
 
 
 def test_an_entry_used_during_the_scan_is_kept(

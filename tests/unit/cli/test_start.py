@@ -12,33 +12,12 @@ from builder.cli.help import _kind
 from builder.cli.root import command_for
 from tests.unit.commandlines import root
 from tests.unit.fakes import layer_text, write_tree
-from tests.unit.startup import HEAVY, imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.conftest import Called
-    from tests.wheels.fakeindex import FakeIndex
 
 WHOLE: Any = root()
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["--help", "--version", "image --help", "layers --help", "schema plan", "-q schema plan"],
-)
-def test_heavy_modules_are_not_imported(words: str) -> None:
-    loaded = imported(*words.split())
-    assert "builder.cli.root" in loaded
-    assert loaded.isdisjoint(HEAVY)
-
-
-def test_a_command_does_not_import_the_options_of_others() -> None:
-    loaded = imported("plan", "--help")
-    others = {"publishapp", "applyapp", "layersapp", "compileapp", "developapp", "cacheapp"}
-    assert loaded.isdisjoint({f"builder.cli.{name}" for name in others})
-    assert imported("--help").isdisjoint({f"builder.cli.{name}" for name in (*others, "mainapp")})
 
 
 GAMMA = """op = "replace"
@@ -55,23 +34,6 @@ def plan(tmp_path: Path) -> tuple[str, ...]:
     write_tree(tmp_path / "patches", {"fix/layer.toml": text.encode()})
     base = "pypi:vllm==1.3.0"
     return ("plan", "-l", "fix", "-b", base, "--patches", str(tmp_path / "patches"))
-
-
-def test_a_warm_plan_needs_no_network(
-    wheels: FakeIndex, spark_build: Callable[..., Called], plan: tuple[str, ...]
-) -> None:
-    cold = spark_build(*plan, "--json")
-    assert cold.code == 0, cold.err
-    assert wheels.requests, "the index is asked once"
-    wheels.requests.clear()
-    assert spark_build(*plan, "--json").out == cold.out
-    assert wheels.requests == []
-    # the index module reads wheels' file names with packaging; nothing else of the list is needed
-    loaded = imported(*plan)
-    assert loaded.isdisjoint(set(HEAVY) - {"packaging"})
-    # only a layer that is compiled looks at machine code
-    assert "builder.machinecode.modules" not in loaded
-    assert wheels.requests == []
 
 
 # --------------------------------------------------------------------- one command, as in the whole

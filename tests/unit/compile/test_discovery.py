@@ -11,7 +11,6 @@ from builder.compile.changes import SourceChange
 from builder.compile.cmake import BuildRecipe, Extension, Unit
 from builder.compile.cppscan import scan
 from builder.compile.cpptext import Macros, holds, read
-from builder.compile.demangle import demangled
 from builder.compile.discovery import Discovery, OperatorsUnknown
 from builder.compile.includes import Sources
 from builder.compile.registration import registration_source
@@ -407,8 +406,3 @@ def test_a_unit_that_registers_itself_does_so_as_the_extension_wheel(tmp_path: P
     assert f'#line {line} "csrc/own.cu"' in end
     assert made.texts["csrc/core/registration.h"] == b"// #include <Python.h>\n"
     assert set(made.texts) == {"csrc/own.cu", "csrc/core/registration.h"}
-
-
-def test_symbol_names_match_the_sources() -> None:
-    symbols = ["_Z8launcheri", "_ZN4vllm5splitIiEEvT_", "main"]
-    assert demangled(symbols) == {("launcher",), ("vllm", "split"), ("main",)}

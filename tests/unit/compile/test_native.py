@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from builder.compile.changes import named_change, patched
 from builder.compile.cmake import Unit, gencode_flags
 from builder.compile.cost import cost_of_units
 from builder.compile.includes import Sources, dead_guards, lets_run
-from builder.compile.outcome import outcome, runs_on_gb10
+from builder.compile.outcome import runs_on_gb10
 from builder.compile.source import SourceTree
 from builder.errors import EngineError, SparkBuildError, UsageError
 
@@ -90,60 +89,6 @@ def source(tmp_path: Path) -> SourceTree:
     return SourceTree(root=root, version="1.0")
 
 
-def test_the_build_files_decide(source: SourceTree) -> None:
-    recipe = cmake.evaluate(source, "12.1a;9.0+PTX", "13.0")
-    assert recipe.archs == ("121a", "90")
-    assert {unit.extension for unit in recipe.units.values()} == {"_C"}
-    kernel = recipe.units["csrc/a_sm120.cu"]
-    assert kernel.gencodes == (("compute_121a", "sm_121a"), ("compute_90", "sm_90"))
-    assert kernel.cuda_arch == (1210, 900)
-    assert recipe.extensions["_C"].sabi == "3"
-    assert recipe.extensions["_C"].definitions == ("A=1",)
-    assert "csrc/made/made.cu" in recipe.generated
-    assert not (source.root / "csrc" / "made").exists(), "the source itself stays as it was"
-
-
-def test_the_same_sources_are_evaluated_once(source: SourceTree) -> None:
-    archive = replace(source, sha256="e" * 64)
-    first = cmake.evaluate(archive, "12.1a", "13.0")
-    (source.root / "CMakeLists.txt").write_text("message(FATAL_ERROR again)")
-    assert cmake.evaluate(archive, "12.1a", "13.0") is first
-    for asked in (
-        (archive, "12.0f", "13.0"),
-        (archive, "12.1a", "12.8"),
-        (source, "12.1a", "13.0"),
-    ):
-        with pytest.raises(UsageError, match="again"):
-            cmake.evaluate(*asked)
-
-
-@pytest.mark.parametrize(
-    ("changed", "units"),
-    [
-        ("csrc/a.cuh", {"csrc/a_sm120.cu", "csrc/made/made.cu"}),
-        ("csrc/c.h", {"csrc/b.cpp"}),
-        ("csrc/sub/guards.hpp", {"csrc/a_sm120.cu"}),
-    ],
-)
-def test_a_change_affects_the_units_that_include_it(
-    source: SourceTree, changed: str, units: set[str]
-) -> None:
-    found = outcome(source, "12.1a", "13.0", [changed])
-    assert {unit.path for unit in found.units} == units
-
-
-def test_a_guard_that_admits_another_chip_is_found(source: SourceTree) -> None:
-    assert outcome(source, "12.1a", "13.0").dead == {
-        "csrc/a_sm120.cu": {"enable_sm120_only": "csrc/a.cuh"}
-    }
-    assert outcome(source, "12.0f", "13.0").dead == {}
-
-
-def test_the_family_guard_admits_it(source: SourceTree) -> None:
-    (source.root / "csrc" / "a.cuh").write_text("using K = enable_sm120_family<int>;\n")
-    assert outcome(source, "12.1a", "13.0").dead == {}
-
-
 def test_guards_are_read_with_their_conditions(source: SourceTree) -> None:
     sources = Sources(source.root)
     assert sources.guards["enable_sm120_only"] == "__CUDA_ARCH__ == 1200"
@@ -189,17 +134,6 @@ def test_gencode_flags_match_torch() -> None:
 def test_a_wrong_architecture_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="architecture list"):
         gencode_flags(text)
-
-
-def test_build_files_that_cannot_be_read_are_named(source: SourceTree) -> None:
-    (source.root / "CMakeLists.txt").write_text("no_such_command(1)\n")
-    with pytest.raises(UsageError, match="no_such_command"):
-        cmake.evaluate(source, "12.1a", "13.0")
-
-
-def test_a_missing_file_is_refused(source: SourceTree) -> None:
-    with pytest.raises(UsageError, match=r"csrc/a_sm120\.cu"):
-        outcome(source, "12.1a", "13.0", ["csrc/a_sm121.cu"])
 
 
 def test_without_cmake_the_hint_names_the_package(

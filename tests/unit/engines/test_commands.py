@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +11,6 @@ from tests.unit.fakes import Table, dist_files, fake_base, make_layer, make_plan
 from tests.unit.fakes import vllm_files as files_of_vllm
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from builder.model.plan import BuildPlan
 
 MODULE = """import sys
@@ -49,20 +45,6 @@ def planned(points: str | None, installed: str = "", interpreter: str = "python3
 def commands(plan: BuildPlan) -> list[str]:
     found = metadata.baked_files(plan)
     return [path for path in found if path.startswith("/usr/local/bin/")]
-
-
-def test_a_new_distribution_has_its_commands(tmp_path: Path) -> None:
-    plan = planned(POINTS, interpreter=sys.executable)
-    assert commands(plan) == [f"/usr/local/bin/{n}" for n in ("Second", "spark-verify", "tool")]
-    content = metadata.baked_files(plan)["/usr/local/bin/tool"]
-    assert content.mode == 0o755
-    (tmp_path / "tool").mkdir()
-    (tmp_path / "tool" / "cli.py").write_text(MODULE)
-    script = tmp_path / "script"
-    script.write_bytes(content.read())
-    script.chmod(0o755)
-    done = subprocess.run([script, "a", "b"], env={"PYTHONPATH": str(tmp_path)}, check=False)
-    assert done.returncode == 3
 
 
 @pytest.mark.parametrize("points", [None, "", "[gui_scripts]\na = b:c\n", "no section = x\n"])

@@ -183,26 +183,6 @@ def test_a_cubin_names_its_functions() -> None:
         function_names(b"\x7fELF")
 
 
-def real_tool() -> None:
-    """Fail without ``cuobjdump``: it is in the extra that tests are run with."""
-    find_tool("cuobjdump")
-
-
-def test_a_library_without_device_code_has_no_images(tmp_path: Path) -> None:
-    real_tool()
-    file = tmp_path / "host.so"
-    file.write_bytes(b"\x7fELF\x02\x01\x01" + b"\0" * 57)
-    assert images(file) == []
-
-
-def test_a_file_that_is_not_a_library_is_named(tmp_path: Path) -> None:
-    real_tool()
-    file = tmp_path / "text.so"
-    file.write_text("not a library")
-    with pytest.raises(BadBinary, match=r"cuobjdump cannot read text\.so: cuobjdump fatal"):
-        images(file)
-
-
 # ----------------------------------------------------------------------------- how SM121 runs it
 
 

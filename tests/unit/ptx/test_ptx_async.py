@@ -261,7 +261,7 @@ ACQUIRE = "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"
 RELEASE = "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64"
 
 
-@pytest.mark.parametrize(("rank", "name"), enumerate(LOADS, 2))
+@pytest.mark.parametrize(("rank", "name"), list(enumerate(LOADS, 2)))
 def test_a_tile_of_more_dimensions_with_a_cache_hint(rank: int, name: str) -> None:
     """The last dimensions have one element; the hint changes nothing."""
     data, at = rows(40, 24), ", ".join(["8", "2", "0", "0"][:rank])

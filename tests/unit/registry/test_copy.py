@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
@@ -240,13 +239,20 @@ def test_progress_is_reported_at_intervals(
     source = Fake({"v1": layers((sha256_digest(data), len(data), "x"))})
     source.blobs[sha256_digest(data)] = data
     target = LayoutDirectory(tmp_path / "to")
-    put = LayoutDirectory.put_blob
+    put, say, reported = LayoutDirectory.put_blob, progress.Bars.say, threading.Event()
 
     def slow(self: LayoutDirectory, blob: Descriptor, content: IO[bytes]) -> None:
         put(self, blob, content)
-        time.sleep(0.05)
+        for _ in range(2):  # the first may have been under way already
+            reported.clear()
+            assert reported.wait(30)
+
+    def seen(self: progress.Bars, line: str) -> None:
+        say(self, line)
+        reported.set()
 
     monkeypatch.setattr(LayoutDirectory, "put_blob", slow)
+    monkeypatch.setattr(progress.Bars, "say", seen)
     copy_image(source, "v1", target, "v1", jobs=1)
     said = capsys.readouterr()
     assert said.out == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,15 +46,6 @@ def words_of(script: str) -> list[str]:
     """The words of the command of a script, as a shell reads them."""
     command = script[script.index("exec ") :].removeprefix("exec ")
     return shlex.split(command.replace("\\\n", " "))
-
-
-@pytest.mark.parametrize("topology", PLACES)
-@pytest.mark.parametrize("form", ["docker", "shell"])
-def test_scripts_are_shell(form: str, topology: str) -> None:
-    files = rendered(made(topology), form)
-    for name, text in files.items():
-        if name.endswith(".sh"):
-            subprocess.run(["sh", "-n"], input=text, text=True, check=True)
 
 
 def test_docker_runs_the_recipe() -> None:

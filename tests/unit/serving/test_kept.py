@@ -15,13 +15,8 @@ from tests.unit.fakes import write_tree
 from .release import KERNEL, files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.conftest import Called
-    from tests.wheels.fakeindex import FakeIndex
-
-READING = "reading the arguments of vLLM 1.2.3"
 #: A configuration whose values are in a module beyond those that are read first.
 ELSEWHERE = {"config/kernel": KERNEL.replace('Shade = Literal["dark", "light"]',
                                              "from vllm.shades import *")}  # fmt: skip
@@ -38,22 +33,6 @@ def shades(tree: DirTree) -> tuple[str, ...]:
 def tree(tmp_path: Path) -> DirTree:
     write_tree(tmp_path / "site", files(ELSEWHERE))
     return DirTree(tmp_path / "site")
-
-
-@pytest.mark.parametrize("command", ["memory", "lint"])
-def test_the_second_command_needs_no_network(
-    wheels: FakeIndex, spark_build: Callable[..., Called], tmp_path: Path, command: str
-) -> None:
-    wheels.add("vllm", "1.2.3", files())
-    script = tmp_path / "serve.sh"
-    script.write_text("vllm serve m --shade bright\n", "utf-8")
-    words = {"memory": ["nemotron-3-super"], "lint": [str(script)]}[command]
-    first = spark_build(command, *words, "--release", "1.2.3", "--json")
-    assert READING in first.err
-    wheels.__exit__()
-    second = spark_build(command, *words, "--release", "1.2.3", "--json")
-    assert (second.code, second.out) == (first.code, first.out)
-    assert READING not in second.err
 
 
 def test_the_same_files_are_read_once(tree: DirTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import subprocess
-import sys
 import tarfile
 from contextlib import nullcontext
 from functools import partial
@@ -21,10 +18,8 @@ from builder.errors import SparkBuildError
 from builder.ptx.findings import Ran, Run
 from builder.runtime.dispatch_expect import Answer
 from builder.util.documents import plain
-from builder.verify import sandbox
 from builder.verify.interpreters import (
     Probes,
-    beside_its_python,
     link_out,
     net_changes,
     unsetting,
@@ -494,51 +489,6 @@ def test_a_changed_directory_is_made_of_links(site: Path, tmp_path: Path) -> Non
     assert (into / "vllm" / "__init__.py").is_symlink()
     assert (into / "vllm-0.20.1.dist-info").is_symlink()
     assert snapshot(site) == before
-
-
-#: In place of a probe: what an interpreter finds.
-LOOK = """\
-import json, os, sys
-request = json.load(sys.stdin)
-sys.path[:0] = request["paths"]
-for name, value in request.get("env", {}).items():
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
-import importlib.util, vllm.core
-origin = importlib.util.find_spec("vllm.envs").origin
-found = {"core": vllm.core.BACKEND, "files": [vllm.core.__file__, origin]}
-found |= {"paths": sys.path, "setting": os.environ.get(request["choices"][0])}
-print(json.dumps({"real": [json.dumps(found)]}))
-"""
-
-
-def test_an_environment_is_checked_with_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its interpreter and other packages, the settings and files of the question."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
-    write_tree(site, vllm_files())
-    patched = patched_directory(site, PATCH, SET)
-    origin = without_layers(patched, of_backup(site))
-    (tmp_path / "dispatch_probe.py").write_text(LOOK)
-    monkeypatch.setattr(sandbox, "package_file", lambda *parts: tmp_path / parts[-1])
-    before = snapshot(site)
-
-    def found(tree: Tree, env: Mapping[str, str]) -> Any:
-        asking = beside_its_python(patched, tmp_path / "venv" / "bin" / "python")(tree, env)
-        assert asking.ask is not None
-        return json.loads(asking.ask(DispatchRequest(choices=(SETTING,))).real[0])
-
-    now = found(patched.tree, patched.identity.env)
-    assert (now["core"], now["setting"]) == ("b12x", "marlin")
-    then = found(origin.tree, origin.identity.env)
-    assert (then["core"], then["setting"]) == ("cutlass", None), "the .pth sets it for every Python"
-    for file in then["files"]:
-        assert not file.startswith(str(site))
-    assert str(site) not in then["paths"]
-    assert snapshot(site) == before, "nothing is written there, not even compiled files"
 
 
 def test_a_tar_of_changes_for_a_container(tmp_path: Path) -> None:

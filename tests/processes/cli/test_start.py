@@ -1,0 +1,50 @@
+"""A start imports only what its command needs: seen in a process of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.cli.test_start import plan  # noqa: F401 - a fixture
+from tests.unit.startup import HEAVY, imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.conftest import Called
+    from tests.wheels.fakeindex import FakeIndex
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "--version", "image --help", "layers --help", "schema plan", "-q schema plan"],
+)
+def test_heavy_modules_are_not_imported(words: str) -> None:
+    loaded = imported(*words.split())
+    assert "builder.cli.root" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_a_command_does_not_import_the_options_of_others() -> None:
+    loaded = imported("plan", "--help")
+    others = {"publishapp", "applyapp", "layersapp", "compileapp", "developapp", "cacheapp"}
+    assert loaded.isdisjoint({f"builder.cli.{name}" for name in others})
+    assert imported("--help").isdisjoint({f"builder.cli.{name}" for name in (*others, "mainapp")})
+
+
+def test_a_warm_plan_needs_no_network(
+    wheels: FakeIndex, spark_build: Callable[..., Called], plan: tuple[str, ...]
+) -> None:
+    cold = spark_build(*plan, "--json")
+    assert cold.code == 0, cold.err
+    assert wheels.requests, "the index is asked once"
+    wheels.requests.clear()
+    assert spark_build(*plan, "--json").out == cold.out
+    assert wheels.requests == []
+    # the index module reads wheels' file names with packaging; nothing else of the list is needed
+    loaded = imported(*plan)
+    assert loaded.isdisjoint(set(HEAVY) - {"packaging"})
+    # only a layer that is compiled looks at machine code
+    assert "builder.machinecode.modules" not in loaded
+    assert wheels.requests == []
