@@ -146,8 +146,10 @@ def _place(file: LaunchFile, address: int) -> dict[str, int]:
 
 def _parameter(file: LaunchFile, raw: bytes, tensor: TensorMap | None) -> dict[str, Any]:
     if tensor is None:
-        place = _place(file, int.from_bytes(raw, "little")) if len(raw) == 8 else {}
-        return place or {"hex": raw.hex()}
+        words = range(0, len(raw) - 7, 8)
+        places = {at: _place(file, int.from_bytes(raw[at : at + 8], "little")) for at in words}
+        found = [{"at": at, **place} for at, place in places.items() if place]
+        return {"hex": raw.hex(), "pointers": found}
     share = 2 if tensor.bits == 4 else 1
     return {
         **_place(file, tensor.address),

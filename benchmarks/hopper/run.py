@@ -65,14 +65,13 @@ class Launch:
         return address.value
 
     def _parameter(self, form: dict[str, Any]) -> ctypes.Array[ctypes.c_uint8]:
-        if "hex" in form:
-            return (ctypes.c_uint8 * (len(form["hex"]) // 2)).from_buffer_copy(
-                bytes.fromhex(form["hex"])
-            )
-        address = self.memories[form["memory"]] + form["offset"]
-        if "dims" not in form:
-            return (ctypes.c_uint8 * 8).from_buffer_copy(address.to_bytes(8, "little"))
-        return self._tensor_map(form, address)
+        if "dims" in form:
+            return self._tensor_map(form, self.memories[form["memory"]] + form["offset"])
+        raw = bytearray.fromhex(form["hex"])
+        for one in form["pointers"]:
+            address = self.memories[one["memory"]] + one["offset"]
+            raw[one["at"] : one["at"] + 8] = address.to_bytes(8, "little")
+        return (ctypes.c_uint8 * len(raw)).from_buffer(raw)
 
     def _tensor_map(self, form: dict[str, Any], address: int) -> ctypes.Array[ctypes.c_uint8]:
         space = (ctypes.c_uint8 * 192)()  # a tensor map is 128 bytes at a multiple of 64
