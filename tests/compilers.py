@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
 from builder.compile.compiler import WHEELS, find_compiler
-from builder.compile.toolchain import installed_nvcc
+from builder.compile.nvcc import installed_nvcc
 from builder.errors import SparkBuildError
 from builder.pypi.index import PackageIndex
 from tests.engine import debs

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
 from builder.applier.receipts import env_of, originals
 from builder.applier.trees import DirTree, versions
-from builder.bases.model import Base, BaseRequest
 from builder.errors import UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
+from builder.rootfs.base import Base
+
+if TYPE_CHECKING:
+    from builder.bases.model import BaseRequest
 
 
 def find_site_packages(path: Path) -> Path:

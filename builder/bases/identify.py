@@ -12,7 +12,8 @@ from builder.registry.refhints import refuse_wrong_kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.bases.model import Base, BaseRequest
+    from builder.bases.model import BaseRequest
+    from builder.rootfs.base import Base
 
 
 def identify(request: BaseRequest) -> Base:

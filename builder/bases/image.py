@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from builder.bases.model import Base, BaseRequest
+    from builder.bases.model import BaseRequest
+    from builder.rootfs.base import Base
 
 #: Interpreters to try, in order, until one has vLLM; needs only a shell in the image.
 _FIND_PYTHON = """

@@ -11,10 +11,10 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import env_of
 from builder.applier.trees import Distribution, distribution_of
-from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
+from builder.rootfs.base import Base
 from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:

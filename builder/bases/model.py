@@ -1,4 +1,4 @@
-"""The request for a base, and the identified base."""
+"""The request for a base."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.applier.trees import Tree
-    from builder.model.base import BaseIdentity
     from builder.pypi.index import PackageIndex
     from builder.registry.model import Descriptor
     from builder.rootfs.facts import RecordedFiles
-    from builder.rootfs.image import Image
-    from builder.rootfs.view import Rootfs
 
     FactsOf = Callable[[Sequence[Descriptor]], RecordedFiles | None]
 
@@ -77,30 +73,6 @@ class BaseRequest:
     facts_of: FactsOf = no_facts
     #: whether reads of an image in a registry or layout are recorded (``Rootfs.notes``)
     noting: bool = False
-
-
-@dataclass(frozen=True)
-class Base:
-    """An identified base and its files; ``close`` releases them."""
-
-    identity: BaseIdentity
-    tree: Tree
-    close: Callable[[], None] = lambda: None
-    #: the image, if it is in a registry or layout
-    opened: OpenedImage | None = None
-
-
-@dataclass(frozen=True)
-class OpenedImage:
-    """An image and its files, without a Docker Engine."""
-
-    image: Image
-    view: Rootfs
-
-    def close(self) -> None:
-        """Close both."""
-        self.view.close()
-        self.image.close()
 
 
 def scheme_of(ref: str) -> tuple[str, str]:

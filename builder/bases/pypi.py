@@ -10,18 +10,19 @@ from packaging.version import InvalidVersion, Version
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import normalize
-from builder.bases.model import Base, BaseRequest
 from builder.documents.compiled import PinnedWheel
 from builder.errors import UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
+from builder.rootfs.base import Base
 from builder.util.documents import plain
 from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from builder.bases.model import BaseRequest
     from builder.pypi.index import PackageIndex
 
 #: Site-packages of the official vLLM images; for another path, an overlay needs

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import distribution_of
 from builder.bases.imagetree import ImageFacts, image_base
-from builder.bases.model import OpenedImage
 from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
 from builder.model.platform import Platform
+from builder.rootfs.base import OpenedImage
 from builder.rootfs.facts import RecordedFiles
 from builder.rootfs.image import open_image
 from builder.rootfs.layers import LayerCache
@@ -29,7 +29,8 @@ from builder.runtime import identify_probe as probe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from builder.bases.model import Base, BaseRequest, FactsOf
+    from builder.bases.model import BaseRequest, FactsOf
+    from builder.rootfs.base import Base
     from builder.rootfs.image import Image
     from builder.rootfs.merge import Entry
     from builder.rootfs.python import Interpreter

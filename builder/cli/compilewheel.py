@@ -28,13 +28,13 @@ from builder.util.console import console, print_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases.model import Base
     from builder.compile.changes import SourceChange
     from builder.compile.compiler import Compiler
     from builder.compile.container import ToolkitChoice
     from builder.compile.source import SourceTree
     from builder.compile.wheeldocuments import WheelReport
     from builder.compile.wheelplan import WheelPlan
+    from builder.rootfs.base import Base
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,11 +204,11 @@ DOCUMENTS = {
         ),
     ),
     "spark-verify": Entry(
-        "`spark-verify --json` in an image", ("builder.verify.model:VerifierDocument",)
+        "`spark-verify --json` in an image", ("builder.verify.checks:VerifierDocument",)
     ),
     "verify": Entry(
         "`verify --json`, and the evidence that `matrix --evidence` keeps",
-        ("builder.verify.model:ReportDocument",),
+        ("builder.verify.report:ReportDocument",),
     ),
     "verify-signature": Entry(
         "`verify-signature --json`",

@@ -21,11 +21,11 @@ from builder.util.documents import plain
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases.model import Base
     from builder.dispatch import Outcome
     from builder.documents.plan import State
     from builder.model.plan import BuildPlan
-    from builder.verify.model import Check
+    from builder.rootfs.base import Base
+    from builder.verify.checks import Check
 
 _SHORT = {
     "needed": "needed",

@@ -16,7 +16,7 @@ from builder.cli import complete
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.bases.model import Base
+    from builder.rootfs.base import Base
 
     Identify = Callable[[str], Base]
 

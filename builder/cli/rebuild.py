@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.bases.model import Base
     from builder.compile.container import ToolkitChoice
     from builder.documents.plan import PlannedLayer
     from builder.publish.sources import Opened
     from builder.rebuild.replan import BaseLookup
+    from builder.rootfs.base import Base
 
 #: Differences that are printed; all of them stand in the JSON document.
 _SHOWN = 12

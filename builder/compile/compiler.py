@@ -11,12 +11,7 @@ from builder.applier.outcomes import Target
 from builder.compile.executor import LocalExecutor
 from builder.compile.host import NATIVE, HostCompiler, host_compiler
 from builder.compile.link import toolkit_libraries
-from builder.compile.toolchain import (
-    compiler_versions,
-    find_nvcc,
-    has_library_headers,
-    installed_nvcc,
-)
+from builder.compile.nvcc import compiler_versions, find_nvcc, has_library_headers, installed_nvcc
 from builder.compile.toolkit import released_toolkit
 from builder.errors import EngineError, UsageError
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.executor import SOURCE, Compilation, failed, refused
 from builder.compile.host import NATIVE
-from builder.compile.toolchain import release_in, version_in
+from builder.compile.nvcc import release_in, version_in
 from builder.documents.compiled import ToolkitImage
 from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError

@@ -62,12 +62,12 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
-    from builder.bases.model import Base
     from builder.compile.compiler import Compiler
     from builder.compile.container import ToolkitChoice
     from builder.compile.cost import Cost
     from builder.forge.store import Forges
     from builder.pypi.index import PackageIndex
+    from builder.rootfs.base import Base
 
 
 @dataclass(frozen=True)

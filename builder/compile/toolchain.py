@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-import subprocess
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from builder.compile.host import NATIVE
 from builder.compile.toolkit import toolkit_parts
 from builder.documents.compiled import Input
-from builder.errors import EngineError, UsageError
+from builder.errors import UsageError
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console
@@ -29,9 +25,9 @@ from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from builder.compile.compiler import Compiler
-    from builder.compile.host import HostCompiler
     from builder.pypi.index import PackageIndex
 
 #: CUTLASS for vLLM 0.20.0 to 0.22.1 (v4.4.2), in the wheel of this FlashInfer release;
@@ -40,8 +36,6 @@ _CUTLASS_WHEEL = ("flashinfer-python", "0.6.9")
 _CUTLASS = ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/")
 #: CUDA toolkit parts with library headers that torch's CUDA headers include.
 _CUDA_PARTS = ("nvidia-cublas", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink")
-#: Folder of nvcc from the toolkit's packages.
-_USUAL = Path("/usr/local/cuda/bin/nvcc")
 #: torch's CPU build lacks this generated header, which says that c10's CUDA part is a shared
 #: library.
 _CMAKE_MACROS = "c10/cuda/impl/cuda_cmake_macros.h"
@@ -54,64 +48,6 @@ class Toolchain:
 
     compiler: Compiler
     includes: tuple[Path, ...]
-
-
-def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
-    """Find nvcc and its CUDA version.
-
-    Raises:
-        EngineError: it is missing, or its version is unknown.
-    """
-    found = named or installed_nvcc()
-    if found is None or not found.is_file():
-        raise EngineError(
-            f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
-            hint="install the CUDA toolkit 13, or name its compiler with --nvcc, or an image that "
-            "has it with --toolkit",
-        )
-    try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise EngineError(f"{found} does not run here: {error.strerror}") from None
-    release = release_in(done.stdout)
-    if not release:
-        version_output = (done.stdout + done.stderr)[:200]
-        raise EngineError(f"{found} --version printed no release: {version_output!r}")
-    return found, release
-
-
-def release_in(said: str) -> str:
-    """The CUDA release in the output of ``nvcc --version``, such as ``13.0``, or ``""``."""
-    found = re.search(r"release (\d+\.\d+)", said)
-    return found[1] if found else ""
-
-
-def version_in(said: str) -> str:
-    """The exact version in a compiler's output, such as ``13.0.88``."""
-    found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
-    return (found[1] or found[2]) if found else "unknown"
-
-
-def installed_nvcc() -> Path | None:
-    """nvcc on PATH, or in the toolkit packages' folder; None if missing."""
-    found = Path(shutil.which("nvcc") or _USUAL)
-    return found if found.is_file() else None
-
-
-def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
-    """The exact versions of nvcc, if given, and of the host compiler.
-
-    A cross compiler's name is included, because it may compile differently.
-    """
-    found = {}
-    for name, word in (("nvcc", nvcc), ("host", host.command)):
-        if word is None:
-            continue
-        done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
-        found[name] = version_in(done.stdout)
-    if host != NATIVE:
-        found["host"] = f"{host.command} {found['host']}"
-    return found
 
 
 def make_toolchain(index: PackageIndex, torch: Path, compiler: Compiler) -> Toolchain:
@@ -188,12 +124,6 @@ def header_version(tools: Toolchain) -> str:
                 if len(found) == 3:
                     return ".".join(found)
     raise UsageError(f"the headers in {tools.includes[0]} do not name their torch version")
-
-
-def has_library_headers(nvcc: Path) -> bool:
-    """Whether nvcc's toolkit also has the library headers."""
-    root = nvcc.resolve().parent.parent
-    return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))
 
 
 def _own_headers() -> Path:

@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from builder.dispatch import Outcome
 from builder.documents.plan import State
 from builder.util.documents import Count, Digest, Document, Part, Text, always
-from builder.verify.model import Check
+from builder.verify.checks import Check
 
 
 class AskedBase(Part, frozen=True, kw_only=True):

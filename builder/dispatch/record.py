@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer
-    from builder.bases.model import Base
     from builder.documents.plan import State
     from builder.layers.catalog import Catalog, Selection
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
+    from builder.rootfs.base import Base
     from builder.verify.replies import DispatchReply
 
 #: Keys of a layer without effect: descriptions.

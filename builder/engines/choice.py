@@ -12,9 +12,9 @@ from builder.engines.patched import check_depth
 from builder.errors import EngineError
 
 if TYPE_CHECKING:
-    from builder.bases.model import Base
     from builder.engines.model import Engine
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import Base
 
 #: The engines that ``auto`` selects with and without a Docker Engine.
 _WITH_DOCKER, _ALONE = "buildkit", "oci"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.bases.model import Base
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import Base
     from builder.util.diskspace import Need
 
 

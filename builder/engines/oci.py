@@ -21,9 +21,9 @@ from builder.registry.layout import LayoutDirectory
 from builder.util.diskspace import Need
 
 if TYPE_CHECKING:
-    from builder.bases.model import OpenedImage
     from builder.engines.model import BuildRequest, BuiltImage
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import OpenedImage
 
 
 class OciEngine:

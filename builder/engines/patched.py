@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Content
-    from builder.bases.model import Base, OpenedImage
     from builder.engines.scratch import Blob, Scratch
     from builder.model.plan import BuildPlan
     from builder.registry.model import RawManifest
+    from builder.rootfs.base import Base, OpenedImage
     from builder.rootfs.view import Rootfs
 
 Files = dict[str, "Content | None"]

@@ -15,9 +15,10 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.bases.model import Base, FactsOf
+    from builder.bases.model import FactsOf
     from builder.layers.catalog import Selection
     from builder.pypi.index import PackageIndex
+    from builder.rootfs.base import Base
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:

@@ -9,8 +9,8 @@ from msgspec import Meta
 from builder.documents.plan import PlanDocument, State
 from builder.engines.runcommands import RunBlock
 from builder.util.documents import Count, Digest, Document, Part, Seconds, Text, always
-from builder.verify.model import Check, ReportDocument
-from builder.verify.verdict import Verdict
+from builder.verify.checks import Check
+from builder.verify.report import ReportDocument, Verdict
 
 Timings = Annotated[dict[str, Seconds], Meta(description="seconds by step")]
 Plans = Annotated[tuple[PlanDocument, ...], Meta(min_length=1, description="one plan a platform")]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from builder.engines.model import Engine
     from builder.pipeline.options import ImageOptions
     from builder.util.diskspace import Need
-    from builder.verify.model import Report
+    from builder.verify.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from builder.engines.multi import BuiltIndex
     from builder.pipeline.options import ImageOptions
-    from builder.verify.model import Report
+    from builder.verify.report import Report
 
 #: Platforms for which vLLM has wheels.
 _PLATFORMS = ("linux/arm64", "linux/amd64")

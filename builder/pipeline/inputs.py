@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.bases.model import Base
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.reference import parse_pull
@@ -26,6 +25,7 @@ from builder.plan.sources import IndexSources
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
 from builder.pypi.index import PackageIndex
+from builder.rootfs.base import Base
 from builder.util.console import console
 
 if TYPE_CHECKING:

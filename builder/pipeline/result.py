@@ -26,12 +26,12 @@ from builder.pipeline.documents import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.bases.model import Base
     from builder.documents.plan import State
     from builder.engines.model import BuiltImage
     from builder.engines.runcommands import RunCommands
     from builder.model.plan import BuildPlan
-    from builder.verify.model import Report
+    from builder.rootfs.base import Base
+    from builder.verify.report import Report
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from builder.util.console import console, counted
 if TYPE_CHECKING:
     from builder.documents.compiled import StageRequest
     from builder.model.plan import BuildPlan, LayerDecision
-    from builder.verify.model import Check, Necessity, Report
-    from builder.verify.verdict import Verdict
+    from builder.verify.checks import Check, Necessity
+    from builder.verify.report import Report, Verdict
 
 _STATE_STYLE = {
     "needed": "green",

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from builder.layers.catalog import Selection
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
-    from builder.verify.model import Report, VerifyTarget
+    from builder.verify.report import Report
+    from builder.verify.target import VerifyTarget
 
 
 @dataclass(frozen=True, kw_only=True)

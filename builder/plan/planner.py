@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.sources import Sources
-    from builder.bases.model import Base
     from builder.layers.catalog import Selection
     from builder.model.base import BaseIdentity
+    from builder.rootfs.base import Base
 
 #: Limit of timestamps, about the year 9999.
 _SECONDS = re.compile("[0-9]{1,11}")

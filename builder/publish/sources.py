@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from builder.registry.layout import LayoutDirectory
     from builder.registry.locations import Locations
     from builder.registry.model import ImageSource
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
     from builder.verify.targets import Opening
 
 

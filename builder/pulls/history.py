@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from builder.applier.diff import FileDiff, Hunk
     from builder.documents.pulls import Conflict
-    from builder.pulls.report import Pulled
+    from builder.pulls.parts import Pulled
     from builder.pypi.index import PackageIndex
     from builder.pypi.wheels import WheelTree
 

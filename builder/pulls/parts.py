@@ -12,6 +12,7 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from builder.documents.pulls import Pin
     from builder.forge.normalize import Section
     from builder.pulls.projects import Layout, Project
 
@@ -105,3 +106,12 @@ def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
             hint=_MAKE_A_LAYER,
         )
     return section.moved(old, new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """A pull request in a layer."""
+
+    layer: str
+    pin: Pin
+    parts: Parts

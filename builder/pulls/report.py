@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import asdict, replace
@@ -22,21 +21,12 @@ if TYPE_CHECKING:
 
     from builder.applier.diff import FileDiff
     from builder.applier.trees import Tree
-    from builder.bases.model import Base
     from builder.compile.stage import RejectedDiff
-    from builder.documents.pulls import Conflict, Found, Pin
+    from builder.documents.pulls import Conflict, Found
     from builder.model.plan import BuildPlan, LayerDecision
-    from builder.pulls.parts import Parts
+    from builder.pulls.parts import Pulled
     from builder.pypi.index import PackageIndex
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pulled:
-    """A pull request in a layer."""
-
-    layer: str
-    pin: Pin
-    parts: Parts
+    from builder.rootfs.base import Base
 
 
 def report_pulls(

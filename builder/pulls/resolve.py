@@ -13,9 +13,9 @@ from builder.forge.normalize import read_sections
 from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.catalog import Selection, order
+from builder.pulls.parts import Pulled
 from builder.pulls.releases import Releases
 from builder.pulls.render import Table, layer_of, merged_entry, notes_of, ops_of, parts_of
-from builder.pulls.report import Pulled
 from builder.util.console import console
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
-from builder.bases.model import Base
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model.base import base_kind
 from builder.model.plan import PLAN_SCHEMA
 from builder.plan.planner import make_plan
 from builder.rebuild.compare import compare_documents
+from builder.rootfs.base import Base
 from builder.util.documents import plain, read
 from builder.verify.targets import exact_ref
 

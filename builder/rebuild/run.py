@@ -24,13 +24,13 @@ from builder.util.documents import Digest, Document, Part, Text, always
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.bases.model import Base
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
     from builder.publish.baked import Baked
     from builder.publish.subject import Image
     from builder.rebuild.replan import BaseLookup
     from builder.registry.model import ImageSource
+    from builder.rootfs.base import Base
 
 #: Prefix of history entries written by the embedded engine.
 OUR_STEP = "spark-build layer "

@@ -9,12 +9,11 @@ with repository.open(descriptor) as stream: ...
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import IO, TYPE_CHECKING
 from urllib.parse import urlencode
 
-from builder.errors import RemoteError
-from builder.registry.auth import AccessDenied, Authenticator, scope_of
+from builder.registry.access import RepositoryAccess
+from builder.registry.auth import AccessDenied, scope_of
 from builder.registry.download import body_from, gives
 from builder.registry.manifests import check_manifest
 from builder.registry.model import (
@@ -25,7 +24,7 @@ from builder.registry.model import (
     RawManifest,
 )
 from builder.registry.options import Options, Traffic
-from builder.registry.reference import Reference, is_digest, is_repository, is_tag
+from builder.registry.reference import Reference, is_digest
 from builder.registry.responses import drain
 from builder.registry.stream import verified
 from builder.registry.transport import Transport
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     import requests
 
-    from builder.registry.auth import ScopedAuthorization
     from builder.registry.model import ImageSource
 
 #: Statuses of a registry that failed for a reason other than permissions or a missing name.
@@ -55,8 +53,6 @@ class Registry:
         api_host = Reference(host=host, repository="").api_host
         options = options or Options.from_environment()
         self.transport = Transport(api_host, options, traffic)
-        #: Bytes per request; reduced after the registry refuses a size.
-        self.piece = options.chunk
 
     @property
     def traffic(self) -> Traffic:
@@ -72,54 +68,17 @@ class Registry:
         self.transport.close()
 
 
-class Repository:
+class Repository(RepositoryAccess):
     """One repository, to read from and to write to."""
 
     def __init__(self, registry: Registry, path: str) -> None:
-        if not is_repository(path):
-            raise RemoteError(f"{registry.host}: {path[:200]!r} is not a repository name")
+        super().__init__(registry.host, path, registry.transport)
         self.registry = registry
-        self.path = path
-        self.name = f"{registry.host}/{path}"
-        self.transport = registry.transport
-        self.authenticator = Authenticator(self.transport, registry.host, path)
-        self._lock = threading.Lock()
-        self._sessions: dict[str, str] = {}
-        self._absent: set[str] = set()
         #: Repositories whose blobs could not be mounted, so they are uploaded.
         self._no_mounts: set[str] = set()
         self._tidied = False
-        #: Ask for write access first, so that one token serves, and because a registry that
-        #: hides new repositories from readers would not answer otherwise.
-        self.writes = False
-
-    def url(self, tail: str) -> str:
-        """The URL of a resource in this repository."""
-        return f"{self.transport.root}/v2/{self.path}/{tail}"
-
-    def manifest_url(self, reference: str) -> str:
-        """The URL of a manifest by tag or digest.
-
-        Raises:
-            RemoteError: it is neither a tag nor a digest.
-        """
-        if not (is_digest(reference) or is_tag(reference)):
-            raise RemoteError(f"{self.name}: {reference[:200]!r} is neither a tag nor a digest")
-        return self.url(f"manifests/{reference}")
 
     # -- reading
-
-    @property
-    def reading(self) -> ScopedAuthorization:
-        """The authorization to read."""
-        if self.writes:
-            return self.writing
-        return self.authenticator.permit(scope_of(self.path, "pull"))
-
-    @property
-    def writing(self) -> ScopedAuthorization:
-        """The authorization to write, and to check what exists."""
-        return self.authenticator.permit(scope_of(self.path, "pull", "push"))
 
     def manifest(self, reference: str) -> RawManifest:
         """The manifest or index of a tag or digest; a digest is checked.
@@ -162,23 +121,6 @@ class Repository:
             return None
         return _named_digest(response) or self.manifest(reference).digest
 
-    def has(self, digest: str) -> bool:
-        """Whether the blob is in this repository."""
-        if not is_digest(digest):
-            raise RemoteError(f"{self.name}: {digest[:200]!r} is not a sha256 digest")
-        response = self.transport.request(
-            "HEAD",
-            self.url(f"blobs/{digest}"),
-            f"blob {digest}",
-            expect=frozenset({200, 404}),
-            permit=self.reading,
-        )
-        drain(response)
-        there = response.status_code == 200
-        with self._lock:
-            (self._absent.discard if there else self._absent.add)(digest)
-        return there
-
     def gives(self, blob: Descriptor) -> bool:
         """Whether the last byte of a blob can be read at its expected offset.
 
@@ -186,8 +128,7 @@ class Repository:
         """
         there = gives(self, blob)
         if not there:
-            with self._lock:
-                self._absent.add(blob.digest)
+            self.found_absent(blob.digest)
         return there
 
     @contextlib.contextmanager
@@ -249,14 +190,8 @@ class Repository:
         if response.status_code == 202:
             address = session_address(self, url, response)
             note_session(self, address)
-            with self._lock:
-                self._sessions[blob.digest] = address
+            self.opened_session(blob.digest, address)
         return response.status_code == 201
-
-    def waiting_session(self, digest: str) -> str | None:
-        """The upload session that a refused mount opened; returned once."""
-        with self._lock:
-            return self._sessions.pop(digest, None)
 
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
         """Upload a blob unless it exists; nothing is stored if its bytes do not match its digest.
@@ -265,10 +200,7 @@ class Repository:
             UploadLost: it must be sent again from the start, and ``content`` cannot seek.
             RemoteError: the registry rejects it, or the bytes do not match.
         """
-        with self._lock:
-            asked = blob.digest in self._absent
-            self._absent.discard(blob.digest)
-        if asked or not self.has(blob.digest):
+        if self.known_absent(blob.digest) or not self.has(blob.digest):
             self._tidy()
             upload(self, blob, content)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from requests import Response
 
     from builder.net.retry import Retries
-    from builder.registry.client import Repository
+    from builder.registry.access import RepositoryAccess
     from builder.registry.model import Descriptor
     from builder.registry.transport import Transport
 
@@ -46,7 +46,9 @@ class Body:
         self._response.close()
 
 
-def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Body:
+def body_from(
+    repository: RepositoryAccess, blob: Descriptor, offset: int, retries: Retries
+) -> Body:
     """A blob from an offset; if the registry ignores ranges, the first bytes are skipped.
 
     Raises:
@@ -69,7 +71,7 @@ def body_from(repository: Repository, blob: Descriptor, offset: int, retries: Re
     return body
 
 
-def gives(repository: Repository, blob: Descriptor) -> bool:
+def gives(repository: RepositoryAccess, blob: Descriptor) -> bool:
     """Request the last byte; if the registry ignores ranges, read one byte of the whole."""
     last = max(blob.size - 1, 0)
     retries = repository.transport.retries(f"blob {blob.digest}", small=True)
@@ -98,7 +100,7 @@ def gives(repository: Repository, blob: Descriptor) -> bool:
             response.close()
 
 
-def _get(repository: Repository, blob: Descriptor, offset: int, retries: Retries) -> Response:
+def _get(repository: RepositoryAccess, blob: Descriptor, offset: int, retries: Retries) -> Response:
     """Request a range with both ends, because some registries reject open ranges."""
     return repository.transport.request(
         "GET",

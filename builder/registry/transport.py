@@ -51,6 +51,8 @@ class Transport:
         self.host = host
         self.options = options
         self.traffic = traffic or Traffic()
+        #: Bytes per request of an upload; reduced after the registry refuses a size.
+        self.piece = options.chunk
         self._lock = threading.RLock()
         self._said: set[str] = set()
         self._scheme: str | None = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import requests
 
     from builder.net.retry import Retries
+    from builder.registry.access import RepositoryAccess
     from builder.registry.auth import ScopedAuthorization
-    from builder.registry.client import Repository
     from builder.registry.model import Descriptor
 
 #: Smallest chunk: a registry that refuses a chunk gets half the size next, down to this.
@@ -52,7 +52,7 @@ class _SessionLost(Exception):
     """The registry lost the upload session."""
 
 
-def start(repository: Repository, retries: Retries) -> tuple[str, int]:
+def start(repository: RepositoryAccess, retries: Retries) -> tuple[str, int]:
     """Open an upload session: its URL, and the smallest chunk that it accepts."""
     url = repository.url("blobs/uploads/")
     response = repository.transport.request(
@@ -69,7 +69,7 @@ def start(repository: Repository, retries: Retries) -> tuple[str, int]:
     return session_address(repository, url, response), least
 
 
-def session_address(repository: Repository, url: str, response: requests.Response) -> str:
+def session_address(repository: RepositoryAccess, url: str, response: requests.Response) -> str:
     """The ``Location`` of a response, relative or absolute; https never becomes http.
 
     Raises:
@@ -89,7 +89,7 @@ def session_address(repository: Repository, url: str, response: requests.Respons
     return parts.geturl()
 
 
-def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None:
+def upload(repository: RepositoryAccess, blob: Descriptor, content: IO[bytes]) -> None:
     """Send a blob that the repository does not have.
 
     Raises:
@@ -97,7 +97,7 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
         RemoteError: the registry rejects it, or its bytes do not match its digest.
     """
     retries = repository.transport.retries(f"upload of {blob.digest}")
-    if blob.size <= repository.registry.piece and not content.seekable():
+    if blob.size <= repository.transport.piece and not content.seekable():
         content = io.BytesIO(_read(content, blob.size + 1))
     beginning = content.tell() if content.seekable() else None
     while True:
@@ -121,13 +121,13 @@ def upload(repository: Repository, blob: Descriptor, content: IO[bytes]) -> None
             return
 
 
-def note_session(repository: Repository, address: str) -> None:
+def note_session(repository: RepositoryAccess, address: str) -> None:
     """Record the session for the next run, unless another host's URL may hold a credential."""
     if origin(address) == origin(repository.transport.root):
         note_upload(repository.name, address)
 
 
-def end_abandoned(repository: Repository) -> None:
+def end_abandoned(repository: RepositoryAccess) -> None:
     """Cancel upload sessions that earlier runs left in a repository, if it supports that."""
     for address in abandoned_uploads(repository.name):
         if origin(address) != origin(repository.transport.root):
@@ -149,7 +149,7 @@ class _Upload:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: RepositoryAccess,
         blob: Descriptor,
         content: IO[bytes],
         address: str,
@@ -171,7 +171,7 @@ class _Upload:
         """Send everything; the last chunk closes the session."""
         read = 0
         while True:
-            data = _read(self._content, max(self._repository.registry.piece, self._least))
+            data = _read(self._content, max(self._repository.transport.piece, self._least))
             self._sha.update(data)
             read += len(data)
             last = read >= self._blob.size or not data
@@ -208,7 +208,7 @@ class _Upload:
             rest = data[self._stored - begin :]
             if not rest and not last:
                 return
-            piece = rest[: max(self._repository.registry.piece, self._least)]
+            piece = rest[: max(self._repository.transport.piece, self._least)]
             final = last and len(piece) == len(rest)
             if self._exchange(piece, final=final):
                 self._stored += len(piece)
@@ -258,7 +258,7 @@ class _Upload:
             return True
         if status in _TOO_LARGE and size > max(SMALLEST_PIECE, self._least):
             drain(response)
-            self._repository.registry.piece = max(SMALLEST_PIECE, size // 2)
+            self._repository.transport.piece = max(SMALLEST_PIECE, size // 2)
         elif status in RETRIED or status == 416:
             drain(response)
             self._retries.failed(f"answered {status}", retry_after(response))

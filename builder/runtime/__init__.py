@@ -9,8 +9,9 @@ Every module here uses the standard library only and imports only its siblings a
 DISPATCH_PROBE = (
     "stub_driver.py",
     "simulated_device.py",
-    "dispatch_modules.py",
     "dispatch_device.py",
+    "dispatch_modules.py",
+    "dispatch_prepare.py",
     "dispatch_kinds.py",
     "dispatch_settings.py",
     "dispatch_probe.py",

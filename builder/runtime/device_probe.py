@@ -54,6 +54,7 @@ sys.path.insert(0, str(HERE))
 
 import device_layers  # type: ignore[import-not-found]
 import dispatch_device  # type: ignore[import-not-found]
+import dispatch_prepare  # type: ignore[import-not-found]
 import dispatch_probe  # type: ignore[import-not-found]
 import dispatch_settings  # type: ignore[import-not-found]
 import simulated_device  # type: ignore[import-not-found]
@@ -89,7 +90,7 @@ def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
     probe = dispatch_device.Probe.of(request.get("simulate") or {})
     kept = None
     if request.get("simulate") is not None:
-        kept = dispatch_device.prepare(request["simulate"], probe, scratch)
+        kept = dispatch_prepare.prepare(request["simulate"], probe, scratch)
     simulated_device.apply_environment(request.get("env", {}))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch = importlib.import_module("torch")

@@ -13,7 +13,6 @@ import importlib.abc
 import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +20,12 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Sequence
 
-    from builder.runtime import dispatch_modules
     from builder.runtime.simulated_device import (
         MULTIPROCESSORS,
         SimulatedDevice,
-        add_paths,
-        apply_environment,
     )
 else:
-    import dispatch_modules
-    from simulated_device import MULTIPROCESSORS, SimulatedDevice, add_paths, apply_environment
+    from simulated_device import MULTIPROCESSORS, SimulatedDevice
 
 FAKE_NVCC = """#!/bin/sh
 echo "nvcc: NVIDIA (R) Cuda compiler driver"
@@ -142,27 +137,3 @@ def install_platform(probe: Probe) -> None:
     platforms._current_platform = device
     major, minor = probe.capability
     probe.note(f"device: {probe.device_name}, compute capability {major}.{minor}")
-
-
-def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
-    """Everything that must be in place before the first question; what is returned must be kept.
-
-    Raises:
-        ModuleNotFoundError: the target has no vLLM.
-    """
-    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", scratch)
-    add_paths([str(path) for path in request.get("paths", [])])
-    apply_environment(request.get("env", {}))
-    if request.get("pretend_nvcc"):
-        pretend_nvcc(probe, scratch)
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("vllm is not installed for this interpreter", name="vllm")
-    package = Path(next(iter(spec.submodule_search_locations)))
-    sys.meta_path.append(probe.not_found)
-    offered = {str(name): str(path) for name, path in request.get("extensions", {}).items()}
-    libraries = [str(path) for path in request.get("libraries", [])]
-    dispatch_modules.prepare_modules(probe, package, scratch, offered, libraries)
-    describe_device_to_torch(probe)
-    install_platform(probe)
-    return dispatch_modules.define_host_functions(probe)

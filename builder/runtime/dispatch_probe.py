@@ -68,15 +68,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.runtime import dispatch_device, dispatch_kinds, dispatch_modules, dispatch_settings
+    from builder.runtime import (
+        dispatch_kinds,
+        dispatch_modules,
+        dispatch_prepare,
+        dispatch_settings,
+    )
     from builder.runtime.dispatch_device import Probe
     from builder.runtime.dispatch_kinds import NotAskableError
     from builder.runtime.dispatch_settings import choices
     from builder.runtime.simulated_device import apply_environment
 else:
-    import dispatch_device
     import dispatch_kinds
     import dispatch_modules
+    import dispatch_prepare
     import dispatch_settings
     from dispatch_device import Probe
     from dispatch_kinds import NotAskableError
@@ -290,7 +295,7 @@ def run(request: Json) -> Json:
     result.update(answers=[], choices=[], simulated=probe.simulated, real=[], fatal=None)
     with tempfile.TemporaryDirectory(prefix="dispatch-probe-") as scratch:
         try:
-            kept = dispatch_device.prepare(request, probe, scratch)
+            kept = dispatch_prepare.prepare(request, probe, scratch)
             warm_up(request, probe)
             gc.freeze()  # what is imported stays: children need not look through it
             result["answers"] += answers_to(request.get("ask", []), probe, result)

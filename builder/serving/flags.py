@@ -17,8 +17,8 @@ from builder.serving.hints import Hints, Words, _name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.serving.hints import Kind
     from builder.serving.modules import Found, Module, Modules
+    from builder.serving.values import Kind
 
 #: ``vllm serve`` itself: the parser is the ``make_arg_parser`` that it imports.
 SERVE = "vllm.entrypoints.cli.serve"

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from builder.serving.values import Key
+from builder.serving.values import Key, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 #: How many words follow a flag: none, one, one or none, one or more; a number is that many.
 Takes = Literal["nothing", "one", "optional", "many"] | int
 
-#: What a value must be, where that is known.  A size is a whole number that may end in k, M, G, T;
-#: an object is JSON with the fields of a configuration class.
-Kind = Literal[
-    "text", "integer", "size", "size-or-auto", "number", "json", "object", "true-or-false"
-]
 
 _WRAPPERS = ("Annotated", "SkipValidation", "Final")
 _PLAIN = {"str", "int", "float", "bool", "dict", "list", "tuple", "set"}

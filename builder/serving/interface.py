@@ -17,9 +17,9 @@ from builder.errors import UsageError, did_you_mean
 from builder.plan.sources import preload
 from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
-from builder.serving.hints import Kind, Takes
+from builder.serving.hints import Takes
 from builder.serving.modules import Modules
-from builder.serving.values import NONE, Key, in_json, wrong_key, wrong_kind
+from builder.serving.values import NONE, Key, Kind, in_json, wrong_key, wrong_kind
 from builder.util.console import console
 from builder.util.documents import Part, Sha256, Text
 from builder.verify.results import Results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from builder.errors import did_you_mean
 from builder.util.documents import Part, Text
@@ -12,7 +12,12 @@ from builder.util.documents import Part, Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from builder.serving.hints import Kind
+
+#: What a value must be, where that is known.  A size is a whole number that may end in k, M, G, T;
+#: an object is JSON with the fields of a configuration class.
+Kind = Literal[
+    "text", "integer", "size", "size-or-auto", "number", "json", "object", "true-or-false"
+]
 
 #: 4k is 4000, 4K is 4096 and takes no fraction (``human_readable_int`` in vLLM's argument parser).
 _SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")

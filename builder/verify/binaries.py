@@ -16,14 +16,15 @@ from builder.machinecode.fatbin import BadBinary
 from builder.machinecode.kernels import is_trap, load_kernels
 from builder.machinecode.modules import Modules
 from builder.machinecode.sass import BadCubin, find_tool
-from builder.verify.model import Check
+from builder.verify.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.machinecode.kernels import Kernel
     from builder.machinecode.modules import KernelCode, Summary
-    from builder.verify.model import Status, VerifyTarget
+    from builder.verify.checks import Status
+    from builder.verify.target import VerifyTarget
 
 
 def check_binaries(target: VerifyTarget) -> Iterator[Check]:

@@ -19,6 +19,7 @@ from builder.errors import SparkBuildError
 from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.runtime import CODEGEN_PROBE
 from builder.util.documents import plain
+from builder.verify.checks import Check
 from builder.verify.dispatch import lacking
 from builder.verify.dslmirror import NoDsl, mirror, texts_of
 from builder.verify.kernels import (
@@ -31,8 +32,13 @@ from builder.verify.kernels import (
     tile_of,
     wanted_kernels,
 )
-from builder.verify.model import Check
-from builder.verify.replies import CodegenReply, CodegenRequest, KernelReply, MalformedReply
+from builder.verify.replies import (
+    CODEGEN_TIMEOUT,
+    CodegenReply,
+    CodegenRequest,
+    KernelReply,
+    MalformedReply,
+)
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
 from builder.verify.torchfolder import torch_folder, wanted_torch
@@ -44,13 +50,12 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.runtime.dispatch_expect import Failure
-    from builder.verify.model import Status, VerifyTarget
+    from builder.verify.checks import Status
+    from builder.verify.target import VerifyTarget
 
 #: The CuTe DSL's default architecture on a GB10.
 ARCH = "sm_121a"
-PROBE = "codegen_probe.py"
-#: One MoE kernel of the slowest DSL takes 20 s of one core.
-TIMEOUT = 600.0
+PROBE = CODEGEN_PROBE[-1]
 
 
 def check_codegen(target: VerifyTarget) -> Iterator[Check]:
@@ -291,7 +296,7 @@ def sandbox_compiler(
             return kept
         paths = [str(dsl), str(rest), str(torch.folder)]
         full = {**asked, "paths": paths, "pretend_triton": True}
-        reply = ask_probe(sandbox.python, full, CodegenReply, TIMEOUT, PROBE, apart=apart)
+        reply = ask_probe(sandbox.python, full, CodegenReply, CODEGEN_TIMEOUT, PROBE, apart=apart)
         reply = reply.simulating(
             torch.what,
             "the CuTe DSL's shared libraries are this machine's build of the same wheels",
@@ -314,4 +319,4 @@ def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
 
 def python_compiler(python: Path) -> Callable[[CodegenRequest], CodegenReply]:
     """A function that compiles with the packages of a local environment."""
-    return lambda request: ask_probe(python, plain(request), CodegenReply, TIMEOUT, PROBE)
+    return lambda request: ask_probe(python, plain(request), CodegenReply, CODEGEN_TIMEOUT, PROBE)

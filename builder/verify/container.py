@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from builder.bases.identify import identify
 from builder.engines import metadata
 from builder.model.base import base_kind
-from builder.verify.codegen import PROBE
-from builder.verify.interpreters import DISPATCH, Probes, ask_in_container, in_container
+from builder.verify.interpreters import CODEGEN, DISPATCH, Probes, ask_in_container, in_container
 from builder.verify.ongpu import run_in_container
 from builder.verify.replies import CodegenReply, DispatchReply
 from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from builder.documents.plan import BakedPlan
-    from builder.verify.model import VerifierDocument, VerifyTarget
+    from builder.verify.checks import VerifierDocument
     from builder.verify.replies import CodegenRequest, DispatchRequest
+    from builder.verify.target import VerifyTarget
     from builder.verify.targets import Opening
 
 
@@ -64,7 +64,7 @@ def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTa
         return ask_in_container(base, request, DispatchReply, DISPATCH)
 
     def compile_kernels(request: CodegenRequest) -> CodegenReply:
-        return ask_in_container(base, request, CodegenReply, PROBE)
+        return ask_in_container(base, request, CodegenReply, CODEGEN)
 
     now = Probes(ask=ask, compile=compile_kernels)
     held = ImageProbes(kind="image", now=now, otherwise=in_container(base), engine="buildkit")

@@ -14,8 +14,8 @@ from builder.applier.receipts import receipts_of
 from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import asks, describe, found, headline, limit
 from builder.util.documents import read
+from builder.verify.checks import Check
 from builder.verify.imports import PACKAGES
-from builder.verify.model import Check
 from builder.verify.replies import Ask, DispatchRequest, MalformedReply
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from builder.documents.plan import ExpectedChoice, PlanDocument
     from builder.runtime.dispatch_expect import Answer, Failure
-    from builder.verify.model import VerifyTarget
     from builder.verify.replies import DispatchReply
+    from builder.verify.target import VerifyTarget
 
 
 TOO_FEW = "the probe's answer is malformed: it has too few answers"

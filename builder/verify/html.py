@@ -18,7 +18,7 @@ from builder.model.base import base_kind
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 from builder.verify.levels import LEVELS
-from builder.verify.verdict import kernel_of, layer_words, serve_lines, verdict_of
+from builder.verify.report import kernel_of, layer_words, serve_lines, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from builder.documents.plan import PlanDocument
-    from builder.verify.model import Check, Necessity, Report, Status
+    from builder.verify.checks import Check, Necessity, Status
+    from builder.verify.report import Report
 STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
 #: Figures of a table that ought to be zero, and how a sentence says them.
 BAD = {

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.receipts import receipts_of
-from builder.verify.model import Check
+from builder.verify.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Tree
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
 
 #: Top-level packages that layers patch; other names are not followed.
 PACKAGES = ("vllm", "flashinfer", "cutlass")

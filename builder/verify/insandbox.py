@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.applier.trees import Tree
-    from builder.bases.model import Base
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import Base
     from builder.verify.replies import DispatchRequest
     from builder.verify.sandbox import PreparedSandbox
 

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from builder.applier.trees import OverlayTree
 from builder.runtime import CODEGEN_PROBE, DISPATCH_PROBE
 from builder.util.documents import Part, plain
-from builder.verify.codegen import PROBE, TIMEOUT
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.replies import (
+    CODEGEN_TIMEOUT,
     CodegenReply,
     CodegenRequest,
     DispatchReply,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from builder.applier.trees import Changes, Tree
-    from builder.bases.model import Base
+    from builder.rootfs.base import Base
     from builder.verify.launches import Replies
 
     AskDispatch = Callable[[DispatchRequest], DispatchReply]
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Request = TypeVar("Request", DispatchRequest, CodegenRequest)
 
 T = TypeVar("T", bound=ProbeReply)
-DISPATCH = DISPATCH_PROBE[-1]
+DISPATCH, CODEGEN = DISPATCH_PROBE[-1], CODEGEN_PROBE[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, 
             return run(unsetting(request, outer, env), DispatchReply, 300, DISPATCH)
 
         def compile_kernels(request: CodegenRequest) -> CodegenReply:
-            return run(unsetting(request, outer, env), CodegenReply, TIMEOUT, PROBE)
+            return run(unsetting(request, outer, env), CodegenReply, CODEGEN_TIMEOUT, CODEGEN)
 
         return Probes(ask=ask, compile=compile_kernels)
 
@@ -161,7 +161,7 @@ def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
 
         def compile_kernels(request: CodegenRequest) -> CodegenReply:
             asked = unsetting(request, base.identity.env, env)
-            return ask_in_container(base, asked, CodegenReply, PROBE, changes)
+            return ask_in_container(base, asked, CodegenReply, CODEGEN, changes)
 
         return Probes(ask=ask, compile=compile_kernels)
 

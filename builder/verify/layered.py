@@ -22,12 +22,12 @@ from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, 
 from builder.verify.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
-    from builder.bases.model import OpenedImage
     from builder.documents.plan import BakedPlan
     from builder.registry.model import Descriptor
+    from builder.rootfs.base import OpenedImage
     from builder.rootfs.image import Image
     from builder.rootfs.view import Rootfs
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
     from builder.verify.targets import Opening
 
 

@@ -17,19 +17,20 @@ from builder.applier.receipts import receipts_of
 from builder.applier.states import APPLIED, NEEDED, UPSTREAM
 from builder.errors import SparkBuildError
 from builder.util.console import console
+from builder.verify.checks import Check, Necessity
 from builder.verify.kernels import wanted_kernels
 from builder.verify.launches import wanted_launches
 from builder.verify.levels import PROOF_LEVELS
-from builder.verify.model import Check, Necessity
-from builder.verify.parts import difference
+from builder.verify.reassembly import difference, put_together
 from builder.verify.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.documents.plan import PlannedLayer
-    from builder.verify.model import Report, VerifyTarget
     from builder.verify.parts import Parts
+    from builder.verify.report import Report
+    from builder.verify.target import VerifyTarget
 
 _IN_FORCE = (NEEDED, APPLIED)
 #: Decorator of a CuTe DSL kernel.
@@ -49,7 +50,7 @@ def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
     try:
         full = target
         if not receipts_of(target.tree):
-            full = apart.put_together(target, target.layers, f"{target.name} as planned")
+            full = put_together(apart, target, target.layers, f"{target.name} as planned")
             full = replace(full, plan=target.plan)
         yield full, apart
     finally:
@@ -92,7 +93,7 @@ def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
     if failed:
         return f"verification of the full set already fails: {failed[0].level} {failed[0].name}"
     try:
-        again = apart.put_together(full, full.layers, full.name)
+        again = put_together(apart, full, full.layers, full.name)
     except (SparkBuildError, ApplyError) as error:
         return f"the layers cannot be applied again: {error}"
     other = difference(full, again)
@@ -128,7 +129,7 @@ class _Removal:
         number = len(in_force) - in_force.index(name)
         with console.step(f"without {name} ({number} of {len(in_force)})"):
             try:
-                without = self.apart.put_together(self.full, rest, title)
+                without = put_together(self.apart, self.full, rest, title)
                 if _same(self.full, without):
                     why = "nothing changes without it: the base has the change itself"
                     return Necessity(layer=name, state=state, necessary=False, reason=why)

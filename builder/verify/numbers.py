@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 
 from builder.errors import SparkBuildError
 from builder.runtime.dispatch_expect import backends
+from builder.verify.checks import Check
 from builder.verify.codegen import ARCH
 from builder.verify.dslmirror import NoDsl
 from builder.verify.kernels import headline
 from builder.verify.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
-from builder.verify.model import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.ptx.findings import FoundRace, Run
+    from builder.verify.checks import Status
     from builder.verify.launches import Launched, Replies, Reply
-    from builder.verify.model import Status, VerifyTarget
+    from builder.verify.target import VerifyTarget
 
 #: A tile may have rows that no token needs, which are multiplied all the same.
 UNWRITTEN = "read of what nobody wrote"

@@ -27,7 +27,7 @@ from builder.engines.toolfiles import programs
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
 from builder.util.documents import read
-from builder.verify.model import Check, VerifierDocument
+from builder.verify.checks import Check, VerifierDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from builder.documents.plan import PlanDocument
     from builder.verify.levels import Level
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
 
 #: Folder of the verifier in a container.
 INSIDE = "/tmp/spark-verify"  # noqa: S108 - of a container that is removed afterwards

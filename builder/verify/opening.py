@@ -28,10 +28,11 @@ from builder.verify.targets import open_overlay, own_python, target_of_plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.bases.model import Base
     from builder.documents.plan import PlanDocument
-    from builder.verify.model import VerifierDocument, VerifyTarget
+    from builder.rootfs.base import Base
+    from builder.verify.checks import VerifierDocument
     from builder.verify.ongpu import GpuOptions
+    from builder.verify.target import VerifyTarget
     from builder.verify.targets import Opening
 
 

@@ -7,20 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from builder.applier.environment import ENV_PTH
-from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_path, receipts_of
+from builder.applier.receipts import STATE_DIR, kept_true, receipt_path, receipts_of
 from builder.applier.receipts import originals as digests_before
 from builder.applier.recording import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.bases.identify import identify
-from builder.bases.model import TRACKED, Base, BaseRequest
-from builder.errors import SparkBuildError, UsageError
-from builder.layers.catalog import Selection
+from builder.bases.model import TRACKED, BaseRequest
+from builder.errors import SparkBuildError
 from builder.model.base import LAYOUT
-from builder.plan.planner import make_plan
-from builder.verify.installedwheels import InstalledWheelSources
+from builder.rootfs.base import Base
 from builder.verify.trust import has_hook
 
 if TYPE_CHECKING:
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
     from builder.verify.interpreters import Probes
-    from builder.verify.model import VerifyTarget
     from builder.verify.trust import TrustedSources
 
     #: Returns a loader of a path's original content, by path and sha256; None if it is lost.
@@ -52,43 +47,6 @@ class Parts:
     base: Base
     sources: Sources
     asking: Callable[[Tree, Mapping[str, str]], Probes]
-
-    def put_together(
-        self, target: VerifyTarget, layers: Sequence[Layer], name: str
-    ) -> VerifyTarget:
-        """The target with only these layers, and the original target's expectations.
-
-        Raises:
-            ApplyError: an input of a layer is not pinned, or has another digest.
-            UsageError: a layer shares its extension wheel with another.
-            RemoteError: an input cannot be downloaded.
-        """
-        sources = InstalledWheelSources(self.sources, target.tree, target.plan.layers)
-        plan = make_plan(self.base, Selection(tuple(layers), ()), sources)
-        if plan.pending:
-            together = plan.stages[0].change
-            raise UsageError(
-                f"{together} is compiled into the same extension wheel as another change"
-            )
-        tree = OverlayTree(self.base.tree)
-        tree.update(plan.changes)
-        env = {**self.base.identity.env, **plan.env}
-        asking = self.asking(tree, env)
-        return dataclasses.replace(
-            target,
-            name=name,
-            plan=replace(plan.document, expect=target.plan.expect),
-            layers=layers,
-            tree=tree,
-            env=env,
-            ask=asking.ask,
-            cannot_ask=asking.cannot_ask,
-            compile=asking.compile,
-            launch=asking.launch,
-            brought=(),
-            unrecorded=None,
-            label=None,
-        )
 
 
 def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | None = None) -> Base:
@@ -165,20 +123,6 @@ def of_backup(root: Path) -> Originals:
         return kept.read_bytes if kept.is_file() else None
 
     return original
-
-
-def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
-    """A file that differs between a target and a new one with the same layers, or None.
-
-    Receipts of an installed environment have more fields than those of a plan, and compiled files
-    are created whenever Python runs.  Level ``static`` checks the rows of RECORD.
-    """
-    overlay = again.tree
-    assert isinstance(overlay, OverlayTree)
-    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r.files)}
-    paths -= kept_true(receipts_of(target.tree)) | kept_true(receipts_of(overlay))
-    compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
-    return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)
 
 
 def parts_of_image(

@@ -15,6 +15,10 @@ from builder.util.documents import Part, read
 T = TypeVar("T", bound=Part)
 
 
+#: Seconds for a codegen probe: one MoE kernel of the slowest DSL takes 20 s of one core.
+CODEGEN_TIMEOUT = 600.0
+
+
 class MalformedReply(SparkBuildError):
     """A probe ran, but its output is not a reply."""
 

@@ -10,15 +10,16 @@ from builder.verify.binaries import check_binaries
 from builder.verify.codegen import check_codegen
 from builder.verify.dispatch import check_dispatch
 from builder.verify.imports import check_imports
-from builder.verify.model import Report
 from builder.verify.numbers import check_numbers
 from builder.verify.ongpu import check_on_gpu
+from builder.verify.report import Report
 from builder.verify.static import check_static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from builder.verify.model import Check, Listener, VerifyTarget
+    from builder.verify.checks import Check, Listener
+    from builder.verify.target import VerifyTarget
 
 #: The function of each level, by its name in ``levels.py``.
 RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {

@@ -16,7 +16,7 @@ from builder.applier.receipts import (
 from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
 from builder.util.console import counted
-from builder.verify.model import Check
+from builder.verify.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from builder.applier.receipts import Receipt
     from builder.documents.plan import PlannedLayer
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 
 

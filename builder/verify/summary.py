@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.verify.verdict import layer_words, verdict_of
+from builder.verify.report import layer_words, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.verify.model import Check, Necessity, Report, Status
-    from builder.verify.verdict import Verdict
+    from builder.verify.checks import Check, Necessity, Status
+    from builder.verify.report import Report, Verdict
 
 #: A word for each status, readable without colour or images.
 _WORDS: dict[Status, str] = {"pass": "✅ pass", "fail": "❌ FAIL", "not-run": "⚪ not run"}

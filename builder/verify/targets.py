@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.outcomes import Target
 from builder.applier.trees import Content, OverlayTree
 from builder.bases.identify import identify
-from builder.bases.model import Base, BaseRequest, no_facts, tracked_for
+from builder.bases.model import BaseRequest, no_facts, tracked_for
 from builder.engines import metadata
 from builder.engines.overlay import name_of_both
 from builder.errors import UsageError
 from builder.model.base import base_kind
 from builder.plan.planner import make_plan
+from builder.rootfs.base import Base
 from builder.util.console import console
 from builder.util.documents import plain
 from builder.verify.codegen import python_compiler, sandbox_compiler
 from builder.verify.insandbox import in_sandbox, sandbox_asker
 from builder.verify.launches import sandbox_launcher
-from builder.verify.model import VerifyTarget
 from builder.verify.ongpu import GpuOptions
 from builder.verify.parts import Parts, parts_of_image, without_foreign_hooks
 from builder.verify.replies import DispatchReply
 from builder.verify.sandbox import ask_probe
+from builder.verify.target import VerifyTarget
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from builder.rootfs.view import Rootfs
 
 if TYPE_CHECKING:
     from builder.applier.trees import Tree
-    from builder.bases.model import OpenedImage
+    from builder.rootfs.base import OpenedImage
     from builder.rootfs.merge import Entry
 
 _CACHE = "__pycache__"

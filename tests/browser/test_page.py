@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.util.documents import plain
+from builder.verify.checks import Check, Necessity
 from builder.verify.html import render_html
 from builder.verify.levels import LEVELS
-from builder.verify.model import Check, Necessity, Report
+from builder.verify.report import Report
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:

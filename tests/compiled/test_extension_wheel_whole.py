@@ -21,9 +21,10 @@ from builder.compile.base import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
 from builder.compile.compiler import Compiler
 from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.nvcc import compiler_versions, find_nvcc
 from builder.compile.registration import load_operators
 from builder.compile.source import SourceTree
-from builder.compile.toolchain import Toolchain, compiler_versions, find_nvcc
+from builder.compile.toolchain import Toolchain
 from builder.compile.wheelplan import plan_wheel
 from builder.compile.wheelrequest import WheelRequest
 from builder.errors import Exit, SparkBuildError, UsageError

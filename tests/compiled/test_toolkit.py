@@ -17,7 +17,7 @@ from builder.compile.base import InstalledLibraries
 from builder.compile.container import ImageCompilers
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import toolkit_libraries
-from builder.compile.toolchain import find_nvcc
+from builder.compile.nvcc import find_nvcc
 from builder.util.documents import plain
 from tests.documents import validated
 from tests.processes.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture

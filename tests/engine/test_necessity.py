@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.bases.model import Base
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
+from builder.rootfs.base import Base
 from builder.runtime import DISPATCH_PROBE
 from builder.util import paths
 from builder.verify.interpreters import in_container

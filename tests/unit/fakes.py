@@ -19,12 +19,12 @@ from builder.applier.sequence import Step, judge_in_order
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
-from builder.bases.model import Base
 from builder.engines.toolfiles import maker
 from builder.model.base import BaseIdentity
 from builder.model.plan import BuildPlan, LayerDecision
 from builder.model.platform import Platform
 from builder.plan.planner import epoch_for
+from builder.rootfs.base import Base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -74,6 +74,18 @@ def test_the_table_has_the_order_that_import_linter_checks() -> None:
     assert house["containers"] == [settings["root_package"]] == ["builder"]
 
 
+def test_imports_for_type_checking_count_too() -> None:
+    """Within a package ``lint-imports`` looks for circles, in all of them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    assert settings["exclude_type_checking_imports"] is False
+    (circles,) = [one for one in settings["contracts"] if one["type"] == "acyclic_siblings"]
+    assert circles["ancestors"] == ["builder.**"]
+    assert not circles.keys() & {
+        "ignore_imports",
+        "depth",
+    }
+
+
 def test_no_module_is_longer_than_400_lines() -> None:
     long = {
         str(path.relative_to(ROOT)): count

@@ -22,8 +22,8 @@ from builder.engines.kinds import ENGINES, EngineKind
 from builder.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.layers.keys import OPS
 from builder.layers.layerfile import _Reader
+from builder.verify.checks import Check
 from builder.verify.levels import LEVELS, LevelKind
-from builder.verify.model import Check, VerifyTarget
 from builder.verify.run import RUNNERS
 from tests.unit.fakes import layer_text, write_tree
 from tests.unit.images import put_vllm
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from builder.model.plan import BuildPlan
     from builder.util.diskspace import Need
+    from builder.verify.target import VerifyTarget
     from tests.unit.caller import Call
 
 ROOT = Path(__file__).resolve().parents[2]

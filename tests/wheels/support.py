@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.trees import Changes, Tree
-    from builder.bases.model import Base
     from builder.layers.catalog import Selection
     from builder.model.plan import BuildPlan, LayerDecision
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
+    from builder.rootfs.base import Base
 
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.

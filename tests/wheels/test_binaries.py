@@ -22,7 +22,7 @@ from .support import Planner
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
 STABLE, OLD = "vllm/_C_stable_libtorch.abi3.so", "vllm/_C.abi3.so"
 FP8, GEMM = "FP8 per-tensor GEMM (CUTLASS)", "NVFP4 GEMM (CUTLASS)"

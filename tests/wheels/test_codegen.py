@@ -21,7 +21,8 @@ from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
-    from builder.verify.model import Check, VerifyTarget
+    from builder.verify.checks import Check
+    from builder.verify.target import VerifyTarget
 
     from .support import Planned, Planner
 

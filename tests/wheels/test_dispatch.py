@@ -18,8 +18,8 @@ import pytest
 
 from builder import settings
 from builder.applier.trees import Content, OverlayTree
-from builder.bases.model import Base
 from builder.dispatch.record import by_itself, read_records
+from builder.rootfs.base import Base
 from builder.util.paths import package_file
 from builder.verify import operators
 from builder.verify.dispatch import check_dispatch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.pypi.index import PackageIndex
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
     from .support import Planner
 

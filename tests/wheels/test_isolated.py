@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.bases.model import Base
+from builder.rootfs.base import Base
 from builder.verify.dispatch import check_dispatch
 from builder.verify.isolation import Bubblewrap, find_isolation, interpreter_folders
 from builder.verify.targets import target_of_plan

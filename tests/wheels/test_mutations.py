@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Changes
-    from builder.verify.model import VerifyTarget
+    from builder.verify.target import VerifyTarget
 
     from .support import Planned, Planner
 

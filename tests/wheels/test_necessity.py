@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from builder.plan.sources import IndexSources
     from builder.pypi.index import PackageIndex
-    from builder.verify.model import Necessity
+    from builder.verify.checks import Necessity
 
 TARGET = "pypi:vllm==0.20.1"
 #: layer -> level, check, and what is seen without it; None where nothing fails.

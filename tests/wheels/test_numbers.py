@@ -26,6 +26,7 @@ from builder.verify.launches import (
 )
 from builder.verify.numbers import UNWRITTEN, check_numbers
 from builder.verify.parts import Parts
+from builder.verify.reassembly import put_together
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
 from tests.mutants import Mutant, caught
@@ -132,7 +133,7 @@ def test_without_the_layer_the_values_are_wrong(
     )
     rest = [other for other in target.layers if other.name != layer]
     assert len(rest) == len(target.layers) - 1
-    checks = {one.name: one for one in check_numbers(parts.put_together(target, rest, layer))}
+    checks = {one.name: one for one in check_numbers(put_together(parts, target, rest, layer))}
     assert {one.name for one in checks.values() if one.status != "not-run"} == set(defects)
     for name, (schedules, race) in defects.items():
         assert checks[name].status == "fail"

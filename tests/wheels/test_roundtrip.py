@@ -17,8 +17,8 @@ from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
 from builder.pypi.wheels import WheelTree
-from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
+from builder.verify.target import VerifyTarget
 
 from .support import OPTIONAL, SCALES, VENDORED, expected_states, lay_out, probed_files, snapshot
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Outcome
     from builder.plan.sources import IndexSources
     from builder.pypi.wheels import RemoteWheel
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
     from .support import Planned, Planner
 

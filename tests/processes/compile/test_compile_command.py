@@ -327,7 +327,7 @@ def test_apply_and_revert(
     call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from builder.applier.trees import DirTree
-    from builder.bases.model import Base
+    from builder.rootfs.base import Base
     from tests.unit.fakes import identity_of
 
     root = write_tree(tmp_path / "site", vllm_files() | {MODULE: b"an extension"})

@@ -80,7 +80,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = program(tmp_path / "tools", "g++", GPP).parent
     (folder / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("builder.compile.toolchain._USUAL", tmp_path / "none")
+    monkeypatch.setattr("builder.compile.nvcc._USUAL", tmp_path / "none")
     return folder
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from builder.bases.model import Base
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.lock.facts import read_facts, write_facts
 from builder.lock.file import NAME, lock_path, read_lock
@@ -17,6 +16,7 @@ from builder.pipeline import bases
 from builder.pipeline.inputs import at_digest
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
+from builder.rootfs.base import Base
 from builder.util import locks
 from tests.forge import Fault, LocalForge, Pull
 from tests.processes import pullworld as pw

@@ -20,7 +20,6 @@ from builder.errors import UsageError
 from builder.runtime import verify_checks
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
-from builder.verify.model import VerifierDocument, VerifyTarget
 from builder.verify.ongpu import (
     GpuOptions,
     NoGpu,
@@ -31,6 +30,7 @@ from builder.verify.ongpu import (
     verifier_files,
 )
 from builder.verify.run import verify
+from builder.verify.target import VerifyTarget
 from tests.documents import validated
 from tests.unit.fakes import MemoryTree
 from tests.unit.inimage import load
@@ -38,6 +38,8 @@ from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from builder.verify.checks import VerifierDocument
 
 LINE = "Using MarlinNvFp4LinearKernel for NVFP4 GEMM"
 PLAN = planned(expect=[{"kind": "nvfp4-linear", "line": LINE}])

@@ -41,10 +41,11 @@ from builder.publish.sbom import inputs_of
 from builder.util.documents import read
 from builder.util.paths import data_dir
 from builder.verify.interpreters import Probes
-from builder.verify.model import VerifyTarget
 from builder.verify.necessity import prove, whole
-from builder.verify.parts import Parts, difference
+from builder.verify.parts import Parts
+from builder.verify.reassembly import difference, put_together
 from builder.verify.run import verify
+from builder.verify.target import VerifyTarget
 from tests.documents import validated
 from tests.unit.fakes import (
     TARGET,
@@ -297,7 +298,7 @@ def test_removing_layers_compiles_nothing() -> None:
         env={},
         ask=None,
     )
-    again = parts.put_together(target, [LAYER], "again")
+    again = put_together(parts, target, [LAYER], "again")
     assert difference(target, again) is None
 
 

@@ -24,8 +24,8 @@ from builder.applier.records import parse_record
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
 from builder.engines.contents import image_layers
-from builder.verify.model import VerifyTarget
 from builder.verify.static import check_static
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
     MemoryTree,

@@ -12,7 +12,7 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
 from builder.bases.identify import asks_engine, identify
-from builder.bases.model import Base, BaseRequest, OpenedImage
+from builder.bases.model import BaseRequest
 from builder.bases.remote import known_base, survey_image
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.publish.subject import read_subject
@@ -29,6 +29,7 @@ from builder.registry.model import (
     Descriptor,
     RawManifest,
 )
+from builder.rootfs.base import Base, OpenedImage
 from builder.rootfs.image import find_image, open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import interpreters

@@ -19,8 +19,9 @@ from tests.unit.fakes import copy_op, fake_base, make_layer, make_plan_of, vllm_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.bases.model import Base, BaseRequest
+    from builder.bases.model import BaseRequest
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import Base
     from tests.unit.caller import Call
 
 #: A module that compares a kind of base with a word, as ``base.kind == "pypi"``.

@@ -13,7 +13,8 @@ from builder.__main__ import run
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
 from builder.errors import RemoteError
-from builder.verify.model import Check, Report
+from builder.verify.checks import Check
+from builder.verify.report import Report
 from tests.unit.fakes import fake_base, layer_text, snapshot, vllm_files, write_tree
 from tests.unit.plans import planned
 

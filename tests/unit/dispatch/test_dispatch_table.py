@@ -33,8 +33,8 @@ from builder.layers.catalog import Catalog
 from builder.pypi.index import write_atomically
 from builder.runtime.dispatch_expect import Answer, Failure
 from builder.util.documents import plain, read
+from builder.verify.checks import Check
 from builder.verify.kinds import KINDS
-from builder.verify.model import Check
 from tests.documents import validated, validator
 from tests.unit.fakes import altered
 

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.bases.model import Base
     from builder.model.plan import BuildPlan
+    from builder.rootfs.base import Base
 
 EDIT = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
 LAYERS = (

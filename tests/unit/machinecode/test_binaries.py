@@ -33,7 +33,7 @@ from builder.util.paths import cache_dir
 from builder.verify import binaries
 from builder.verify.binaries import check_binaries
 from builder.verify.levels import parse_levels
-from builder.verify.model import VerifyTarget
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files, write_tree
 from tests.unit.plans import planned
 from tests.unit.verify.test_codegen import LISTING, cubin_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.trees import Tree
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
 # ------------------------------------------------------------------------------- what loads where
 

@@ -9,7 +9,7 @@ import pytest
 
 from builder.pipeline.show import CheckLines
 from builder.util.console import console
-from builder.verify.model import Check, Status
+from builder.verify.checks import Check, Status
 from builder.verify.run import verify
 from tests.unit.verify.test_verify import LAYER, target_of
 

@@ -22,8 +22,9 @@ from builder.diagnose.judging import diagnose
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.util.documents import plain
+from builder.verify.checks import Check, Necessity
 from builder.verify.levels import LEVELS
-from builder.verify.model import Check, Necessity, Report
+from builder.verify.report import Report
 from tests.documents import document_of, validated, validator
 from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.plans import planned

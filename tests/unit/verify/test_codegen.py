@@ -21,8 +21,8 @@ from builder.verify import codegen, results
 from builder.verify.codegen import RESULTS, check_codegen, keep_result
 from builder.verify.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.verify.kernels import KERNELS, headline, wanted_kernels
-from builder.verify.model import VerifyTarget
 from builder.verify.replies import CodegenReply, CodegenRequest, reply_of
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
 from tests.unit.inimage import load
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
 device, kernels = load("codegen_device"), load("codegen_kernels")
 child, probe = load("codegen_child"), load("codegen_probe")

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from builder.engines.overlay import name_of_both
+from builder.verify.checks import Check, Necessity, Status
 from builder.verify.html import (
     Level,
     breakable,
@@ -21,9 +22,8 @@ from builder.verify.html import (
     tag_of,
 )
 from builder.verify.levels import LEVELS
-from builder.verify.model import Check, Necessity, Report, Status
+from builder.verify.report import Report, layer_words
 from builder.verify.summary import render_summary
-from builder.verify.verdict import layer_words
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.plans import PULL, planned
 

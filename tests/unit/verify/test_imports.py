@@ -9,7 +9,7 @@ import pytest
 
 from builder.applier.trees import OverlayTree
 from builder.verify.imports import check_imports, dotted_name, mismatch, parse_module
-from builder.verify.model import Check, VerifyTarget
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import (
     dist_files,
     fake_base,
@@ -23,6 +23,7 @@ from tests.unit.fakes import (
 if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.documents.plan import PlanDocument
+    from builder.verify.checks import Check
 
 OTHER = {
     "flashinfer/__init__.py": "from .gemm import mm\n",

@@ -13,9 +13,9 @@ import pytest
 
 from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.trees import Content, DirTree, OverlayTree
-from builder.bases.model import Base
 from builder.errors import SparkBuildError
 from builder.ptx.findings import Ran, Run
+from builder.rootfs.base import Base
 from builder.runtime.dispatch_expect import Answer
 from builder.util.documents import plain
 from builder.verify.interpreters import (
@@ -27,11 +27,11 @@ from builder.verify.interpreters import (
 )
 from builder.verify.launches import Replies, Reply
 from builder.verify.levels import LEVELS, PROOF_LEVELS
-from builder.verify.model import Necessity, VerifyTarget
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
 from builder.verify.replies import DispatchReply, DispatchRequest
 from builder.verify.run import verify
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
     FakeSources,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import InputPin, Layer
     from builder.applier.trees import Tree
+    from builder.verify.checks import Necessity
 
 #: What vLLM says here when the file and the variable are both right.
 LINE = "Using MarlinKernel"

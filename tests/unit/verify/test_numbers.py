@@ -37,8 +37,8 @@ from builder.verify.launches import (
     sandbox_launcher,
     wanted_launches,
 )
-from builder.verify.model import VerifyTarget
 from builder.verify.numbers import check_numbers
+from builder.verify.target import VerifyTarget
 from builder.verify.trust import IsolatedRun, TrustedSources
 from tests.unit.fakes import fake_base, vllm_files
 from tests.unit.plans import planned
@@ -46,7 +46,7 @@ from tests.unit.plans import planned
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.verify.model import Check
+    from builder.verify.checks import Check
 
 LINEAR = ExpectedChoice(kind="nvfp4-linear", line="Using FlashInferB12xNvFp4LinearKernel")
 MOE = ExpectedChoice(kind="nvfp4-moe", line="Using 'FLASHINFER_B12X' NvFp4 MoE backend")

@@ -11,10 +11,10 @@ from builder.documents.plan import ExpectedChoice
 from builder.pipeline.show import CheckLines
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
+from builder.verify.checks import Check
 from builder.verify.html import render_html
-from builder.verify.model import Check, Report
+from builder.verify.report import Report, family_of, kernel_of, serve_lines, verdict_of
 from builder.verify.summary import render_summary
-from builder.verify.verdict import family_of, kernel_of, serve_lines, verdict_of
 from tests.documents import validated
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.images import put_vllm

@@ -16,13 +16,15 @@ from builder.engines.metadata import read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
 from builder.model.plan import digest_of
 from builder.util.documents import plain
+from builder.verify.checks import Check, Status
 from builder.verify.dispatch import check_dispatch, make_request
 from builder.verify.levels import parse_levels
-from builder.verify.model import Check, Report, Status, VerifyTarget
 from builder.verify.replies import DispatchReply, DispatchRequest, reply_of
+from builder.verify.report import Report
 from builder.verify.run import verify
 from builder.verify.sandbox import _prune
 from builder.verify.static import check_static
+from builder.verify.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
     MemoryTree,

@@ -25,6 +25,7 @@ from unittest.mock import MagicMock
 sys.path.insert(0, sys.argv[1])
 
 import dispatch_device  # type: ignore[import-not-found]
+import dispatch_prepare  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     import argparse
@@ -149,7 +150,7 @@ def main() -> int:
     sys.argv = ["vllm", "serve"]
     with tempfile.TemporaryDirectory() as scratch:
         probe = dispatch_device.Probe.of(request)
-        kept = dispatch_device.prepare(request, probe, scratch)
+        kept = dispatch_prepare.prepare(request, probe, scratch)
         rest = Rest()
         sys.meta_path.append(rest)
         argparse_utils = importlib.import_module("vllm.utils.argparse_utils")

@@ -20,7 +20,7 @@ BREAK = sys.argv[2] if len(sys.argv) > 2 else "none"
 
 import device_layers  # type: ignore[import-not-found]  # noqa: E402
 import device_probe  # type: ignore[import-not-found]  # noqa: E402
-import dispatch_device  # type: ignore[import-not-found]  # noqa: E402
+import dispatch_prepare  # type: ignore[import-not-found]  # noqa: E402
 
 EMULATION = "vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils"
 
@@ -143,9 +143,9 @@ def call(self: Any) -> Any:
     return broken(REAL_CALL(self))
 
 
-REAL_FINISH, REAL_PREPARE = device_layers.finish, dispatch_device.prepare
+REAL_FINISH, REAL_PREPARE = device_layers.finish, dispatch_prepare.prepare
 REAL_CALL = device_layers.Linear.__call__
-device_layers.finish, dispatch_device.prepare = finish, prepare
+device_layers.finish, dispatch_prepare.prepare = finish, prepare
 device_layers.Linear.__call__ = call
 
 if __name__ == "__main__":

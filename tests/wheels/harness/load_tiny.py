@@ -20,6 +20,7 @@ sys.path.insert(0, sys.argv[1])
 
 import dispatch_device  # type: ignore[import-not-found]
 import dispatch_kinds  # type: ignore[import-not-found]
+import dispatch_prepare  # type: ignore[import-not-found]
 import dispatch_probe  # type: ignore[import-not-found]
 import dispatch_settings  # type: ignore[import-not-found]
 
@@ -129,7 +130,7 @@ def with_each(tell: Callable[[str, Any], dict[str, Any]], folders: list[str]) ->
     out = dispatch_probe.claim_stdout()
     probe = dispatch_device.Probe.of(request)
     with tempfile.TemporaryDirectory() as scratch:
-        kept = dispatch_device.prepare(request, probe, scratch)
+        kept = dispatch_prepare.prepare(request, probe, scratch)
         torch = importlib.import_module("torch")
         stand_in_operators(torch)
         sys.modules["flashinfer.comm"] = None  # type: ignore[assignment]  # wants libcudart

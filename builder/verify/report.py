@@ -1,23 +1,25 @@
-"""The verdict of a verification: what is proven, what is not, and the next step.
+"""The report of a verification, and its verdict: what is proven, what is not, and the next step.
 
-Text, JSON, the page and the Markdown summary all print this value.
+Text, JSON, the page and the Markdown summary all print this verdict.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from builder.util.documents import Part, Text
+from builder.util.documents import Count, Digest, Document, Part, Text
+from builder.verify.checks import Check, Necessity
 from builder.verify.levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from builder.documents.plan import PlanDocument, PlannedLayer
-    from builder.verify.model import Check, Report
+    from builder.verify.checks import Status
 
 #: The main kinds of layer of a profile; other kinds are in the list of kernels.
 _MAIN = {"nvfp4-linear": "linear", "nvfp4-moe": "MoE"}
@@ -31,14 +33,14 @@ _FAMILIES = (
 _SELECTED = re.compile(r"(?:Using|Selected|selected) '?(?:NvFp4LinearBackend\.)?([\w.]*\w)'?")
 _SHOWN = 3
 
-Status = Literal["proven", "not-proven", "failed"]
+Proof = Literal["proven", "not-proven", "failed"]
 
 
 class Verdict(Part, frozen=True, kw_only=True):
     """What is proven, what is not, and the next step."""
 
     status: Annotated[
-        Status, Meta(description="not-proven: nothing failed, and something did not run")
+        Proof, Meta(description="not-proven: nothing failed, and something did not run")
     ]
     sentence: Annotated[Text, Meta(description="all of it in a few words")]
     kernels: Annotated[
@@ -54,13 +56,89 @@ class Verdict(Part, frozen=True, kw_only=True):
     todo: Annotated[tuple[Text, ...], Meta(description="commands that prove the rest")]
 
 
+class ReportDocument(Document, frozen=True, kw_only=True):
+    """The evidence of one verification."""
+
+    target: Text
+    digests: Annotated[
+        tuple[Digest, ...],
+        Meta(description="of the verified image, under every name; none if it is not an image"),
+    ]
+    plan_digest: Digest
+    passed: Annotated[
+        bool,
+        Meta(
+            description="no check failed, at least one passed, and no required level was left out"
+        ),
+    ]
+    not_run: Count
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    necessity: Annotated[
+        tuple[Necessity, ...] | None,
+        Meta(
+            description="a verdict on each layer, in order of application; "
+            "only when it was asked for"
+        ),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class Report:
+    """All checks of one verification."""
+
+    target: str
+    #: the plan that the target was compared with
+    plan: PlanDocument
+    #: all digests of the verified image; empty if it is not an image
+    digests: tuple[str, ...] = ()
+    checks: list[Check] = field(default_factory=list)
+    #: the necessity of each layer, if requested
+    necessity: list[Necessity] | None = None
+
+    def of(self, status: Status) -> list[Check]:
+        """Checks with a status."""
+        return [check for check in self.checks if check.status == status]
+
+    def counts(self) -> list[str]:
+        """Numbers of checks by result, as text: ``19 pass``, ``1 expected refusal``."""
+        refused = sum(bool(check.refusal) for check in self.checks)
+        also = [f"{refused} expected refusal{'s' if refused > 1 else ''}"] if refused else []
+        good, bad, idle = (len(self.of(status)) for status in ("pass", "fail", "not-run"))
+        return [f"{good - refused} pass", *also, f"{bad} fail", f"{idle} not run"]
+
+    def passed(self, require: Sequence[str] = ()) -> bool:
+        """Whether no check failed, at least one passed, and all required levels ran."""
+        skipped = [c for c in self.of("not-run") if c.level in require and not c.idle]
+        ran = {check.level for check in self.checks}
+        absent = [level for level in require if level not in ran]
+        return bool(self.of("pass")) and not self.of("fail") and not skipped and not absent
+
+    def verdict(self, require: Sequence[str] = ()) -> Verdict:
+        """The overall verdict; ``require`` are the levels that must run."""
+        return verdict_of(self, require)
+
+    def document(self, require: Sequence[str] = ()) -> ReportDocument:
+        """The evidence."""
+        return ReportDocument(
+            target=self.target,
+            digests=self.digests,
+            plan_digest=self.plan.plan_digest,
+            passed=self.passed(require),
+            not_run=len(self.of("not-run")),
+            verdict=self.verdict(require),
+            checks=tuple(self.checks),
+            necessity=None if self.necessity is None else tuple(self.necessity),
+        )
+
+
 def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
     """The verdict on a report; ``require`` are the levels that must run."""
     ran = {check.level for check in report.checks}
     missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
     absent = [level for level in require if level not in ran]
     parts = []
-    status: Status = "proven"
+    status: Proof = "proven"
     if failed := report.of("fail"):
         status = "failed"
         parts.append(f"FAILED: {_named(failed)}.")
