@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Reverted(Document, frozen=True, kw_only=True):
-    """The layers that were taken off."""
+    """The layers that were removed."""
 
     directory: Annotated[str, Meta(pattern="^/")]
     reverted: Annotated[tuple[Text, ...], Meta(description="last applied first")]
@@ -35,7 +35,7 @@ class Reverted(Document, frozen=True, kw_only=True):
 
 
 def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
-    """Judge all layers first, refuse if one cannot go on, then commit them one by one."""
+    """Judge all layers, stop if one cannot be applied, then apply them one by one."""
     inputs = Inputs(options)
     root = find_site_packages(directory)
     base = inputs.identify(f"dir:{root}")
@@ -69,7 +69,7 @@ def revert_command(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Put originals back."""
+    """Restore the original files."""
     root = find_site_packages(directory)
     applied = [r.layer for r in receipts_of(DirTree(root))]
     names = None

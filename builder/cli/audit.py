@@ -22,11 +22,11 @@ _SOURCES = {
     "model": "by its model file",
     "vllm": "as vLLM {vllm} loaded it",
 }
-#: Layers of which a token reads less than this share are counted, and not shown.
+#: Layers of which a token reads less than this share are counted, but not shown.
 _SHOWN = 0.005
-#: Modules of only one side with fewer bytes are counted, and not shown.
+#: Modules that only one side has, with fewer bytes, are counted, but not shown.
 _SMALL = 2**20
-#: Ranges of layers that are shown.
+#: The most ranges of layers that are shown.
 _PARTS = 8
 
 
@@ -34,7 +34,7 @@ def audit_command(request: AuditRequest, *, json: bool) -> None:
     """Print the audit.
 
     Raises:
-        SparkBuildError: vLLM holds layers in 16 bits that the checkpoint has quantised.
+        SparkBuildError: vLLM loaded layers in 16 bits that the checkpoint has quantised.
     """
     made = audit(request)
     if json:
@@ -54,7 +54,7 @@ def audit_command(request: AuditRequest, *, json: bool) -> None:
 
 
 def inside_command(folder: Path, *, json: bool) -> None:
-    """Write the files that audit a model beside vLLM, and say how they are used."""
+    """Write the files that audit a model inside vLLM, and print how to use them."""
     made = write_inside(folder)
     if json:
         print_json(made)
@@ -147,7 +147,7 @@ def _extent(one: Difference | Unmatched) -> str:
 
 
 def _short(layers: str) -> str:
-    """Numbers of layers on one line; JSON has them all."""
+    """Layer numbers on one line; the JSON lists all of them."""
     parts = layers.split(", ")
     return layers if len(parts) <= _PARTS else f"{', '.join(parts[:3])}, ... {parts[-1]}"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def bake_command(options: BakeOptions, output: Path | None, *, matrix: bool, as_json: bool) -> None:
-    """Write the folder, whose name is the last line of stdout; or with ``matrix`` list images."""
+    """Write the folder and print its name last; with ``matrix``, list the images."""
     if matrix:
         if output is not None:
             raise UsageError(f"--matrix writes nothing, so --output {output} has no effect")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def bench_command(
     request: BenchRequest, *, output: Path | None, picture: Path | None, json: bool
 ) -> None:
-    """Measure a server, then print and keep what it does.
+    """Measure a server, then print and store the figures.
 
     Raises:
-        RemoteError: requests failed; the others are printed.
+        RemoteError: requests failed; the figures of the others are printed.
     """
     for option, path in (("-o", output), ("--plot", picture)):
         if path and (path.is_dir() or not path.parent.is_dir()):
@@ -55,10 +55,10 @@ def bench_command(
 
 
 def _refuse_twice(written: dict[str, Path | None], read: dict[str, Path | None]) -> None:
-    """Refuse to write over what another option names.
+    """Refuse to overwrite a file that another option names.
 
     Raises:
-        UsageError: two options name one file.
+        UsageError: two options name the same file.
     """
     seen: dict[Path, str] = {}
     for option, path in (*read.items(), *written.items()):

@@ -17,12 +17,12 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What ``cache prune`` leaves alone where neither an age nor a size is given.
+#: The age below which ``cache prune`` keeps entries if no age and no size is given.
 _PRUNE_AGE = "30d"
 
 
 def show_command(json: bool) -> None:
-    """One row for each kind of which there is something."""
+    """Print one row for each kind that has entries."""
     cache = cache_dir()
     of_kind: dict[str, list[CacheEntry]] = {}
     for entry in (*entries(cache), *unknown(cache)):
@@ -49,7 +49,7 @@ def prune_command(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Remove what was not used for long, and say what; nothing to remove ends with exit 3.
+    """Remove entries that were not used for long, and print them; exit 3 if there are none.
 
     Raises:
         UsageError: an option is malformed, or the directory is not a cache of spark-build.
@@ -72,11 +72,11 @@ def prune_command(
 
 
 def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool) -> None:
-    """Remove all that other runs do not use, after a question; nothing there ends with exit 3.
+    """After confirmation, remove everything that no other run uses; exit 3 if there is nothing.
 
     Raises:
-        UsageError: there is no terminal to ask on, or the directory is not a cache of spark-build.
-        SparkBuildError: there is nothing to do, or the answer was no.
+        UsageError: there is no terminal, or the directory is not a cache of spark-build.
+        SparkBuildError: there is nothing to do, or the user declined.
     """
     wish = PruneRequest(kinds=kinds_named(kinds))
     cache = cache_dir()
@@ -92,10 +92,10 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
 
 
 def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -> None:
-    """Say what was removed.
+    """Print what was removed.
 
     Raises:
-        SparkBuildError: nothing was.
+        SparkBuildError: nothing was removed.
     """
     cache = cache_dir()
     busy = f"{done.in_use} were kept because other runs may be using them" if done.in_use else ""

@@ -1,4 +1,4 @@
-"""The table of commands: the module of their options, and their help line.
+"""The table of commands: the module with their options, and their help line.
 
 ``--help`` prints this table without importing a command; ``tests/unit/cli/test_start.py`` holds it
 against what the commands say of themselves.
@@ -13,7 +13,7 @@ MAINTAIN, DEVELOP = "Maintain", "Develop"
 
 
 class Entry(NamedTuple):
-    """A command, or a group of commands: its name, the module and the application that hold it."""
+    """A command or a group of commands: its name, its module and its application."""
 
     name: str
     module: str

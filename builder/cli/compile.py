@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
-    """The released source, that of the commit in the version, or a folder that the user names."""
+    """The released source, the source of the commit in the version, or a folder from the user."""
     if source is not None and not (source / "CMakeLists.txt").is_file():
         raise UsageError(f"{source} has no CMakeLists.txt, so it is not vLLM's source")
     if source is not None:
@@ -107,7 +107,7 @@ def _targets(unit: Unit) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What the command line of ``compile run`` said."""
+    """The options of ``compile run``."""
 
     vllm: str
     source: Path | None
@@ -125,7 +125,7 @@ class RunOptions:
 
 
 def run_command(options: RunOptions) -> None:
-    """Compile what a change reaches, and read the machine code; exit 5 when it is a trap."""
+    """Compile the units that a change affects, and read their machine code; exit 5 for a trap."""
     if sum(map(bool, (options.change, options.patch, options.units))) != 1:
         raise UsageError(
             "give one of --change, --patch or --unit",

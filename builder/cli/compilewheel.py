@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelOptions:
-    """What the command line of ``compile wheel`` said."""
+    """The options of ``compile wheel``."""
 
     vllm: str
     base: str | None
@@ -117,9 +117,9 @@ def wheel_command(options: WheelOptions) -> None:
 
 
 def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
-    """Checked before minutes are spent on code that could not be loaded or checked there.
+    """Refuse a base for another platform, before minutes of compiling.
 
-    An image of one platform alone is what it is, whatever was asked for.
+    An image for a single platform ignores ``--platform``.
     """
     identity = base.identity
     is_for = identity.platform.oci
@@ -135,7 +135,7 @@ def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
 
 
 def _must_be_writable(out: Path) -> None:
-    """Said before minutes are spent on compiling; nothing is made yet."""
+    """Refuse an output folder that cannot be written; create nothing yet."""
     above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not above.is_dir():
         raise UsageError(f"{out} cannot be a folder because {above} is a file")

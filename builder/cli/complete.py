@@ -9,7 +9,7 @@ from builder.engines.kinds import AUTO, ENGINES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: What ``--engine`` may be.
+#: The values of ``--engine``.
 ENGINE_NAMES = (AUTO, *ENGINES)
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
 FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "trtllm")
@@ -26,7 +26,7 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
 
 
 def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
-    """The last of several, comma-separated."""
+    """Complete the last of several comma-separated words."""
     done, comma, last = incomplete.rpartition(",")
     taken = done.split(",")
     return [f"{done}{comma}{name}" for name in names if name.startswith(last) and name not in taken]
@@ -66,14 +66,14 @@ def models(incomplete: str) -> list[str]:
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Kinds of what is kept on this machine that can be removed."""
+    """Kinds of cache entries that can be removed."""
     from builder.cache.kinds import KINDS
 
     return [k.name for k in KINDS if k.prunable and k.name.startswith(incomplete)]
 
 
 def builders(incomplete: str) -> list[str]:
-    """What buildx knows, if there is one."""
+    """The builders of buildx, if it is installed."""
     import subprocess
 
     words = ("docker", "buildx", "ls", "--format", "{{.Name}}")

@@ -14,7 +14,7 @@ from builder.util.paths import cache_dir, data_dir
 
 
 class Setting(Part, frozen=True):
-    """One setting, as it is printed."""
+    """One setting, as printed."""
 
     name: Text
     value: str

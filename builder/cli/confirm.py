@@ -10,11 +10,11 @@ from builder.util.hints import again
 
 
 def confirm(action: str, note: str, otherwise: str) -> None:
-    """Go on only after a yes on the terminal.
+    """Continue only if the user confirms on the terminal.
 
     Raises:
         UsageError: there is no terminal.
-        SparkBuildError: the answer was no; ``otherwise`` says what that means.
+        SparkBuildError: the user declined; ``otherwise`` describes the result.
     """
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(

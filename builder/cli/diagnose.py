@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
 _AGAIN = "when the server runs again, check its log: " + _PIPE
-#: First words that are no logs; a file of such a name is ./list.
+#: First words that are not logs; write ./list for a file of such a name.
 WORDS = ("list", "show", "check", "table")
 
 
 def diagnose_command(
     logs: Sequence[str], vllm: str | None, json: bool, *, watch: bool = False, idle: float = IDLE
 ) -> None:
-    """Read logs and say what they show; exit 5 when one shows a failure.
+    """Read logs and explain them; exit 5 if one shows a failure.
 
     Raises:
-        UsageError: a log cannot be read, nothing given is a log, or ``--vllm`` is not a version.
+        UsageError: a log cannot be read, no file is a log, or ``--vllm`` is not a version.
         SparkBuildError: a log shows a failure, or a start that does not finish (exit 5).
     """
     if logs and logs[0] in WORDS:
@@ -61,10 +61,10 @@ def diagnose_command(
 
 
 def _refuse(logs: Sequence[str], results: Sequence[Diagnosis], *, json: bool) -> None:
-    """Refuse what holds no log at all.
+    """Refuse files without any log.
 
     Raises:
-        UsageError: names each file, and why.
+        UsageError: names each file with the reason.
     """
     if json:
         print_json(Diagnosed.of(results))
@@ -74,7 +74,7 @@ def _refuse(logs: Sequence[str], results: Sequence[Diagnosis], *, json: bool) ->
 
 
 def _growing(logs: Sequence[str], *, watch: bool) -> int | None:
-    """What to read while it grows: a pipe, or with ``--watch`` one file."""
+    """The log to follow: a pipe, or one file with ``--watch``."""
     if len(logs) > 1 and watch:
         raise UsageError("--watch reads one log", hint="spark-build diagnose server.log --watch")
     if logs and logs[0] != "-":
@@ -126,7 +126,7 @@ def _end(results: Sequence[Diagnosis]) -> None:
 
 
 def _show(results: Sequence[Diagnosis]) -> None:
-    """A diagnosis on stdout: it is what the command is for."""
+    """Print a diagnosis to stdout."""
     for line in lines_of(results[0]) if len(results) == 1 else lines_of_several(results):
         print(line)
     for result in results:
@@ -160,7 +160,7 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
 
 
 def _check(names: Sequence[str]) -> None:
-    """Run the examples of entries; exit 5 when one does not hold."""
+    """Run the examples of entries; exit 5 if one fails."""
     entries = catalogview.entries_to_check(names)
     wrong = catalogview.failed_examples(entries)
     for entry, example, why in wrong:

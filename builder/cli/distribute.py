@@ -29,7 +29,7 @@ def distribute_command(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Bring an image to nodes; every node is served by itself, and exit 8 says one failed."""
+    """Copy an image to nodes, each on its own; exit 8 if one failed."""
     nodes = [Node.parse(host, ssh) for host in hosts]
     if len(set(hosts)) != len(hosts):
         raise UsageError("a host is named twice")
@@ -55,10 +55,10 @@ def distribute_command(
 
 
 def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
-    """What the image is called there: as asked, as it is called here, or after its plan.
+    """The image's name on the nodes: from ``--tag``, from the source, or from its plan.
 
     Raises:
-        UsageError: that is no name, or the image is not ours and nothing names it.
+        UsageError: the name is not valid, or an image of another tool has no name.
     """
     if tag:
         reference = parse_reference(tag)
@@ -74,10 +74,10 @@ def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
 
 
 def _report(done: Deliveries) -> None:
-    """Say what became of each node.
+    """Print the result of each node.
 
     Raises:
-        SparkBuildError: one does not have the image.
+        SparkBuildError: a node does not have the image.
     """
     for delivery in done.nodes:
         console.say(

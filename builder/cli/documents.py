@@ -9,7 +9,7 @@ from builder.errors import UsageError, did_you_mean
 
 
 class Entry(NamedTuple):
-    """A document: its title, and ``module:Type`` of each form that the command may print."""
+    """A document: its title, and the ``module:Type`` of each form that a command may print."""
 
     title: str
     forms: tuple[str, ...]

@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 #: In the order in which help lists them.
 _GROUPS = (BUILD, SERVE, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
-#: Lists, which may have nothing in them: names with commas, and words for ``vllm serve``.
+#: Options that may be empty: comma-separated names, and words for ``vllm serve``.
 _MAY_BE_EMPTY = ("layers", "level", "require", "serve_args")
 #: The names of ``--help``, on every command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def examples(*lines: str, note: str = "") -> str:
-    """An epilogue with a line for each example, which help prints as they are."""
+    """An epilogue with one line for each example, printed verbatim."""
     title = "Examples:" if len(lines) > 1 else "Example:"
     text = "\n".join(("\b", title, *(f"  {line}" for line in lines)))
     return f"{text}\n\n{note}" if note else text
 
 
 def _group(command: Any) -> str | None:
-    """The group of a command; typer has a placeholder where none was named."""
+    """The group of a command; typer has a placeholder if it has none."""
     panel = getattr(command, "rich_help_panel", None)
     return panel if panel in _GROUPS else None
 
 
 class _AsWritten:
-    """Takes flags, texts, folders and lists of these as they are written.
+    """Converts flags, texts, paths and lists of these without pydantic.
 
-    Typer has pydantic check them, whose import takes as long as a warm plan.
+    Typer uses pydantic, whose import takes as long as a warm plan.
     """
 
     def __init__(self, kind: Callable[[str], object]) -> None:
         self._kind = kind
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
-        """The value as a command gets it.
+        """The value that the command receives.
 
         Raises:
-            BadParameter: it is an empty text, as of a shell's variable that is not set.
+            BadParameter: the value is empty, as from an unset shell variable.
         """
         several = param.multiple or param.nargs == -1
         if value is None:
@@ -63,7 +63,7 @@ class _AsWritten:
 
 
 def _kind(parameter: Any) -> type | None:
-    """``bool``, ``str`` or ``Path`` where a parameter is one, or a list of them."""
+    """The parameter's type if it is ``bool``, ``str``, ``Path`` or a list of one of them."""
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if get_origin(annotation) is list:
         (annotation,) = get_args(annotation)
@@ -79,19 +79,19 @@ def _as_written(parameters: list[Any]) -> list[Any]:
 
 
 class Commands(TyperGroup):
-    """Commands in their groups; without a command the help, which is no error."""
+    """Commands in their groups; without a command they print their help, with exit 0."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As the base class, ``--help`` included."""
+        """Like the base class, but without pydantic; includes ``--help``."""
         return _as_written(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base class, but no words at all ask for help."""
+        """Like the base class, but no words at all mean ``--help``."""
         bare = not args and not ctx.resilient_parsing
         return super().parse_args(ctx, ["--help"] if bare else args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """A section for each group; for a command in none, as the base class has it."""
+        """A section for each group; commands without a group get the section of the base class."""
         shown = [(n, c) for n in self.list_commands(ctx) if (c := self.get_command(ctx, n))]
         shown = [(name, command) for name, command in shown if not command.hidden]
         widest = max((len(name) for name, _ in shown), default=0)
@@ -107,7 +107,7 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose arguments are shown by their names alone."""
+    """A command whose help shows arguments by name only."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -118,11 +118,11 @@ class Command(TyperCommand):
                 parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As the base class, ``--help`` included."""
+        """Like the base class, but without pydantic; includes ``--help``."""
         return _as_written(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """As the base class, but typer would write ``{TARGET}``."""
+        """Like the base class, but ``TARGET`` instead of typer's ``{TARGET}``."""
         pieces = super().collect_usage_pieces(ctx)
         return [re.sub(r"^\{(.*)\}(\.\.\.)?$", r"\1\2", piece) for piece in pieces]
 
@@ -136,7 +136,7 @@ class App(typer.Typer):
     def command(
         self, *args: Any, **options: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        """As the base class, with our own kind of command."""
+        """Like the base class, with :class:`Command`."""
         return super().command(*args, **{"cls": Command, **options})
 
     def info_of(self, name: str) -> CommandInfo:
@@ -145,5 +145,5 @@ class App(typer.Typer):
 
 
 def _name(info: CommandInfo) -> str:
-    """As typer names it."""
+    """The name that typer gives the command."""
     return info.name or str(getattr(info.callback, "__name__", "")).replace("_", "-")

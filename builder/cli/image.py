@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def image_command(options: ImageOptions, limit: str = "") -> None:
-    """Build an image, within ``limit``; the last line of stdout is its name with its digest."""
+    """Build an image within ``limit``, and print its name with its digest as the last line."""
     if not limit:
         _image(options)
         return
@@ -75,7 +75,7 @@ def _print_dockerfile(planned: PlannedBuild, options: ImageOptions) -> None:
 
 
 def _print_result(result: BuildResult, options: ImageOptions) -> None:
-    """The image, how to run it, and what is proven; then exit 5 where verification failed."""
+    """Print the image, how to run it and what is proven; exit 5 if verification failed."""
     if options.json:
         print_json(result.document())
     else:

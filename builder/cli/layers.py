@@ -112,7 +112,7 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
 
 
 def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
-    """Load every layer; the first that no base could take is the error."""
+    """Load and check every layer; the first one that is wrong raises an error."""
     catalog = Catalog.discover(patches or ())
     catalog.say_shadows(names)
     checked = names or list(catalog.folders)
@@ -179,8 +179,8 @@ def new_command(
     """Write a layer folder: with an example to edit, or with a pull request.
 
     Raises:
-        UsageError: the name is not usable, or the folder exists.
-        RemoteError: the forge does not answer, or does not know the pull request.
+        UsageError: the name is not valid, or the folder exists.
+        RemoteError: the forge does not answer, or has no such pull request.
     """
     check_name(name, Catalog.discover().profile_files)
     folder = directory / name
@@ -203,7 +203,7 @@ def convert_command(
     """Write layer folders out of patch files, a patch series or a mod.
 
     Raises:
-        UsageError: the name is not usable, a folder exists, or the source cannot be converted.
+        UsageError: the name is not valid, a folder exists, or the source cannot be converted.
     """
     check_name(name, Catalog.discover().profile_files)
     drafts = source.drafts(name, reading)

@@ -27,7 +27,7 @@ def rules_command(files: Sequence[Path], *, as_sarif: bool, json: bool) -> None:
     """Print the rules.
 
     Raises:
-        UsageError: there are files to lint too, or another form of output.
+        UsageError: files to lint or another output format are given too.
     """
     if files:
         raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
@@ -53,7 +53,7 @@ def lint_command(
 
     Raises:
         UsageError: a file cannot be read, or has no serve command.
-        SparkBuildError: something is wrong with a command (exit 5).
+        SparkBuildError: a command has a problem (exit 5).
     """
     if as_sarif and json:
         raise UsageError("--json and --sarif print different documents", hint="leave --json out")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def lock_command(options: PlanOptions, *, check: bool, json: bool) -> None:
-    """Lock, or with ``check`` say whether the lock holds (exit 9)."""
+    """Write the lock, or with ``check`` only check it (exit 9 if stale)."""
     done = lock_requests(options, check=check)
     if json:
         print_json(done)

@@ -1,6 +1,6 @@
 """Options of ``plan``, ``image``, ``verify`` and ``diagnose``.
 
-Here and in the other modules of options annotations are no strings: typer would evaluate each of
+In this and the other option modules annotations are not strings: typer would evaluate each of
 them at every start, which takes a tenth of ``--help``.
 """
 

@@ -52,7 +52,7 @@ def matrix_command(
     evidence: Path | None,
     json: bool,
 ) -> None:
-    """Print the table; exit 4 when a layer drifted anywhere, 5 when a kernel is not selected."""
+    """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
     if evidence is not None and not dispatch:
         raise UsageError("--evidence needs --dispatch", hint="--dispatch")
     selection = without_pulls(Catalog.discover(patches or ()).select(layers))
@@ -107,7 +107,7 @@ def matrix_command(
 def _dispatch(
     plan: BuildPlan, base: Base, release: str, evidence: Path | None
 ) -> tuple[Check, ...]:
-    """What this release selects by default and with the plan; the evidence goes to a file."""
+    """What this release selects by default and with the plan; the evidence is written to a file."""
     from builder.verify.run import verify
     from builder.verify.targets import target_of_plan
 
@@ -134,7 +134,7 @@ def _print_dispatch(rows: list[MatrixRow]) -> None:
 
 
 def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
-    """What the unpatched release gives by default and for each choice that it offers, by kind."""
+    """What the unpatched release selects by default and for each of its choices."""
     from builder.dispatch.record import by_itself
 
     asked = by_itself(plan, base)

@@ -1,4 +1,4 @@
-"""The options of what looks at a model's memory; what they do is imported when run."""
+"""Options of ``memory`` and ``audit``; the implementation is imported when they run."""
 
 from pathlib import Path
 from typing import Annotated

@@ -44,7 +44,7 @@ def show_command(name: str, folders: list[Path] | None, *, json: bool) -> None:
 
 
 def _lines(name: str, part: Part) -> Iterator[str]:
-    """What is known, and below it who says so."""
+    """The known values, each with its source below it."""
     known = {
         field.encode_name: value
         for field in msgspec.structs.fields(part)
@@ -62,7 +62,7 @@ def _lines(name: str, part: Part) -> Iterator[str]:
 
 
 def _entries(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """The values of a table, those of tables in it by a path with dots."""
+    """The values of a table; values of nested tables have dotted keys."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _entries(value, f"{above}{key}.")
@@ -71,5 +71,5 @@ def _entries(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str
 
 
 def _text(value: object) -> str:
-    """A value as a file of a model has it."""
+    """A value as written in a model's file."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -38,8 +38,8 @@ def export_command(
     """Write mods, or with ``check`` only compare.
 
     Raises:
-        UsageError: a mod is unknown, ``--layers`` comes without one name, or ``--vendor`` or
-            ``--zip`` without a directory: those of the checkout are folders without wheels.
+        UsageError: a mod is unknown, ``--layers`` has no name for its mod, or ``--vendor`` or
+            ``--zip`` has no directory: the mods of the checkout are folders without wheels.
         SparkBuildError: ``check`` found stale files (exit 9).
     """
     if (vendor is not None or zipped) and directory is None:
@@ -78,7 +78,7 @@ def export_command(
 def _wanted(
     catalog: Catalog, names: list[str], layers: list[str] | None, with_pr: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Mods, and the profiles or layers that each is made of."""
+    """Mods, each with its profiles or layers."""
     if layers or with_pr:
         if len(names) != 1:
             raise UsageError(
@@ -100,7 +100,7 @@ def _wanted(
 def _selection(
     catalog: Catalog, layers: list[str], with_pr: Sequence[str], forge_clone: Sequence[str]
 ) -> Selection:
-    """What a mod is made of, with the pull requests that the project's lock pins as it does."""
+    """The layers of a mod, with pull requests as the project's lock pins them."""
     chosen = catalog.select(layers) if layers else Selection((), ())
     lock = read_lock(lock_path(Path.cwd())) if with_pr else None
     return without_pulls(chosen, with_pr, forge_clone, lock.pulls if lock else {})

@@ -12,7 +12,7 @@ from builder.util.hints import PROGRAM, again, words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Options of the user's command that a hinted one needs too.
+#: Options of the user's command that are copied to a suggested command.
 _CARRIED = ("--patches", "--forge-clone", "--plain-http", "--platform", "--python")
 #: An option at the start of a hint, and the word after it.
 _OPTION = re.compile(r"(--?[a-z][a-z-]*)(?:[ =](?!-)('[^']*'|(?:[^\s,;]|,(?=\S))+))?")
@@ -52,7 +52,7 @@ def _by_code(code: int) -> str:
 
 
 def _command(given: Sequence[str]) -> tuple[list[str], Any]:
-    """The (sub)command that words name, and what typer knows of it."""
+    """The path of the (sub)command in these words, and typer's object for it."""
     from builder.cli.root import command_for
 
     path: list[str] = []
@@ -71,7 +71,7 @@ def _command(given: Sequence[str]) -> tuple[list[str], Any]:
 
 
 def _option(command: Any, name: str) -> Any:
-    """What a command knows of an option; None where it has none of that name."""
+    """The option of that name; None if the command does not have it."""
     return next((p for p in command.params if name in getattr(p, "opts", ())), None)
 
 

@@ -1,6 +1,6 @@
-"""Options that several commands share, and the values that they give.
+"""Options that several commands share.
 
-Imports of the heavy modules stay inside functions: ``--help`` must not pay for them.
+Heavy modules are imported inside functions, to keep ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ Patches = Annotated[
 
 
 def _plain_http(hosts: list[str] | None) -> list[str] | None:
-    """Called for every command that has the option, also without it: each run starts anew."""
+    """Called for every command that has the option, given or not: each run starts afresh."""
     from builder.registry.options import ask_for_plain_http
 
     ask_for_plain_http(hosts or ())
     return hosts
 
 
-#: Its callback takes it; what opens a registry finds it in ``Options.from_environment``.
+#: Its callback stores it; registry clients read it from ``Options.from_environment``.
 PlainHttp = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_command(options: PlanOptions, *, json: bool) -> None:
-    """Plan and print; a plan that could not be built is shown, then refused."""
+    """Plan and print; a plan that cannot be built is printed before the error."""
     inputs = Inputs(options)
     ref = inputs.base_ref()
     identified = inputs.identify(ref)

@@ -22,7 +22,7 @@ _HINT = "docs/ptx.md says what each finding means"
 def run_command(
     file: Path, launch: Path, schedules: Sequence[str], out: Path | None, *, json: bool
 ) -> None:
-    """Run a kernel in each schedule, print and keep what came out.
+    """Run a kernel in each schedule; print and store the results.
 
     Raises:
         UsageError: bad input.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
-    """What the command line said."""
+    """The options of ``publish``."""
 
     source: str | None
     to: list[str]
@@ -50,7 +50,7 @@ class PublishOptions:
 
 
 class _Read(NamedTuple):
-    """The image that is published, and what proves it."""
+    """The image to publish, and its proof."""
 
     plan_digest: str
     overlay: bool
@@ -58,7 +58,7 @@ class _Read(NamedTuple):
 
 
 def publish_command(options: PublishOptions) -> None:
-    """Publish to every target, each by itself; the last line of stdout names the image."""
+    """Publish to every target on its own, and print the image as the last line."""
     with Locations() as places, ExitStack() as stack:
         targets = _targets(options.to, places)
         work, read = _work(options, targets, places, stack)
@@ -100,7 +100,7 @@ def _work(
     places: Locations,
     stack: ExitStack,
 ) -> tuple[Callable[[PublishRepository], PublishResult], _Read | None]:
-    """What is done for each target; what must hold for all of them is checked first."""
+    """The work for each target; conditions for all of them are checked first."""
     if options.rollback is not None:
         tag = options.rollback
         _refuse_with_rollback(options)
@@ -162,7 +162,7 @@ def _proofs(
 
 
 def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
-    """Run ``verify`` on an image that no evidence is known of."""
+    """Run ``verify`` on an image without known evidence."""
     from builder.lock.facts import LockedFacts
     from builder.lock.file import lock_path
     from builder.plan.sources import IndexSources
@@ -193,7 +193,7 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
 def _each(
     targets: Sequence[PublishRepository], work: Callable[[PublishRepository], PublishResult]
 ) -> tuple[list[PublishResult], list[tuple[str, SparkBuildError]]]:
-    """Every target by itself: one that fails stops no other."""
+    """Process every target on its own: a failure does not stop the others."""
     results, failures = [], []
     for target in targets:
         try:

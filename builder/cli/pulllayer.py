@@ -1,4 +1,4 @@
-"""Creates layer folders from pull requests, and shows the current state of these."""
+"""Creates layer folders from pull requests, and shows the pull requests' current state."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str
     """Write ``layer.toml`` and ``pins.toml`` for a pull request.
 
     Raises:
-        RemoteError: the forge does not answer or does not know it.
-        UsageError: the reference is malformed, or what it changes cannot be taken as text.
+        RemoteError: the forge does not answer, or has no such pull request.
+        UsageError: the reference is malformed, or its changes cannot be expressed as text.
     """
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
@@ -77,7 +77,7 @@ def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
 
 
 def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
-    """The pins of a layer, with ``refresh`` each with what it is on the forge today.
+    """The pins of a layer; with ``refresh``, each with its current state on the forge.
 
     Raises:
         RemoteError: the forge does not answer.
@@ -92,7 +92,7 @@ def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
 
 
 def print_pulls(rows: Sequence[PinnedPull]) -> None:
-    """Pins for people."""
+    """Print pins as text."""
     for row in rows:
         pin, today = row.pinned, row.today
         print(f"\n  pull {pin.request}: {state_of(pin)}")

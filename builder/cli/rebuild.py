@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from builder.rebuild.replan import BaseLookup
     from builder.rootfs.base import Base
 
-#: Differences that are printed; all of them stand in the JSON document.
+#: The most differences that are printed; the JSON document has all.
 _SHOWN = 12
 
 
@@ -48,7 +48,7 @@ def rebuild_command(
     refresh: bool,
     json: bool,
 ) -> None:
-    """Rebuild an image from what it carries; exit 5 when the result is not the same image."""
+    """Rebuild an image from its own metadata; exit 5 if the result differs."""
     if engine != "oci":
         raise UsageError(
             f"--engine {engine} is not reproducible; rebuild uses oci",
@@ -98,7 +98,7 @@ def rebuild_command(
 
 
 def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:
-    """The image that the plan was compiled in, exactly."""
+    """The exact image in which the plan was compiled."""
     for layer in layers:
         if found := toolkit_of_layer(layer):
             image = f"{found.image}@{found.digest}"
@@ -121,7 +121,7 @@ def _originals(opened: Opened, text: str) -> list[Original]:
 
 
 def _mirror(original: Original) -> str | None:
-    """Where ``publish --mirror-base`` has kept the base."""
+    """The copy of the base that ``publish --mirror-base`` made."""
     if isinstance(original, StoredOriginal) and isinstance(original.source, PublishRepository):
         return mirrored_base(original.source, original.image)
     return None
@@ -153,7 +153,7 @@ def _report(text: str, results: list[Rebuilt], *, json: bool) -> None:
 
 
 def _hint(wrong: Rebuilt) -> str:
-    """Another spark-build puts other files of its own into an image."""
+    """The hint for an image of another spark-build, which adds other files."""
     if wrong.made_by != __version__:
         return f"rebuild it with spark-build {wrong.made_by}, not {__version__}"
     if any((d.blob, d.where) == ("plan", "build.files") for d in wrong.differences):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from builder.serving.documents import Recipe
 
-#: The profile of a recipe that names none.
+#: The default profile of a recipe.
 DEFAULT = "b12x-full"
 
 
@@ -110,10 +110,10 @@ def _print(files: dict[str, str]) -> None:
 
 
 def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
-    """The main file under the given name, the others beside it.
+    """Write the main file to the given path and the others next to it.
 
     Raises:
-        UsageError: the place is a folder, is in none, cannot be written, or has other files.
+        UsageError: the path is a folder, has no parent folder, cannot be written, or exists.
     """
     if output.is_dir():
         raise UsageError(
@@ -140,7 +140,7 @@ def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
 
 
 def _differs(place: Path, text: str) -> bool:
-    """Whether something else is there than what would be written."""
+    """Whether the path exists with other content."""
     try:
         return place.read_bytes() != text.encode()
     except FileNotFoundError:

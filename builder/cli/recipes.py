@@ -23,7 +23,7 @@ def export_command(
     models: Sequence[Path],
     json: bool,
 ) -> None:
-    """Write a registry, or with ``check`` only compare, and say which recipes it has."""
+    """Write a registry, or with ``check`` only compare it, and list its recipes."""
     made = export_recipes(
         Models.discover(models),
         served_profile,

@@ -1,4 +1,4 @@
-"""The program without its commands; it loads only the command that is used.
+"""The program's entry; it loads only the command that is used.
 
 Each command's options are in a module of their own, and only that module is imported.
 """
@@ -23,7 +23,7 @@ _CODES = (
     "missing, 7 build failed, 8 remote failed, 9 stale, 10 needs a rebuild, 130 interrupted, "
     "143 terminated."
 )
-#: Words for which the list of commands is enough.
+#: Options that need only the list of commands.
 _WITHOUT_COMMAND = ("-h", "--help", "-V", "--version")
 
 
@@ -48,7 +48,7 @@ def common(
         ),
     ] = False,
 ) -> None:
-    """Set how much is said."""
+    """Set the verbosity."""
     del debug, version  # --debug is read by the error boundary, --version by its callback
     console.quiet, console.verbose = quiet, verbose
 
@@ -102,7 +102,7 @@ def listed() -> App:
 
 
 def command_for(words: list[str]) -> Any:
-    """As much of the program as these words need: one command, or all of them."""
+    """The part of the program that these words need: one command, or all."""
     return _command(next((word for word in words if word not in COMMON), ""))
 
 

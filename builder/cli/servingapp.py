@@ -1,4 +1,4 @@
-"""The options of what leads from an image to a served model; what they do is imported when run."""
+"""Options of the commands that serve a model; the implementation is imported when they run."""
 
 from pathlib import Path
 from typing import Annotated

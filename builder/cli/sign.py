@@ -50,7 +50,7 @@ def verify_signature_command(
     log: bool,
     json: bool,
 ) -> None:
-    """Check an image's signature; exit 5 when there is none that matches."""
+    """Check an image's signature; exit 5 if none matches."""
     reference = pinned(image)
     trust = Trust(key=key or "", identity=identity or "", issuer=issuer or "", log=log)
     with console.step(f"verify the signature of {reference}"):

@@ -22,7 +22,7 @@ _PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 def tags_command(
     *, repository: str, prune_old: bool, keep: int | None, dry_run: bool, json: bool
 ) -> None:
-    """List a repository; with ``prune_old`` delete what retention does not keep."""
+    """List a repository; with ``prune_old``, delete what the retention rules do not keep."""
     reference = parse_target(repository)
     if prune_old != (keep is not None):
         raise UsageError(
@@ -63,7 +63,7 @@ def _show(inventory: Inventory, *, json: bool) -> None:
 
 
 def _show_held(held: StoredManifest) -> None:
-    """One block an image: names first, then what is known of it."""
+    """Print one block for each image: names first, then its details."""
     names = [f"{tag} ({held.kind(tag)})" for tag in held.tags]
     print(f"{', '.join(names)}")
     print(f"  digest     {held.digest}")
@@ -93,7 +93,7 @@ def _show_verdicts(verdicts: list[RetentionDecision]) -> None:
 
 
 def _show_removals(wanted: list[Removal], done: Pruned | None) -> None:
-    """What a dry run would delete, or what became of it, also where the run ended early."""
+    """Print what a dry run would delete, or what was deleted, even if the run ended early."""
     if done is None:
         for removal in wanted:
             print(f"{'would delete':<13}{removal}")

@@ -15,7 +15,7 @@ def seconds_of(text: str) -> int:
     """``30d`` as seconds; seconds, minutes, hours, days and weeks.
 
     Raises:
-        UsageError: it is no such time.
+        UsageError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
     if match is None:
@@ -27,7 +27,7 @@ def bytes_of(text: str) -> int:
     """``5GB`` as bytes; units of 1000, or of 1024 as in ``5GiB``.
 
     Raises:
-        UsageError: it is no such size.
+        UsageError: the text is not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     if match is None or match[2].upper() not in _BYTES:

@@ -15,7 +15,7 @@ _WORDS = {"proven": "verified", "not-proven": "NOT PROVEN", "failed": "failed"}
 
 
 def verify_command(options: VerifyOptions, *, json: bool) -> None:
-    """Verify a target; exit 5 when a check failed or a level that was named did not run."""
+    """Verify a target; exit 5 if a check failed or a named level did not run."""
     done = verify_target(options, None if json else CheckLines())
     if json:
         print_json(done.report.document(done.required))

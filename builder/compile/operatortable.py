@@ -27,14 +27,14 @@ class Row(Part, frozen=True, kw_only=True):
     extension: Text
     operators: Annotated[
         tuple[OperatorName, ...],
-        Meta(description="what is registered again: an operator for a dispatch key"),
+        Meta(description="the registration that is replaced: an operator for a dispatch key"),
     ] = always(())
     between: Annotated[
-        tuple[Text, ...], Meta(description="units that must be compiled with it")
+        tuple[Text, ...], Meta(description="units that must be compiled together with it")
     ] = always(())
     refused: Annotated[
         str,
-        Meta(description="why its whole extension has to be compiled; empty where it need not be"),
+        Meta(description="why its whole extension must be compiled; empty if not"),
     ] = always("")
 
     @classmethod

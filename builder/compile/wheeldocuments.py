@@ -64,7 +64,7 @@ class WheelFacts(Part, frozen=True, kw_only=True):
     name: Text
     mark: Annotated[
         Text,
-        Meta(description="the place of registration that torch shows for the operators"),
+        Meta(description="the source location that torch shows for the operators"),
     ]
     vllm: Text
     source_sha256: Annotated[str, Meta(description="of the source archive; empty for a folder")]
@@ -142,7 +142,9 @@ class WheelUnit(Part, frozen=True, kw_only=True):
     """A unit of the wheel."""
 
     path: Text
-    seconds: Annotated[Seconds, Meta(description="of its compilation, whenever that was")]
+    seconds: Annotated[
+        Seconds, Meta(description="seconds of its compilation, possibly in an earlier run")
+    ]
 
 
 class WheelTimes(Part, frozen=True, kw_only=True):

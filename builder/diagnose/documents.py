@@ -47,7 +47,7 @@ class LogRow(Part, frozen=True, kw_only=True):
 class Diagnosed(Document, frozen=True, kw_only=True):
     """The findings in one log, or in several."""
 
-    vllm: Annotated[str, Meta(description="the release it was judged by; empty when unknown")]
+    vllm: Annotated[str, Meta(description="the release whose rules apply; empty if unknown")]
     tensorrt_llm: str
     engine: Annotated[
         str,

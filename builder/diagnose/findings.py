@@ -47,7 +47,7 @@ class Finding(Part, frozen=True):
     ] = always(())
     more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
     when: Annotated[str, Meta(description="MM-DD HH:MM:SS, if the log has it")] = always("")
-    follows: Annotated[bool, Meta(description="it only follows the death of another process")] = (
+    follows: Annotated[bool, Meta(description="only a consequence of another process's exit")] = (
         always(False)
     )
 

@@ -124,9 +124,9 @@ class StageRequest(Part, frozen=True, kw_only=True):
         tuple[Input, ...],
         Meta(description="the source archive, and the wheels that headers are taken from"),
     ]
-    toolkit: Annotated[
-        ToolkitImage | None, Meta(description="absent where this machine compiles")
-    ] = None
+    toolkit: Annotated[ToolkitImage | None, Meta(description="absent if this machine compiles")] = (
+        None
+    )
     pulls: Annotated[
         tuple[CompiledPull, ...] | None,
         Meta(description="by commit and the sha256 of the diff"),

@@ -114,7 +114,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     ]
     expect: Annotated[tuple[ExpectedChoice, ...], Meta(description="what vLLM must log on SM121")]
     build: ImageInputs
-    hints: Annotated[tuple[Text, ...], Meta(description="for people; not part of the digest")]
+    hints: Annotated[tuple[Text, ...], Meta(description="for readers; not part of the digest")]
     pulls: tuple[PullReport, ...] = ()
 
 

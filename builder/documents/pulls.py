@@ -31,10 +31,10 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     merged_at: Day = ""
     number: Annotated[int, Meta(ge=1)] = 0
     release: Annotated[Text, Meta(description="the first release of the package that has it")] = ""
-    repository: Annotated[Text, Meta(description="OWNER/REPO, as the forge calls it")]
+    repository: Annotated[Text, Meta(description="OWNER/REPO on the forge")]
     request: Annotated[
         Text,
-        Meta(description="as it was asked for: OWNER/REPO#NUMBER[@COMMIT], or OWNER/REPO@COMMIT"),
+        Meta(description="as requested: OWNER/REPO#NUMBER[@COMMIT], or OWNER/REPO@COMMIT"),
     ]
     sha256: Sha256
     size: Annotated[int, Meta(ge=1, description="bytes of the diff in normal form")]
@@ -96,7 +96,7 @@ class PullReport(Pin, frozen=True, kw_only=True):
 
     layer: Text
     in_base: Annotated[
-        Literal["whole", "part", "no"], Meta(description="how much of it the base has already")
+        Literal["whole", "part", "no"], Meta(description="how much of it the base already has")
     ]
     installed: tuple[PatchedFile, ...]
     compiled: Annotated[tuple[Text, ...], Meta(description="files that reach a wheel compiled")]

@@ -1,4 +1,4 @@
-"""Checks one serve command against what a release understands and what is known of its model."""
+"""Checks one serve command against a release's interface and the known facts of its model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 #: vLLM's metadata requires Ray before this release.
 _NO_RAY = Version("0.18.0rc0")
-#: Releases whose ``--linear-backend`` knows flashinfer_b12x and whose kernel list does not.
+#: Releases whose ``--linear-backend`` accepts flashinfer_b12x, but whose kernel list lacks it.
 _UNREACHABLE = (Version("0.24.0rc0"), Version("0.28.0rc0"))
 _OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A command with what a release's parser makes of it."""
+    """A command as a release's parser reads it."""
 
     command: ServeCommand
     interface: ServeInterface
@@ -50,18 +50,18 @@ class Checked:
         return cls(command=command, interface=interface, flags=flags, model=model)
 
     def last(self, name: str) -> GivenFlag | None:
-        """A flag that is given, by its long name; the last one counts."""
+        """A given flag by its long name; the last one counts."""
         known = self.interface.flag(name)
         names = known.names if known else (name,)
         return next((f for f in self.flags[::-1] if canonical(f.name) in names), None)
 
     def value(self, name: str) -> str:
-        """The value of a flag; empty where it is not given or not known before the start."""
+        """The value of a flag; empty if it is not given, or unknown before the start."""
         flag = self.last(name)
         return "" if flag is None or flag.value is None or UNKNOWN in flag.value else flag.value
 
     def taken(self, name: str) -> str:
-        """The value of a flag that the release takes; else empty."""
+        """The value of a flag if the release accepts it; else empty."""
         value = self.value(name)
         return "" if self.interface.refusal(name, value) else value
 
@@ -78,7 +78,7 @@ class Checked:
 
 
 def check(checked: Checked) -> Iterator[Finding]:
-    """Everything that is wrong with one command, in the order of its lines."""
+    """All problems of one command, in the order of its lines."""
     found = [finding for one in _CHECKS for finding in one(checked)]
     yield from sorted(found, key=lambda finding: finding.line)
 

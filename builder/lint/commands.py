@@ -1,4 +1,4 @@
-"""A ``vllm serve`` command as it stands in a file: its flags and variables, each with its line."""
+"""A ``vllm serve`` command in a file: its flags and variables, each with its line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServeCommand:
 
     @property
     def model(self) -> str:
-        """The model that it serves, where the command says it."""
+        """The model that it serves, if the command names it."""
         first = next(iter(self.words), None)
         if first is not None and not first.text.startswith("-"):
             return first.text
@@ -74,7 +74,7 @@ class ServeCommand:
         return next((b.text for a, b in pairs if a.text == "--model"), "")
 
     def flags(self, interface: ServeInterface) -> Iterator[GivenFlag]:
-        """Its flags, with the values that a release's parser would give to each."""
+        """Its flags, with the values that a release's parser assigns to each."""
         words = deque(self.words)
         while words:
             word = words.popleft()
@@ -143,7 +143,7 @@ def read_docker_run(words: Iterable[Word]) -> DockerRun:
 
 
 def _script_words(word: Word) -> list[Word]:
-    """A word, or the words of a script that it holds: ``sh -c 'vllm serve ...'``."""
+    """A word, or the words of a script in it: ``sh -c 'vllm serve ...'``."""
     if "vllm serve" not in word.text:
         return [word]
     try:

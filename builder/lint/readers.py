@@ -79,14 +79,14 @@ def _placed(command: Command) -> list[Word]:
 
 
 def _open_in_words(words: Sequence[Word]) -> Iterator[int]:
-    """In the script that a shell gets as one word: ``sh -c 'vllm serve ...'``."""
+    """Check a script that a shell gets as one word: ``sh -c 'vllm serve ...'``."""
     for option, word in pairwise(words):
         if _SCRIPT_FOLLOWS.fullmatch(option.text) and "vllm serve" in word.text:
             yield from (word.line + n - 1 for n in shell.open_quotes(word.text.encode()))
 
 
 def _open_in_row(row: str, number: int) -> Iterator[int]:
-    """In an instruction of a Dockerfile."""
+    """Check an instruction of a Dockerfile."""
     instruction, _, rest = row.partition(" ")
     if instruction.upper() not in ("CMD", "ENTRYPOINT", "ENV"):
         return

@@ -1,4 +1,4 @@
-"""Makes a recipe, and checks what the user set in it as ``lint`` checks a file."""
+"""Makes a recipe, and checks the user's settings in it with ``lint``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def linted_recipe(request: RecipeRequest) -> Recipe:
-    """Make a recipe; what ``lint`` warns of is a note in it.
+    """Make a recipe; warnings of ``lint`` become notes in it.
 
     Raises:
-        UsageError: there is no such recipe, or ``lint`` finds an error in what the user set.
+        UsageError: there is no such recipe, or ``lint`` finds an error in the user's settings.
     """
     made = recipe_of(request)
     node = made.nodes[0]
@@ -51,10 +51,10 @@ def linted_recipe(request: RecipeRequest) -> Recipe:
 
 
 def _refuse(finding: Finding, setting: Setting) -> None:
-    """Refuse what the user set.
+    """Refuse an error that the user's settings cause.
 
     Raises:
-        UsageError: it is of the user.
+        UsageError: a setting of the user causes it.
     """
     if setting.origin.startswith(SET):
         text = "=".join(setting.words).removeprefix("--")

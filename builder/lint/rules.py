@@ -1,4 +1,4 @@
-"""The rules of ``lint``: what each is about, how serious it is, and who says so."""
+"""The rules of ``lint``: summary, severity and source."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from msgspec import Meta
 
 from builder.util.documents import Document, Part, Text
 
-#: ``error``: the server does not start, or not as asked.  ``warning``: it starts.
+#: ``error``: the server does not start, or not as configured.  ``warning``: it starts.
 Severity = Literal["error", "warning"]
 
 
 class Rule(Part, frozen=True, kw_only=True):
-    """One thing that is looked for."""
+    """One rule."""
 
     id: Text
     severity: Severity
     summary: Text
-    source: Annotated[Text, Meta(description="who says so")]
+    source: Annotated[Text, Meta(description="the source of the value")]
 
 
 class RuleList(Document, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class RuleList(Document, frozen=True, kw_only=True):
 
 
 class Finding(Part, frozen=True, kw_only=True):
-    """What was found at one place."""
+    """A finding at one place."""
 
     file: Text
     line: Annotated[int, Meta(ge=0)]
@@ -39,7 +39,7 @@ class Finding(Part, frozen=True, kw_only=True):
 
 
 class LintReport(Document, frozen=True, kw_only=True):
-    """What was found in the files."""
+    """The findings in the files."""
 
     vllm: Annotated[str, Meta(description="the release; absent: the files name several")] = ""
     files: tuple[Text, ...]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model, Models
 
-#: What ``lint`` reads.
+#: The formats that ``lint`` reads.
 READS = (
     "lint reads shell scripts, compose files, Kubernetes manifests, recipes of sparkrun and eugr, "
     "and Dockerfiles"
@@ -38,17 +38,17 @@ _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy
 
 @dataclass
 class Linter:
-    """What is asked of the package index or an image, once."""
+    """Reads each release from the package index or an image once."""
 
     release: str | None = None
     image: str | None = None
     _interfaces: dict[str, ServeInterface] = field(default_factory=dict)
 
     def interface(self, command: ServeCommand) -> ServeInterface:
-        """What the release of a command understands.
+        """The interface of a command's release.
 
         Raises:
-            UsageError: neither the options nor the command's image say which release it is.
+            UsageError: neither the options nor the command's image name the release.
             SparkBuildError: it cannot be read.
         """
         if self.release is not None:
@@ -74,7 +74,7 @@ def read_file(path: Path) -> str:
     """The text of a file; ``-`` is standard input.
 
     Raises:
-        UsageError: it cannot be read, is not a text, or is larger than any script.
+        UsageError: it cannot be read, is not a text, or is too large.
     """
     try:
         if str(path) == "-":
@@ -117,7 +117,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
                 hint=READS,
             )
         ignored_in = _Ignored(text)
-        # commands that share a line, such as an exported variable's, find the same there
+        # commands can share a line, such as an exported variable's, and then repeat its findings
         once = sorted(dict.fromkeys(found), key=lambda finding: finding.line)
         kept = [finding for finding in once if not ignored_in.has(finding)]
         ignored += len(once) - len(kept)
@@ -156,21 +156,21 @@ def _open_quotes(name: str, text: str) -> Iterator[Finding]:
 
 
 class _Ignored:
-    """Which findings the comments of a file switch off."""
+    """The findings that a file's comments switch off."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.splitlines()
         self._off: dict[int, set[str]] = {}
 
     def has(self, finding: Finding) -> bool:
-        """Whether a comment on the line, or alone on the line above, switches the rule off."""
+        """Whether a comment on this line, or alone on the line above, switches the rule off."""
         at = finding.line - 1
         if at not in self._off:
             self._off[at] = self._rules(at)
         return not self._off[at].isdisjoint({_ALL, finding.rule})
 
     def _rules(self, at: int) -> set[str]:
-        """The rules that comments near a line name."""
+        """The rules named by comments near a line."""
         near = self._lines[at : at + 1]
         if 0 < at <= len(self._lines) and self._lines[at - 1].lstrip().startswith("#"):
             near = [*near, self._lines[at - 1]]

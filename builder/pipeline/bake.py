@@ -86,7 +86,7 @@ class BakedTarget(Part, frozen=True, kw_only=True):
 
     target: Text
     profile: Text
-    base: Annotated[str, Meta(min_length=1, description="with the digest that it has")]
+    base: Annotated[str, Meta(min_length=1, description="with its digest")]
     plan_digest: Digest
     tags: Tags
     added_bytes: Count

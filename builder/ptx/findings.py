@@ -50,7 +50,7 @@ class FoundRace(Part, frozen=True):
         Meta(
             min_length=1,
             max_length=2,
-            description="who ran each line: a warp or an asynchronous copy",
+            description="the agent of each line: a warp or an asynchronous copy",
         ),
     ]
     offset: Annotated[Count, Meta(description="of the first place in shared memory, in bytes")]

@@ -79,7 +79,9 @@ class KernelRuns(Kernel, frozen=True, kw_only=True):
 class SeenRace(FoundRace, frozen=True):
     """A race, and the schedules that showed it."""
 
-    schedules: Annotated[tuple[Text, ...], Meta(min_length=1, description="which showed it")]
+    schedules: Annotated[
+        tuple[Text, ...], Meta(min_length=1, description="schedules in which it was seen")
+    ]
 
 
 class Stopped(Part, frozen=True):

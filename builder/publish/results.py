@@ -110,7 +110,9 @@ class ProofRow(Part, frozen=True, kw_only=True):
     digest: Digest
     verified: bool
     levels: tuple[Text, ...]
-    origin: Annotated[Text, Meta(description="where it came from")] = msgspec.field(name="from")
+    origin: Annotated[Text, Meta(description="the source of the evidence")] = msgspec.field(
+        name="from"
+    )
 
     @classmethod
     def of(cls, digest: str, proof: Proof) -> ProofRow:

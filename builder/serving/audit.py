@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from builder.serving.models import Model
 
-#: What runs beside vLLM, as it is called there, and the distribution by which vLLM finds it.
+#: The name of the script that runs inside vLLM, and the distribution by which vLLM finds it.
 SCRIPT = "spark_build_audit.py"
 _INFO = "spark_build_audit-1.dist-info"
 _METADATA = "Metadata-Version: 2.1\nName: spark-build-audit\nVersion: 1\n"
 _ENTRY_POINTS = "[vllm.general_plugins]\nspark_build_audit = spark_build_audit:register\n"
-#: The longest file that is read: a thousand times that of a large model.
+#: The most bytes of a file: a thousand times that of a large model.
 _LONGEST = 500_000_000
 
 
@@ -42,7 +42,7 @@ class AuditRequest:
     """What to audit."""
 
     subject: str
-    #: the checkpoint that a loaded model is held against
+    #: the checkpoint that a loaded model is compared with
     against: Path | None = None
     models: Sequence[Path] = ()
 
@@ -50,10 +50,10 @@ class AuditRequest:
 def audit_request(
     subject: str | None, inside: Path | None, against: Path | None, models: Sequence[Path]
 ) -> AuditRequest:
-    """What the options of the command ask for.
+    """The request that the options describe.
 
     Raises:
-        UsageError: they name nothing to audit, or something besides ``--inside``.
+        UsageError: there is nothing to audit, or ``--inside`` has another argument.
     """
     if subject is None:
         raise UsageError(
@@ -69,7 +69,7 @@ def audit_request(
 
 
 def audit(request: AuditRequest) -> Audit:
-    """Audit it.
+    """Audit a checkpoint, a loaded model or a known model.
 
     Raises:
         SparkBuildError: the checkpoint, the file or the model cannot be read.
@@ -95,7 +95,7 @@ def audit(request: AuditRequest) -> Audit:
 
 
 def write_inside(folder: Path) -> InsideFiles:
-    """Write what audits a model beside vLLM, and by which a server finds it.
+    """Write the script that audits a model inside vLLM, and the files by which vLLM finds it.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -127,7 +127,7 @@ def _from_folder(folder: Path) -> Audit:
 
 
 def _checkpoint(folder: Path) -> tuple[list[Module], tuple[int, int] | None, list[str]]:
-    """Its modules, the experts that a token uses, and why that is unknown."""
+    """Its modules, the share of experts that a token uses, and why that is unknown."""
     tensors = checkpoint_tensors(folder)
     config = read_config(folder)
     modules = checkpoint_modules(tensors, config.text.num_hidden_layers if config else None)
@@ -158,10 +158,10 @@ def _from_file(path: Path, against: Path | None) -> Audit:
 
 
 def read_loaded(path: Path) -> LoadedModel:
-    """What `spark_build_audit.py` wrote.
+    """Read the file that `spark_build_audit.py` wrote.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is another kind of file.
     """
     hint = "spark-build audit --inside DIR"
     other = f"{path} is not a file that {SCRIPT} wrote"
@@ -195,7 +195,7 @@ def _from_model(model: Model) -> Audit:
 
 @dataclass(frozen=True)
 class _Read:
-    """A module, and the bytes of it that a token needs."""
+    """A module, and the bytes of it that a token reads."""
 
     module: Module
     bytes: int | None
@@ -248,7 +248,7 @@ def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
 
 
 def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
-    """What nobody quantised, by name; the most read first."""
+    """Modules that are not quantised, by name; the most read first."""
     sums: dict[tuple[str, str], list[_Read]] = defaultdict(list)
     for one in read:
         if one.module.plain:

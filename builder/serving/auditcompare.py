@@ -1,7 +1,7 @@
-"""Holds what vLLM loaded against the headers of the checkpoint.
+"""Compares what vLLM loaded with the headers of the checkpoint.
 
-vLLM names modules in its own way: one for several (``qkv_proj``), all experts of a layer in one,
-another root.  So modules are matched by the number of the layer and by what comes after it.
+vLLM names modules differently: it merges several (``qkv_proj``), merges all experts of a layer,
+and uses another root.  So modules are matched by the layer's number and the name after it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from builder.serving.auditmodules import Module
 
-#: What nearly all models of vLLM pack, where a model does not say.
+#: Merged modules of nearly all vLLM models, for models that do not list theirs.
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _AFTER_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.(.*)$")
 _EXPERTS = re.compile(r"(^|\.)experts(\..*)?$")
 _SHARED = re.compile(r"(^|\.)experts\.(?=_?shared)")
-#: Roots by which checkpoints and vLLM tell the same module apart.
+#: Prefixes that differ between checkpoints and vLLM for the same module.
 _ROOTS = ("model.", "language_model.", "backbone.", "transformer.")
 
 
 class _Key(NamedTuple):
-    """The same for a module in the checkpoint and in vLLM."""
+    """A key that is equal for a module in the checkpoint and in vLLM."""
 
     zone: str
     layer: int | None
@@ -43,7 +43,7 @@ def compare(
     packed: Mapping[str, Sequence[str]],
     renamed: Callable[[str], str],
 ) -> Comparison:
-    """What is quantised in one of them only."""
+    """Find modules that are quantised in only one of them."""
     held: dict[_Key, list[Module]] = defaultdict(list)
     for module in checkpoint:
         name = renamed(f"{module.name}.weight").removesuffix(".weight")
@@ -98,7 +98,7 @@ def _without_root(name: str) -> str:
 
 
 def _parts(key: _Key, packed: Mapping[str, Sequence[str]]) -> Iterator[_Key]:
-    """The checkpoint's modules that one of vLLM's is made of."""
+    """The checkpoint's modules that one module of vLLM merges."""
     yield key
     parent, dot, last = key.rest.rpartition(".")
     for part in packed.get(last, ()):

@@ -1,4 +1,4 @@
-"""How the modules of a model are quantised: what vLLM tells of itself, and what `audit` prints."""
+"""How the modules of a model are quantised: what vLLM reports, and what `audit` prints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class LoadedModule(Part, frozen=True, kw_only=True, rename={"kind": "class"}):
-    """A module that holds tensors itself."""
+    """A module with tensors of its own."""
 
     name: str
     kind: Annotated[Text, Meta(description="its class")]
     bytes: Annotated[
-        dict[Text, Count], Meta(description="of its parameters, by dtype as torch names it")
+        dict[Text, Count], Meta(description="bytes of its parameters, by torch's name of the dtype")
     ]
     buffers: Annotated[Count, Meta(description="bytes")] = 0
     method: Annotated[Text | None, Meta(description="class of its quantisation method")] = None
@@ -30,10 +30,11 @@ class LoadedModule(Part, frozen=True, kw_only=True, rename={"kind": "class"}):
         None
     )
     shares: Annotated[
-        Text | None, Meta(description="module that holds the same memory, and counts it")
+        Text | None, Meta(description="module that shares this memory, and counts it")
     ] = None
     experts: Annotated[
-        tuple[Count, Count] | None, Meta(description="that a token uses, that the layer has")
+        tuple[Count, Count] | None,
+        Meta(description="experts that a token uses, experts in the layer"),
     ] = None
 
 
@@ -44,7 +45,7 @@ class Renamed(Part, frozen=True, kw_only=True):
     prefix: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __call__(self, name: str) -> str:
-        """The name that vLLM has for a tensor of the checkpoint."""
+        """vLLM's name for a tensor of the checkpoint."""
         for old, new in self.substr.items():
             name = name.replace(old, new, 1)
         for old, new in self.prefix.items():
@@ -54,7 +55,7 @@ class Renamed(Part, frozen=True, kw_only=True):
 
 
 class LoadedModel(Part, frozen=True, kw_only=True):
-    """What `spark_build_audit.py` writes beside vLLM."""
+    """The document that `spark_build_audit.py` writes inside vLLM."""
 
     schema: Literal[1]
     vllm: Text
@@ -63,14 +64,14 @@ class LoadedModel(Part, frozen=True, kw_only=True):
     rank: Count
     world_size: Annotated[int, Meta(ge=1)]
     packed: Annotated[
-        dict[str, tuple[str, ...]], Meta(description="modules that vLLM makes of several")
+        dict[str, tuple[str, ...]], Meta(description="modules into which vLLM merges several")
     ]
     renamed: Renamed = Renamed()
     modules: Annotated[tuple[LoadedModule, ...], Meta(min_length=1)]
 
 
 class Method(Part, frozen=True, kw_only=True):
-    """Modules that are computed in the same way."""
+    """Modules with the same quantisation method."""
 
     name: Annotated[
         Text,
@@ -83,13 +84,13 @@ class Method(Part, frozen=True, kw_only=True):
     dtypes: Annotated[dict[str, Count], Meta(description="bytes by dtype")] = msgspec.field(
         default_factory=dict
     )
-    source: Annotated[str, Meta(description="of a model's file: who says so")] = ""
+    source: Annotated[str, Meta(description="for a model's file: the source")] = ""
 
 
 class KeptLayers(Part, frozen=True, kw_only=True):
-    """Modules of one name that nobody quantised, in all layers that have it."""
+    """Modules of one name that are not quantised, over all layers."""
 
-    name: Annotated[Text, Meta(description="* stands for the number of a layer")]
+    name: Annotated[Text, Meta(description="* is the number of a layer")]
     group: Text
     layers: Annotated[str, Meta(description="numbers, such as 0-11, 13; empty: not in a layer")]
     modules: Count
@@ -99,9 +100,9 @@ class KeptLayers(Part, frozen=True, kw_only=True):
 
 
 class Difference(Part, frozen=True, kw_only=True):
-    """Modules that the checkpoint has in one form, and vLLM in another."""
+    """Modules whose form differs between the checkpoint and vLLM."""
 
-    name: Annotated[Text, Meta(description="* stands for the number of a layer")]
+    name: Annotated[Text, Meta(description="* is the number of a layer")]
     layers: str
     modules: Count
     bytes: Annotated[Count, Meta(description="in vLLM")]
@@ -111,7 +112,7 @@ class Difference(Part, frozen=True, kw_only=True):
 
 
 class Unmatched(Part, frozen=True, kw_only=True):
-    """Modules that only one of the two has."""
+    """Modules that only the checkpoint or only vLLM has."""
 
     name: Text
     layers: str
@@ -120,10 +121,12 @@ class Unmatched(Part, frozen=True, kw_only=True):
 
 
 class Comparison(Part, frozen=True, kw_only=True):
-    """What vLLM loaded, held against a checkpoint's headers."""
+    """What vLLM loaded, compared with a checkpoint's headers."""
 
     checkpoint: Text
-    same: Annotated[Count, Meta(description="modules of vLLM that are as in the checkpoint")]
+    same: Annotated[
+        Count, Meta(description="modules that are the same in vLLM and in the checkpoint")
+    ]
     differences: tuple[Difference, ...]
     only_checkpoint: tuple[Unmatched, ...]
     only_loaded: tuple[Unmatched, ...]
@@ -146,7 +149,7 @@ class Audit(Document, frozen=True, kw_only=True):
     rank: Count = 0
     world_size: Annotated[int, Meta(ge=1)] = 1
     bytes: Annotated[Count | None, Meta(description="weights of all modules; null: unknown")]
-    buffers: Annotated[Count, Meta(description="bytes that vLLM holds beside the weights")] = 0
+    buffers: Annotated[Count, Meta(description="bytes besides the weights")] = 0
     methods: tuple[Method, ...]
     kept: Annotated[
         tuple[KeptLayers, ...], Meta(description="in 16 bits or more; the most read first")

@@ -1,4 +1,4 @@
-"""The modules of a model in one form, from the headers of a checkpoint or from vLLM itself."""
+"""The modules of a model in a common form, from a checkpoint's headers or from vLLM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from builder.serving.auditdocuments import LoadedModel, LoadedModule
     from builder.serving.checkpoint import Tensor
 
-#: Values that nobody quantised, by the names of safetensors.
+#: Unquantised dtypes, by their names in safetensors.
 PLAIN = ("BF16", "F16", "F32", "F64")
 UNQUANTIZED = "unquantized"
-#: torch's names for what safetensors calls otherwise.
+#: torch's names for dtypes with another name in safetensors.
 _TORCH = {
     "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8",
     "int8": "I8", "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3",
@@ -33,34 +33,34 @@ _EXPERT = re.compile(r"(^|\.)experts\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A module that holds tensors itself."""
+    """A module with tensors of its own."""
 
     name: str
-    #: vLLM's class, or the kind that the headers show
+    #: vLLM's class, or the kind according to the headers
     method: str
     kernel: str = ""
     group: str
     dtypes: Mapping[str, int]
-    #: experts that a token uses, and that the module holds, where it says so itself
+    #: experts that a token uses, and experts in the module, if known
     experts: tuple[int, int] | None = None
-    #: the module whose memory it uses
+    #: the module whose memory it shares
     shares: str = ""
-    #: bytes besides its weights, such as tables of angles
+    #: bytes besides its weights, such as tables for rotary embeddings
     buffers: int = 0
 
     @property
     def bytes(self) -> int:
-        """All of its weights."""
+        """The bytes of all its weights."""
         return sum(self.dtypes.values())
 
     @property
     def plain(self) -> bool:
-        """Whether its weights are as they were trained: scales alone do not count."""
+        """Whether its weights are not quantised; scales alone do not count."""
         return 2 * sum(self.dtypes.get(name, 0) for name in PLAIN) > self.bytes
 
     @property
     def pattern(self) -> str:
-        """Its name with a star for the number of the layer, and of the expert."""
+        """Its name with a star for the numbers of the layer and the expert."""
         starred = _EXPERT.sub(r"\1experts.*", _LAYER.sub(r"\1\2.*", self.name))
         return starred or "(the model itself)"
 
@@ -72,7 +72,7 @@ class Module:
 
 
 def checkpoint_modules(tensors: Iterable[Tensor], layers: int | None) -> list[Module]:
-    """The modules of a checkpoint; their kind is what dtypes and names of tensors show."""
+    """The modules of a checkpoint; their kind follows from the tensors' dtypes and names."""
     held: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         held[tensor.name.rpartition(".")[0]].append(tensor)
@@ -87,7 +87,7 @@ def checkpoint_modules(tensors: Iterable[Tensor], layers: int | None) -> list[Mo
 
 
 def _kind(tensors: list[Tensor], group: str) -> str:
-    """By the words of model files (`LayerKind`), where they have one."""
+    """The kind as model files name it (`LayerKind`), if they do."""
     dtypes = {tensor.dtype for tensor in tensors}
     names = {tensor.name.rpartition(".")[2] for tensor in tensors}
     if dtypes <= set(PLAIN):
@@ -107,7 +107,7 @@ def _kind(tensors: list[Tensor], group: str) -> str:
 
 
 def loaded_modules(loaded: LoadedModel) -> list[Module]:
-    """The modules as vLLM holds them."""
+    """The modules as vLLM loaded them."""
     return [_loaded(module) for module in loaded.modules]
 
 
@@ -129,7 +129,7 @@ def _loaded(module: LoadedModule) -> Module:
 
 
 def ranges(numbers: Iterable[int | None]) -> str:
-    """Numbers of layers as people write them: ``0-3, 7``."""
+    """Layer numbers as ranges: ``0-3, 7``."""
     runs: list[list[int]] = []
     for number in sorted({n for n in numbers if n is not None}):
         if runs and number == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Measures a running server that speaks the API of OpenAI: decode at several loads, and prefill."""
+"""Measures a running server with an OpenAI-compatible API: decode at several loads, and prefill."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from builder.diagnose.findings import Diagnosis
     from builder.runtime.serve_client import Timing
 
-#: Seconds for a question about the server, and for each read of an answer: a long prompt takes
+#: Seconds for a query about the server, and for each read of an answer: a long prompt takes
 #: minutes before its first token.
 ASK, ANSWER = 10.0, 600.0
-#: A thread for each request: more than vLLM's default of 256 sequences is no use.
+#: The most threads, one for each request: vLLM runs 256 sequences by default.
 _MOST = 1024
-#: The statuses of a server that wants a key, or another one.
+#: HTTP statuses for a missing or wrong key.
 _NO_KEY = (401, 403)
 _CHAT = "/v1/chat/completions"
 
 
 class BenchRequest(NamedTuple):
-    """What to measure, and what to put beside it."""
+    """What to measure, and what to compare it with."""
 
     url: str
     model: str
@@ -56,17 +56,17 @@ class BenchRequest(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A bench, and why requests of it failed, with how often."""
+    """A bench, and the reasons why requests failed, with their counts."""
 
     bench: Bench
     failures: dict[str, int]
 
 
 def settings_of(tokens: int, concurrency: str, prefill: int) -> BenchSettings:
-    """What is asked of a server.
+    """The settings of a bench, from the command line.
 
     Raises:
-        UsageError: ``concurrency`` is no list of numbers of requests at once.
+        UsageError: ``concurrency`` is not a list of numbers.
     """
     words = [word.strip() for word in concurrency.split(",")]
     if not all(w.isascii() and w.isdigit() and 1 <= int(w) <= _MOST for w in words):
@@ -83,8 +83,8 @@ def bench(request: BenchRequest) -> Measured:
     """Measure a server.
 
     Raises:
-        UsageError: what was given cannot be read, or does not fit this server.
-        RemoteError: the server does not answer, or not as it must.
+        UsageError: an input cannot be read, or does not fit this server.
+        RemoteError: the server does not answer, or its answer is malformed.
     """
     url = _root(request.url)
     server = _Server(url, _key())
@@ -123,16 +123,16 @@ def bench(request: BenchRequest) -> Measured:
 
 
 class _Server(NamedTuple):
-    """Where requests go, and the key that goes with them."""
+    """The address and key for requests."""
 
     url: str
     key: str
 
     def get(self, path: str) -> Any:
-        """A JSON answer.
+        """Request a JSON answer.
 
         Raises:
-            ServeError: there is none.
+            ServeError: there is no such answer.
         """
         try:
             with serve_client.ask(self.url, path, ASK, key=self.key) as answer:
@@ -143,19 +143,19 @@ class _Server(NamedTuple):
             raise ServeError(f"{path}: {serve_client.reason_of(error)}") from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Timing:
-        """A timed answer.
+        """Request an answer, and time it.
 
         Raises:
-            ServeError: it fails or says nothing.
+            ServeError: the request fails, or the answer is empty.
         """
         return serve_client.stream(self.url, path, body, ANSWER, self.key)
 
 
 def _key() -> str:
-    """The server's key, from the environment: a command line can be seen by others.
+    """The server's key, from the environment: other users can see command lines.
 
     Raises:
-        UsageError: no header of HTTP can hold it.
+        UsageError: it cannot be sent in an HTTP header.
     """
     key = API_KEY.value.strip()
     if not (key.isascii() and key.isprintable()):
@@ -167,7 +167,7 @@ def _key() -> str:
 
 
 def _root(url: str) -> str:
-    """The address without the version of the API."""
+    """The server's address without ``/v1``."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
@@ -197,7 +197,7 @@ def _read_log(path: Path) -> Diagnosis:
 
 
 def _model(server: _Server, wanted: str) -> str:
-    """The name that the server knows a model by."""
+    """The model's name on the server."""
     answer = server.get("/v1/models")
     try:
         names = [str(one["id"]) for one in answer["data"]]
@@ -216,7 +216,7 @@ def _model(server: _Server, wanted: str) -> str:
 
 
 def _release(server: _Server) -> str:
-    """The vLLM that answers; other servers do not say."""
+    """The server's vLLM version; empty for other servers."""
     try:
         answer = server.get("/version")
     except ServeError:
@@ -227,7 +227,7 @@ def _release(server: _Server) -> str:
 def _rows(
     server: _Server, model: str, settings: BenchSettings
 ) -> tuple[tuple[BenchRow, ...], dict[str, int]]:
-    """Decode at each load."""
+    """Measure decoding at each load."""
     rows: list[BenchRow] = []
     failures: dict[str, int] = {}
     short: list[int] = []
@@ -263,7 +263,7 @@ def _rows(
 
 
 def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
-    """One long prompt after another that warms up; no two of any bench begin the same."""
+    """Measure a long prompt, after a warm-up; all prompts of a bench begin differently."""
     if not length:
         return None
 
@@ -294,7 +294,7 @@ def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
 
 
 def lines(made: Bench) -> Iterator[str]:
-    """A bench for people."""
+    """A bench as text."""
     yield f"{made.model} at {made.url}" + (f", vLLM {made.vllm}" if made.vllm else "")
     if made.kernels:
         yield f"selected: {', '.join(made.names())}"

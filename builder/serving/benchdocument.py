@@ -1,4 +1,4 @@
-"""What ``bench`` measured, as it is printed, kept, and compared with another."""
+"""The result of ``bench``: printed, stored, and compared with another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Figure = Annotated[float, Meta(ge=0)]
 
 
 class BenchSettings(Part, frozen=True, kw_only=True):
-    """What was asked; only a bench with the same settings can be compared."""
+    """The settings; only benches with the same settings can be compared."""
 
     tokens: Annotated[Above, Meta(description="tokens of each answer")]
     rounds: Annotated[Above, Meta(description="rounds of which the median counts")]
@@ -30,7 +30,7 @@ class BenchSettings(Part, frozen=True, kw_only=True):
 
 
 class BenchRow(Part, frozen=True, kw_only=True):
-    """Requests at once."""
+    """The figures for one number of parallel requests."""
 
     concurrency: Above
     tokens_per_second: Annotated[Figure, Meta(description="of all requests together")]
@@ -42,7 +42,7 @@ class BenchRow(Part, frozen=True, kw_only=True):
 
 
 class PrefillRow(Part, frozen=True, kw_only=True):
-    """One long prompt and one token."""
+    """The figures for one long prompt and one generated token."""
 
     prompt_tokens: Above
     tokens_per_second: Figure
@@ -67,13 +67,15 @@ class Against(Part, frozen=True, kw_only=True):
 
 
 class Bench(Document, frozen=True, kw_only=True):
-    """What a server does."""
+    """The figures of a server."""
 
     url: Text
     model: Text
-    vllm: Annotated[str, Meta(description="as the server says; empty if it does not")]
+    vllm: Annotated[str, Meta(description="from the server; empty if it does not report one")]
     settings: BenchSettings
-    kernels: Annotated[tuple[Selection, ...], Meta(description="selected, as its log says")] = ()
+    kernels: Annotated[
+        tuple[Selection, ...], Meta(description="the selected kernels, from its log")
+    ] = ()
     rows: tuple[BenchRow, ...]
     prefill: PrefillRow | None = None
     against: Against | None = None
@@ -83,7 +85,7 @@ class Bench(Document, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(one.kernel for one in self.kernels))
 
     def figures(self) -> Iterator[tuple[str, BenchRow | PrefillRow]]:
-        """Each measurement, by what it is called."""
+        """Each measurement with its name."""
         for row in self.rows:
             yield str(row.concurrency), row
         if self.prefill:
@@ -91,10 +93,10 @@ class Bench(Document, frozen=True, kw_only=True):
 
 
 def read_bench(path: Path) -> Bench:
-    """A bench that was kept.
+    """Read a stored bench.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a bench.
     """
     try:
         return read(msgspec.json.decode(path.read_bytes()), Bench)
@@ -109,7 +111,7 @@ def refuse_unlike(other: Bench, path: Path, model: str, settings: BenchSettings)
     """Refuse a comparison of two different things.
 
     Raises:
-        UsageError: model or settings differ; the message says in what.
+        UsageError: model or settings differ; the message names the differences.
     """
     wanted = {"model": model, **msgspec.structs.asdict(settings)}
     theirs = {"model": other.model, **msgspec.structs.asdict(other.settings)}
@@ -132,7 +134,7 @@ def _words(value: object) -> str:
 
 
 def compared(own: Bench, other: Bench, path: Path) -> Against:
-    """Ratios of what both measured."""
+    """The ratios for the loads that both measured."""
     theirs = dict(other.figures())
     ratios = []
     for what, row in own.figures():

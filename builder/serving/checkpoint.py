@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from the headers of its safetensors files alone.
+"""Lists the tensors of a checkpoint, from the headers of its safetensors files alone.
 
 A file is the length of its header (8 bytes, little-endian), the header (JSON: dtype, shape and
 ``data_offsets`` of each tensor, and ``__metadata__``), then the data, without a gap
@@ -21,11 +21,11 @@ from builder.util.hints import reason
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The longest header that the format's own library reads (its MAX_HEADER_SIZE).
+#: The longest header that the safetensors library reads (its MAX_HEADER_SIZE).
 MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 _METADATA = "__metadata__"
-#: Bits of a value, by the format's names; a name that is not here is newer, and is not checked.
+#: Bits of a value, by dtype; the size of newer dtypes is not checked.
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16,
     "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
@@ -33,7 +33,7 @@ _BITS = {
 }  # fmt: skip
 EXPERTS, EMBEDDING, HEAD = "routed experts", "embedding", "output head"
 VISION, DRAFT = "vision and audio", "draft layers"
-#: Groups by the names that models of vLLM give their tensors; the first that matches.
+#: Groups by the tensor names of vLLM's models; the first match counts.
 _GROUPS = (
     (VISION, r"(^|\.)(visual|mlp1|(embed_)?(vision|audio)\w*|(mm_proj|multi_modal)\w*)\."),
     (DRAFT, r"(^|\.)(mtp|nextn)\w*\."),
@@ -71,13 +71,13 @@ class Tensor(NamedTuple):
 
 
 class _WeightMap(msgspec.Struct, frozen=True):
-    """The part of the index that says which files there are."""
+    """The part of the index that lists the files."""
 
     weight_map: dict[str, str]
 
 
 def group_of(name: str, layers: int | None) -> str:
-    """The kind of layer that a tensor is of; layers after the model's last are draft layers."""
+    """The kind of layer of a tensor; layers after the model's last one are draft layers."""
     number = _LAYER.search(name)
     for group, pattern in _COMPILED:
         if pattern.search(name):
@@ -95,7 +95,7 @@ def checkpoint_tensors(folder: Path) -> list[Tensor]:
     """All tensors of a folder, from the headers of the files that vLLM would load.
 
     Raises:
-        UsageError: there are none, one is missing, or one is not as the format has it.
+        UsageError: there are none, one is missing, or one is malformed.
     """
     found: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -107,7 +107,7 @@ def checkpoint_tensors(folder: Path) -> list[Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that the index names; without an index all that are there.
+    """The files that the index lists; without an index, all files.
 
     Raises:
         UsageError: there are none, or one of them is missing.
@@ -144,7 +144,7 @@ def read_header(path: Path) -> list[Tensor]:
     """The tensors of one file.
 
     Raises:
-        UsageError: it is not as the format has it; the message says where.
+        UsageError: it is malformed; the message says where.
     """
     try:
         if not path.is_file():
@@ -198,7 +198,7 @@ def _entries(path: Path, header: bytes) -> dict[str, _Entry]:
 
 
 def _refuse_offsets(path: Path, entries: dict[str, _Entry], data: int) -> None:
-    """Refuse tensors that overlap, leave a gap, or are not of the size that their shape says."""
+    """Refuse tensors that overlap, leave a gap, or have a size other than their shape's."""
     reached = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         begin, end = entry.data_offsets

@@ -10,7 +10,7 @@ from builder.serving.memorydocuments import KvCache, MemoryFigure
 from builder.serving.models import KnownFailure, Measured
 from builder.util.documents import Document, Part, Text
 
-#: One Spark; two with one model over both, without Ray or with it; two, each with the whole model.
+#: One Spark; two that share a model, without or with Ray; two, each with the whole model.
 Topology = Literal["solo", "tp2", "tp2-ray", "two-solos"]
 
 
@@ -18,17 +18,17 @@ class Setting(Part, frozen=True, kw_only=True):
     """A flag or a variable, and where its value comes from."""
 
     name: Text
-    value: Annotated[str | None, Meta(description="null: the flag takes none")]
-    origin: Annotated[Text, Meta(description="model, profile, topology, --set: and who says so")]
+    value: Annotated[str | None, Meta(description="null: the flag has no value")]
+    origin: Annotated[Text, Meta(description="model, profile, topology or --set, with the source")]
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As words of a command line."""
+        """The setting as words of a command line."""
         return (self.name,) if self.value is None else (self.name, self.value)
 
 
 class LeftOut(Part, frozen=True, kw_only=True):
-    """What was asked for and is not in the recipe, with the reason."""
+    """A setting that is not in the recipe, with the reason."""
 
     name: Text
     value: str | None
@@ -37,7 +37,7 @@ class LeftOut(Part, frozen=True, kw_only=True):
 
 
 class RecipeNode(Part, frozen=True, kw_only=True):
-    """One Spark, and what is set on it alone."""
+    """One Spark, with its own settings."""
 
     rank: Annotated[int, Meta(ge=0)]
     address: Annotated[str, Meta(description="as the other nodes and clients reach it")] = ""
@@ -46,29 +46,29 @@ class RecipeNode(Part, frozen=True, kw_only=True):
 
 
 class RecipeImage(Part, frozen=True, kw_only=True):
-    """What containers run."""
+    """The image that containers run."""
 
     ref: Text
-    build: Annotated[str, Meta(description="command that makes it; absent: nothing to build")] = ""
-    mod: Annotated[str, Meta(description="mod with which the official image serves the same")] = ""
+    build: Annotated[str, Meta(description="command that builds it; absent: nothing to build")] = ""
+    mod: Annotated[str, Meta(description="mod that has the same effect on the official image")] = ""
     official: Annotated[str, Meta(description="the image that the mod is for")] = ""
 
 
 class PluginFile(Part, frozen=True, kw_only=True):
-    """A file of the checkpoint that vLLM must be given by its path."""
+    """A file of the checkpoint that vLLM needs by its path."""
 
     name: Text
     path: Annotated[Text, Meta(description="in the container")]
 
 
 class RecipeMemory(Part, frozen=True, kw_only=True):
-    """Whether the context fits into the memory that the flags give vLLM: an estimate."""
+    """An estimate whether the context fits into the memory that the flags give vLLM."""
 
     checkpoint: Annotated[
         str, Meta(description="the folder that was read; absent: the model's file alone")
     ] = ""
     utilization: Annotated[float, Meta(description="share of the memory that vLLM takes")]
-    source: Annotated[Text, Meta(description="who chose that")]
+    source: Annotated[Text, Meta(description="the source of the share")]
     weights: MemoryFigure | None
     kv_cache: KvCache | None
     room: Annotated[
@@ -86,7 +86,7 @@ class Recipe(Document, frozen=True, kw_only=True):
     revision: str = ""
     vllm: Text
     profile: Text
-    made_by: Annotated[Text, Meta(description="command that makes the recipe again")]
+    made_by: Annotated[Text, Meta(description="command that makes this recipe")]
     topology: Topology
     image: RecipeImage
     port: Annotated[int, Meta(ge=1, le=65535)]
@@ -98,13 +98,15 @@ class Recipe(Document, frozen=True, kw_only=True):
         None
     )
     left_out: tuple[LeftOut, ...] = ()
-    unknown: Annotated[tuple[str, ...], Meta(description="what no source says of the model")] = ()
+    unknown: Annotated[
+        tuple[str, ...], Meta(description="values of the model that no source gives")
+    ] = ()
     notes: tuple[Text, ...] = ()
     failures: Annotated[
-        tuple[KnownFailure, ...], Meta(description="what goes wrong with the model, what helps")
+        tuple[KnownFailure, ...], Meta(description="known failures of the model, and their fixes")
     ] = ()
     measured: Annotated[
-        tuple[Measured, ...], Meta(description="by others; not with this very recipe")
+        tuple[Measured, ...], Meta(description="by others; not with this exact recipe")
     ] = ()
 
     def command(self, node: RecipeNode) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def explanation(recipe: Recipe) -> str:
-    """The recipe for people, each value with its origin."""
+    """The recipe as text, each value with its origin."""
     return "".join(f"{line}\n" for line in _lines(recipe))
 
 

@@ -1,4 +1,4 @@
-"""The flags of ``vllm serve``, read from a release's source as its parser would make them.
+"""The flags of ``vllm serve``, read from a release's source without running it.
 
 vLLM builds its parser from the fields of configuration classes: ``get_kwargs(ModelConfig)`` gives
 what each field takes, and ``add_argument("--flag", **kwargs["field"])`` gives it a name.  The same
@@ -27,10 +27,10 @@ _KWARGS = "get_kwargs"
 _STORE_TRUE = ("store_true", "store_false")
 _SWITCH = "BooleanOptionalAction"
 _INVERSES = "_inverse_prefixes"
-#: Fields of whose values the type lists a part: vLLM registers more tokenizers than it has modes
+#: Fields whose type lists only some values: vLLM registers more tokenizers than modes
 #: (vllm/tokenizers/registry.py).
 _OPEN = ("tokenizer_mode",)
-#: What ``type=`` makes of a word.
+#: The kind of value for each ``type=``.
 _TYPES: dict[str, Kind] = {
     "json.loads": "json", "int": "integer", "float": "number", "str": "text",
     "human_readable_int": "size", "human_readable_int_or_auto": "size-or-auto",
@@ -41,17 +41,17 @@ Fields = dict[str, Words]
 
 @dataclass(frozen=True)
 class RawFlag:
-    """A flag as the parser knows it."""
+    """A flag of the parser."""
 
     names: tuple[str, ...]
     words: Words
-    #: those of the names that switch it off
+    #: names that switch it off
     off: tuple[str, ...] = ()
     deprecated: str = ""
 
 
 class FlagReader:
-    """Follows the statements that make one release's parser."""
+    """Follows the statements that build a release's parser."""
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
@@ -62,10 +62,10 @@ class FlagReader:
         self._fields: dict[tuple[str, str], Fields] = {}
 
     def read(self) -> list[RawFlag]:
-        """All flags, in the order in which the parser takes them.
+        """All flags, in the parser's order.
 
         Raises:
-            UsageError: the release builds its parser in a way that is not known here.
+            UsageError: the release builds its parser in an unknown way.
         """
         serve = self._modules.needed(SERVE)
         make = self._modules.find(serve, _MAKE)
@@ -73,7 +73,7 @@ class FlagReader:
             raise UsageError(f"{SERVE} of this vLLM does not import {_MAKE}")
         return list(_Follow(self, make.module).run(make.node.body))
 
-    # -- what the parser makes of fields
+    # -- what the parser makes of the fields
 
     def fields(self, found: Found) -> Fields:
         """What the fields of a configuration class take."""
@@ -101,7 +101,7 @@ class FlagReader:
                 yield node.target.id, replace(words, kind=size or words.kind, known=known)
 
     def _looked_up(self, owner: Found, annotation: ast.expr) -> tuple[str, ...]:
-        """The names of an enumeration in which a validator looks a word up, in capitals."""
+        """The names of an enumeration in which a validator looks up a word, in capitals."""
         for node in ast.walk(annotation):
             lookup = f"{_name(node)}[value.upper()]"
             if not isinstance(node, ast.Name) or lookup not in owner.module.source:
@@ -136,10 +136,10 @@ class FlagReader:
                     return found
         return {}
 
-    # -- helpers of those who follow statements
+    # -- helpers for following statements
 
     def find(self, module: Module, name: str) -> Found | None:
-        """The definition of a name as a module sees it."""
+        """The definition of a name, as seen from a module."""
         return self._modules.find(module, name)
 
     def methods(self, owner: Found, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
@@ -233,7 +233,7 @@ class _Follow:
         elif isinstance(func, ast.Attribute) and func.attr == "remove":
             self._remove(func.value, call.args[0])
 
-    # -- changes of what a field takes
+    # -- changes to a field's arguments
 
     def _fields_of(self, node: ast.expr) -> Fields | None:
         if isinstance(node, ast.Name):
@@ -369,7 +369,7 @@ class _Follow:
 
 
 def _sizes(arguments: Module) -> dict[str, Kind]:
-    """The fields that vLLM takes as sizes: ``if name in (...): kwargs[name]["type"] = ...``."""
+    """The fields that vLLM reads as sizes: ``if name in (...): kwargs[name]["type"] = ...``."""
     found: dict[str, Kind] = {}
     for function in ("get_kwargs", "_compute_kwargs"):
         body = arguments.names.get(function)

@@ -1,4 +1,4 @@
-"""What a configuration field's type means on the command line, as vLLM's ``get_kwargs`` has it."""
+"""The command-line form of a configuration field, by its type, like vLLM's ``get_kwargs``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from builder.serving.modules import Found, Module, Modules
 
-#: How many words follow a flag: none, one, one or none, one or more; a number is that many.
+#: How many words follow a flag: none, one, one or none, one or more, or a fixed number.
 Takes = Literal["nothing", "one", "optional", "many"] | int
 
 
@@ -25,19 +25,19 @@ _CONFIG_DECORATORS = ("config", "dataclass")
 
 @dataclass(frozen=True)
 class Words:
-    """What may follow a flag."""
+    """The values that may follow a flag."""
 
     takes: Takes = "one"
     kind: Kind = "text"
-    #: the only values, where the release checks them
+    #: the only valid values, if the release checks them
     choices: tuple[str, ...] = ()
-    #: values that the release has of its own, where its parser lets others pass
+    #: values that the release knows, if its parser accepts others too
     known: tuple[str, ...] = ()
-    #: case and hyphens of a value do not matter
+    #: case and hyphens of a value are ignored
     folds: bool = False
-    #: an empty word and ``None`` are no value
+    #: an empty word and ``None`` mean no value
     nullable: bool = False
-    #: those of an object that a configuration class is made of
+    #: keys of an object that becomes a configuration class
     keys: tuple[Key, ...] = ()
     #: also has a form that switches it off
     switch: bool = False
@@ -67,7 +67,7 @@ class Hints:
         self._keys: dict[tuple[str, ast.stmt], tuple[Key, ...]] = {}
 
     def words(self, module: Module, annotation: ast.expr) -> Words:
-        """What a field of this type takes on the command line."""
+        """The command-line values for a field of this type."""
         hints = list(self._of(module, annotation))
         kinds = {hint.kind for hint in hints}
         words = self._words(hints, kinds)
@@ -115,7 +115,7 @@ class Hints:
         return replace(inner, takes=takes) if inner.choices else Words(takes, inner.kind)
 
     def _keys_of(self, found: Found) -> tuple[Key, ...]:
-        """The fields of a configuration class; vLLM's classes take no others."""
+        """The fields of a configuration class; vLLM's classes refuse others."""
         place = (found.module.name, found.node)
         if place not in self._keys:
             self._keys[place] = ()  # a class in itself
@@ -207,7 +207,7 @@ class Hints:
 
 
 def _is_given(node: ast.stmt) -> bool:
-    """Whether it is a field that a class is made with: ``ClassVar``, ``init=False`` are not."""
+    """Whether it is a parameter of the class: ``ClassVar`` and ``init=False`` are not."""
     if not isinstance(node, ast.AnnAssign):
         return False
     outer = node.annotation.value if isinstance(node.annotation, ast.Subscript) else node.annotation

@@ -1,6 +1,6 @@
-"""What ``vllm serve`` of one release understands: flags, environment variables, parser names.
+"""What ``vllm serve`` of one release accepts: flags, environment variables, parser names.
 
-All of it is read from the release's own source, and nothing of it is imported or run.
+Everything is read from the release's source; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.serving.modules import ReadFile
 
-#: Files that are read in few ranges before anything else, where a release has them: what was read
-#: of the releases from 0.17.0 to 0.33.0, beside all of ``vllm/config``.
+#: Files that are fetched together first, if a release has them: those that were read
+#: of the releases from 0.17.0 to 0.33.0, besides all of ``vllm/config``.
 FIRST = (
     "vllm/engine/arg_utils.py",
     "vllm/entrypoints/anthropic/protocol.py",
@@ -51,15 +51,15 @@ FIRST = (
     "vllm/v1/attention/backends/registry.py",
 )
 _CONFIG = "vllm/config"
-#: Where releases register parsers, and the table in which they do so.
+#: The modules and tables in which releases register parsers.
 _REASONING = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
 _TOOLS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
-#: Flags that take the name of a parser, and the flag with which a checkpoint brings its own.
+#: Flags that take the name of a parser, and the flag for a plugin from the checkpoint.
 REASONING_FLAG, TOOL_FLAG = "--reasoning-parser", "--tool-call-parser"
 PLUGINS = {REASONING_FLAG: "--reasoning-parser-plugin", TOOL_FLAG: "--tool-parser-plugin"}
-#: With these there is no parser.
+#: Values that mean no parser.
 _NO_PARSER = ("", "none")
-#: Variables begin with this; vLLM warns about those that it does not know.
+#: vLLM's variables begin with this; vLLM warns about unknown ones.
 VARIABLES = "VLLM_"
 
 
@@ -70,22 +70,24 @@ class Flag(Part, frozen=True, kw_only=True):
     takes: Annotated[Takes, Meta(description="how many words follow; a number is exactly that")]
     kind: Kind
     choices: Annotated[
-        tuple[str, ...], Meta(description="the only values, where the release checks them")
+        tuple[str, ...], Meta(description="the only valid values, if the release checks them")
     ] = ()
     known: Annotated[
-        tuple[str, ...], Meta(description="those that the release has, where it lets others pass")
+        tuple[str, ...], Meta(description="values that the release knows, if it accepts others too")
     ] = ()
-    folds: Annotated[bool, Meta(description="case and hyphens of a value do not matter")] = False
+    folds: Annotated[bool, Meta(description="case and hyphens of a value are ignored")] = False
     nullable: Annotated[bool, Meta(description="an empty word and None are no value")] = False
-    off: Annotated[tuple[Text, ...], Meta(description="those of the names that switch it off")] = ()
+    off: Annotated[tuple[Text, ...], Meta(description="names that switch it off")] = ()
     keys: Annotated[
         tuple[Key, ...], Meta(description="of an object, where it is that of a configuration class")
     ] = ()
-    deprecated: Annotated[str, Meta(description="what the release says of its end")] = ""
+    deprecated: Annotated[
+        str, Meta(description="the release's notice of deprecation or removal")
+    ] = ""
 
     @classmethod
     def of(cls, raw: RawFlag) -> Flag:
-        """A flag as it was read."""
+        """Convert a flag from the reader."""
         words = raw.words
         ordered = sorted(raw.names, key=lambda name: not name.startswith("--"))
         return cls(
@@ -95,9 +97,9 @@ class Flag(Part, frozen=True, kw_only=True):
         )  # fmt: skip
 
     def refusal(self, value: str | None) -> str:
-        """Why the release's parser would not take this value; empty where it would.
+        """Why the release's parser would refuse this value; empty if it accepts it.
 
-        A value that the parser takes may still be refused by the model or the machine.
+        The model or the machine may still refuse a value that the parser accepts.
         """
         if self.takes == "nothing":
             return "" if value is None else "takes no value"
@@ -125,18 +127,18 @@ class Flag(Part, frozen=True, kw_only=True):
         return wrong_key(self.keys, nested)
 
     def _may_be(self, value: str) -> bool:
-        """Whether it may be a value that the release has, or the place of a class."""
+        """Whether it may be a known value, or the path of a class."""
         if (self.nullable and value in NONE) or set(value) & set("./:"):
             return True
         return value.lower() in {known.lower() for known in self.known}
 
     def folded(self, value: str) -> str:
-        """A value as vLLM reads it: ``--moe-backend`` takes flashinfer-b12x too."""
+        """A value as vLLM normalises it: ``--moe-backend`` accepts flashinfer-b12x too."""
         return value.lower().replace("-", "_") if self.folds else value
 
 
 class ServeInterface(Part, frozen=True, kw_only=True):
-    """What ``vllm serve`` of one release understands."""
+    """What ``vllm serve`` of one release accepts."""
 
     vllm: Text
     flags: tuple[Flag, ...]
@@ -148,12 +150,12 @@ class ServeInterface(Part, frozen=True, kw_only=True):
     tool_parsers: tuple[str, ...]
 
     def flag(self, name: str) -> Flag | None:
-        """A flag by one of its names; underscores mean hyphens, as vLLM takes them."""
+        """A flag by one of its names; like vLLM, this reads underscores as hyphens."""
         spelled = canonical(name) if name.startswith("--") else name
         return next((flag for flag in self.flags if spelled in flag.names), None)
 
     def refusal(self, name: str, value: str | None) -> str:
-        """Why this release would not take a flag with this value; empty where it would."""
+        """Why this release would refuse a flag with this value; empty if it accepts it."""
         plain, _, key = canonical(name).partition(".")
         found = self.flag(plain)
         if found is None:
@@ -166,7 +168,7 @@ class ServeInterface(Part, frozen=True, kw_only=True):
         return f"{name} of vLLM {self.vllm} {why}" if why else ""
 
     def variable_refusal(self, name: str, value: str) -> str:
-        """Why this release would not read a variable; empty where it would, or it is not vLLM's."""
+        """Why this release would ignore a variable; empty if it reads it, or it is not vLLM's."""
         if not name.startswith(VARIABLES):
             return ""
         if name not in self.variables:
@@ -179,7 +181,7 @@ class ServeInterface(Part, frozen=True, kw_only=True):
         return ""
 
     def parser_refusal(self, flag: str, value: str) -> str:
-        """Why no built-in parser has this name; empty where one has, or the flag is another."""
+        """Why no built-in parser has this name; empty if one has, or for other flags."""
         built_in = self.parsers(flag)
         if not built_in or value in built_in or value.lower() in _NO_PARSER:
             return ""
@@ -192,13 +194,13 @@ class ServeInterface(Part, frozen=True, kw_only=True):
 
 
 def canonical(name: str) -> str:
-    """A long flag as vLLM's parser spells it: hyphens up to the first dot."""
+    """A long flag in the spelling of vLLM's parser: hyphens up to the first dot."""
     head, dot, rest = name.partition(".")
     return head.replace("_", "-") + dot + rest
 
 
 class _Kept(Part, frozen=True, kw_only=True):
-    """What was read of a release, and the files that it follows from."""
+    """A cached interface of a release, and the files that it was read from."""
 
     interface: ServeInterface
     files: Annotated[
@@ -207,7 +209,7 @@ class _Kept(Part, frozen=True, kw_only=True):
     ]
 
 
-#: By the release's first files and by our programs that read them; one is 60 kB.
+#: Cached by the release's first files and by the programs that read them; one is 60 kB.
 _RESULTS = Results(
     "interfaces",
     (
@@ -222,10 +224,10 @@ _RESULTS = Results(
 
 
 def interface_in(tree: Tree, vllm: str) -> ServeInterface:
-    """What the vLLM in a tree understands, read once for the same files.
+    """The interface of the vLLM in a tree; cached by its files.
 
     Raises:
-        UsageError: the release builds its parser in a way that is not known here.
+        UsageError: the release builds its parser in an unknown way.
         RemoteError: the package index or the registry does not answer.
     """
     config = [f"{_CONFIG}/{name}" for name in tree.children(_CONFIG) if name.endswith(".py")]
@@ -248,10 +250,10 @@ def interface_in(tree: Tree, vllm: str) -> ServeInterface:
 
 
 def read_interface(read: ReadFile, vllm: str) -> ServeInterface:
-    """Read it out of a release's files.
+    """Read the interface from a release's files.
 
     Raises:
-        UsageError: the release builds its parser in a way that is not known here.
+        UsageError: the release builds its parser in an unknown way.
     """
     modules = Modules(read)
     known = read_envs(modules.needed("vllm.envs").source).known
@@ -265,10 +267,10 @@ def read_interface(read: ReadFile, vllm: str) -> ServeInterface:
 
 
 def interface_of(ref: str) -> ServeInterface:
-    """What the vLLM of a base understands: ``pypi:vllm==0.33.0``, an image, a layout.
+    """The interface of the vLLM of a base: ``pypi:vllm==0.33.0``, an image, a layout.
 
     Raises:
-        SparkBuildError: it is not a base with vLLM, or cannot be read.
+        SparkBuildError: it is not a base with vLLM, or it cannot be read.
     """
     index = PackageIndex()
     base = identify(BaseRequest(ref=ref, pins={}, tracked=("vllm",), index=index))

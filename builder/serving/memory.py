@@ -1,6 +1,6 @@
-"""Whether a model fits into the memory of a GB10, before anything starts.
+"""Estimates whether a model fits into the memory of a GB10, before anything starts.
 
-What is unknown stays unknown, and so does what depends on it.
+Unknown values stay unknown, and so does everything that depends on them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MemoryRequest:
 
 @dataclass
 class _Found:
-    """What the checkpoint or the model's file says."""
+    """The values from the checkpoint or from the model's file."""
 
     weights: MemoryFigure | None = None
     need: KvNeed | None = None
@@ -76,7 +76,7 @@ class _Found:
 
 
 def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
-    """Estimate it.
+    """Estimate the memory of a checkpoint or a known model.
 
     Raises:
         SparkBuildError: the checkpoint, the model or the release cannot be read.
@@ -106,7 +106,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
 
 
 def _refuse_cache_options(request: MemoryRequest) -> None:
-    """Refuse what is about the KV cache of a model that is only named.
+    """Refuse options about the KV cache if there is no checkpoint.
 
     Raises:
         UsageError: it was asked for.
@@ -125,7 +125,7 @@ def _refuse_cache_options(request: MemoryRequest) -> None:
 
 
 def estimate_of(model: Model, checkpoint: Path | None, request: MemoryRequest) -> MemoryEstimate:
-    """The estimate of a model, by its checkpoint if that is at hand.
+    """The estimate of a model, from its checkpoint if there is one.
 
     Raises:
         UsageError: the checkpoint cannot be read, or the context is beyond the model's.
@@ -171,7 +171,7 @@ def _joined(
 
 
 def next_step(made: MemoryEstimate) -> str:
-    """What to try with a model that does not fit."""
+    """The hint for a model that does not fit."""
     cache, room = made.kv_cache, made.room_for_kv_cache
     if cache is not None and room is not None and room > 0:
         if KV_DTYPES.get(cache.dtype) != 1 and cache.reserved // 2 <= room:
@@ -192,7 +192,7 @@ def _flags(
     fits: str,
     interface: ServeInterface | None,
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Words of ``vllm serve`` that the release knows, and what it says of the others."""
+    """Flags of ``vllm serve`` that the release knows, and why it refuses the others."""
     if fits == "no":
         return (), []
     wanted = [(UTILIZATION, f"{most if least is None else least:.2f}")]

@@ -1,4 +1,4 @@
-"""The memory of a GB10 with a model: the document, and what is the same for each model."""
+"""The memory of a GB10 with a model: the document, and constants for all models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from msgspec import Meta
 from builder.util.documents import Count, Document, Part, Text
 
 GIB = 2**30
-#: dtypes of layers that nobody quantized
+#: dtypes of layers that are not quantised
 SIXTEEN_BITS = ("BF16", "F16")
 
 
 class MemoryFigure(Part, frozen=True, kw_only=True):
-    """A share of the memory, and who says so."""
+    """A share of the memory, with its source."""
 
     bytes: Count
     at_least: Annotated[bool, Meta(description="the true figure may be larger")] = False
@@ -24,7 +24,7 @@ class MemoryFigure(Part, frozen=True, kw_only=True):
 
 TOTAL = MemoryFigure(
     bytes=int(121.69 * GIB),
-    source="what vLLM finds on a GB10 (its message: Free memory on device cuda:0)",
+    source="what vLLM reports on a GB10 (its message: Free memory on device cuda:0)",
 )
 ACTIVATIONS = MemoryFigure(
     bytes=5 * GIB,
@@ -39,14 +39,14 @@ SYSTEM = MemoryFigure(
     bytes=10 * 10**9,
     source="reports of frozen GB10s: leave 10 GB or more (spark-build diagnose show out-of-memory)",
 )
-#: More of the memory than this leaves the system less.
+#: The share of the memory above which the system has too little left.
 LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
 
 
 def fraction_refusal(text: str) -> str:
-    """Why vLLM refuses a share of the memory; empty where it does not, or it is no number.
+    """Why vLLM refuses a share of the memory; empty if it accepts it, or it is not a number.
 
-    Its configuration takes more than 0 and at most 1 (vllm/config/cache.py).
+    Valid values are above 0 and at most 1 (vllm/config/cache.py).
     """
     try:
         possible = 0 < float(text) <= 1
@@ -59,14 +59,14 @@ class WeightsHeld(Part, frozen=True, kw_only=True):
     """The tensors of one kind of layer that have one dtype."""
 
     group: Text
-    dtype: Annotated[Text, Meta(description="as the file names it; NVFP4 is mostly U8")]
+    dtype: Annotated[Text, Meta(description="the file's name of the dtype; NVFP4 is mostly U8")]
     tensors: Count
     bytes: Count
     read: Annotated[Count | None, Meta(description="bytes read for each token; null: unknown")]
 
 
 class KvCache(Part, frozen=True, kw_only=True):
-    """What sequences of the given length keep."""
+    """The KV cache of sequences of the given length."""
 
     dtype: Text
     source: Text
@@ -75,32 +75,32 @@ class KvCache(Part, frozen=True, kw_only=True):
     full_layers: Count
     sliding_layers: Count
     recurrent_layers: Annotated[Count, Meta(description="Mamba and linear attention")]
-    state_bytes: Annotated[Count, Meta(description="of the recurrent layers, of one sequence")]
+    state_bytes: Annotated[Count, Meta(description="of the recurrent layers, for one sequence")]
     bytes_per_token: Annotated[
-        Count, Meta(description="in layers that keep the whole context, of one sequence")
+        Count, Meta(description="in layers that store the whole context, for one sequence")
     ]
     bytes: Count
 
     @property
     def reserved(self) -> int:
-        """The bytes to give vLLM, which rounds up to blocks and keeps one empty.
+        """The bytes to reserve: vLLM rounds up to blocks and keeps one empty.
 
-        5 % and 256 MiB are a margin of ours.
+        The margin of 5 % and 256 MiB is our choice.
         """
         mebi = 2**20
         return (self.bytes * 105 // 100 // mebi + 257) * mebi
 
 
 class Ceiling(Part, frozen=True, kw_only=True):
-    """The most tokens per second that one stream can have, whatever the kernels."""
+    """The upper limit of tokens per second for one stream, for any kernel."""
 
-    bytes_per_token: Annotated[Count, Meta(description="weights; the KV cache is not in it")]
+    bytes_per_token: Annotated[Count, Meta(description="weights; without the KV cache")]
     tokens_per_second: Annotated[float, Meta(ge=0)]
     source: Text
 
     @property
     def text(self) -> str:
-        """The ceiling for people."""
+        """The ceiling as text."""
         return (
             f"{self.tokens_per_second} tokens/s for one stream "
             f"({self.source}: {self.bytes_per_token / 1e9:.2f} GB)"

@@ -1,6 +1,6 @@
-"""What a checkpoint's ``config.json`` says of its KV cache and of its experts.
+"""Reads the KV cache and the experts of a model from a checkpoint's ``config.json``.
 
-What it does not say is unknown: `Unknown` carries the reason.
+If a value is missing, `Unknown` has the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CONFIG = "config.json"
 #: Tokens of one step, vLLM's default for a server on a GPU of this size (EngineArgs of 0.17 to
 #: 0.33); layers with a sliding window keep these besides the window (vLLM's SlidingWindowSpec).
 BATCHED_TOKENS = 8192
-#: Letters of Nemotron's ``hybrid_override_pattern`` and names in ``layer_types`` and
-#: ``layers_block_type``, by what they keep of a sequence.
+#: Kinds of layers by letters of Nemotron's ``hybrid_override_pattern`` and names in ``layer_types``
+#: and ``layers_block_type``.
 FULL, SLIDING, RECURRENT, NOTHING = "full", "sliding", "recurrent", "nothing"
 _LETTERS = {"*": FULL, "M": RECURRENT, "-": NOTHING, "E": NOTHING}
 _NAMES = {
@@ -33,17 +33,17 @@ _NAMES = {
 }  # fmt: skip
 #: Bytes of a value by the dtype of a config; "auto" of vLLM makes 16 bits of float32.
 _MODEL_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 2}
-#: Values of ``--kv-cache-dtype`` that a GB10 has, with bytes; nvfp4 needs SM100.
+#: Values of ``--kv-cache-dtype`` that a GB10 supports, with bytes; nvfp4 needs SM100.
 KV_DTYPES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
-#: Kinds of scaling whose factor max_position_embeddings has in it (vllm/config/model.py).
+#: Kinds of scaling that max_position_embeddings already includes (vllm/config/model.py).
 _UNSCALED = ("su", "longrope", "llama3")
 
 _Size = Annotated[int, Meta(ge=0, le=2**32)]
 
 
 class Unknown(Exception):
-    """A figure that the config does not say, and why."""
+    """A value that does not follow from the config; the message is the reason."""
 
 
 class _KvScheme(msgspec.Struct, frozen=True):
@@ -65,14 +65,14 @@ class _Scaling(msgspec.Struct, frozen=True):
     original_max_position_embeddings: _Size | None = None
 
     def longest(self, positions: int) -> float:
-        """The most that vLLM makes of a number of positions."""
+        """The longest context that vLLM derives from a number of positions."""
         if (self.rope_type or self.type) in _UNSCALED:
             return positions
         return (self.original_max_position_embeddings or positions) * (self.factor or 1.0)
 
 
 class _Rope(_Scaling, frozen=True):
-    """The same; some models say it for each kind of layer."""
+    """The same; some models set it for each kind of layer."""
 
     full_attention: _Scaling | None = None
     sliding_attention: _Scaling | None = None
@@ -84,7 +84,7 @@ class _Rope(_Scaling, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The keys of ``config.json`` that are looked at; all others are dropped."""
+    """The keys of ``config.json`` that are used; all others are ignored."""
 
     num_hidden_layers: _Size | None = None
     hidden_size: _Size | None = None
@@ -141,7 +141,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def longest(self) -> int | None:
         """Tokens beyond which vLLM refuses a context (vllm/config/model.py); None: unknown.
 
-        Where several keys say something of it, this is the largest.
+        If several keys have a value, this is the largest.
         """
         text = self.text
         if not text.max_position_embeddings:
@@ -182,14 +182,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 class KvNeed(NamedTuple):
-    """What one sequence keeps in the KV cache."""
+    """The KV cache of one sequence."""
 
     dtype: str
     source: str
-    #: of all layers of attention that keep the whole context
+    #: of all attention layers that store the whole context
     bytes_per_token: int
     bytes: int
-    #: layers of attention: with the whole context, with a window
+    #: attention layers: with the whole context, with a window
     full: int
     sliding: int
     #: layers whose state does not grow with the context
@@ -214,10 +214,10 @@ def read_config(folder: Path) -> ModelConfig | None:
 
 
 def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
-    """What a sequence of this many tokens keeps in the KV cache.
+    """The KV cache of a sequence of this many tokens.
 
     Raises:
-        Unknown: the config does not say it; the message says what is missing.
+        Unknown: a value is missing from the config; the message names it.
     """
     text = config.text
     kinds = Counter(_layer_kinds(text))
@@ -230,7 +230,7 @@ def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
         held = min(context, text.sliding_window - 1 + BATCHED_TOKENS)
         windows = kinds[SLIDING] * _values(text, whole=False) * size * held
     state = _state(text) if kinds[RECURRENT] else 0
-    # vLLM makes a block of attention as large as a state, so each such layer may waste one
+    # vLLM makes an attention block as large as a state, so each such layer may waste one
     fixed = state * (kinds[RECURRENT] + kinds[FULL])
     return KvNeed(
         dtype=name, source=source, bytes_per_token=full, bytes=full * context + windows + fixed,
@@ -240,7 +240,7 @@ def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
 
 
 def _layer_kinds(text: ModelConfig) -> list[str]:
-    """What each layer keeps of a sequence."""
+    """What each layer stores of a sequence."""
     count = text.num_hidden_layers
     if not count:
         raise Unknown(f"{CONFIG} has no num_hidden_layers")
@@ -269,7 +269,7 @@ def _known(names: Iterable[str], table: dict[str, str], what: str, count: int) -
 
 
 def _values(text: ModelConfig, *, whole: bool) -> int:
-    """Values that one layer keeps of one token."""
+    """The number of values that one layer stores for one token."""
     if text.index_topk:
         raise Unknown("the KV cache of sparse attention (index_topk) is not supported")
     if text.kv_lora_rank:
@@ -291,7 +291,7 @@ def _values(text: ModelConfig, *, whole: bool) -> int:
 
 
 def _state(text: ModelConfig) -> int:
-    """Bytes that one layer keeps of a sequence of any length, with its state in float32.
+    """Bytes that one layer stores of a sequence of any length, with its state in float32.
 
     The shapes are those of vLLM's MambaStateShapeCalculator: Mamba 2, and gated delta nets.
     """
@@ -309,7 +309,7 @@ def _state(text: ModelConfig) -> int:
 
 
 def _dtype(config: ModelConfig, chosen: str) -> tuple[str, int, str]:
-    """Name and bytes of a value of the KV cache, and who says so."""
+    """Name and bytes of the KV cache's dtype, and the source."""
     if chosen in KV_DTYPES:
         return chosen, KV_DTYPES[chosen], "--kv-cache-dtype"
     quantized = config.quantization_config or config.text.quantization_config

@@ -1,6 +1,6 @@
 """Known models, as data with sources.
 
-A figure that no source gives is absent, and what depends on it says that it is unknown.
+A value without a source is absent, and everything that depends on it is unknown.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: Kinds of layers that a checkpoint holds.  The first six are those that the dispatch level asks
-#: vLLM about (``builder/verify/kinds.py``).
+#: Kinds of layers in a checkpoint.  The first six are those that level dispatch queries
+#: (``builder/verify/kinds.py``).
 LayerKind = Literal[
     "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
     "mxfp4-moe", "unquantized",
 ]  # fmt: skip
-#: What experts compute between their two products, by vLLM's names; which kernels have it differs.
+#: Activations between the experts' two GEMMs, by vLLM's names; kernels support some of them.
 Activation = Literal["silu", "relu2", "gelu_tanh", "swigluoai"]
 
 
 class _Known(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """Something that a source says."""
+    """A value with its source."""
 
-    source: Annotated[Text, Meta(description="who says so")]
+    source: Annotated[Text, Meta(description="the source of the value")]
 
 
 class KnownText(_Known, frozen=True, kw_only=True):
-    """A text, and who says so."""
+    """A text with its source."""
 
     value: Text
 
 
 class KnownCount(_Known, frozen=True, kw_only=True):
-    """A number, and who says so."""
+    """A number with its source."""
 
     value: Count
 
 
 class KnownActivation(_Known, frozen=True, kw_only=True):
-    """What a model's experts compute, and who says so."""
+    """The activation of a model's experts, with its source."""
 
     value: Activation
 
 
 class HeldLayers(_Known, frozen=True, kw_only=True):
-    """One kind of layers that the checkpoint holds."""
+    """One kind of layer in the checkpoint."""
 
     kind: LayerKind
 
 
 class _When(_Known, frozen=True, kw_only=True):
-    """Something that holds for some releases of vLLM."""
+    """A value for some releases of vLLM."""
 
     vllm: Annotated[str, Meta(description="a range of vLLM releases; absent: all")] = ""
 
@@ -72,7 +72,7 @@ class _When(_Known, frozen=True, kw_only=True):
         """Refuse a malformed range.
 
         Raises:
-            ValueError: it is one.
+            ValueError: the range is malformed.
         """
         try:
             SpecifierSet(self.vllm)
@@ -93,7 +93,7 @@ class ParserChoice(_When, frozen=True, kw_only=True):
 
     name: Text
     plugin: Annotated[
-        Text | None, Meta(description="file in the checkpoint that brings it; absent: built in")
+        Text | None, Meta(description="file in the checkpoint that provides it; absent: built in")
     ] = None
 
 
@@ -101,7 +101,7 @@ class FlagWish(_When, frozen=True, kw_only=True):
     """A flag of ``vllm serve`` that the model should be served with."""
 
     flag: Annotated[str, Meta(pattern="^--[a-z]")]
-    value: Annotated[Text | None, Meta(description="absent: the flag takes none")] = None
+    value: Annotated[Text | None, Meta(description="absent: the flag has no value")] = None
     why: Text
 
 
@@ -114,7 +114,7 @@ class VariableWish(_When, frozen=True, kw_only=True):
 
 
 class Speculation(_When, frozen=True, kw_only=True):
-    """Draft tokens out of the checkpoint itself."""
+    """Speculative decoding with draft layers in the checkpoint itself."""
 
     method: Text
     tokens: Annotated[int, Meta(ge=1)]
@@ -139,7 +139,7 @@ class TensorRtLlm(_Known, frozen=True, kw_only=True):
 
 
 class Measured(_When, frozen=True, kw_only=True):
-    """What somebody measured on a GB10; none of it was measured by spark-build."""
+    """A published measurement on a GB10; spark-build measured none of them."""
 
     profile: Annotated[Text | None, Meta(description="whose kernels these are, nearest")] = None
     setup: Annotated[Text, Meta(description="release, kernels and topology, in the source's words")]
@@ -148,29 +148,29 @@ class Measured(_When, frozen=True, kw_only=True):
 
 
 class KnownFailure(_When, frozen=True, kw_only=True):
-    """What goes wrong with this model, and what helps."""
+    """A known failure of this model, and its fix."""
 
     what: Text
     helps: Text
 
 
 class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What is known of a model; what is absent is unknown."""
+    """Everything known about a model; absent values are unknown."""
 
     name: Text
     summary: Text
     id: Annotated[KnownText, Meta(description="on Hugging Face")]
     revision: Annotated[KnownText | None, Meta(description="commit on Hugging Face")] = None
-    needs: Annotated[Needs | None, Meta(description="the releases that serve it")] = None
-    holds: Annotated[tuple[HeldLayers, ...], Meta(description="kinds of layers in it")] = ()
+    needs: Annotated[Needs | None, Meta(description="releases that can serve it")] = None
+    holds: Annotated[tuple[HeldLayers, ...], Meta(description="kinds of its layers")] = ()
     experts: KnownActivation | None = None
     parameters: KnownCount | None = None
     active_parameters: KnownCount | None = None
     weight_bytes: KnownCount | None = None
-    context: Annotated[KnownCount | None, Meta(description="tokens to serve it with")] = None
+    context: Annotated[KnownCount | None, Meta(description="recommended context in tokens")] = None
     maximum_context: KnownCount | None = None
     block_size: Annotated[
-        KnownCount | None, Meta(description="least batched tokens of a hybrid model")
+        KnownCount | None, Meta(description="the fewest batched tokens of a hybrid model")
     ] = None
     kv_cache_dtype: KnownText | None = None
     gpu_memory_utilization: KnownText | None = None
@@ -184,16 +184,16 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     failures: tuple[KnownFailure, ...] = ()
 
     def kinds(self) -> set[str]:
-        """The kinds of layers that it holds; empty where no source says."""
+        """The kinds of its layers; empty if unknown."""
         return {held.kind for held in self.holds}
 
     def unknown(self) -> list[str]:
-        """What no source says of it."""
+        """The names of its unknown values."""
         named = [f.encode_name for f in msgspec.structs.fields(type(self)) if not f.required]
         return [n for n in named if not getattr(self, n.replace("-", "_")) and n in _FIGURES]
 
 
-#: Figures that somebody who plans to serve a model asks for.
+#: Values that a user needs to plan a deployment.
 _FIGURES = (
     "revision", "holds", "experts", "parameters", "active-parameters", "weight-bytes", "context",
     "maximum-context", "block-size", "kv-cache-dtype", "gpu-memory-utilization",
@@ -217,7 +217,7 @@ class ModelList(Document, frozen=True, kw_only=True):
 
 
 class ModelShown(Document, frozen=True, kw_only=True):
-    """One model, and what no source says of it."""
+    """One model, with the names of its unknown values."""
 
     file: Text
     model: Model
@@ -226,13 +226,13 @@ class ModelShown(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Models:
-    """Model files by name; each is read when asked for."""
+    """Model files by name, each read on demand."""
 
     files: Mapping[str, Path]
 
     @classmethod
     def discover(cls, extra: Iterable[Path] = ()) -> Models:
-        """Our own, then those of a user's folders; later ones win.
+        """Load the built-in models, then those of the user's folders; later ones win.
 
         Raises:
             UsageError: a folder does not exist, or holds no model.
@@ -282,7 +282,7 @@ class Models:
         return ModelList(models=tuple(rows))
 
     def shown(self, name: str) -> ModelShown:
-        """One of them with all that is known."""
+        """One of them with all its values."""
         model = self.model(name)
         return ModelShown(
             file=_shown(self.files[model.name]), model=model, unknown=tuple(model.unknown())

@@ -1,6 +1,6 @@
 """Resolves names in a release's source without importing the release.
 
-Only vLLM's own modules are followed: what comes from elsewhere is not found.
+Only vLLM's own modules are followed: names from other packages are not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = "vllm"
 
 @dataclass(frozen=True)
 class Imported:
-    """A name that a module takes from another one."""
+    """A name that a module imports from another one."""
 
     module: str
     name: str
@@ -30,12 +30,12 @@ class Imported:
 
 @dataclass(frozen=True)
 class Module:
-    """A parsed module: what each of its names is."""
+    """A parsed module, with the definition of each name."""
 
     name: str
     source: str
     names: dict[str, ast.stmt | Imported] = field(repr=False)
-    #: what type checkers alone import
+    #: imported for type checkers only
     types: dict[str, Imported] = field(repr=False)
 
 
@@ -48,7 +48,7 @@ class Found:
 
     @property
     def value(self) -> ast.expr | None:
-        """The expression, where the name is a variable."""
+        """The expression, if the name is a variable."""
         if isinstance(self.node, (ast.Assign, ast.AnnAssign)):
             return self.node.value
         return None
@@ -62,7 +62,7 @@ class Modules:
         self._parsed: dict[str, Module | None] = {}
 
     def module(self, name: str) -> Module | None:
-        """A module by its dotted name; None where the release has none."""
+        """A module by its dotted name; None if the release does not have it."""
         if name not in self._parsed:
             self._parsed[name] = self._load(name)
         return self._parsed[name]
@@ -71,7 +71,7 @@ class Modules:
         """A module that every release has.
 
         Raises:
-            UsageError: this one does not have it.
+            UsageError: this release does not have it.
         """
         found = self.module(name)
         if found is None:
@@ -98,7 +98,7 @@ class Modules:
         return None
 
     def find(self, module: Module, name: str) -> Found | None:
-        """The definition of a name as a module sees it."""
+        """The definition of a name, as seen from a module."""
         for _ in range(10):
             node = module.names.get(name) or self._behind_a_star(module, name)
             if isinstance(node, ast.stmt):
@@ -112,13 +112,13 @@ class Modules:
         return None
 
     def find_type(self, module: Module, name: str) -> Found | None:
-        """The same as a type checker sees it, which may import what a server does not."""
+        """The same as a type checker sees it, with imports for type checkers."""
         only = module.types.get(name)
         target = self.module(only.module) if only and only.module.startswith(PACKAGE) else None
         return self.find(target, only.name) if only and target else self.find(module, name)
 
     def _behind_a_star(self, module: Module, name: str) -> Imported | None:
-        """Where ``from .types import *`` takes a name from."""
+        """The module that ``from .types import *`` imports a name from."""
         for node in module.names.values():
             if isinstance(node, Imported) and node.name == "*":
                 other = self.module(node.module)
@@ -127,7 +127,7 @@ class Modules:
         return None
 
     def bases(self, found: Found) -> Iterator[Found]:
-        """A class and those of vLLM's classes that it inherits from, the lowest first."""
+        """A class and its base classes in vLLM, the most derived first."""
         assert isinstance(found.node, ast.ClassDef)
         for base in found.node.bases:
             if isinstance(base, ast.Name):
@@ -138,7 +138,7 @@ class Modules:
 
 
 def _names(body: Sequence[ast.stmt], parent: str) -> Iterator[tuple[str, ast.stmt | Imported]]:
-    """What statements of a module bind.  What only type checkers see is left out."""
+    """The names that a module's statements bind, without those for type checkers only."""
     for node in body:
         if isinstance(node, ast.ImportFrom):
             yield from _imported(node, parent)
@@ -157,7 +157,7 @@ def _names(body: Sequence[ast.stmt], parent: str) -> Iterator[tuple[str, ast.stm
 
 
 def _types(body: Sequence[ast.stmt], parent: str) -> Iterator[tuple[str, Imported]]:
-    """What only type checkers import."""
+    """The names that are imported for type checkers only."""
     for node in body:
         if isinstance(node, ast.If) and _is_checking(node):
             for inner in node.body:

@@ -1,4 +1,4 @@
-"""What a profile sets on a release or an image: variables, flags, and what it does not serve."""
+"""What a profile sets on a release or an image: variables, flags, unsupported layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: NVFP4 kernels do not run on a GB10 (releases of vLLM, wheels' METADATA).
 CUDA_13 = Version("0.20.0")
 OFFICIAL = "vllm/vllm-openai"
-#: In hints: a release that serves every model.
+#: A release that serves every model, for hints.
 _NEW = "0.33.0"
 
 
@@ -38,19 +38,19 @@ class ServedProfile:
     env: Mapping[str, str]
     flags: tuple[str, ...]
     moe_flags: tuple[str, ...]
-    #: kinds of layers with which vLLM does not start, and what it says
+    #: kinds of layers with which vLLM does not start, and its error
     refused: Mapping[str, str]
     #: the image that containers run
     image: str
     #: whether the user named it
     named_image: bool
-    #: whether it was named and not looked at
+    #: whether it was named, but not inspected
     unread: bool
-    #: what makes the image; empty where it needs no change, or is there
+    #: the command that builds the image; empty if it exists or needs no change
     build: str
-    #: the mod with which an unpatched image serves the same; empty where none is needed
+    #: the mod with which an unpatched image serves the same; empty if none is needed
     mod: str
-    #: whether the release brings Ray
+    #: whether the release includes Ray
     has_ray: bool
 
 
@@ -61,7 +61,7 @@ def official_image(vllm: str) -> str:
 
 
 def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
-    """Refuse an image that lacks what the profile changes: it would serve with other kernels.
+    """Refuse an image without the profile's changes: it would serve with other kernels.
 
     Raises:
         UsageError: it does.

@@ -1,4 +1,4 @@
-"""Makes a recipe: a model, a profile and a topology on one release, with every word checked."""
+"""Makes a recipe from a model, a profile and a topology, checked against one release."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from builder.serving.models import Model, ParserChoice
     from builder.serving.reciperequest import RecipeRequest
 
-#: Where plugin files of a checkpoint are in the container.
+#: The folder in the container for plugin files of a checkpoint.
 PLUGIN_FOLDER = "/app"
-#: Kinds of layers that a profile's flags are about.
+#: Kinds of layers that a profile's flags select kernels for.
 _EXPERTS = {"nvfp4-moe", "w4a16-moe"}
 _LINEAR = {"nvfp4-linear", "w4a16-linear", "fp8-linear", "fp8-block"}
-#: What FlashInfer's b12x experts compute, by vLLM's release
+#: Activations of FlashInfer's b12x experts, by vLLM's release
 #: (vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py).
 _B12X = "flashinfer_b12x"
 _B12X_COMPUTES = (
@@ -42,7 +42,7 @@ _B12X_COMPUTES = (
 
 
 def selects_for(model: Model) -> bool:
-    """Whether a model has layers whose kernels a profile selects; it may, if they are unknown."""
+    """Whether a model has layers whose kernels a profile selects; true if unknown."""
     kinds = model.kinds()
     return not kinds or bool(kinds & (_EXPERTS | _LINEAR))
 
@@ -51,7 +51,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
     """Make a recipe.
 
     Raises:
-        UsageError: the profile does not serve the model, or a chosen value is not possible.
+        UsageError: the profile does not serve the model, or a chosen value is invalid.
     """
     model, served = request.model, request.served
     _refuse(request)
@@ -103,7 +103,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
 
 
 def _memory(draft: Draft, config: ModelConfig | None) -> RecipeMemory | None:
-    """Whether it fits into one Spark; takes a larger share of the memory if that helps."""
+    """Estimate whether it fits into one Spark; use a larger share of the memory if that helps."""
     request = draft.request
     if request.place.topology not in ("solo", "two-solos"):
         if request.checkpoint is not None:
@@ -167,7 +167,7 @@ def _from_model(draft: Draft) -> None:
 
 
 def _parser(draft: Draft, flag: str, choices: Sequence[ParserChoice]) -> bool:
-    """The first parser that the release has, or that comes with the checkpoint."""
+    """Set the first parser that the release or the checkpoint has."""
     served = draft.request.served
     built_in = served.interface.parsers(flag)
     for choice in choices:
@@ -225,7 +225,7 @@ def _from_profile(draft: Draft) -> None:
 
 
 def _no_experts(draft: Draft, value: str | None) -> str:
-    """Why a profile's flag for experts is not for this model; empty where it is."""
+    """Why a profile's flag for experts does not suit this model; empty if it does."""
     model, vllm = draft.request.model, draft.request.served.vllm
     kinds = model.kinds()
     if kinds and not kinds & _EXPERTS:
@@ -252,7 +252,7 @@ def _no_experts(draft: Draft, value: str | None) -> str:
 
 
 def _notes(draft: Draft, *, fits: bool) -> Iterator[str]:
-    """What somebody who starts this should know."""
+    """Notes for the user who starts it."""
     model = draft.request.model
     if not model.holds:
         yield "the kinds of layers in the checkpoint are unknown: the profile may not fit them"

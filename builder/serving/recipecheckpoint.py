@@ -1,4 +1,4 @@
-"""Whether a recipe's checkpoint is one of its model, and its context one of the checkpoint's."""
+"""Checks that a recipe's checkpoint belongs to its model, and that the context fits it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 #: Lets vLLM take a context beyond the model's own.
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-#: Bytes of a parameter: less than in any format that vLLM reads, and more.
+#: Lower and upper limit of the bytes of a parameter, over all formats that vLLM reads.
 _LEAST, _MOST = 0.25, 4.5
 
 
 def checkpoint_config(draft: Draft) -> ModelConfig | None:
-    """The config of the checkpoint, if it is at hand; the context is not beyond it then.
+    """The checkpoint's config, if there is a checkpoint; limits the context to its maximum.
 
     Raises:
         UsageError: it cannot be read, or the user set a context that vLLM refuses.
@@ -43,7 +43,7 @@ def checkpoint_config(draft: Draft) -> ModelConfig | None:
 
 
 def _shorten(draft: Draft, config: ModelConfig) -> None:
-    """Take the checkpoint's own maximum in place of a longer context.
+    """Shorten a longer context to the checkpoint's maximum.
 
     Raises:
         UsageError: the user set the longer one.
@@ -69,7 +69,7 @@ def _shorten(draft: Draft, config: ModelConfig) -> None:
 
 
 def unlike(model: Model, config: ModelConfig, weights: int | None) -> Iterator[str]:
-    """A note if a checkpoint does not look like the model; ``weights`` are its bytes, if known."""
+    """Notes if a checkpoint does not look like the model; ``weights`` are its bytes, if known."""
     found = [*_layers(model, config), *_weights(model, weights)]
     if found:
         named = (config.architectures or config.text.architectures or ["unknown"])[0]

@@ -1,4 +1,4 @@
-"""What the user sets in a recipe with ``--set``."""
+"""Applies ``--set`` to a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from builder.util.hints import in_place_of, instead
 if TYPE_CHECKING:
     from builder.serving.recipedraft import Draft
 
-#: Flags that a recipe repeats outside of the command, in ports, probes and the router's file.
+#: Flags whose values a recipe repeats elsewhere: in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--host": "edit the file: containers publish the port of 0.0.0.0",
     "--model": "spark-build models list",
@@ -36,10 +36,10 @@ _GPUS = {"solo": 1, "two-solos": 1, "tp2": 2, "tp2-ray": 2}
 
 
 def choose(draft: Draft, text: str) -> None:
-    """``--set``: a flag with or without a value, a variable, or an empty value to take it out.
+    """Apply one ``--set``: a flag, a variable, or an empty value to remove one.
 
     Raises:
-        UsageError: the release does not know it, and nothing replaced it.
+        UsageError: the release does not know it and has no replacement.
     """
     name, equals, value = text.partition("=")
     if name.isupper() or name.startswith("VLLM_"):
@@ -90,7 +90,7 @@ def refuse_gpus(draft: Draft) -> None:
     """Refuse chosen sizes that need more GPUs than one server of the topology has.
 
     Raises:
-        UsageError: they do; vLLM does not start then.
+        UsageError: they do; vLLM would not start.
     """
     sizes = {n: draft.flags[n] for n in _SIZES if n in draft.flags}
     numbers = [int(one.value or "") for one in sizes.values() if (one.value or "").isdecimal()]

@@ -1,4 +1,4 @@
-"""A recipe in the making: what the release takes, and what is left out with the reason."""
+"""A draft of a recipe: accepted settings, and those left out, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Draft:
-    """A recipe in the making.  What comes later goes before what is there."""
+    """A draft of a recipe.  Later settings override earlier ones."""
 
     request: RecipeRequest
     flags: dict[str, Setting] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Draft:
     plugins: list[PluginFile] = field(default_factory=list)
 
     def flag(self, name: str, value: str | None, origin: str) -> None:
-        """Take a flag, if the release knows it."""
+        """Add a flag, if the release knows it."""
         interface = self.request.served.interface
         why = interface.refusal(name, value)
         known = interface.flag(canonical(name))
@@ -37,7 +37,7 @@ class Draft:
             )
 
     def variable(self, name: str, value: str, origin: str) -> None:
-        """Take a variable, if the release reads it; else the flag that replaced it."""
+        """Add a variable, if the release reads it; else the flag that replaced it."""
         why = self.request.served.interface.variable_refusal(name, value)
         if not why:
             self.env[name] = Setting(name=name, value=value, origin=origin)
@@ -49,5 +49,5 @@ class Draft:
         self.leave_out(name, value, origin, why)
 
     def leave_out(self, name: str, value: str | None, origin: str, reason: str) -> None:
-        """Note what is not in the recipe."""
+        """Record a setting that is not in the recipe."""
         self.left_out.append(LeftOut(name=name, value=value, origin=origin, reason=reason))

@@ -1,4 +1,4 @@
-"""Whether what a recipe asks for fits into the memory that its flags give vLLM."""
+"""Estimates whether a recipe fits into the memory that its flags give vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from builder.serving.models import Model
 
 CONTEXT, SEQUENCES = "--max-model-len", "--max-num-seqs"
-#: What vLLM takes of the memory by itself, by release (vllm/config/cache.py).
+#: vLLM's default share of the memory, by release (vllm/config/cache.py).
 _DEFAULTS = ((">=0.20.0rc0", 0.92), ("<0.20.0rc0", 0.9))
 #: Suffixes of numbers as vLLM reads them (vllm/utils/argparse_utils.py, human_readable_int).
 _UNITS = {
@@ -42,7 +42,7 @@ _OPTIONS = {"--context": CONTEXT, "--sequences": SEQUENCES, KV_DTYPE: KV_DTYPE}
 
 @dataclass(frozen=True)
 class MemoryAsked:
-    """What decides over the memory of one Spark."""
+    """The inputs of the estimate for one Spark."""
 
     model: Model
     checkpoint: Path | None
@@ -53,16 +53,16 @@ class MemoryAsked:
 
 @dataclass(frozen=True)
 class MemoryJudged:
-    """What comes of it."""
+    """The result of the estimate."""
 
     memory: RecipeMemory
-    #: in place of the recipe's own
+    #: replaces the recipe's own
     flag: Setting | None = None
     notes: tuple[str, ...] = ()
 
 
 def judge(asked: MemoryAsked) -> MemoryJudged:
-    """Whether it fits; a larger share of the memory if that is all it takes.
+    """Estimate whether it fits; with a larger share of the memory if only that is missing.
 
     Raises:
         UsageError: the checkpoint cannot be read.
@@ -102,7 +102,7 @@ def _estimate(asked: MemoryAsked) -> MemoryEstimate:
 
 
 def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
-    """A number as vLLM reads it; None where the flag is absent, or leaves it to vLLM."""
+    """A number as vLLM reads it; None if the flag is absent or lets vLLM choose."""
     text = (flags[name].value or "").strip() if name in flags else ""
     unit = _UNITS.get(text[-1:], 0)
     try:
@@ -113,7 +113,7 @@ def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
 
 
 def _share(asked: MemoryAsked) -> tuple[float, str]:
-    """The share of the memory that vLLM takes, and who chose it."""
+    """The share of the memory that vLLM uses, and the source."""
     default = next(v for versions, v in _DEFAULTS if SpecifierSet(versions).contains(
         asked.vllm, prereleases=True
     ))  # fmt: skip
@@ -126,7 +126,7 @@ def _share(asked: MemoryAsked) -> tuple[float, str]:
 def _fits(
     asked: MemoryAsked, made: MemoryEstimate, share: float
 ) -> tuple[Literal["yes", "no", "unknown"], int | None]:
-    """Whether it does, and the bytes that are left for the KV cache."""
+    """Whether it fits, and the bytes that are left for the KV cache."""
     if made.weights is None:
         return "unknown", None
     room = int(share * TOTAL.bytes) - made.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes

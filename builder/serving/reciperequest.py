@@ -1,4 +1,4 @@
-"""What a recipe is asked for."""
+"""The inputs of a recipe."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRequest:
-    """What is to be served, and how."""
+    """The model to serve, and how."""
 
     model: Model
     served: ServedProfile
     place: Place
     port: int = DEFAULT_PORT
-    #: ``max-model-len=131072``, ``enforce-eager``, ``VLLM_X=1``; an empty value takes it out
+    #: ``max-model-len=131072``, ``enforce-eager``, ``VLLM_X=1``; an empty value removes it
     chosen: tuple[str, ...] = ()
-    #: with draft tokens, where the model has them
+    #: with speculative decoding, if the model supports it
     speculate: bool = False
-    #: the checkpoint, where it is at hand: memory is estimated by it
+    #: the checkpoint, to estimate the memory
     checkpoint: Path | None = None
-    #: folders that the user named, of models and of layers
+    #: the user's folders with models and layers
     models: tuple[Path, ...] = ()
     patches: tuple[Path, ...] = ()
 
     @property
     def command(self) -> str:
-        """The command line that makes it again, but for the format."""
+        """The command line that makes the recipe, without the format."""
         return shlex.join(self._words())
 
     def _words(self) -> Iterator[str]:

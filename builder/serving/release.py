@@ -1,4 +1,4 @@
-"""Releases and images as the options of the serving commands name them."""
+"""Checks the releases and images that options of the serving commands name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def release_base(release: str) -> str:
 def refuse_old(vllm: str, subject: str, hint: str) -> None:
     """Refuse a release that no profile was tested with.
 
-    A version that git gave (``0.1.dev1+gabc``) may be of any age.
+    A development version (``0.1.dev1+gabc``) may be of any age.
 
     Raises:
-        UsageError: it is older than the oldest one.
+        UsageError: it is older than the oldest supported one.
     """
     version = Version(vllm)
     if not version.is_devrelease and Version(version.base_version) < OLDEST_VLLM:
@@ -41,7 +41,7 @@ def refuse_old(vllm: str, subject: str, hint: str) -> None:
 
 
 def refuse_image(image: str) -> None:
-    """Refuse what a container engine does not run by its name.
+    """Refuse references that a container engine cannot run.
 
     Raises:
         UsageError: it does not.

@@ -1,4 +1,4 @@
-"""What replaced the variables that a release does not read."""
+"""The flags that replaced variables which a release does not read."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class Replaced(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A variable that releases no longer read, or never did, and the flag that says the same."""
+    """A variable that releases no longer read, or never did, and the flag with the same effect."""
 
     name: Text
     flag: Text
-    #: values that are written otherwise for the flag; an empty one needs no flag
+    #: values that the flag spells differently; an empty one needs no flag
     values: dict[str, str] = msgspec.field(default_factory=dict)
     source: Text
 
     def value(self, old: str) -> str:
-        """What the flag takes for a value of the variable; empty where it needs no flag."""
+        """The flag's value for a value of the variable; empty if no flag is needed."""
         return self.values.get(old, old)
 
     def flag_refusal(self, interface: ServeInterface, old: str) -> str:
-        """Why a release would not take the flag either; empty where it would, or needs none."""
+        """Why a release would refuse the flag too; empty if it accepts it, or needs none."""
         value = self.value(old)
         return interface.refusal(self.flag, value) if value else ""
 

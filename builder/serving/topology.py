@@ -1,4 +1,4 @@
-"""What each topology sets on its nodes.  Addresses and interfaces are given, never guessed."""
+"""The settings of each topology's nodes.  Addresses and interfaces come from the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 _TWO = ("tp2", "tp2-ray", "two-solos")
-#: Where the ranks of a model meet.  vLLM's own default, written out so that a firewall can know it
+#: The port where the ranks of a model meet.  vLLM's default, written out for firewall rules
 #: (vllm/config/parallel.py, master_port).
 MASTER_PORT = 29501
 #: Ray's own default.
@@ -25,17 +25,17 @@ _ORIGIN = "topology {}"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where it is to run."""
+    """The nodes to run on."""
 
     topology: Topology
     addresses: tuple[str, ...] = ()
     #: the network interface between the nodes
     interface: str = ""
-    #: the tool that finds the nodes and joins them, where one does
+    #: the tool that finds and connects the nodes, if any
     launcher: str = ""
 
 
-#: What is missing, by how many addresses were given.
+#: The missing options, by the number of given addresses.
 _ADDRESSES = (
     "--address HEAD --address OTHER",
     "--address OTHER",
@@ -63,10 +63,10 @@ def topology_named(name: str) -> Topology:
 
 
 def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
-    """The nodes, with what is set on each.
+    """The nodes, each with its settings.
 
     Raises:
-        UsageError: an address or the interface is missing, or the release cannot do it.
+        UsageError: an address or the interface is missing, or the release does not support it.
     """
     two = place.topology in _TWO
     if not two:
@@ -110,10 +110,10 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
 
 
 def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
-    """Two nodes of which nothing is known yet.
+    """Two nodes whose addresses the launcher finds.
 
     Raises:
-        UsageError: something is said of them, or the release cannot do it.
+        UsageError: addresses are given, or the release does not support it.
     """
     if place.addresses or place.interface:
         raise UsageError(
@@ -125,10 +125,10 @@ def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
 
 
 def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
-    """Refuse Ray where the image has none.
+    """Refuse Ray if the image does not have it.
 
     Raises:
-        UsageError: it is asked for.
+        UsageError: it is requested.
     """
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
@@ -139,10 +139,10 @@ def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
 
 
 def _refuse_names(place: Place) -> None:
-    """Refuse what would not be one word of a script.
+    """Refuse addresses and interfaces that are not a single word in a script.
 
     Raises:
-        UsageError: an address or the interface has another form.
+        UsageError: an address or the interface is malformed.
     """
     for address in place.addresses:
         if not _ADDRESS.fullmatch(address):

@@ -1,4 +1,4 @@
-"""Whether a word is what a flag takes, as the types of vLLM's parser decide."""
+"""Checks values of flags, by the types of vLLM's parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-#: What a value must be, where that is known.  A size is a whole number that may end in k, M, G, T;
+#: The kind of a value, if known.  A size is a whole number that may end in k, M, G, T;
 #: an object is JSON with the fields of a configuration class.
 Kind = Literal[
     "text", "integer", "size", "size-or-auto", "number", "json", "object", "true-or-false"
@@ -21,9 +21,9 @@ Kind = Literal[
 
 #: 4k is 4000, 4K is 4096 and takes no fraction (``human_readable_int`` in vLLM's argument parser).
 _SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")
-#: Such a number in JSON, where the values are those of a configuration class.
+#: Such a number in JSON, for the values of a configuration class.
 _SIZE_IN_JSON = re.compile(r"(?<=[:,\[\s])\d+(?:\.\d+)?[kKmMgGtT]\b")
-#: What ``optional_type`` takes as no value.
+#: Words that ``optional_type`` reads as no value.
 NONE = ("", "None")
 
 
@@ -31,14 +31,14 @@ class Key(Part, frozen=True, kw_only=True):
     """A field of a configuration class, as a key in JSON."""
 
     name: Text
-    #: the only values, where the class checks them
+    #: the only valid values, if the class checks them
     choices: tuple[str, ...] = ()
-    #: those of a configuration class in it
+    #: keys of a nested configuration class
     keys: tuple[Key, ...] = ()
 
 
 def in_json(value: str) -> Any:
-    """A value as vLLM reads it in JSON: sizes are numbers there, and what is no JSON is a text."""
+    """A value as vLLM reads it in JSON: sizes are numbers, and other words are texts."""
     try:
         return json.loads(_SIZE_IN_JSON.sub("0", value))
     except ValueError:
@@ -46,7 +46,7 @@ def in_json(value: str) -> Any:
 
 
 def wrong_key(keys: Sequence[Key], value: object, path: str = "") -> str:
-    """Why a configuration class would not take an object; empty where it would."""
+    """Why a configuration class would refuse an object; empty if it accepts it."""
     known = {key.name: key for key in keys}
     for name, inner in value.items() if isinstance(value, dict) and keys else ():
         if name not in known:
@@ -63,12 +63,12 @@ def wrong_key(keys: Sequence[Key], value: object, path: str = "") -> str:
 
 
 def _folded(value: str) -> str:
-    """Some classes take other cases, and hyphens; none has two values that differ in those."""
+    """Fold case and hyphens as some classes do; no class has two values that differ in those."""
     return value.lower().replace("-", "_")
 
 
 def wrong_kind(kind: Kind, value: str, *, nullable: bool) -> str:
-    """What the parser wants in place of this word; empty where it takes the word."""
+    """What the parser expects instead of this word; empty if it accepts the word."""
     if kind not in _KINDS or (nullable and value in NONE):
         return ""
     wanted, check = _KINDS[kind]

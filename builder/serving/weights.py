@@ -1,4 +1,4 @@
-"""The weights that one token reads, and the ceiling that they set to one stream."""
+"""The weights that one token reads, and the speed limit that follows for one stream."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ BANDWIDTH = 273_000_000_000
 
 
 def expert_share(config: ModelConfig | None, groups: set[str]) -> tuple[int, int]:
-    """Experts that a token uses, of how many.
+    """The number of experts that a token uses, and the total.
 
     Raises:
-        Unknown: nothing says it; the message says what is missing.
+        Unknown: a value is missing; the message names it.
     """
     if config is None:
         if EXPERTS not in groups:
@@ -40,7 +40,7 @@ def expert_share(config: ModelConfig | None, groups: set[str]) -> tuple[int, int
 
 
 def bytes_read(group: str, size: int, share: tuple[int, int] | None, *, tied: bool) -> int | None:
-    """Bytes that one token needs of a group; None: unknown."""
+    """Bytes that one token reads of a group; None: unknown."""
     if group in (VISION, DRAFT) or (group == EMBEDDING and not tied):
         return 0  # of an embedding one row is read, unless it is the output head too
     if group != EXPERTS:
@@ -68,7 +68,7 @@ def _ceiling(size: int, source: str) -> Ceiling:
 
 
 def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None, list[str]]:
-    """Weights and ceiling by a model's file, and what it does not say."""
+    """Weights and ceiling from a model's file, and the unknown values."""
     weights = made = None
     unknown = []
     least = min((_PARAMETER_BYTES[kind] for kind in model.kinds()), default=None)

@@ -95,7 +95,7 @@ class Necessity(Part, frozen=True, kw_only=True):
     state: Annotated[State, Meta(description="the layer's state in the plan")]
     necessary: Annotated[
         bool | Literal["unknown"],
-        Meta(description="unknown: a level that could tell did not run"),
+        Meta(description="unknown: a level that could show it did not run"),
     ]
     check: Annotated[
         str,

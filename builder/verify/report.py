@@ -42,18 +42,18 @@ class Verdict(Part, frozen=True, kw_only=True):
     status: Annotated[
         Proof, Meta(description="not-proven: nothing failed, and something did not run")
     ]
-    sentence: Annotated[Text, Meta(description="all of it in a few words")]
+    sentence: Annotated[Text, Meta(description="the verdict in a few words")]
     kernels: Annotated[
         dict[str, Text], Meta(description="kind of layer: the kernel that vLLM selected")
     ]
     limits: Annotated[
-        tuple[Text, ...], Meta(description="models that will not start with this profile")
+        tuple[Text, ...], Meta(description="models that do not start with this profile")
     ]
     serve: Annotated[
         tuple[Text, ...],
         Meta(description="command lines of a server: for every model, then for MoE models"),
     ]
-    todo: Annotated[tuple[Text, ...], Meta(description="commands that prove the rest")]
+    todo: Annotated[tuple[Text, ...], Meta(description="commands that prove what is missing")]
 
 
 class ReportDocument(Document, frozen=True, kw_only=True):

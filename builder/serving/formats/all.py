@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from builder.serving.documents import Recipe
 
-#: Name of a format, and what makes its files.
+#: The formats by name, with the function that renders the files.
 FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
     "docker": docker.render,
     "compose": compose.render,
@@ -27,12 +27,12 @@ FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
 
 #: Formats of tools that find the nodes of a model themselves.
 LAUNCHERS = ("sparkrun", "eugr")
-#: TensorRT-LLM's, which is made of the model alone.
+#: TensorRT-LLM's format, which needs only the model.
 TRTLLM = "trtllm"
 
 
 def refuse_format(form: str) -> None:
-    """Refuse a format that is not there, before anything is read for it.
+    """Refuse an unknown format, before anything is read.
 
     Raises:
         UsageError: it is not.
@@ -49,7 +49,7 @@ def rendered(recipe: Recipe, form: str) -> dict[str, str]:
     """The files of a format, the main one first.
 
     Raises:
-        UsageError: there is no such format, or it cannot hold this recipe.
+        UsageError: there is no such format, or it cannot express this recipe.
     """
     refuse_format(form)
     return FORMATS[form](replace(recipe, made_by=f"{recipe.made_by} --format {form}"))

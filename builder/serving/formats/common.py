@@ -1,4 +1,4 @@
-"""What several formats say: comments at the top, mounts, the balancer in front of two nodes."""
+"""Parts that formats share: comments at the top, mounts, the load balancer for two nodes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
     from builder.serving.documents import Recipe, RecipeNode
 
-#: What a YAML document holds.
+#: The values of a YAML document.
 Value: TypeAlias = "str | int | float | bool | Mapping[str, Value] | Sequence[Value] | None"
 
-#: Where the official images look for models, and where users have them.
+#: The models folder of the official images, and the user's.
 CACHE, HOST_CACHE = "/root/.cache/huggingface", "~/.cache/huggingface"
-#: Taken from the user's surroundings, never written down.
+#: A variable that is passed on from the user's environment, never written into a file.
 TOKEN = "HF_TOKEN"  # noqa: S105 - its name
 BALANCER = "litellm.yaml"
-#: The only way of sharing requests out that keeps two equal nodes busy.  ``least-busy`` gave 99
+#: The only routing strategy that keeps two equal nodes busy.  ``least-busy`` gave 99
 #: instead of 156 tokens/s at 64 requests: its counter is raised in a hook that ``acompletion``
 #: never calls (write-up of CUTLASS kernels on SM12.1, 2026; sparkrun's LiteLLM plugin).
 STRATEGY = "simple-shuffle"
 
 
 def header(recipe: Recipe, change: str | None = None) -> str:
-    """Comments that say what this is, and what to know before it is started.
+    """Comments that describe the recipe, with notes for the user.
 
-    ``change`` is what makes the profile's changes to files, where that is not the image.
+    ``change`` describes how the profile's file changes are made, if not by the image.
     """
     lines = [
         f"{recipe.id} on vLLM {recipe.vllm}, profile {recipe.profile}, {recipe.topology}",
@@ -51,7 +51,7 @@ _PLAIN_KEY = re.compile(r"(?![yYnN]$)[A-Za-z_][\w./-]*")
 
 
 class Block(str):
-    """A text of several lines, written as it is in YAML."""
+    """A text of several lines, written as a YAML block."""
 
     __slots__ = ()
 
@@ -63,23 +63,23 @@ class _Key(str):
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes texts in quotes, so that neither YAML 1.1 nor 1.2 takes one for a number or true."""
+    """Quotes texts, so that neither YAML 1.1 nor 1.2 reads one as a number or a boolean."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
-        """What stands twice is written twice."""
+        """Do not use YAML aliases."""
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
-        """Lists stand deeper than their key."""
+        """Indent lists below their key."""
         super().increase_indent(flow, indentless=False)
 
     def mapping(self, value: Mapping[str, Value]) -> yaml.MappingNode:
-        """In the order in which it is given."""
+        """Keep the given order."""
         keyed = {_Key(key): inner for key, inner in value.items()}
         return self.represent_mapping("tag:yaml.org,2002:map", keyed.items())
 
     def text(self, value: str) -> yaml.ScalarNode:
-        """In quotes, or as a block; a key as it is, unless some reader takes it for no text."""
+        """Quote texts, or write a block; quote keys only if a YAML reader needs it."""
         style = "|" if isinstance(value, Block) else '"'
         if isinstance(value, _Key) and _PLAIN_KEY.fullmatch(value):
             style = ""
@@ -101,7 +101,7 @@ def yaml_text(value: Mapping[str, Value]) -> str:
 
 
 def for_shell(words: Sequence[str], indent: str = "    ") -> str:
-    """A command over several lines, each flag with its value on one."""
+    """A command over several lines, one for each flag with its value."""
     groups: list[list[str]] = []
     for word in words:
         if word.startswith("-") or not groups:
@@ -112,7 +112,7 @@ def for_shell(words: Sequence[str], indent: str = "    ") -> str:
 
 
 def mounts(recipe: Recipe, cache: str = HOST_CACHE) -> Iterator[tuple[str, str]]:
-    """Folders and files of the machine, and where they are in the container."""
+    """Folders and files of the machine, with their paths in the container."""
     yield cache, CACHE
     for plugin in recipe.plugins:
         yield f"./{plugin.name}", f"{plugin.path}:ro"
@@ -129,7 +129,7 @@ def serves_alone(recipe: Recipe) -> bool:
 
 
 def balancer(recipe: Recipe) -> dict[str, str]:
-    """LiteLLM's configuration in front of two nodes; nothing for other topologies."""
+    """LiteLLM's configuration for two servers; empty for other topologies."""
     if recipe.topology != "two-solos":
         return {}
     listed: list[Value] = [

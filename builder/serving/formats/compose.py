@@ -1,4 +1,4 @@
-"""A compose file, one a node."""
+"""Compose files, one for each node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """A file a node."""
+    """One file for each node."""
     files = {}
     for node in recipe.nodes:
         number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"

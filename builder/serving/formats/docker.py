@@ -1,4 +1,4 @@
-"""``docker run``, one command a node."""
+"""``docker run``, one command for each node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLUSTER = ("--network", "host", "--ulimit", "memlock=-1")
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """A script a node."""
+    """One script for each node."""
     files = {}
     for node in recipe.nodes:
         number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
@@ -51,7 +51,7 @@ def _command(recipe: Recipe, node: RecipeNode) -> str:
 
 
 def container_command(recipe: Recipe, node: RecipeNode) -> list[str]:
-    """What runs in the container; with Ray the nodes find each other first."""
+    """The container's command; with Ray, the nodes join a cluster first."""
     words = recipe.command(node)
     if recipe.topology != "tp2-ray":
         return words
@@ -66,5 +66,5 @@ def container_command(recipe: Recipe, node: RecipeNode) -> list[str]:
 
 
 def _home(path: str) -> str:
-    """For double quotes of a shell, in which a tilde is no folder."""
+    """A path for a shell's double quotes, where a tilde is not expanded."""
     return path.replace("~", "$HOME", 1) if path.startswith("~") else f"$PWD{path[1:]}"

@@ -10,7 +10,7 @@ from builder.serving.formats.common import CACHE, TOKEN, Value, header, yaml_tex
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe
 
-#: Loading takes 8 minutes for 17 files of Nemotron 3 Super (write-up of one GB10, 2026-03); twice
+#: Nemotron 3 Super with 17 files loads in 8 minutes (write-up of one GB10, 2026-03); twice
 #: that, in probes of ten seconds.
 _STARTS_IN, _PERIOD = 960, 10
 _SHARED = (
@@ -23,10 +23,10 @@ _HEALTH = "/health"
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """One file with both; the Service stands in front of two servers, in place of LiteLLM.
+    """One file with both; the Service balances two servers, in place of LiteLLM.
 
     Raises:
-        UsageError: the recipe joins nodes, or needs a file of the checkpoint.
+        UsageError: the recipe uses two nodes for one model, or needs a file of the checkpoint.
     """
     if recipe.topology not in ("solo", "two-solos"):
         raise UsageError(

@@ -1,7 +1,7 @@
 """Recipes of sparkrun (form 2) and of eugr's spark-vllm-docker (form 1).
 
-Both start the containers of all nodes themselves: what joins nodes (ranks, addresses, interfaces)
-is theirs, and so are variables of NCCL, Gloo and Hugging Face.
+Both start the containers of all nodes themselves.  They set the ranks, addresses and interfaces,
+and the variables of NCCL, Gloo and Hugging Face.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from builder.serving.documents import Recipe
 
-#: Flags that users of both override by these names.
+#: Flags that users of both tools override by these names.
 _DEFAULTS = {
     "--port": "port",
     "--host": "host",
@@ -25,22 +25,22 @@ _DEFAULTS = {
     "--gpu-memory-utilization": "gpu_memory_utilization",
     "--max-model-len": "max_model_len",
 }
-#: sparkrun knows this one too, for its estimate of memory.
+#: sparkrun also uses this one to estimate memory.
 _SPARKRUN = {**_DEFAULTS, "--kv-cache-dtype": "kv_cache_dtype"}
 _EXECUTOR = "--distributed-executor-backend"
 #: The registry of this repository, in which sparkrun finds mods.
 REGISTRY = "@spark-build"
 #: Variables that sparkrun sets on a GB10 itself (``restated-platform-env`` of its 0.4.2).
 _PLATFORM = ("CUTE_DSL_ARCH",)
-#: How each joins nodes; two servers are two recipes.  eugr's launcher starts Ray when its user says
-#: ``--ray``, and takes Ray's flag out of commands otherwise (``launch-cluster.sh``).
+#: The topologies of each tool; two servers are two recipes.  eugr's launcher starts Ray with
+#: ``--ray``, and removes Ray's flag from commands otherwise (``launch-cluster.sh``).
 _TOPOLOGIES = {"sparkrun": ("solo", "tp2", "tp2-ray"), "eugr": ("solo", "tp2")}
 #: sparkrun's names for them.
 _RUNTIMES = {"tp2-ray": "vllm-ray"}
 
 
 def sparkrun(recipe: Recipe) -> dict[str, str]:
-    """A recipe of sparkrun, form 2, as ``sparkrun recipe validate --strict`` takes it."""
+    """A recipe of sparkrun, form 2, which ``sparkrun recipe validate --strict`` accepts."""
     _refuse(recipe, "sparkrun")
     nodes = len(recipe.nodes)
     counted: dict[str, Value] = {"min_nodes": nodes} if nodes > 1 else {}
@@ -91,19 +91,19 @@ def eugr(recipe: Recipe) -> dict[str, str]:
 
 
 def _change(recipe: Recipe) -> str:
-    """What changes the files of the container that a recipe names."""
+    """A note on the mod that changes the container's files."""
     if not recipe.image.build:
         return ""
     return f"the mod: {recipe.image.mod} changes {recipe.image.official} when it starts"
 
 
 def _name(recipe: Recipe) -> str:
-    """The name that users start it by."""
+    """The recipe's name for users."""
     return recipe.model if recipe.topology == "solo" else f"{recipe.model}-{recipe.topology}"
 
 
 def _refuse(recipe: Recipe, form: str) -> None:
-    """Refuse what these tools cannot start.
+    """Refuse recipes that these tools cannot start.
 
     Raises:
         UsageError: they cannot.
@@ -124,7 +124,7 @@ def _refuse(recipe: Recipe, form: str) -> None:
 
 
 def _between_quotes(value: str) -> str:
-    """A value that bash reads as it is: eugr's script puts it between double quotes."""
+    """A value escaped for bash: eugr's script puts it in double quotes."""
     return re.sub(r'([\\"$`])', r"\\\1", value)
 
 
@@ -137,17 +137,17 @@ def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _number(text: str) -> int | float | str:
-    """A number as one, so that the tools can calculate with it."""
+    """Numbers as numbers, so that the tools can calculate with them."""
     if re.fullmatch(r"\d+", text):
         return int(text)
     return float(text) if re.fullmatch(r"\d*\.\d+", text) else text
 
 
 def _command(recipe: Recipe, names: Mapping[str, str], model: str, *, doubled: bool = False) -> str:
-    """``vllm serve`` with what can be overridden in braces; other braces are doubled for eugr."""
+    """``vllm serve`` with placeholders in braces; other braces are doubled for eugr."""
     words: list[str] = []
     places: dict[str, str] = {}
-    # who joins the nodes also says how
+    # the launcher joins the nodes, and sets how
     flags = [(flag.name, flag.value) for flag in recipe.flags if flag.name != _EXECUTOR]
     if all(name != "--tensor-parallel-size" for name, _ in flags):
         flags.append(("--tensor-parallel-size", ""))

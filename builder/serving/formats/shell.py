@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def render(recipe: Recipe) -> dict[str, str]:
-    """A script a node."""
+    """One script for each node."""
     files = {}
     change = ""
     if recipe.image.mod:

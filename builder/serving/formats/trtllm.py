@@ -1,6 +1,6 @@
 """TensorRT-LLM: ``trtllm-serve`` in its own image, with its file of options.
 
-vLLM's profiles, releases and flags are not its: what the model's file says is all there is.
+vLLM's profiles, releases and flags do not apply: only the model's file is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from builder.serving.models import Model
 
 OPTIONS = "trtllm-options.yaml"
-#: Where the file of options is in the container.
+#: The path of the options file in the container.
 _PLACE = f"/app/{OPTIONS}"
 
 
@@ -24,7 +24,7 @@ def refuse_settings(given: Mapping[str, object]) -> None:
     """Refuse options that are about vLLM, by their names.
 
     Raises:
-        UsageError: one was given.
+        UsageError: one of them is set.
     """
     for name, value in given.items():
         if value is not None and value is not False and value != ():
