@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from builder.errors import RemoteError, UsageError
-from builder.net import sockets
 from builder.net.messages import host_of, resolved
 from builder.net.retry import Retries, RetryPolicy, final_answer
 from builder.util.console import console
@@ -74,6 +73,8 @@ class ForgeClient:
             NoAnswer: there was no response.
             RemoteError: any other failure, rate limits included.
         """
+        from builder.net import sockets  # takes ssl along
+
         waited = False
         while True:
             answer = self._follow(f"{self.site.api}{path}", accept, subject, limit)

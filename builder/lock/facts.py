@@ -18,7 +18,6 @@ from builder.errors import Exit, SparkBuildError
 from builder.lock.document import FACTS_NAME, FactsPin
 from builder.lock.file import read_lock
 from builder.pypi.index import write_atomically
-from builder.rootfs.facts import RecordedFiles
 from builder.util.console import console
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from builder.lock.document import LockEntry
     from builder.lock.file import Lock
     from builder.registry.model import Descriptor
+    from builder.rootfs.facts import RecordedFiles
 
 #: Bytes of a file of facts, packed and unpacked; a vLLM image takes 1 MB and 8 MB.
 _PACKED, _UNPACKED = 64 << 20, 512 << 20
@@ -61,6 +61,8 @@ def read_facts(lock: Path, pin: FactsPin) -> RecordedFiles:
         SparkBuildError: the file does not exist, is not what is pinned, or is about other layers
             (exit 9).
     """
+    from builder.rootfs.facts import RecordedFiles  # takes sqlite3 along
+
     path = folder_of(lock) / pin.file
     try:
         if path.stat().st_size > _PACKED:

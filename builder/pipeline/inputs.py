@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,17 +24,17 @@ from builder.plan.sources import IndexSources
 from builder.pulls.report import report_pulls
 from builder.pulls.resolve import Resolver
 from builder.pypi.index import PackageIndex
-from builder.rootfs.base import Base
 from builder.util.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from builder.compile.container import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.documents.pulls import Pin
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
+    from builder.rootfs.base import Base
 
     Identify = Callable[[str], Base]
 
@@ -58,8 +57,6 @@ def stages_of(
 ) -> Stages:
     """The compile stages that are allowed; ``nvcc`` and ``toolkit`` override the defaults."""
     from builder.compile.stage import Stages
-
-    Callable[[str], Base]
 
     return Stages(index, forges, nvcc, toolkit)
 

@@ -45,6 +45,7 @@ def test_a_warm_plan_needs_no_network(
     # the index module reads wheels' file names with packaging; nothing else of the list is needed
     loaded = imported(*plan)
     assert loaded.isdisjoint(set(HEAVY) - {"packaging"})
+    assert loaded.isdisjoint({"ssl", "sqlite3"}), "of requests to a forge, of images' layers"
     # only a layer that is compiled looks at machine code
     assert "builder.machinecode.modules" not in loaded
     assert wheels.requests == []
