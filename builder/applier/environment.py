@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.text import lines_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,7 +24,8 @@ class EnvReader:
 def read_envs(source: str) -> EnvReader:
     """Read vLLM's ``envs.py``: keys of ``environment_variables``, and the choices of each."""
     known: dict[str, tuple[str, ...] | None] = {}
-    for node in ast.walk(ast.parse(source)):
+    lines = lines_of(source)
+    for node in ast.parse(source).body:
         target: ast.expr | None = None
         if isinstance(node, ast.AnnAssign):
             target = node.target
@@ -35,7 +38,9 @@ def read_envs(source: str) -> EnvReader:
             continue
         for key, value in zip(node.value.keys, node.value.values, strict=True):
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                known[key.value] = _choices(value)
+                text = lines[value.lineno - 1 : value.end_lineno]
+                listed = any("_with_choices" in line for line in text)
+                known[key.value] = _choices(value) if listed else None
     return EnvReader(known)
 
 

@@ -26,9 +26,7 @@ def leftovers(tree: Tree, final: Mapping[str, str | None]) -> list[str]:
         folder, _, name = path.rpartition("/")
         if name == "METADATA" and distribution_of(folder):  # what an installer added goes too
             gone.extend(f"{folder}/{left}" for left in tree.children(folder))
-    for path in final:
-        gone.extend(stale_pyc(tree, path))
-    return sorted(set(gone))
+    return sorted({*gone, *stale_pyc(tree, final)})
 
 
 def finish(root: Path, owners: Path | None = None) -> list[str]:

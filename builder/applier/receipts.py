@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
@@ -94,7 +95,7 @@ def receipts_of(tree: Tree) -> list[Receipt]:
         if not name.endswith(".json") or data is None:
             continue
         try:
-            found.append(_read(json.loads(data), name))
+            found.append(_read(data, name))
         except (ValueError, RecursionError) as error:
             raise ApplyError(
                 f"receipt {RECEIPTS}/{name} is damaged: {error}",
@@ -103,8 +104,10 @@ def receipts_of(tree: Tree) -> list[Receipt]:
     return sorted(found, key=lambda receipt: (receipt.sequence, receipt.layer))
 
 
-def _read(raw: object, name: str) -> Receipt:
+@lru_cache(maxsize=64)
+def _read(data: bytes, name: str) -> Receipt:
     """Read a receipt, and check it, because a revert uses its paths to remove files."""
+    raw = json.loads(data)
     held = raw if isinstance(raw, dict) else {}
     known = {key: held[key] for key in (*_REQUIRED, *_OPTIONAL) if key in held}
     for key, kind in {**_REQUIRED, **_OPTIONAL}.items():

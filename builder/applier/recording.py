@@ -96,8 +96,12 @@ def untouched_rows(data: bytes, touched: Collection[str]) -> list[str]:
 @lru_cache(maxsize=64)
 def _listed(data: bytes) -> tuple[list[tuple[str, str]], frozenset[str]]:
     """The lines of a RECORD with their paths, and the set of paths."""
-    lines = lines_of(data.decode("utf-8", "surrogateescape"))
-    rows = [(row_path(line), line) for line in lines]
+    text = data.decode("utf-8", "surrogateescape")
+    quoted = '"' in text
+    rows = [
+        (row_path(line) if quoted else line.partition(",")[0].rstrip("\r\n"), line)
+        for line in lines_of(text)
+    ]
     return rows, frozenset(path for path, _ in rows)
 
 

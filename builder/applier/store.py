@@ -173,9 +173,10 @@ class Store(Journal):
             same_bytes = tree.digest(path) == entry.before
             if not same_bytes or entry.mode not in (None, tree.mode(path)):
                 self._restore(path, entry)
-            for stale in stale_pyc(DirTree(self.root), path):
-                if stale not in receipt.files:
-                    (self.root / stale).unlink(missing_ok=True)
+        replaced = [path for path, entry in receipt.files.items() if entry.before is not None]
+        for stale in stale_pyc(DirTree(self.root), replaced):
+            if stale not in receipt.files:
+                (self.root / stale).unlink(missing_ok=True)
 
     # -- RECORD
 

@@ -14,7 +14,7 @@ from builder.applier.failures import EXIT_REMOTE, ApplyError
 from builder.applier.versions import normalize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 
@@ -196,15 +196,21 @@ class OverlayTree:
         return found
 
 
-def stale_pyc(tree: Tree, path: str) -> list[str]:
-    """Compiled files of a ``.py`` file.
+def stale_pyc(tree: Tree, paths: Iterable[str]) -> list[str]:
+    """Compiled files of the ``.py`` files among some paths.
 
     They are removed with every change: a hash-based .pyc may be 'unchecked' (PEP 552), and then
     Python would still run the old code.
     """
-    if not path.endswith(".py"):
-        return []
-    directory, _, name = path.rpartition("/")
-    cache = f"{directory}/__pycache__" if directory else "__pycache__"
-    stem = name.removesuffix(".py") + "."
-    return [f"{cache}/{n}" for n in tree.children(cache) if n.startswith(stem) and ".pyc" in n]
+    stems: dict[str, list[str]] = {}
+    for path in paths:
+        if path.endswith(".py"):
+            directory, _, name = path.rpartition("/")
+            cache = f"{directory}/__pycache__" if directory else "__pycache__"
+            stems.setdefault(cache, []).append(name.removesuffix("py"))
+    return [
+        f"{cache}/{name}"
+        for cache, starts in stems.items()
+        for name in tree.children(cache)
+        if name.startswith(tuple(starts)) and ".pyc" in name
+    ]

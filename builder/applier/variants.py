@@ -154,10 +154,8 @@ def _reason(
 
 def _finish_changes(run: Ops, outcome: Outcome) -> None:
     """Parse every changed module and remove its compiled files."""
-    for path, content in list(outcome.changes.items()):
-        if not path.endswith(".py"):
-            continue
-        if content is not None and content.data is not None:
+    for path, content in outcome.changes.items():
+        if path.endswith(".py") and content is not None and content.data is not None:
             try:
                 # half of the time of ast.parse, which makes a tree; it takes bytes, whatever is
                 # declared, and reads the line that names their encoding
@@ -166,5 +164,4 @@ def _finish_changes(run: Ops, outcome: Outcome) -> None:
                 outcome.state, outcome.changes = DRIFT, {}
                 outcome.reason = f"{path} would no longer parse: {error}"
                 return
-        for stale in stale_pyc(run.view, path):
-            outcome.changes[stale] = None
+    outcome.changes.update(dict.fromkeys(stale_pyc(run.view, outcome.changes)))

@@ -164,8 +164,7 @@ class WheelOps:
                 continue
             if self.view.digest(row.path) is not None:
                 gone[row.path] = None
-                gone.update(dict.fromkeys(stale_pyc(self.view, row.path)))
-        return gone
+        return {**gone, **dict.fromkeys(stale_pyc(self.view, gone))}
 
     def _minimal(self, changes: Changes) -> Changes:
         """Without the files that already have exactly these bytes, and their compiled files."""
@@ -174,5 +173,5 @@ class WheelOps:
             for path, content in changes.items()
             if content is not None and content.sha256 == self.view.digest(path)
         }
-        same |= {pyc for path in same for pyc in stale_pyc(self.view, path)}
+        same |= set(stale_pyc(self.view, same))
         return {path: content for path, content in changes.items() if path not in same}

@@ -278,11 +278,10 @@ class WheelTree:
         children: dict[str, set[str]] = {}
         for path in self._owner:
             parent, _, name = path.rpartition("/")
-            while name not in children.setdefault(parent, set()):
-                children[parent].add(name)
-                if not parent:
-                    break
+            while parent not in children:  # a new folder, so it is new in the one around it too
+                children[parent] = {name}
                 parent, _, name = parent.rpartition("/")
+            children[parent].add(name)
         return children
 
     def read(self, path: str) -> bytes | None:

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 24a05369c50b7f8825352f9b3c08425cc747351c6adf295988617e1ccc472cc7
+#   sha256 586348ea9899458263305d0c2123d4e6227f719e5d50ced4a87409fe0e9bc0ab
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
