@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from tests.actions.runner import ACTION, ROOT, WORKFLOWS, Machine, StepFailed, run_steps
+from tests.actions.runner import ACTION, ROOT, WORKFLOWS, Machine, StepFailed, load, run_steps
 from tests.engine.cache import MachineError
 from tests.engine.machine import Registry, ensure_engine
 from tests.registry import overlays
@@ -22,7 +22,7 @@ from tests.unit.fakes import REPLACE, layer_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IMAGES = ROOT / ".github" / "workflows" / "images.yml"
+IMAGES, NUMBERS = (ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("images", "numbers"))
 #: Steps that other tests are: the first is this very test run, the others need a Docker Engine.
 ELSEWHERE = {
     ("ci.yml", "test", "0"): "installs packages on the machine; the step after it is this run",
@@ -246,6 +246,23 @@ def test_a_build_that_fails_verification_fails_the_job(
     assert failed.value.code == 5
     assert "::error title=spark-build::NOT PROVEN: whether the kernels run on" in failed.value.out
     assert "**NOT PROVEN**" in machine.summary
+
+
+def test_numbers_are_required_of_a_release(machine: Machine, listed: dict[str, Any]) -> None:
+    """What it asks for if nothing else is said; of a profile that has no kernel to run."""
+    assert listed, "that job has checked out"
+    given = load(NUMBERS)["on"]["workflow_dispatch"]["inputs"]
+    inputs = {name: str(value["default"]) for name, value in given.items()}
+    assert inputs["layers"] == "b12x-full", "whose kernels the level runs"
+    inputs |= {"release": "0.20.1", "layers": "marlin"}
+    assert machine.job(NUMBERS, "verify", inputs={**inputs, "require": "static"}) is not None
+    with pytest.raises(StepFailed) as failed:
+        machine.job(NUMBERS, "verify", inputs=inputs)
+    assert failed.value.code == 5
+    assert "the profile expects no b12x kernel" in failed.value.out
+    evidence = machine.home / "artifacts" / "numbers-evidence" / "evidence.json"
+    levels = {check["level"] for check in json.loads(evidence.read_text())["checks"]}
+    assert levels >= {"static", "dispatch", "numbers"}, "kept though it failed"
 
 
 @pytest.mark.parametrize(
