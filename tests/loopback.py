@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
 
 
+class Server(ThreadingHTTPServer):
+    """A server whose clients may hang up."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report a bug of a test's, not a client that is gone: its command may share our stderr."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class LoopbackServer:
     """Listens from :meth:`listen` on, and answers for as long as a ``with`` block lasts."""
 
-    _server: ThreadingHTTPServer
+    _server: Server
 
     def listen(self, handler: type[LoopbackHandler]) -> None:
         """Take a port; handlers find this server as their ``owner``."""
         owned = type("Handler", (handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), owned)
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", 0), owned)
 
     @property
     def address(self) -> str:

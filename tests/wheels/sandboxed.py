@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,21 @@ from builder.util.paths import cache_dir, package_file
 from builder.verify.installer import call, install_command
 from builder.verify.sandbox import Sandbox, lay_out, make, requirements_for
 from builder.verify.torchfolder import wanted_torch
+from tests.engine import cache
+
+from .support import snapshot, write
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .support import Planned
 
 HARNESS = Path(__file__).parent / "harness"
 RUNTIME = package_file("runtime", "spark_verify.py").parent
+#: In place of the folder's name in what is cached.
+ROOT = "@root@"
+#: Cached runs of harnesses; one has 10 to 300 kB.
+KEPT = 400
 #: What vLLM's layers and models import beyond what selection does; any recent version serves.
 EXTRA = ("compressed-tensors==0.20.0", "einops==0.8.2", "llguidance==1.9.1", "loguru==0.7.3")
 
@@ -46,12 +56,38 @@ class Release:
             "pretend_triton": True,
         }
 
-    def run(self, script: str, *words: str, given: object = None) -> list[dict[str, Any]]:
+    def run(
+        self, script: str, *words: str, given: object = None, root: Path | None = None
+    ) -> list[dict[str, Any]]:
         """Run a harness; gives its lines of JSON.
+
+        What it prints, and writes below ``root``, is cached by all that it is made of and given.
 
         Raises:
             AssertionError: it failed; the message ends with what it said.
         """
+        programs = [
+            path.read_text() for path in sorted([*HARNESS.glob("*.py"), *RUNTIME.glob("*.py")])
+        ]
+        before = snapshot(root) if root else {}
+        asked = json.dumps([script, words, given, before, self.paths, self.torch, str(self.python)])
+        key = cache.key(*programs, _nameless(asked, root))
+        kept = cache.entry(f"harness/{key}", partial(self._ask, script, words, given, root))
+        os.utime(kept)
+        for old in sorted(kept.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        for path in (kept / "written").rglob("*"):
+            if root and path.is_file():
+                text = path.read_text("utf-8").replace(ROOT, str(root))
+                (root / path.relative_to(kept / "written")).write_text(text, "utf-8")
+        said = (kept / "said").read_text("utf-8").replace(ROOT, str(root))
+        return [json.loads(line) for line in said.splitlines()]
+
+    def _ask(
+        self, script: str, words: Sequence[str], given: object, root: Path | None, kept: Path
+    ) -> None:
+        """Run it, and fill a folder of the cache."""
+        before = snapshot(root) if root else {}
         command = [str(self.python), str(HARNESS / script), str(RUNTIME), *words]
         keep = ("PATH", "HOME", "LANG", "TMPDIR")
         answer = subprocess.run(
@@ -66,7 +102,16 @@ class Release:
             check=False,
         )
         assert answer.returncode == 0, answer.stderr[-3000:]
-        return [json.loads(line) for line in answer.stdout.splitlines()]
+        write(kept, "said", _nameless(answer.stdout, root).encode())
+        for path, digest in snapshot(root).items() if root else ():
+            if before.get(path) != digest and not path.endswith(".pyc"):
+                text = _nameless(Path(str(root), path).read_text("utf-8"), root)
+                write(kept / "written", path, text.encode())
+
+
+def _nameless(text: str, root: Path | None) -> str:
+    """A text without the folder's name."""
+    return text.replace(str(root), ROOT) if root else text
 
 
 def release_of(planned: Planned) -> Release:

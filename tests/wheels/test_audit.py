@@ -70,7 +70,7 @@ def audited(planned: Planner, tmp_path_factory: pytest.TempPathFactory) -> Audit
                 json.dumps(release.simulation(VLLM_DISABLE_SHARED_EXPERTS_STREAM="1"))
             )
             words = map(str, (request, root / "plugin", *folders.values()))
-            release.run("audit_tiny.py", *words)
+            release.run("audit_tiny.py", *words, root=root)
             made[version] = {name: (folder, _audit(folder)) for name, folder in folders.items()}
         return made[version]
 
@@ -240,7 +240,8 @@ def test_other_models_are_as_their_checkpoints(
     request = tmp_path / "request.json"
     release = release_of(planned(f"pypi:vllm=={version}", "marlin"))
     request.write_text(json.dumps(release.simulation(VLLM_DISABLE_SHARED_EXPERTS_STREAM="1")))
-    release.run("audit_tiny.py", str(request), str(tmp_path / "plugin"), str(folder))
+    words = map(str, (request, tmp_path / "plugin", folder))
+    release.run("audit_tiny.py", *words, root=tmp_path)
     safetensors(folder / "model.safetensors", tensors)
     found = _audit(folder).compared
     assert found is not None

@@ -22,7 +22,7 @@ import pytest
 
 from builder.engines.toolfiles import APPLIER, applier_bundle
 
-from .cli import Ran, command, environment, spark_build
+from .cli import Ran, called, command, environment
 from .fakeindex import FakeIndex, build_wheel, noise
 from .layouts import Layout
 from .support import snapshot
@@ -166,12 +166,12 @@ class World:
 
     def plan(self, layers: str = "text,graft,libs") -> Ran:
         """Run ``plan``."""
-        return spark_build(*self.words("plan", layers=layers), cwd=self.work, env=self.env)
+        return called(*self.words("plan", layers=layers), cwd=self.work, env=self.env)
 
     def image(self, *more: str, layers: str = "text,graft,libs") -> Ran:
         """Run ``image`` into ``out``."""
         words = self.image_words(*more, layers=layers)
-        return spark_build(*words, cwd=self.work, env=self.env)
+        return called(*words, cwd=self.work, env=self.env)
 
     def image_words(self, *more: str, layers: str = "text,graft,libs") -> list[str]:
         """The command line of :meth:`image`."""
@@ -267,7 +267,7 @@ def test_a_malformed_page(world: World) -> None:
 
 def test_an_unreachable_index(world: World) -> None:
     env = {**world.env, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
-    ran = spark_build(*world.words("plan"), cwd=world.work, env=env)
+    ran = called(*world.words("plan"), cwd=world.work, env=env)
     refused(world, ran, 8, "the package index did not answer for 'vllm'")
 
 
@@ -555,7 +555,7 @@ def test_two_runs_with_one_output(world: World, exists: bool) -> None:
     digest = good(world, world.image())
     if not exists:
         shutil.rmtree(world.work / "out")
-    for _ in range(3):
+    for _ in range(2):
         processes = [start(world, *world.image_words()) for _ in range(3)]
         runs = [finish(process) for process in processes]
         assert any(ran.code == 0 for ran in runs)
@@ -576,7 +576,7 @@ def test_two_runs_into_one_environment(world: World) -> None:
     for ran in runs:
         assert ran.code in (0, 2, 3), ran.err
         assert ran.code != 2 or "another spark-build is writing to it" in ran.err
-    reverted = spark_build("revert", str(site), cwd=world.work, env=world.env)
+    reverted = called("revert", str(site), cwd=world.work, env=world.env)
     assert reverted.code == 0, reverted.err
     assert snapshot(site) == before
 
@@ -613,7 +613,7 @@ def test_an_interruption_at_any_time(world: World, warm: bool, number: signal.Si
     began = time.monotonic()
     digest = good(world, world.image())
     whole = time.monotonic() - began
-    points = 8
+    points = 5
     ended = []
     for point in range(points):
         shutil.rmtree(world.work / "out", ignore_errors=True)

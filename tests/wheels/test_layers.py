@@ -110,7 +110,7 @@ def test_released_vllm_loads_the_generated_models(
     request = tmp_path / "request.json"
     env = {"VLLM_NVFP4_GEMM_BACKEND": "emulation"} if version < "0.24" else {}
     request.write_text(json.dumps(release(version).simulation(**env)))
-    moe, dense = release(version).run("load_tiny.py", str(request), *folders)
+    moe, dense = release(version).run("load_tiny.py", str(request), *folders, root=tmp_path)
     assert (moe["architecture"], dense["architecture"]) == (
         "Qwen3MoeForCausalLM",
         "Qwen3ForCausalLM",
