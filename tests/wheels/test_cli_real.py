@@ -1,4 +1,7 @@
-"""The command line as a user runs it, on released wheels."""
+"""The command line as a user runs it, on released wheels.
+
+What is made has a process of its own; what is refused, or checks files, is asked in this one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 from builder.util.paths import cache_dir
 
-from .cli import Ran, spark_build
+from .cli import Ran, called, spark_build
 from .layouts import Layout
 from .support import snapshot
 
@@ -108,7 +111,7 @@ def test_a_recent_release_needs_only_kernel_fixes(
     tmp_path: Path, release: str, kernels: dict[str, list[str]]
 ) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", f"pypi:vllm=={release}", "--json")
-    ran = spark_build(*words, cwd=tmp_path)
+    ran = called(*words, cwd=tmp_path)
     assert ran.code == 0
     needed = {
         layer["name"]: [file["path"].rpartition("/")[2] for file in layer["files"]]
@@ -127,7 +130,7 @@ def test_the_quick_start_has_the_command_that_image_prints(tmp_path: Path) -> No
     release = re.search(r"--base vllm/vllm-openai:v(\S+) --tag vllm-spark", start)
     assert release is not None
     words = ("image", "-l", "b12x-full", "-b", f"pypi:vllm=={release[1]}", "--engine", "oci")
-    ran = spark_build(*words, "-o", "oci:out", "--no-verify", "--json", cwd=tmp_path)
+    ran = called(*words, "-o", "oci:out", "--no-verify", "--json", cwd=tmp_path)
     said = ran.json()["run"]
     wanted = " ".join([said["command"], *said["moe_flags"]])
     wanted = re.sub(r"(?<=--entrypoint vllm )\S+", "vllm-spark", wanted)
@@ -155,7 +158,7 @@ def test_a_dry_run_writes_nothing_and_prints_the_digest_last(
 def test_a_release_that_does_not_exist(tmp_path: Path, release: str, near: str) -> None:
     """Exit 2, and the nearest releases: not the newest ones whatever was asked for."""
     words = ("plan", "--layers", "b12x-full", "--base", f"pypi:vllm=={release}")
-    ran = spark_build(*words, cwd=tmp_path)
+    ran = called(*words, cwd=tmp_path)
     assert ran.code == 2
     assert f"vllm {release} is not on the package index" in ran.err
     assert re.search(rf"\b{re.escape(near)}\b", ran.err), ran.err
@@ -182,7 +185,7 @@ def test_a_release_that_does_not_exist(tmp_path: Path, release: str, near: str) 
 def test_each_refusal_has_its_exit_code_and_reason(
     tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    ran = spark_build("plan", *words, cwd=tmp_path)
+    ran = called("plan", *words, cwd=tmp_path)
     assert ran.code == code, ran.err
     assert message in ran.err
     assert ran.err.count("error:") == 1
@@ -190,7 +193,7 @@ def test_each_refusal_has_its_exit_code_and_reason(
 
 def test_errors_are_json_with_json(tmp_path: Path) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", "pypi:vllm==0.20.7", "--json")
-    ran = spark_build(*words, cwd=tmp_path)
+    ran = called(*words, cwd=tmp_path)
     assert ran.code == 2
     error = ran.json()["error"]
     assert error["code"] == 2
@@ -270,7 +273,7 @@ def test_image_carries_its_plan_and_labels(plans: tuple[Ran, Ran], layout: Layou
 
 def verify(layout: Layout, *words: str) -> Ran:
     """Verify a layout by files alone, which takes a second."""
-    return spark_build(
+    return called(
         "verify", f"oci:{layout.root.name}", "--level", "static", *words, cwd=layout.root.parent
     )
 
@@ -412,7 +415,7 @@ def test_an_invalid_layout_is_refused(layout: Layout, tmp_path: Path, text: str)
 
 def test_an_unpatched_release_fails_against_the_layers(tmp_path: Path) -> None:
     words = ("verify", "pypi:vllm==0.20.1", "--layers", "b12x-full")
-    ran = spark_build(*words, cwd=tmp_path)
+    ran = called(*words, cwd=tmp_path)
     assert ran.code == 5
     assert "layer vllm-b12x-backend is missing" in ran.err
     assert "Invalid value 'flashinfer-b12x' for VLLM_NVFP4_GEMM_BACKEND" in ran.err
@@ -420,7 +423,7 @@ def test_an_unpatched_release_fails_against_the_layers(tmp_path: Path) -> None:
 
 
 def test_verifying_wheels_needs_layers(tmp_path: Path) -> None:
-    ran = spark_build("verify", "pypi:vllm==0.20.1", cwd=tmp_path)
+    ran = called("verify", "pypi:vllm==0.20.1", cwd=tmp_path)
     assert ran.code == 2
     assert "--layers" in ran.err
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
-import sys
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.documents import document_of, validated
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from .cli import called
 
 UNIT = "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 pytestmark = pytest.mark.skipif(
@@ -27,12 +23,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def compiled(*words: str, what: str = "run") -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "builder", "compile", what, *words, "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    answer = json.loads(done.stdout)
-    return done.returncode, validated(document_of(["compile", what, *words]), answer)
+    """What ``compile`` says; in this process, which reads a release's build files once."""
+    ran = called("compile", what, *words, "--json", cwd=Path.cwd())
+    return ran.code, ran.json()
 
 
 def test_every_released_kernel_is_a_trap() -> None:

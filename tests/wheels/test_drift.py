@@ -23,7 +23,7 @@ from builder.applier.trees import DirTree
 from builder.applier.versions import all_match
 from builder.errors import Exit
 
-from .cli import spark_build
+from .cli import called
 from .support import OPTIONAL, SCALES, lay_out, probed_files, snapshot, write
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def test_apply_refuses_the_whole_profile(planned: Planner, tmp_path: Path) -> No
     assert anchor in path.read_text()
     path.write_text(path.read_text().replace(anchor, anchor.replace("possible", "possibly")))
     before = snapshot(site)
-    ran = spark_build("apply", str(site), "--layers", "b12x-full", cwd=tmp_path)
+    ran = called("apply", str(site), "--layers", "b12x-full", cwd=tmp_path)
     assert ran.code == 4, ran.err
     assert f"{anchor!r} not found; nearest is line" in ran.err
     assert "possibly = list(_POSSIBLE_NVFP4_KERNELS" in ran.err

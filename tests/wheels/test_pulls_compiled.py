@@ -17,7 +17,7 @@ from builder.compile.source import release_source
 from builder.util.paths import cache_dir
 from tests.forge import LocalForge, Pull, Repository
 
-from .cli import Ran, spark_build
+from .cli import Ran, called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,14 +67,14 @@ def forge(index: PackageIndex, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def planned(forge: LocalForge, tmp_path: Path) -> Any:
-    """Dry-run an image of pull requests, as a process of its own."""
+    """Dry-run an image of pull requests; the release's build files are read once."""
 
     def plan(*numbers: int, more: tuple[str, ...] = ()) -> Ran:
         pulls = [w for n in numbers for w in ("--with-pr", f"vllm-project/vllm#{n}")]
         base = ("--base", f"pypi:vllm=={RELEASE}", "--platform", Target.here().platform)
         words = ("image", *pulls, *base, "--compile", "--dry-run", "--json", *more)
         env = {"SPARK_BUILD_FORGE": forge.root, "SPARK_BUILD_CACHE": str(cache_dir())}
-        return spark_build(*words, cwd=tmp_path, env=env)
+        return called(*words, cwd=tmp_path, env=env)
 
     return plan
 

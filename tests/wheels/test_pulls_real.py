@@ -16,7 +16,7 @@ from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import cache_dir
 from tests.forge import LocalForge, Pull, Repository
 
-from .cli import Ran, spark_build
+from .cli import Ran, called, spark_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,12 +109,12 @@ def _open(repository: Repository, forge: LocalForge, index: PackageIndex) -> Non
 
 @pytest.fixture
 def planned(real: Real, tmp_path: Path) -> Any:
-    """Plan pull requests on a release, as a process of its own."""
+    """Plan pull requests on a release."""
 
     def plan(*numbers: int, base: str, more: tuple[str, ...] = ()) -> Ran:
         pulls = [w for n in numbers for w in ("--with-pr", f"vllm-project/vllm#{n}")]
         words = ("plan", *pulls, "--base", f"pypi:vllm=={base}", "--json", *more)
-        return spark_build(*words, cwd=tmp_path, env=environment(real))
+        return called(*words, cwd=tmp_path, env=environment(real))
 
     return plan
 
@@ -201,9 +201,9 @@ def test_an_image_with_half_a_change_is_detected(real: Real, tmp_path: Path) -> 
         (layer["name"], layer["state"]) for layer in built.json()["layers"]
     ]
     verify = ("verify", "oci:out", "--locked", "--level")
-    static = spark_build(*verify, "static", cwd=tmp_path, env=env)
+    static = called(*verify, "static", cwd=tmp_path, env=env)
     assert static.code == 0, static.err
-    imports = spark_build(*verify, "imports", cwd=tmp_path, env=env)
+    imports = called(*verify, "imports", cwd=tmp_path, env=env)
     assert imports.code == 5
     assert "vllm.utils.flashinfer has no flashinfer_b12x_fused_moe" in imports.err
 
@@ -215,6 +215,6 @@ def test_a_clone_gives_the_same_result(real: Real, tmp_path: Path) -> None:
     clone = ("--forge-clone", str(real.repository.folder))
     env = {**environment(real), "SPARK_BUILD_FORGE": "http://127.0.0.1:9"}
     words = ("plan", "--with-pr", f"vllm-project/vllm#{MERGED}", "--json", *clone)
-    ran = spark_build(*words, "--base", "pypi:vllm==0.24.0", cwd=tmp_path, env=env)
+    ran = called(*words, "--base", "pypi:vllm==0.24.0", cwd=tmp_path, env=env)
     assert states(ran) == ["upstream"]
     assert ran.json()["pulls"][0]["release"] == "0.22.0"
