@@ -40,7 +40,14 @@ from builder.verify.replies import (
     MalformedReply,
 )
 from builder.verify.results import Results
-from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
+from builder.verify.sandbox import (
+    Sandbox,
+    ask_probe,
+    folder_of,
+    lay_out,
+    python_files,
+    requirements_for,
+)
 from builder.verify.torchfolder import torch_folder, wanted_torch
 from builder.verify.trust import TrustedSources
 
@@ -286,7 +293,7 @@ def sandbox_compiler(
         sandbox = Sandbox(requirements)
         imported = [*python_files(tree), *texts_of(tree)]
         apart = (trust or TrustedSources()).apart(tree, imported)
-        dsl, rest = mirror(tree), lay_out(tree)
+        dsl, rest = mirror(tree), folder_of(tree)
         sandbox.prepare()
         torch = torch_folder(wanted_torch(tree, current))
         # the names of these four are digests of their contents
@@ -294,6 +301,7 @@ def sandbox_compiler(
         inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, asked]
         if kept := RESULTS.get(inputs, CodegenReply):
             return kept
+        lay_out(tree)
         paths = [str(dsl), str(rest), str(torch.folder)]
         full = {**asked, "paths": paths, "pretend_triton": True}
         reply = ask_probe(sandbox.python, full, CodegenReply, CODEGEN_TIMEOUT, PROBE, apart=apart)
@@ -307,8 +315,8 @@ def sandbox_compiler(
     return compile_kernels
 
 
-#: Number of cached results; one has 1 MB of cubins.
-RESULTS = Results("codegen", tuple(("runtime", name) for name in CODEGEN_PROBE), 40)
+#: Number of cached results; one has 0.5 MB of cubins, and each layer of each release may need one.
+RESULTS = Results("codegen", tuple(("runtime", name) for name in CODEGEN_PROBE), 160)
 
 
 def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:

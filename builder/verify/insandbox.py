@@ -14,9 +14,16 @@ from builder.verify.codegen import sandbox_compiler
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.interpreters import Probes
 from builder.verify.launches import sandbox_launcher
-from builder.verify.replies import DispatchReply, LocalFiles
+from builder.verify.replies import DispatchReply, LocalFiles, MalformedReply
 from builder.verify.results import Results
-from builder.verify.sandbox import lay_out, make, python_files, requirements_for
+from builder.verify.sandbox import (
+    Sandbox,
+    folder_of,
+    lay_out,
+    make,
+    python_files,
+    requirements_for,
+)
 from builder.verify.torchfolder import wanted_torch
 from builder.verify.trust import TrustedSources
 
@@ -83,26 +90,33 @@ class SandboxProbe:
 
     def __call__(self, request: DispatchRequest) -> DispatchReply:
         try:
-            make_it = self.maker()
-            apart = self._trust.apart(self._tree, python_files(self._tree))
-            folder = lay_out(self._tree)  # while it may still be made beside this
-            made = make_it()
-            release = self._packages["vllm"]
-            real = operators.operators(release) if operators.wanted(release) else LocalFiles()
+            return self._ask(request)
+        except MalformedReply:
+            raise
         except SparkBuildError as error:
             hint = f"; try: {error.hint}" if error.hint else ""
             raise SandboxUnavailable(f"{error}{hint}") from None
+
+    def _ask(self, request: DispatchRequest) -> DispatchReply:
+        release = self._packages["vllm"]
+        make_it = self.maker()
+        apart = self._trust.apart(self._tree, python_files(self._tree))
+        if not Sandbox(requirements_for(release)).complete:
+            lay_out(self._tree)  # while it may still be made beside this
+        made = make_it()
+        real = operators.operators(release) if operators.wanted(release) else LocalFiles()
+        # every path is named by a digest of its contents
         full = {
             **plain(request),
             **plain(real),
-            "paths": [str(folder), *map(str, made.paths)],
+            "paths": [str(folder_of(self._tree)), *map(str, made.paths)],
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "pretend_triton": made.sandbox.requirements.pretend_triton,
         }
-        # every path in the request is named by a digest of its contents
         inputs = [str(made.sandbox.python), full]
         reply = None if apart else RESULTS.get(inputs, DispatchReply)
         if reply is None:
+            lay_out(self._tree)
             reply = made.sandbox.ask(full, apart=apart)
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)

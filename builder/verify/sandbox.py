@@ -112,9 +112,8 @@ def sandbox_needs(packages: Mapping[str, str], tree: Tree) -> list[Need]:
         sandbox = Sandbox(requirements_for(packages.get("vllm", "")))
     except (UsageError, InvalidVersion):
         return []
-    made = (sandbox.root / "complete").exists()
     torch = torch_need(wanted_torch(tree, packages))
-    return [*([] if made else [sandbox.need]), *([torch] if torch else [])]
+    return [*([] if sandbox.complete else [sandbox.need]), *([torch] if torch else [])]
 
 
 class Sandbox:
@@ -126,6 +125,11 @@ class Sandbox:
         key = sha256_hex(canonical_json(inputs))
         self.root = cache_dir() / "sandbox" / f"{requirements.name}-{key[:12]}"
         self.python = self.root / "bin" / "python"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has been created."""
+        return (self.root / "complete").exists()
 
     @property
     def need(self) -> Need:
@@ -143,7 +147,7 @@ class Sandbox:
             SandboxUnavailable: it cannot be created here; the message says why.
         """
         with locked(str(self.root)):
-            if (self.root / "complete").exists():
+            if self.complete:
                 return
             shutil.rmtree(self.root, ignore_errors=True)
             try:
@@ -309,13 +313,18 @@ def python_files(tree: Tree) -> Iterator[str]:
             yield path
 
 
+def folder_of(tree: Tree) -> Path:
+    """The directory of :func:`lay_out`, named by content; it may not exist yet."""
+    rows = [[path, tree.digest(path)] for path in sorted(python_files(tree))]
+    return cache_dir() / "trees" / sha256_hex(canonical_json(rows))[:24]
+
+
 def lay_out(tree: Tree) -> Path:
     """The target's Python files as a directory, cached by content."""
     from builder.plan.sources import preload
 
     paths = sorted(python_files(tree))
-    key = sha256_hex(canonical_json([[path, tree.digest(path)] for path in paths]))
-    folder = cache_dir() / "trees" / key[:24]
+    folder = folder_of(tree)
     with locked(str(folder)):
         if folder.exists():
             os.utime(folder)
