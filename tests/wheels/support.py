@@ -8,6 +8,7 @@ import hashlib
 import io
 import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from builder.applier.layers import Layer
+    from builder.applier.records import RecordRow
     from builder.applier.trees import Changes, Tree
     from builder.layers.catalog import Selection
     from builder.model.plan import BuildPlan, LayerDecision
@@ -125,11 +127,17 @@ def lay_out(tree: Tree, paths: Iterable[str], root: Path) -> None:
         record = f"{dist.info_dir}/RECORD"
         data = tree.read(record) or b""
         own = {f"{dist.info_dir}/METADATA", record}
-        kept = {row.path for row in parse_record(data)} & (present | own)
+        kept = {row.path for row in record_rows(data)} & (present | own)
         write(root, record, trimmed_record(data, kept))
         present = (present | own) - {record}
     for path in sorted(present):
         write(root, path, tree.read(path) or b"", tree.mode(path))
+
+
+@lru_cache(maxsize=64)
+def record_rows(data: bytes) -> tuple[RecordRow, ...]:
+    """The rows of a RECORD; parsing those of vLLM and FlashInfer takes longer than a test."""
+    return tuple(parse_record(data))
 
 
 def write(root: Path, path: str, data: bytes, mode: int = 0o644) -> None:
@@ -144,7 +152,7 @@ def trimmed_record(data: bytes, kept: set[str]) -> bytes:
     """A RECORD with the rows of some files only."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    for row in parse_record(data):
+    for row in record_rows(data):
         if row.path in kept:
             rows.writerow([row.path, _record_hash(row.sha256), row.size or ""])
     return out.getvalue().encode()
