@@ -5,7 +5,7 @@ Every module here uses the standard library only and imports only its siblings a
 ``tests/unit/runtime/test_standalone.py`` enforces it.
 """
 
-#: The dispatch probe, the file that is run last; each one imports only those before it.
+#: The files of the dispatch probe; the last one is run, and each imports only those before it.
 DISPATCH_PROBE = (
     "stub_driver.py",
     "simulated_device.py",
@@ -42,7 +42,7 @@ LAUNCH_PROBE = (
     "launch_recorder.py",
     "launch_probe.py",
 )
-#: What the verifier inside an image is made of, besides the applier.
+#: The files of the verifier inside an image, besides the applier.
 IMAGE_VERIFIER = (
     *DISPATCH_PROBE,
     "dispatch_expect.py",

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Says how each module of a model is quantised, as vLLM has loaded it.
+"""Reports how each module of a model is quantised after vLLM has loaded it.
 
-Runs beside vLLM, under its interpreter, with the standard library alone.  Two ways::
+Runs inside vLLM's process with the interpreter, with the standard library alone.  There are two
+ways::
 
     python3 spark_build_audit.py MODEL [FLAGS of vllm serve] > audit.json
     PYTHONPATH=FOLDER vllm serve MODEL ...        # writes FOLDER/audit.json
 
-The first loads the model and ends.  The second is a server as ever: vLLM calls `register` in every
+The first loads the model and exits.  The second is a normal server: vLLM calls `register` in every
 process that it starts, through the entry point group ``vllm.general_plugins``, and the worker
 writes the file once its model is loaded.  An audit that fails is logged and never stops a server.
 ``spark-build audit audit.json`` prints the result.
@@ -31,25 +32,25 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 SCHEMA = 1
-#: Where the file goes; by default beside this one.
+#: The path of the audit file; by default next to this one.
 FILE_VARIABLE = "SPARK_BUILD_AUDIT"
 #: The worker class of every vLLM from 0.17.0 to 0.33.0 on CUDA.
 WORKER = ("vllm.v1.worker.gpu_worker", "Worker")
-#: Where the two model runners of vLLM keep what drafts tokens.
+#: The attributes in which vLLM's two model runners store the draft model.
 DRAFTERS = ("drafter", "speculator")
-#: Parts of names by which vLLM's mapper of a model renames tensors.
+#: The tables of vLLM's weight mapper, by kind of match.
 RENAMES = ("prefix", "substr")
 logger = logging.getLogger("vllm.spark_build_audit")
 
 
 class AuditError(Exception):
-    """The model cannot be looked at."""
+    """The model cannot be audited."""
 
 
 class Loaded(BaseException):
-    """The model is loaded and audited: nothing else is wanted of vLLM.
+    """Stops vLLM after the model is loaded and audited.
 
-    Not an `Exception`, so that vLLM does not take it for a failed start.
+    It is not an `Exception`, so that vLLM does not report a failed start.
     """
 
 
@@ -57,7 +58,7 @@ class Loaded(BaseException):
 
 
 def audit(model: Any, draft: Any = None) -> Json:
-    """All modules of a model, and of the one that drafts tokens, that hold tensors themselves."""
+    """All modules with tensors of their own, of a model and of its draft model."""
     owners: dict[object, str] = {}
     modules = [*_modules(model, "", owners)]
     if draft is not None:
@@ -78,7 +79,7 @@ def _modules(model: Any, prefix: str, owners: dict[object, str]) -> Iterator[Jso
     found = [(prefix + name, module) for name, module in model.named_modules()]
     rows = [_registered(name, module, owners) for name, module in found]
     for (name, module), row in zip(found, rows, strict=True):
-        # after all that is registered, so that none of it is taken for somebody else's
+        # after the registered ones, so that each tensor belongs to its registered module
         for tensor in _attributes(module):
             _add(tensor, name, owners, row)
         if row["bytes"] or row.keys() & {"shares", "buffers"}:
@@ -99,12 +100,12 @@ def _registered(name: str, module: Any, owners: dict[object, str]) -> Json:
 
 
 def _attributes(module: Any) -> Iterator[Any]:
-    """Weights that a method keeps without registering them, as Triton's MXFP4 experts are."""
+    """Weights that a method stores without registering them, such as Triton's MXFP4 experts."""
     method = getattr(module, "quant_method", None)
     if method is None:
         return
     for value in (*vars(module).values(), *getattr(method, "__dict__", {}).values()):
-        # a tensor of triton_kernels has the real one inside
+        # a tensor of triton_kernels wraps the real one
         inner = getattr(getattr(value, "storage", None), "data", None)
         for tensor in (value, inner):
             if not isinstance(tensor, type) and hasattr(tensor, "untyped_storage"):
@@ -122,7 +123,7 @@ def _add(tensor: Any, name: str, owners: dict[object, str], row: Json) -> None:
 
 
 def _renamed(mapper: Any) -> Json:
-    """How vLLM renames the tensors of the checkpoint, by what it looks at: beginning or part."""
+    """How vLLM renames the checkpoint's tensors: by prefix or by substring."""
     found = {part: getattr(mapper, f"orig_to_new_{part}", None) or {} for part in RENAMES}
     return {
         part: {old: new for old, new in names.items() if isinstance(new, str)}
@@ -131,7 +132,7 @@ def _renamed(mapper: Any) -> Json:
 
 
 def _owner(tensor: Any, name: str, owners: dict[object, str]) -> str | None:
-    """The module that has had the same memory before; None: none, and now this one has it."""
+    """The first module with the same memory; None if this is the first one."""
     place = _storage(tensor)
     if place in owners:
         return owners[place]
@@ -144,7 +145,7 @@ def _size(tensor: Any) -> int:
 
 
 def _storage(tensor: Any) -> object:
-    """The same for tensors that are the same memory; tensors without memory have none in common."""
+    """A key that is equal for tensors that share memory; tensors without memory share none."""
     try:
         place = tensor.untyped_storage().data_ptr()
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -167,7 +168,7 @@ def _method(module: Any) -> Json:
 
 
 def _experts(module: Any) -> list[int] | None:
-    """Experts that a token uses, and that the layer has on all ranks together."""
+    """The number of experts that a token uses, and of all experts on all ranks."""
     used, held = getattr(module, "top_k", None), getattr(module, "global_num_experts", None)
     if isinstance(used, int) and isinstance(held, int) and 0 < used <= held:
         return [used, held]
@@ -178,7 +179,7 @@ def _experts(module: Any) -> list[int] | None:
 
 
 def audit_of_worker(worker: Any) -> Json:
-    """The audit of what a worker has loaded, with the release, and the worker's rank."""
+    """The audit of a worker's model, with the release and the worker's rank."""
     runner = getattr(worker, "model_runner", None)
     drafter = next((d for name in DRAFTERS if (d := getattr(runner, name, None))), None)
     draft = getattr(drafter, "model", None)
@@ -202,7 +203,7 @@ def place_of(made: Json) -> Path:
 
 
 def keep(made: Json) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file atomically."""
     path = place_of(made)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -222,7 +223,7 @@ def text_of(made: Json) -> str:
 
 
 def follow(worker: type, tell: Callable[[Any], None]) -> None:
-    """Call ``tell`` with each worker of a class when it has loaded its model."""
+    """Call ``tell`` with each worker of a class after it has loaded its model."""
     original = worker.load_model  # type: ignore[attr-defined]
     if getattr(original, "spark_build_audit", False):
         return
@@ -238,7 +239,7 @@ def follow(worker: type, tell: Callable[[Any], None]) -> None:
 
 
 def keep_quietly(worker: Any) -> None:
-    """Write the audit of a server's worker; say why there is none."""
+    """Write the audit of a server's worker; log the reason if that fails."""
     try:
         keep(audit_of_worker(worker))
     except Exception as error:
@@ -257,10 +258,10 @@ def register() -> None:
 
 
 def load(words: Sequence[str]) -> Json:
-    """Load a model as ``vllm serve`` would; gives its audit.
+    """Load a model like ``vllm serve``, and return its audit.
 
     Raises:
-        AuditError: there is no vLLM, or it ended without having loaded the model.
+        AuditError: vLLM is missing, or it ended before the model was loaded.
     """
     try:
         arguments = importlib.import_module("vllm.engine.arg_utils")
@@ -268,7 +269,7 @@ def load(words: Sequence[str]) -> Json:
         if error.name != "vllm":
             raise
         raise AuditError(f"{sys.executable} has no vLLM: run this where vLLM runs") from None
-    # One process: what has been loaded can be looked at here, and nothing is left running.
+    # In one process: the loaded model is accessible, and nothing is left running.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     known, others = arguments.EngineArgs.add_cli_args(parser()).parse_known_args(
@@ -295,14 +296,14 @@ def load(words: Sequence[str]) -> Json:
 
 
 def claim_stdout() -> TextIO:
-    """Keep stdout for the result alone: vLLM logs there, and its log goes to stderr instead."""
+    """Reserve stdout for the result: vLLM's log goes to stderr instead."""
     ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return ours
 
 
 def main(words: Sequence[str]) -> int:
-    """Audit the model that the words name."""
+    """Audit the model named on the command line."""
     if not words or words[0].startswith("-"):
         print("usage: spark_build_audit.py MODEL [FLAGS of vllm serve] > audit.json")
         return 0 if {"-h", "--help"} & set(words) else 2

@@ -1,8 +1,8 @@
-"""A shared library whose functions are in Python: written byte by byte, without a compiler.
+"""A shared library whose functions are Python callbacks, written without a compiler.
 
-Each function jumps to where a table of pointers says; Python fills the table with ctypes callbacks.
-Code that was linked against CUDA's own runtime, such as the host code that the CuTe DSL compiles,
-so calls Python for all that it would ask of a device.
+Each function jumps through a table of pointers, which Python fills with ctypes callbacks.
+Code that was linked against CUDA's runtime, such as the host code that the CuTe DSL compiles,
+then calls Python instead of a device.
 
 Standard library only.
 """
@@ -28,7 +28,7 @@ _POINTER = 8
 
 
 def _jump(machine: str, distance: int) -> bytes:
-    """A landing pad, then a jump to what the pointer at ``distance`` bytes from here holds.
+    """A landing pad, then a jump to the address in the pointer ``distance`` bytes from here.
 
     endbr64, jmp [rip+x]; bti c, ldr x16 from pc+x, br x16.
     """
@@ -41,10 +41,10 @@ def _jump(machine: str, distance: int) -> bytes:
 
 
 def call_table(soname: str, functions: Iterable[str], machine: str) -> bytes:
-    """The library's bytes: its functions in order of their names, as its table's pointers are.
+    """The library's bytes: functions and table entries are sorted by name.
 
     Raises:
-        UnknownMachineError: there is no code for ``machine`` (as ``uname -m`` says it).
+        UnknownMachineError: there is no code for ``machine`` (as ``uname -m`` prints it).
     """
     names = sorted(set(functions))
     size = len(_jump(machine if machine == "x86_64" else "aarch64", 4096))
@@ -82,9 +82,9 @@ class Library:
             file.write(call_table("libspark-build-calls.so", self.names, platform.machine()))
 
     def fill(self, answers: Mapping[str, Any]) -> None:
-        """Let each function be a ctypes callback; those without one get ``answers[""](name)``.
+        """Set a ctypes callback for each function; those without one get ``answers[""](name)``.
 
-        Whoever called the library before this has crashed.
+        A call before this crashes.
         """
         loaded = ctypes.CDLL(self.path)
         table = (ctypes.c_void_p * len(self.names)).in_dll(loaded, TABLE)

@@ -1,7 +1,7 @@
-"""One kernel in a child process: compile it, and collect what the compiler wrote.
+"""Compiles one kernel in a child process, and collects the compiler's output.
 
-It runs beside ``codegen_probe.py`` under the target's interpreter: the standard library alone, and
-whatever the target has.
+It runs next to ``codegen_probe.py`` under the target's interpreter, with the standard library and
+the target's packages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """An error with the stage it came from."""
+    """An error with its stage."""
 
     def __init__(self, stage: str, error: BaseException) -> None:
         super().__init__(str(error))
@@ -38,10 +38,10 @@ class Refused(Exception):
 
 
 def build(ask: Json) -> BaseException | None:
-    """Call one kernel's function until its compiler returned; the compiler's error, if any.
+    """Call one kernel's function until its compiler returns; return the compiler's error, if any.
 
     Raises:
-        Refused: the function failed before it compiled anything, or never compiled.
+        Refused: the function failed before compiling, or did not compile anything.
     """
     try:
         KINDS[ask["kind"]](ask)
@@ -53,7 +53,7 @@ def build(ask: Json) -> BaseException | None:
 
 
 def describe(error: BaseException, stage: str) -> Json:
-    """Put an error into the form that the result carries."""
+    """Convert an error to its form in the result."""
     message = ANSI.sub("", str(error)).strip()
     return {"type": type(error).__name__, "message": message[:4000], "stage": stage}
 
@@ -82,7 +82,7 @@ def read_ptx(path: Path) -> Json:
 
 
 def empty_reply(ask: Json) -> Json:
-    """Make a reply that says nothing yet."""
+    """Make an empty reply."""
     nothing: Json = {"target": None, "ptx_version": None, "entries": [], "files": []}
     named = {
         "kind": ask.get("kind"),
@@ -95,7 +95,7 @@ def empty_reply(ask: Json) -> Json:
 
 
 def compile_kernel(ask: Json, folder: Path) -> Json:
-    """Compile one kernel and collect what came of it; to be called in a child of its own."""
+    """Compile one kernel and collect the output; called in a child process."""
     reply = empty_reply(ask)
     begun = time.monotonic()
     error: BaseException | None
@@ -127,7 +127,7 @@ Work = Callable[[Json, Path], Json]
 
 
 def run_child(ask: Json, folder: Path, answer: Path, work: Work) -> NoReturn:
-    """The life of a child: do the work, write the reply, end without Python's own clean-up."""
+    """Run a child: do the work, write the reply, exit without Python's clean-up."""
     status = 1
     try:
         folder.mkdir()
@@ -148,9 +148,9 @@ def in_children(
     work: Work,
     crashed: Callable[[Json, Json], Json],
 ) -> list[Json]:
-    """Work on each kernel in a child, some at a time; those that take longest first.
+    """Process each kernel in a child, several at a time; the slowest first.
 
-    ``crashed`` makes the reply for one whose child ended without any.
+    ``crashed`` makes the reply if a child ended without one.
     """
     running: dict[int, int] = {}
     codes: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""What surrounds a compilation for a device that is not there: environment, paths, answers.
+"""Sets up a compilation for a simulated device: environment, paths, answers.
 
-It runs beside ``codegen_probe.py`` under the target's interpreter: the standard library alone, and
-whatever the target has.
+It runs next to ``codegen_probe.py`` under the target's interpreter, with the standard library and
+the target's packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     from simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
 
-#: One thread block cluster per SM: what the driver would answer, and only sizes a grid.
+#: One thread block cluster per SM, as the driver would answer; it only affects a grid's size.
 SM_COUNT = MULTIPROCESSORS
 
 Json = dict[str, Any]
@@ -32,15 +32,15 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass
 class Probe(SimulatedDevice):
-    """The simulated device, with the architecture that is compiled for."""
+    """The simulated device, with the target architecture."""
 
     arch: str = "sm_121a"
 
 
 def set_environment(request: Json, probe: Probe, scratch: str) -> None:
-    """The request's variables, then those that make the DSL keep what it compiles.
+    """Set the request's variables, then those that make the DSL keep its output.
 
-    The DSL reads them once, when it is imported, so the place to keep files in is a relative one:
+    The DSL reads them once, when it is imported, so the output folder is a relative path:
     each child has its own working directory. Up to 4.4 it knows ``KEEP_PTX`` and ``KEEP_CUBIN``,
     later also ``KEEP``, which replaces them.
     """
@@ -53,7 +53,7 @@ def set_environment(request: Json, probe: Probe, scratch: str) -> None:
 
 
 def describe_device_to_torch(probe: Probe) -> None:
-    """Let torch tell the simulated device's properties, whether it has a device or not."""
+    """Make torch report the simulated device's properties, whether it has a device or not."""
     torch = importlib.import_module("torch")
     if torch.version.cuda is None:
         torch.version.cuda = probe.cuda_version
@@ -72,7 +72,7 @@ def describe_device_to_torch(probe: Probe) -> None:
 
 
 def answer_for_flashinfer(probe: Probe) -> None:
-    """Replace what FlashInfer asks of a real device, in every module that imported the function.
+    """Replace FlashInfer's queries of a real device, in every module that imported the function.
 
     Its own ``get_compute_capability`` refuses a tensor that is not on a GPU.
     """
@@ -97,7 +97,7 @@ def wrapped(module: types.ModuleType, name: str) -> bool:
 
 
 class StubModule(types.ModuleType):
-    """A module any attribute of which exists, and any call of which decorates or does nothing."""
+    """A module in which every attribute exists, and every call is a decorator or does nothing."""
 
     __version__ = "3.0.0"
     __path__: list[str] = []  # noqa: RUF012 (the interface of a package)
@@ -109,7 +109,7 @@ class StubModule(types.ModuleType):
         return StubModule(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Decorate a lone function with nothing; otherwise be a decorator."""
+        """Return a single function unchanged; otherwise return a decorator."""
         alone = len(args) == 1 and not kwargs and callable(args[0])
         if not alone:
             return self
@@ -123,9 +123,9 @@ TRITON = ("triton", "triton.language")
 
 @contextlib.contextmanager
 def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
-    """Where Triton is not installed, let FlashInfer define the kernels that it writes in it.
+    """If Triton is not installed, let FlashInfer define its Triton kernels with a stand-in.
 
-    Only while FlashInfer is imported: torch is to go on without Triton.
+    Only while FlashInfer is imported: torch must continue without Triton.
     """
     if not wanted or importlib.util.find_spec("triton") is not None:
         yield
@@ -140,7 +140,7 @@ def stand_in_triton(probe: Probe, wanted: bool) -> Iterator[None]:
 
 
 def find_source_quickly() -> None:
-    """Give the DSL source locations without the search that Python makes up to 3.12.
+    """Give the DSL source locations without the slow search of Python up to 3.12.
 
     The DSL notes the source line of each operation by ``inspect.getframeinfo``, which looks
     backwards for a ``def`` through the whole file, ten million times for one MoE kernel. From
@@ -162,15 +162,15 @@ def find_source_quickly() -> None:
         inspect.findsource = findsource
 
 
-#: The DSL's own function for the same, from 4.8 on.
+#: The DSL's own function for the same purpose, from 4.8 on.
 LOCATIONS, LOCATE = "cutlass._mlir_helpers.op", "_fast_frameinfo"
 
 
 def remember_source() -> None:
-    """Let the DSL, once imported, look up each place of its callers' code once.
+    """Make the DSL look up each place in its callers' code only once.
 
-    It asks for every operation that it makes, and kernels go through the same places many times.
-    What it is told is the same.
+    It looks up every operation, and kernels pass the same places many times.
+    The answers are the same.
     """
     inspect.getframeinfo = remembered(inspect.getframeinfo)
     module: Any = sys.modules.get(LOCATIONS)
@@ -179,7 +179,7 @@ def remember_source() -> None:
 
 
 def remembered(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a frame that is asked once for each place in the code."""
+    """Cache a function of a frame for each place in the code."""
     known: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def answer(frame: Any, *context: int) -> Any:
@@ -188,7 +188,7 @@ def remembered(ask: Callable[..., Any]) -> Callable[..., Any]:
         place = id(frame.f_code), frame.f_lasti
         found = known.get(place)
         if found is None:
-            # the code is kept too, so that no other can have its id
+            # keep the code object too, so that its id is not reused
             found = known[place] = frame.f_code, ask(frame)
         return found[1]
 

@@ -1,7 +1,7 @@
-"""The kernels that are compiled: each by the function of FlashInfer or b12x that vLLM calls.
+"""The kernels to compile, each by the function of FlashInfer or b12x that vLLM calls.
 
-It runs beside ``codegen_probe.py`` under the target's interpreter: the standard library alone, and
-whatever the target has.
+It runs next to ``codegen_probe.py`` under the target's interpreter, with the standard library and
+the target's packages.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Json = dict[str, Any]
 
 
 class Compiled(BaseException):
-    """Ends a call once the compiler returned; not an error, so nothing may catch it as one."""
+    """Ends a call after the compiler returned; it is not an error, so that nobody catches it."""
 
 
 MOE = "flashinfer.fused_moe.cute_dsl"
 #: Imported before the first fork. The second row is what a call would import later, when the
-#: stand-in for Triton is gone; a release that lacks one of these says so where it matters.
+#: stand-in for Triton is gone; if a release lacks one of these, its use fails later.
 MODULES = ("flashinfer", "flashinfer.gemm.gemm_base", "flashinfer.fused_moe", "cutlass.cute")
 LATER = (
     f"{MOE}.b12x_moe",
@@ -55,7 +55,7 @@ LATER = (
 
 
 def import_flashinfer(request: Json, probe: Probe) -> None:
-    """Import what the kernels need, with the device in place before anything asks for it."""
+    """Import the kernels' modules, after the simulated device is set up."""
     describe_device_to_torch(probe)
     with stand_in_triton(probe, bool(request.get("pretend_triton"))):
         for name in MODULES:
@@ -67,7 +67,7 @@ def import_flashinfer(request: Json, probe: Probe) -> None:
 
 
 def stop_after_compiling() -> None:
-    """Let ``cute.compile`` end the call: launching what it gives is not for this machine."""
+    """Make ``cute.compile`` end the call: this machine cannot launch the result."""
     cute = importlib.import_module("cutlass.cute")
     compiler = cute.compile
 
@@ -82,7 +82,7 @@ def stop_after_compiling() -> None:
 
 
 def build_mma(_ask: Json) -> None:
-    """Describe the NVFP4 warp MMA; its constructor is where the DSL checks the architecture."""
+    """Build the NVFP4 warp MMA, in whose constructor the DSL checks the architecture."""
     cutlass = importlib.import_module("cutlass")
     warp = importlib.import_module("cutlass.cute.nvgpu.warp")
     try:
@@ -93,7 +93,7 @@ def build_mma(_ask: Json) -> None:
 
 
 def dense_arguments(ask: Json, device: str = "cpu") -> tuple[Any, ...]:
-    """Activations and weights of one NVFP4 linear layer, in the form that vLLM hands them over."""
+    """Activations and weights of one NVFP4 linear layer, in the form that vLLM passes."""
     torch = importlib.import_module("torch")
     tokens, n, k = (int(ask.get(name, size)) for name, size in DENSE_SIZES.items())
     rows = (tokens + 127) // 128 * 128
@@ -111,7 +111,7 @@ DENSE_SIZES = {"tokens": 512, "n": 2048, "k": 2048}
 
 
 def build_dense(ask: Json) -> None:
-    """FlashInfer's b12x GEMM: by the function that vLLM calls, or with the tile that is named."""
+    """FlashInfer's b12x GEMM, by the function that vLLM calls, or with a given tile."""
     arguments = dense_arguments(ask)
     tile = ask.get("tile")
     if tile is None:
@@ -125,8 +125,8 @@ def build_dense(ask: Json) -> None:
     runner.forward([*arguments, None], tactic=tactic)
 
 
-#: Layers for which FlashInfer is asked what its tuner would try: between them, all that its rules
-#: tell apart. Whether a kernel prefetches is another choice, and gives the same machine code.
+#: Layers for which FlashInfer lists its tuner's tiles: together they cover everything that its
+#: rules distinguish. Whether a kernel prefetches is another choice, with the same machine code.
 LAYERS: tuple[Json, ...] = (
     {"tokens": 512},
     {"tokens": 1},
@@ -214,8 +214,8 @@ def build_package(ask: Json) -> None:
 def import_package(ask: Json) -> Any:
     """Import the package's GEMM as on a machine with the device.
 
-    It is to be called in a child, which this changes for good. Without Triton, torch has to be
-    imported to the end first: it would take the stand-in for the real one.
+    Call it in a child, whose state it changes. Without Triton, torch has to be
+    imported completely first: it would use the stand-in as the real one.
     """
     torch = importlib.import_module("torch")
     torch.cuda.is_available = lambda: True
@@ -232,9 +232,9 @@ def import_package(ask: Json) -> Any:
 
 
 def compile_without_session(preparation: types.ModuleType) -> None:
-    """Let the package compile what a call needs, and not prepare memory for it on a device.
+    """Make the package compile what a call needs, without preparing device memory.
 
-    A plan lists the jobs that its session would give to compiler processes; they are done here.
+    A plan lists the jobs for its session's compiler processes; they run here.
     """
     torch = importlib.import_module("torch")
     linear = importlib.import_module("b12x.gemm.blockscaled._linear")

@@ -1,17 +1,17 @@
-"""Compile the kernels that FlashInfer would compile on a device that is not there.
+"""Compile the kernels that FlashInfer would compile on a simulated device.
 
-This file runs under the *target's* interpreter (inside an image, or in a sandbox that holds
+This file runs under the *target's* interpreter (inside an image, or in a sandbox with
 FlashInfer's Python files, the CuTe DSL and torch), so it imports its siblings, the standard
-library, and whatever the target has.
+library, and the target's packages.
 
     python codegen_probe.py < request.json > result.json
 
 FlashInfer's b12x kernels are Python: they are compiled by the CuTe DSL when first called, and the
-compiler needs no device. The probe calls the very functions that vLLM calls (``mm_fp4`` with the
+compiler needs no device. The probe calls the functions that vLLM calls (``mm_fp4`` with the
 b12x backend, ``b12x_fused_moe``) on tensors in ordinary memory, lets them check, choose and build
 what they would on SM121, and ends each call as soon as the compiler has returned. What it wrote to
-disk (PTX, cubin) is the result. Where the DSL also wants to load what it compiled, that fails for
-want of a driver, after the cubin is on disk; only a missing cubin is a failure. The package
+disk (PTX, cubin) is the result. If the DSL also loads what it compiled, that fails without
+a driver, after the cubin is on disk; only a missing cubin is a failure. The package
 ``b12x``, which newer vLLM can use instead, compiles its kernels with the same DSL.
 
 Request (every key but ``kernels`` may be left out)::
@@ -26,11 +26,11 @@ Request (every key but ``kernels`` may be left out)::
                  {"kind": "moe-b12x", "tokens": 64, "experts": 8, "top_k": 2, "hidden": 512,
                   "intermediate": 256}]}
 
-``mma-gate`` only builds the MMA's description, which needs neither torch nor FlashInfer: it is the
-cheapest question whether this DSL admits the architecture. A dense kernel without ``tile`` is
-the one that FlashInfer itself picks for that many tokens. ``dense-b12x-tiles`` stands for a dense
+``mma-gate`` only builds the MMA's description, which needs neither torch nor FlashInfer: the
+cheapest test whether this DSL accepts the architecture. A dense kernel without ``tile`` is
+the one that FlashInfer itself selects for that many tokens. ``dense-b12x-tiles`` means a dense
 kernel of every tile that FlashInfer's tuner may choose. Each kernel is compiled in a forked
-child of its own, ``jobs`` at a time; kernels that are asked for twice, once.
+child of its own, ``jobs`` at a time; repeated kernels are compiled once.
 
 Result::
 
@@ -41,7 +41,7 @@ A kernel is ``{"kind", "request", "compiled", "entries", "target", "ptx_version"
 "loading", "seconds"}``. ``files`` are ``{"name", "kind": "ptx" | "cubin", "size", "sha256"}``, a
 cubin also with ``base64``. ``error`` is ``{"type", "message", "stage"}``, the stage being
 ``import``, ``call`` (FlashInfer refused before compiling), ``compile`` or ``crash``; ``loading`` is
-one of the same form that came after the cubin was written. In the place of every tile there is
+one of the same form that came after the cubin was written. For every tile there is
 ``{"kind", "request", "compiled", "error", "each": [...]}``, a kernel for each tile. The exit status
 is 0 whenever a result was written.
 """
@@ -114,7 +114,7 @@ Json = dict[str, Any]
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of the distributions that decide what is compiled."""
+    """Installed versions of the distributions that determine the compiled code."""
     found: dict[str, str | None] = {}
     for name in DISTRIBUTIONS:
         try:
@@ -125,19 +125,19 @@ def versions() -> dict[str, str | None]:
 
 
 def check_kinds(kernels: list[Json]) -> None:
-    """Refuse an unknown kind before minutes are spent on the others."""
+    """Refuse an unknown kind before compiling the others."""
     known = (*KINDS, EVERY_TILE)
     for ask in kernels:
         if ask.get("kind") not in known:
             raise ValueError(f"unknown kind {ask.get('kind')!r}; known: {', '.join(known)}")
 
 
-#: Kernels that need no FlashInfer: one that cannot be imported is only the others' end.
+#: Kernels that need no FlashInfer: if its import fails, only the others fail.
 WITHOUT_FLASHINFER = ("mma-gate", "dense-b12x-package")
 
 
 def prepare(request: Json, probe: Probe) -> Json | None:
-    """Import what the kernels need; the error with which FlashInfer cannot be imported, if any."""
+    """Import what the kernels need; return the error of FlashInfer's import, if any."""
     importlib.import_module("cutlass.cute.nvgpu.warp")
     remember_source()
     kinds = {ask["kind"] for ask in request["kernels"]}
@@ -179,7 +179,7 @@ def gather(ask: Json, outcome: list[Json] | Json, replies: dict[str, Json]) -> J
 
 
 def key_of(ask: Json) -> str:
-    """A request in a form that is equal for equal requests."""
+    """A key that is equal for equal requests."""
     return json.dumps(ask, sort_keys=True)
 
 
@@ -222,7 +222,7 @@ def run(request: Json) -> Json:
 
 
 def claim_stdout() -> TextIO:
-    """Keep stdout for the result alone: whatever else prints, even from C, goes to stderr."""
+    """Reserve stdout for the result: all other output, even from C, goes to stderr."""
     ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return ours

@@ -1,11 +1,11 @@
-"""Inputs that the kernels are tried on: ordinary ones, and those that wrong kernels fail.
+"""Test inputs for the kernels: ordinary ones, and those on which wrong kernels fail.
 
-Runs beside ``device_probe.py`` under the image's interpreter.  A linear case is an activation
+Runs next to ``device_probe.py`` under the image's interpreter.  A linear case is an activation
 [M,K], an NVFP4 or FP8 weight [N,K] and the exact result; an MoE case is tokens, a routing and the
 experts' weights.  All are made on the CPU from a seed, so every machine tries the same numbers.
 
-The degenerate ones are what served ``!!!!!`` and NaN looked like from below: a block scale that
-rounds to zero (0 times 1/0), a scale factor in another place than the kernel reads it, an E2M1
+The degenerate ones are causes of served ``!!!!!`` and NaN: a block scale that
+rounds to zero (0 times 1/0), a scale factor that the kernel reads from the wrong place, an E2M1
 conversion that the compiler dropped, an overflow that only the largest magnitudes reach.
 """
 
@@ -23,21 +23,21 @@ reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
 BLOCK = 16
-#: How often each E2M1 magnitude is drawn.  Small ones more often, so that sums stay within what 13
-#: fraction bits hold (see nvfp4_reference); all eight occur.
+#: How often each E2M1 magnitude is drawn.  Small ones more often, so that sums stay within 13
+#: fraction bits (see nvfp4_reference); all eight occur.
 WEIGHTS = (2.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0)
 
 
 @dataclasses.dataclass
 class LinearCase:
-    """One product: what goes in, and what may come out."""
+    """One product: its operands, and the valid results."""
 
     name: str
     x: Any
     weight: Any
     input_scale: float
     expected: Any
-    #: a second result that counts as right: of kernels that lose subnormal weight scales
+    #: a second valid result: that of kernels that lose subnormal weight scales
     flushed: Any = None
 
     @property
@@ -70,7 +70,7 @@ def operand(
 
 
 def with_sixes(matrix: Any, generator: Any) -> Any:
-    """Put a 6 somewhere into each block, so that quantising the values again changes nothing."""
+    """Put a 6 into each block, so that quantising the values again changes nothing."""
     blocks = matrix.codes.unflatten(-1, (-1, BLOCK))
     place = torch.randint(BLOCK, (*blocks.shape[:-1], 1), generator=generator)
     signs = blocks.gather(-1, place) & 8
@@ -90,7 +90,7 @@ class LinearCases:
     ``activations`` is what the kernel multiplies: ``fp4`` (it quantises them itself) or ``bf16``.
     """
 
-    #: of the ordinary activations' blocks; more than one let a device's tensor core lose bits
+    #: scales of ordinary activations' blocks; with more than one a tensor core may lose bits
     blocks: tuple[float, ...] = (1.0,)
 
     def __init__(self, activations: str, seed: int = 0) -> None:
@@ -98,7 +98,7 @@ class LinearCases:
         self.generator = torch.Generator().manual_seed(seed)
 
     def case(self, name: str, left: Any, weight: Any) -> LinearCase:
-        """The case for two operands."""
+        """Make the case for two operands."""
         expected = reference.expect(
             left.dense(),
             weight.dense(),
@@ -122,7 +122,7 @@ class LinearCases:
         return self.case("any scales", left, operand(n, k, every, self.generator, 3.0 / 64))
 
     def single(self, m: int, n: int, k: int) -> LinearCase:
-        """One value a row: each result is one product, so a scale out of place cannot hide."""
+        """One value per row: each result is one product, so a misplaced scale is visible."""
         left = self.zeros(m, k)
         column = torch.randperm(k, generator=self.generator).repeat(m // k + 1)[:m]
         rows = torch.arange(m)
@@ -138,7 +138,7 @@ class LinearCases:
         return reference.Nvfp4(torch.zeros(rows, columns, dtype=torch.uint8), empty, 1.0)
 
     def degenerate(self, m: int, n: int, k: int) -> Iterator[LinearCase]:
-        """What a wrong kernel makes NaN, infinity or one value of."""
+        """Inputs for which a wrong kernel returns NaN, infinity or a single value."""
         draw = self.generator
         left = with_sixes(operand(m, k, (1.0,), draw), draw)
         weight = operand(n, k, (1.0, 2.0), draw)
@@ -158,7 +158,7 @@ class LinearCases:
         yield self.vanishing(m, k, weight)
 
     def halved(self, weight: Any) -> Any:
-        """The same codes, every other block worth nothing."""
+        """The same codes, with every other block zero."""
         kept = weight.scales.float()
         kept[:, ::2] = 0
         return reference.Nvfp4(weight.codes, kept.to(torch.float8_e4m3fn), weight.factor)
@@ -183,7 +183,7 @@ class LinearCases:
         return LinearCase("vanishing activations", x, weight, 1.0, expected)
 
     def nothing(self, case: LinearCase) -> Any:
-        """Next to nothing: what Marlin makes of scales below 2**-6 that it does not rescale.
+        """Tiny values: Marlin's result for scales below 2**-6 that it does not rescale.
 
         It reads a scale as one of five exponent bits without a sign, taking the first of them for
         set.  Where it is not, the scale is worth 2**-112 of itself (vLLM up to 0.19), or was set to
@@ -221,7 +221,7 @@ class Fp8:
 
 
 def fp8_cases(shapes: Sequence[Sequence[int]], seed: int = 0) -> Iterator[LinearCase]:
-    """Per-tensor FP8: both operands of small whole numbers, then of every E4M3 value, then bad."""
+    """Per-tensor FP8: operands of small whole numbers, of every E4M3 value, and degenerate ones."""
     draw = torch.Generator().manual_seed(seed)
 
     def whole(rows: int, columns: int, factor: float) -> Fp8:

@@ -2,8 +2,8 @@
 
 Standard library only; the work is done by ``device_probe.py`` in a process for each kind, because a
 kernel that traps takes its process with it.  What is expected of each comes from ``device.json``,
-which was baked in beside the plan: names by which the profiler knows the kernel, names that it must
-not see, shapes, and what the kernel multiplies.
+which was baked in with the plan: names of the kernel in the profiler, names that it must
+not show, shapes, and the kernel's operand type.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Probe:
 
 
 def kill_group(pid: int) -> None:
-    """End a process that leads its own session, and all that it started."""
+    """End a process with its own session, and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -101,7 +101,7 @@ def kill_group(pid: int) -> None:
 
 
 def case_check(kind: str, case: Json) -> Json:
-    """One input: what came out."""
+    """The check of one input."""
     problems = case["problems"]
     worst, relative = case.get("worst"), case.get("relative")
     seen = "; ".join(problems) if problems else f"largest error {worst:.2g} of its bound"
@@ -139,7 +139,7 @@ def short(name: str, limit: int = 160) -> str:
 
 
 def selected_check(kind: str, line: str, selected: Json) -> Json:
-    """Did the release's own layer choose what the profile expects?"""
+    """Did the release's own layer select what the profile expects?"""
     lines = selected["lines"]
     good = any(line in text for text in lines)
     methods = ", ".join(dict.fromkeys(map(str, selected["kernel"])))
@@ -149,7 +149,7 @@ def selected_check(kind: str, line: str, selected: Json) -> Json:
 
 
 def error_check(kind: str, probe: Probe) -> Json | None:
-    """What ended a run before its time."""
+    """The check for a run that ended early."""
     expected = "every case runs"
     done = probe.of("case")
     after = f" after {done[-1]['name']} {done[-1]['shape']}" if done else " before the first case"
@@ -170,7 +170,7 @@ def error_check(kind: str, probe: Probe) -> Json | None:
 
 
 def checks_of(kind: str, kernel: Json, probe: Probe) -> list[Json]:
-    """Everything that one run shows."""
+    """All checks of one run."""
     checks = []
     if kernel["line"]:
         checks = [selected_check(kind, kernel["line"], item) for item in probe.of("selected")]
@@ -194,7 +194,7 @@ REFERENCE: Json = {"kind": "reference", "line": "", "names": [], "never": [], "s
 
 
 def requests(plan: Json, data: Json) -> list[tuple[Json, Json]]:
-    """Each expectation of the plan: what is known of its kernel, what the probe is asked."""
+    """For each expectation of the plan: the facts about its kernel, and the probe's request."""
     flags = [*plan["serve_flags"], *plan["moe_serve_flags"]]
     asked: list[tuple[Json, Json]] = [(REFERENCE, {"kind": "reference"})]
     for kernel in data["kernels"]:
@@ -208,7 +208,7 @@ def requests(plan: Json, data: Json) -> list[tuple[Json, Json]]:
 
 
 def run(plan: Json, data: Json) -> list[Json]:
-    """All checks of the level; where there is no GPU, each is not run and says why."""
+    """All checks of the level; without a GPU each is "not run", with the reason."""
     environment, trouble = device_environment.look()
     if trouble:
         reason = f"no GPU here: {trouble}; on the Spark: {data['command']}"

@@ -1,8 +1,8 @@
-"""What this machine's GPU, driver and memory are, and whether that is what the image wants.
+"""Checks this machine's GPU, driver and memory against the image's needs.
 
-Standard library only.  Asks ``nvidia-smi`` and, in a child process so that no context stays, the
+Standard library only.  Queries ``nvidia-smi`` and, in a child process to leave no context, the
 driver library itself; reads ``/proc/meminfo``.  On a GB10 memory is one pool for CPU and GPU:
-``nvidia-smi`` has no figures for it, and what CUDA calls free leaves out the page cache.
+``nvidia-smi`` has no figures for it, and CUDA's free memory does not include the page cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 GIB = 2**30
 #: What the kernels and a tiny model with CUDA graphs need.
 MEMORY_NEEDED = 8 * GIB
-#: Others may hold this much without a word: a desktop does.
+#: Memory that other processes may use without a warning, as a desktop does.
 OTHERS_ALLOWED = 4 * GIB
 #: Bits of the mask of clock event reasons (NVML, nvmlClocksEventReasons) that slow the GPU down
 #: because something is wrong: too hot, or the power supply does not give enough.
@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 class Process(NamedTuple):
-    """A process that holds GPU memory; ``memory`` is in bytes, None where the driver hides it."""
+    """A process that uses GPU memory; ``memory`` is in bytes, None if the driver hides it."""
 
     pid: int
     name: str
@@ -56,14 +56,14 @@ class Process(NamedTuple):
 
 
 def value_of(cell: str) -> str | None:
-    """A cell of nvidia-smi, or None where it says that it has none."""
+    """A cell of nvidia-smi's output, or None if it has no value."""
     text = cell.strip()
     bare = text.strip("[]").lower()
     return None if bare in ("n/a", "not supported", "unknown error", "not found", "") else text
 
 
 def parse_table(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None]]:
-    """Rows of ``--format=csv,noheader,nounits``; a row of another length is not one of them."""
+    """Rows of ``--format=csv,noheader,nounits``; rows of another length are ignored."""
     rows = []
     for line in text.splitlines():
         cells = [value_of(cell) for cell in line.split(",")]
@@ -75,7 +75,7 @@ def parse_table(text: str, fields: tuple[str, ...]) -> list[dict[str, str | None
 def parse_processes(text: str) -> list[Process]:
     """Rows of ``--query-compute-apps=pid,used_memory,process_name``; MiB become bytes.
 
-    The name comes last because it may hold commas.
+    The name comes last because it may contain commas.
     """
     found = []
     for line in text.splitlines():
@@ -94,7 +94,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def slowdowns(mask: str | None) -> list[str] | None:
-    """What slows the GPU down, from the mask; None where there is no mask."""
+    """The reasons for low clocks, from the mask; None without a mask."""
     try:
         bits = int(mask or "", 16)
     except ValueError:
@@ -140,7 +140,7 @@ def call(command: list[str], timeout: float = 60) -> tuple[int, str]:
 
 
 def ask_smi() -> tuple[list[dict[str, str | None]], list[Process], str]:
-    """GPUs and processes as nvidia-smi tells them, and why there are none."""
+    """GPUs and processes from nvidia-smi, and the reason if there are none."""
     words = ""
     for reasons in REASONS:  # older drivers know only the second name
         fields = (*GPU_FIELDS, reasons)
@@ -156,7 +156,7 @@ def ask_smi() -> tuple[list[dict[str, str | None]], list[Process], str]:
 
 
 def driver_facts() -> Json:
-    """What the driver library says of itself and of device 0; to be run in a child process."""
+    """Facts of the driver library about itself and device 0; run in a child process."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -186,7 +186,7 @@ def driver_facts() -> Json:
 
 
 def ask_driver() -> Json:
-    """:func:`driver_facts` from a child, which takes its context along when it ends."""
+    """Run :func:`driver_facts` in a child, whose context ends with it."""
     status, text = call([sys.executable, "-B", str(Path(__file__).resolve())], timeout=120)
     try:
         facts: Json = json.loads(text.strip().splitlines()[-1])
@@ -238,7 +238,7 @@ def check_driver(driver: str | None, facts: Json, wanted: str | None) -> list[Js
 
 
 def check_memory(facts: Json, meminfo: dict[str, int]) -> Json:
-    """Is there room, and if not, who has it?"""
+    """Is there enough memory, and if not, who uses it?"""
     free, available = int(facts["free"]), meminfo.get("MemAvailable", 0)
     swap = meminfo.get("SwapTotal", 0) - meminfo.get("SwapFree", 0)
     seen = f"{gib(free)} of {gib(facts['total'])} free"
@@ -266,7 +266,7 @@ def check_memory(facts: Json, meminfo: dict[str, int]) -> Json:
 
 
 def check_processes(processes: list[Process]) -> Json:
-    """Do other processes use the memory that a server would size its KV cache by?"""
+    """Do other processes use memory that a server would count on for its KV cache?"""
     known = sum(process.memory or 0 for process in processes)
     listed = ", ".join(
         f"{p.name or '?'} (pid {p.pid}): {gib(p.memory) if p.memory is not None else 'unknown'}"
@@ -285,7 +285,7 @@ def check_processes(processes: list[Process]) -> Json:
 
 
 def check_slowdown(gpu: dict[str, str | None]) -> Json:
-    """Is the GPU held back now?"""
+    """Is the GPU throttled now?"""
     expected = "only idleness or the power limit reduces the clocks"
     held = slowdowns(gpu.get("slowdown"))
     if held is None:
@@ -317,7 +317,7 @@ def judge(
     meminfo: dict[str, int],
     wanted: str | None,
 ) -> list[Json]:
-    """All checks of the environment, from what was answered."""
+    """All checks of the environment, from the collected facts."""
     gpus, processes, trouble = smi
     gpu = gpus[0] if gpus else {}
     checks = check_driver(gpu.get("driver_version"), facts, wanted)
@@ -344,7 +344,7 @@ def judge(
 
 
 def look() -> tuple[list[Json], str]:
-    """The environment's checks, and why there is no GPU to use (empty where there is one)."""
+    """The environment's checks, and the reason if there is no usable GPU (else empty)."""
     facts = ask_driver()
     if "error" in facts:
         return [], str(facts["error"])

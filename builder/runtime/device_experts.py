@@ -1,16 +1,16 @@
-"""Inputs for fused mixture-of-experts kernels, made so that what is between the products is exact.
+"""Inputs for fused mixture-of-experts kernels whose intermediate values are exact.
 
-A fused kernel quantises what lies between its two products, and a value next to a tie of E2M1 could
-rightly go either way.  So the first product is made to give values that FP4 holds exactly:
+A fused kernel quantises the result of its first product, and a value next to a tie of E2M1 could
+be rounded either way.  So the first product gives values that FP4 represents exactly:
 
 * the gate's weights are all 1 (1/2 times 2, 1 times 1 or 2 times 1/2, by block), and a token's few
   values add up to 24, where silu(24) is 24 in FP32;
 * of a token's values, each row of the up projection meets exactly one with a weight that is not
   zero, so its result is one product, 24 times which is a code times the block's scale;
-* each block of 16 such rows holds a 6, so that quantising finds that scale again.
+* each block of 16 such rows contains a 6, so that quantising finds that scale again.
 
-The second product then has random codes, and its sums are within what 13 fraction bits hold.
-Every column of the up projection and every code of the down projection is met by some token.
+The second product then has random codes, and its sums fit into 13 fraction bits.
+Some token uses every column of the up projection and every code of the down projection.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ cases: Any = importlib.import_module("device_cases")
 reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
-#: A token's values that are not zero, one in each class of columns: they make the gate's 24.
+#: A token's nonzero values, one in each class of columns: their sum is the gate's 24.
 VALUES = (6.0, 6.0, 6.0, 6.0)
 SPREAD = len(VALUES)
-#: Others, which make 32; most of them FP4 cannot hold.  What rounds them to it gives other results.
+#: Others with the sum 32; FP4 cannot represent most of them, so rounding them changes the results.
 FINER = (7.0, 9.0, 5.0, 11.0)
 #: How often each E2M1 magnitude is drawn: no zero in the up projection, which would leave a row
-#: without its product; small ones in the down projection, for the sake of the sums.
+#: without its product; small ones in the down projection, to keep sums small.
 UP = (0.0, 8.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 DOWN = (12.0, 4.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.5)
 
@@ -75,8 +75,8 @@ def make_experts(
 ) -> Experts:
     """Random experts as the module describes; ``hidden`` is a multiple of 64.
 
-    ``varied`` lets the scales of up and down differ from block to block too; sums then need more
-    than 13 bits, and are held to the looser bound.  ``finer`` experts have every mantissa of E4M3
+    With ``varied``, the scales of up and down differ from block to block too; sums then need more
+    than 13 bits, and have the looser bound.  ``finer`` experts have every mantissa of E4M3
     in the scales of down, and of up those that bfloat16 holds times FINER: for kernels that
     multiply bfloat16.
     """
@@ -111,7 +111,7 @@ def make_experts(
 
 
 def column_class(hidden: int) -> Any:
-    """Which of the SPREAD classes a column belongs to: blocks of 16 take turns."""
+    """The SPREAD class of a column: blocks of 16 alternate."""
     return (torch.arange(hidden) // reference.BLOCK) % SPREAD
 
 
@@ -150,8 +150,8 @@ def between(experts: Experts, tokens: Tokens) -> Any:
 def expect(experts: Experts, tokens: Tokens, products: str, roundings: int | None = None) -> Any:
     """The exact result and its bound.
 
-    Each expert's share is rounded to bfloat16 at most once, and again whenever one is added to what
-    others gave: top-k + 1 roundings of at most the sum of magnitudes, or as many as are known.
+    Each expert's share is rounded to bfloat16 at most once, and again for every addition to
+    the others' sum: top-k + 1 roundings of at most the sum of magnitudes, or a known number.
     """
     inner = between(experts, tokens)
     top_k = tokens.chosen.shape[1]
@@ -183,7 +183,7 @@ def expect(experts: Experts, tokens: Tokens, products: str, roundings: int | Non
 
 
 def batches(tokens: Tokens, *, degenerate: bool) -> Iterator[Tokens]:
-    """The tokens, and what a wrong kernel makes NaN or one value of."""
+    """Batches of tokens: ordinary ones, and those that wrong kernels turn into NaN."""
     yield tokens
     if not degenerate:
         return

@@ -1,4 +1,4 @@
-"""vLLM's own quantised layers, made, filled and finished as a model and a checkpoint do it.
+"""Creates vLLM's own quantised layers, and loads weights like a model and a checkpoint do.
 
 Runs beside ``device_probe.py`` under the image's interpreter.
 """
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-#: How ModelOpt checkpoints announce what they hold.
+#: ModelOpt's names of the quantisation in checkpoints.
 QUANTISATIONS: dict[str, tuple[str, Json]] = {
     "nvfp4-linear": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
     "nvfp4-moe": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
     "w4a16-moe": ("ModelOptNvFp4Config", {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
     "fp8-linear": ("ModelOptFp8Config", {"quant_algo": "FP8"}),
 }
-#: Experts of a layer, and how many each token goes to.
+#: Experts of a layer, and experts per token.
 EXPERTS, TOP_K = 8, 2
 
 
 class UnknownLayerError(Exception):
-    """The release's layer is not what this check knows how to fill."""
+    """The release's layer has an unknown form, so this check cannot fill it."""
 
 
 def quantisation(kind: str) -> Any:
-    """The release's quantisation, configured as by a checkpoint's hf_quant_config.json."""
+    """The release's quantisation, configured like a checkpoint's hf_quant_config.json."""
     name, values = QUANTISATIONS[kind]
     module = importlib.import_module("vllm.model_executor.layers.quantization.modelopt")
     inner = {"kv_cache_quant_algo": None, "exclude_modules": [], **values}
@@ -42,7 +42,7 @@ def quantisation(kind: str) -> Any:
 
 @contextlib.contextmanager
 def making(device: str) -> Iterator[None]:
-    """Tensors are made on the device and in bfloat16, as when a model is loaded."""
+    """Create tensors on the device and in bfloat16, as when a model is loaded."""
     torch = importlib.import_module("torch")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -76,7 +76,7 @@ def fill(layer: Any, values: Json) -> None:
 
 
 def finish(layer: Any) -> list[str]:
-    """Let each quantised part turn its weights into its kernel's form; names its methods."""
+    """Make each quantised part convert its weights for its kernel; return its methods' names."""
     methods = []
     for module in list(layer.modules()):
         method = getattr(module, "quant_method", None)
@@ -87,7 +87,7 @@ def finish(layer: Any) -> list[str]:
 
 
 def method_name(method: Any) -> str:
-    """The kernel behind a quantisation method, in the release's own words."""
+    """The release's name for the kernel of a quantisation method."""
     scheme = getattr(method, "scheme", None)
     for holder in (method, scheme):
         for name in ("kernel", "fp8_linear", "experts_cls", "backend"):
@@ -124,7 +124,7 @@ class Linear:
 
     @staticmethod
     def values(kind: str, case: Any) -> Json:
-        """The parameters as a checkpoint has them."""
+        """The parameters in a checkpoint's form."""
         if kind == "fp8-linear":
             weight = case.weight
             return {
@@ -175,9 +175,9 @@ class Fused:
 
     @staticmethod
     def values(experts: Any, kind: str) -> Json:
-        """The parameters as a checkpoint has them.
+        """The parameters in a checkpoint's form.
 
-        Both input scales are 1; a checkpoint of weights alone has none, so nobody may use them.
+        Both input scales are 1; a weight-only checkpoint has none, so they must not be used.
         """
         pack = importlib.import_module("nvfp4_reference").pack
         values: Json = {}

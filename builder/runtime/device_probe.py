@@ -1,4 +1,4 @@
-"""Run an installed vLLM's own quantised layers on this machine's GPU, and judge the numbers.
+"""Run an installed vLLM's own quantised layers on this machine's GPU, and check the numbers.
 
 This file runs under the image's interpreter, in a process of its own for each kind of kernel: a
 kernel that traps takes the CUDA context with it.  It imports the standard library, its siblings,
@@ -8,8 +8,8 @@ torch and vLLM.
 
 A layer is made as a model makes it: vLLM's ``ReplicatedLinear`` or fused experts under its ModelOpt
 quantisation, filled as a checkpoint fills it, finished by its own
-``process_weights_after_loading``, and called.  So repacking, swizzling, padding, quantising and the
-product are all the release's own, whatever they are called there.
+``process_weights_after_loading``, and called.  So repacking, swizzling, padding, quantisation and
+the product are all the release's own code.
 
 Request (every key but ``kind`` may be left out)::
 
@@ -18,12 +18,12 @@ Request (every key but ``kind`` may be left out)::
      "activations": "fp4" | "fp8" | "bf16", "shapes": [[m, n, k], ...], "roundings": 1,
      "device": "cuda", "simulate": null | {a request of dispatch_probe.py, for tests on a CPU}}
 
-``activations`` is what the selected kernel multiplies, ``roundings`` how often it rounds a
+``activations`` is the selected kernel's operand type, ``roundings`` how often it rounds a
 result.  For ``nvfp4-moe``, ``shapes`` are ``[tokens, hidden, intermediate]``.  ``reference`` asks
-no vLLM: torch multiplies the dequantised operands on the same device, which says whether the
-device and the bounds agree before a kernel is blamed.
+no vLLM: torch multiplies the dequantised operands on the same device, which shows whether the
+device meets the bounds, before a kernel is blamed.
 
-Events, one JSON object a line, flushed as they come, so that a crash leaves those before it::
+Events, one JSON object per line, flushed at once, so that they survive a crash::
 
     {"event": "selected", "kernel": "...", "lines": ["..."]}   {"event": "note", "text": "..."}
     {"event": "case", "name": "random", "shape": "17x96x256", "problems": [], "worst": 0.9, ...}
@@ -86,7 +86,7 @@ class Events:
 
 @contextlib.contextmanager
 def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
-    """A configuration and a parallel group of one, as a worker of vLLM has them."""
+    """Set up a configuration and a parallel group of one, like a worker of vLLM."""
     probe = dispatch_device.Probe.of(request.get("simulate") or {})
     kept = None
     if request.get("simulate") is not None:
@@ -227,7 +227,7 @@ def kernels_of(run: Callable[[], Any]) -> list[str]:
 
 
 def telling(recorder: Any) -> list[str]:
-    """Logged lines that say what was selected."""
+    """Logged lines that name the selected kernel."""
     return [text for text in recorder.lines if text.startswith(("Using ", "Selected "))]
 
 

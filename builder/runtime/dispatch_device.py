@@ -1,4 +1,4 @@
-"""What surrounds a question to vLLM: environment, compiler, torch, and the device.
+"""Sets up a query of vLLM: environment, compiler, torch, and the device.
 
 Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
 imports nothing but the standard library, its siblings, and what the target has.  Every part that
@@ -38,8 +38,8 @@ Json = dict[str, Any]
 class NotFound(importlib.abc.MetaPathFinder):
     """The last finder: records the names of modules that do not exist.
 
-    vLLM and FlashInfer take a missing module for a missing feature and say nothing, so this is
-    how an incomplete sandbox is told from a release that lacks a kernel.
+    vLLM and FlashInfer silently treat a missing module as a missing feature, so this is
+    how an incomplete sandbox is distinguished from a release that lacks a kernel.
     """
 
     def __init__(self) -> None:
@@ -58,17 +58,17 @@ class NotFound(importlib.abc.MetaPathFinder):
 
 @dataclasses.dataclass
 class Probe(SimulatedDevice):
-    """The simulated device, with what was looked for in vain."""
+    """The simulated device, and the modules that were not found."""
 
     stub_modules: str = "auto"
     not_found: NotFound = dataclasses.field(default_factory=NotFound)
 
 
 def pretend_nvcc(probe: Probe, folder: str) -> None:
-    """Put an ``nvcc`` (and ``ninja``) on PATH that only says its version.
+    """Put an ``nvcc`` (and ``ninja``) on PATH that only prints its version.
 
-    FlashInfer counts as usable only where it could compile; the compiler is never run by
-    selection, and an image without it must be judged as it is, hence only on request.
+    FlashInfer counts as usable only if it could compile; selection never runs the
+    compiler.  An image without one must be judged as it is, so this is only on request.
     """
     home = Path(folder)
     scripts = {"nvcc": FAKE_NVCC.format(version=probe.cuda_version)}
@@ -85,7 +85,7 @@ def pretend_nvcc(probe: Probe, folder: str) -> None:
 
 
 def describe_device_to_torch(probe: Probe) -> None:
-    """Let torch tell the simulated device's properties where it has no device of its own.
+    """Make torch report the simulated device's properties if it has no device.
 
     FlashInfer reads some of them while it is imported, and compares torch's CUDA version, which a
     CPU build does not have.
@@ -108,7 +108,7 @@ def describe_device_to_torch(probe: Probe) -> None:
 
 
 def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., Any]) -> Any:
-    """A subclass of the release's own CUDA platform that knows its device without asking it."""
+    """A subclass of the release's own CUDA platform with a fixed device."""
     capability = capability_type(major=probe.capability[0], minor=probe.capability[1])
     answers: dict[str, Any] = {
         "get_device_capability": capability,
@@ -130,7 +130,7 @@ def simulated_platform(probe: Probe, base: type, capability_type: Callable[..., 
 
 
 def install_platform(probe: Probe) -> None:
-    """Make the simulated device vLLM's current platform, before anything has asked for one."""
+    """Make the simulated device vLLM's current platform, before anything uses one."""
     platforms: Any = importlib.import_module("vllm.platforms")
     cuda = importlib.import_module("vllm.platforms.cuda")
     device = simulated_platform(probe, cuda.CudaPlatformBase, platforms.interface.DeviceCapability)

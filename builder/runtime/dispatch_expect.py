@@ -1,12 +1,12 @@
-"""What a plan asks the dispatch probe, and whether an answer is what its profile expects.
+"""A plan's requests to the dispatch probe, and the check of answers against its profile.
 
 Standard library only: the builder uses it, and so does the verifier inside an image.  An
 expectation names a ``kind`` of layer and one of these:
 
-- ``line``: a log line of vLLM holds this text,
-- ``selected``: vLLM's name for the choice fits this pattern (``*`` stands for anything),
-- ``refused``: vLLM refuses, and its message holds this text.  That is how a profile says which
-  layers its settings are not for.
+- ``line``: a log line of vLLM contains this text,
+- ``selected``: vLLM's name for the choice matches this pattern (``*`` matches anything),
+- ``refused``: vLLM refuses, and its message contains this text.  This is how a profile names
+  layers that its settings do not support.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MODELS = {
     "w4a16-linear": "W4A16 models",
     "w4a16-moe": "W4A16 MoE models",
 }
-#: How a message or line is shown, in characters.
+#: The most characters of a message or line that are shown.
 _SHOWN = 400
 
 
 class Expected(Protocol):
-    """An expectation, wherever it comes from; one of the three is no None."""
+    """An expectation from any source; one of the three is not None."""
 
     @property
     def kind(self) -> str: ...
@@ -59,7 +59,7 @@ class Expectation:
 
     @classmethod
     def of(cls, plan: Json) -> list[Expectation]:
-        """Those that a plan's JSON has, without the keys of newer ones."""
+        """The expectations in a plan's JSON; unknown keys of newer versions are ignored."""
         known = ("kind", *MATCHERS)
         return [cls(**{k: e[k] for k in known if k in e}) for e in plan["expect"]]
 
@@ -78,21 +78,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """What vLLM did when the dispatch probe asked it for one kind of layer."""
+    """vLLM's answer to the dispatch probe for one kind of layer."""
 
     kind: str = ""
-    #: vLLM's name for its choice; None where it refused or could not be asked
+    #: vLLM's name for its choice; None if it refused or could not be queried
     selected: str | None = None
-    #: what it logged meanwhile
+    #: its log lines during the call
     lines: tuple[str, ...] = ()
     error: Failure | None = None
-    #: why this release cannot be asked
+    #: why this release cannot be queried
     not_applicable: str | None = None
     request: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, told: Json) -> Answer:
-        """Read what the probe printed."""
+        """Read the probe's output."""
         error = told["error"]
         return cls(
             kind=told["kind"],
@@ -113,13 +113,13 @@ def flag_value(flags: Sequence[str], name: str) -> str:
 
 
 def backends(flags: Sequence[str], kind: str) -> dict[str, str]:
-    """The backend that flags name for a kind of layer, as the probe is asked for it."""
+    """The backend that flags select for a kind of layer, in the probe's form."""
     setting = "moe_backend" if kind.endswith("-moe") else "linear_backend"
     return {setting: flag_value(flags, f"--{setting.replace('_', '-')}")}
 
 
 def asks(expectations: Iterable[Expected], flags: Sequence[str]) -> list[dict[str, str]]:
-    """One ask an expectation, with a plan's flags; its variables are the process's own."""
+    """One request for each expectation, with a plan's flags; its variables are the process's."""
     return [{"kind": e.kind, **backends(flags, e.kind)} for e in expectations]
 
 
@@ -133,7 +133,7 @@ def describe(expectation: Expected) -> str:
 
 
 def found(expectation: Expected, answer: Answer) -> str | None:
-    """What in an answer meets the expectation; None when nothing does."""
+    """The part of an answer that meets the expectation; None if nothing does."""
     error = answer.error
     if expectation.refused:
         holds = error and expectation.refused in error.message
@@ -147,19 +147,19 @@ def found(expectation: Expected, answer: Answer) -> str | None:
 
 
 def limit(expectation: Expected, seen: str) -> str:
-    """What an expected refusal means to a user; empty for any other expectation."""
+    """The consequence of an expected refusal for users; empty for any other expectation."""
     return limit_of(expectation.kind, seen) if expectation.refused else ""
 
 
 def limit_of(kind: str, seen: str) -> str:
-    """What vLLM's refusal of a kind of layer means to a user."""
+    """The consequence of vLLM's refusal of a kind of layer for users."""
     models = MODELS.get(kind, f"models with {kind} layers")
     words = f"{models} will not start with this profile: {seen.removeprefix('refused: ')}"
     return words[0].upper() + words[1:]
 
 
 def headline(answer: Answer) -> str:
-    """The line or error that says what vLLM did."""
+    """The line or error that shows vLLM's decision."""
     if answer.not_applicable:
         return f"not applicable: {answer.not_applicable}"
     if answer.error:

@@ -1,9 +1,9 @@
-"""How each vLLM release is asked which kernel it takes: one function for each kind of layer.
+"""Queries each vLLM release for its kernel: one function for each kind of layer.
 
 Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
 imports nothing but the standard library and what the target has.  Each function goes through the
-release's own entry point and gives the name that vLLM knows the choice by, and what implements it.
-Where a release has no entry point (the choice is written into a layer's code) that code is run up
+release's own entry point and returns vLLM's name for the choice, and its implementation.
+If a release has no entry point (the choice is part of a layer's code), that code is run up
 to the call of the kernel, which is not made.
 """
 
@@ -55,12 +55,12 @@ W4A16_CHECKPOINT: Json = {
 
 
 class NotAskableError(Exception):
-    """The release has no such setting or entry point, so the question has no answer there."""
+    """The release has no such setting or entry point, so it cannot be queried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What the entry points take from an ask; the linear backend reaches them through vLLM."""
+    """The entry points' inputs from a request; the linear backend reaches them through vLLM."""
 
     moe_backend: str = "auto"
 
@@ -71,7 +71,7 @@ def quantization(name: str) -> Any:
 
 
 def _linear(name: str) -> Any:
-    """A function of the release's linear kernels, None where it has none of that name."""
+    """A function of the release's linear kernels; None if it has none of that name."""
     return getattr(importlib.import_module(_LINEAR), name, None)
 
 
@@ -91,7 +91,7 @@ def _fp8_is_chosen() -> bool:
 
 
 def known_arguments(target: Callable[..., Any], values: Json) -> Json:
-    """Those of ``values`` that the release's callable takes."""
+    """The entries of ``values`` that the release's callable accepts."""
     return {name: values[name] for name in inspect.signature(target).parameters if name in values}
 
 
@@ -99,7 +99,7 @@ def known_arguments(target: Callable[..., Any], values: Json) -> Json:
 
 
 class ReachedError(BaseException):
-    """The layer's code came to the call of a kernel; not an error that it may catch."""
+    """The layer's code reached the call of a kernel; it must not catch this."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -114,17 +114,17 @@ def _stop_at(name: str) -> Callable[..., NoReturn]:
 
 
 def watch(owner: Any, prefix: str) -> None:
-    """Replace the functions of a module or object whose names begin so: a call ends the run."""
+    """Replace functions of a module or object by name prefix, so that a call ends the run."""
     for name in dir(owner):
         if name.startswith(prefix) and callable(getattr(owner, name)):
             setattr(owner, name, _stop_at(name))
 
 
 def kernel_reached(call: Callable[[], object]) -> str:
-    """The watched function that ``call`` comes to.
+    """The watched function that ``call`` reaches.
 
     Raises:
-        NotAskableError: it ended without coming to one.
+        NotAskableError: it ended without reaching one.
     """
     try:
         call()
@@ -160,7 +160,7 @@ def select_w4a16_linear(_question: Question) -> tuple[str, str]:
 
 
 class _AnyLayer(types.SimpleNamespace):
-    """A layer that has every attribute, each None: for code that only hands them to a kernel."""
+    """A layer in which every attribute is None: for code that only passes them to a kernel."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -170,7 +170,7 @@ class _AnyLayer(types.SimpleNamespace):
 
 
 def moe_config(moe_backend: str) -> Any:
-    """A mixture-of-experts layer in the release's own terms: SiLU-gated, 128 experts, top 8."""
+    """The release's configuration of a mixture-of-experts layer: SiLU-gated, 128 experts, top 8."""
     torch = importlib.import_module("torch")
     config = importlib.import_module(f"{_LAYERS}.fused_moe.config")
     activation = importlib.import_module(f"{_LAYERS}.fused_moe.activation")
@@ -230,7 +230,7 @@ def _init_fp8(activation_key: Any, weight_key: Any, method: str) -> tuple[str, s
 
 
 def select_fp8_linear(_question: Question) -> tuple[str, str]:
-    """One static scale a tensor, as ModelOpt checkpoints have them."""
+    """One static scale per tensor, as in ModelOpt checkpoints."""
     key = quantization("quant_utils").kFp8StaticTensorSym
     return _init_fp8(key, key, "ModelOptFp8LinearMethod")
 
@@ -277,10 +277,10 @@ KINDS: dict[str, Callable[[Question], tuple[str, str]]] = {
 
 
 def warm_modules(kinds: Iterable[str]) -> Iterator[str]:
-    """Modules that several questions import, in the order in which to import them.
+    """Modules that several queries import, in import order.
 
     Imported before the first fork, so that the children need not do it one by one.  The last ones
-    depend on what the release's entry points take, so the ones before must be imported by then.
+    depend on the parameters of the release's entry points, so the others are imported first.
     """
     wanted = set(kinds)
     moe = {"nvfp4-moe", "w4a16-moe"} & wanted

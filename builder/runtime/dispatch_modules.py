@@ -1,9 +1,9 @@
-"""vLLM's extension modules where no CUDA driver is: the real ones if they load, else empty ones.
+"""vLLM's extension modules without a CUDA driver: the real ones if they load, else empty ones.
 
 Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
 imports nothing but the standard library, its siblings, and what the target has.  vLLM imports these
 modules for the operators that they register; kernel selection asks a few of those what the library
-was built for.  What was put in place of a real part is noted in ``Probe.simulated``.
+was built for.  Every replaced part is listed in ``Probe.simulated``.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 else:
     import stub_driver
 
-#: What a CPU build of torch lacks of the libraries that vLLM's stable-ABI modules name.
+#: Libraries of vLLM's stable-ABI modules that a CPU build of torch lacks.
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so")
-#: Functions of CUDA's libraries, and the library that is generated for undefined ones.
+#: The pattern of CUDA's functions, and the library that is generated for undefined ones.
 CUDA_FUNCTION = re.compile(r"(cu|nccl|nvrtc|nvshmem)\w+")
 REST = "libspark_build_cuda.so"
 
-#: The package around DeepGEMM that vLLM's wheels bring from 0.20.0 on.
+#: The DeepGEMM package in vLLM's wheels from 0.20.0 on.
 BUNDLED = "vllm.third_party.deep_gemm"
 
-# Host functions: they look at a number (12.1 is 121) and at how the library was compiled, never
+# Host functions: they use a number (12.1 is 121) and how the library was compiled, never
 # at a device. These are the answers of a library built with CUDA 12.8 or newer for SM12x; the
 # modules of the released wheels, loaded beside a stub of the driver, give the same.
 HOST_FUNCTIONS: dict[str, Callable[[int], bool]] = {
@@ -56,10 +56,10 @@ HOST_FUNCTIONS: dict[str, Callable[[int], bool]] = {
 
 
 def stand_in_for_cuda(probe: Probe, module: str, scratch: str) -> None:
-    """Make what a sandbox's torch lacks of a module's libraries, out of what the module needs.
+    """Generate the libraries of a module that a sandbox's torch lacks.
 
-    A CPU build lacks its own half for CUDA.  Beside a CUDA build stand-ins for CUDA's libraries
-    define what torch asks of them, and a module may ask for more.  Only for modules that are
+    A CPU build lacks torch's CUDA libraries.  For a CUDA build, stand-ins for CUDA's libraries
+    define the functions that torch needs, but a module may need more.  Only for modules that are
     offered to a sandbox; an image has the torch that it needs.
     """
     needed = stub_driver.needed_libraries(module)
@@ -85,14 +85,14 @@ def stand_in_for_cuda(probe: Probe, module: str, scratch: str) -> None:
 
 
 class ExtensionLoader(importlib.abc.Loader):
-    """Loads an extension module, or an empty module in its place where it cannot load."""
+    """Loads an extension module, or an empty one if it cannot be loaded."""
 
     def __init__(self, probe: Probe, real: importlib.machinery.ModuleSpec | None) -> None:
         self.probe = probe
         self.real = real
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        """Make the real module; failing that say why, and let an empty one be made."""
+        """Create the real module; if that fails, record the reason and create an empty one."""
         reason = "not installed"
         if self.real is not None and self.real.loader is not None:
             try:
@@ -110,7 +110,7 @@ class ExtensionLoader(importlib.abc.Loader):
 
 
 class ExtensionFinder(importlib.abc.MetaPathFinder):
-    """The first finder: is responsible for vLLM's operator libraries and nothing else."""
+    """The first finder, only for vLLM's operator libraries."""
 
     def __init__(
         self, probe: Probe, names: frozenset[str], offered: Mapping[str, str], scratch: str
@@ -126,7 +126,7 @@ class ExtensionFinder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find one of the named extension modules, there or not."""
+        """Find one of the named extension modules, even if its file is missing."""
         del target  # the interface has it
         if fullname not in self.names:
             return None
@@ -143,9 +143,9 @@ class ExtensionFinder(importlib.abc.MetaPathFinder):
 
 
 class BundledLoader(importlib.abc.Loader):
-    """Loads a package around compiled code, or one that has any name in it where that is absent.
+    """Loads a package with compiled code; without the code, one in which every name exists.
 
-    vLLM asks whether it can be imported, and looks names up in it; selection calls none of them.
+    vLLM tests whether it can be imported, and looks up names in it; selection calls none.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class BundledLoader(importlib.abc.Loader):
         self.files = files
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the real package; without compiled code that loads here, let it have every name.
+        """Run the real package; if its compiled code does not load here, make every name exist.
 
         Any other error is the release's own, and decides what it selects.
         """
@@ -179,7 +179,7 @@ def _any_name(name: str) -> Callable[..., None]:
 
 
 class BundledFinder(importlib.abc.MetaPathFinder):
-    """Is responsible for `BUNDLED`, where the wheel has compiled code for it."""
+    """The finder for `BUNDLED`, if the wheel has compiled code for it."""
 
     def __init__(self, probe: Probe, files: Sequence[str]) -> None:
         self.probe = probe
@@ -208,7 +208,7 @@ class BundledFinder(importlib.abc.MetaPathFinder):
 
 
 def extensions_of_platform(package: Path) -> set[str]:
-    """The extension modules that the release's CUDA platform imports at once."""
+    """The extension modules that the release's CUDA platform imports immediately."""
     source = (package / "platforms" / "cuda.py").read_text(encoding="utf-8")
     names = {
         alias.name
@@ -221,10 +221,11 @@ def extensions_of_platform(package: Path) -> set[str]:
 
 
 def extensions_of_wheel() -> list[tuple[str, str]]:
-    """Module names and files of the operator libraries that the wheel's list of files names.
+    """Module names and files of the operator libraries in the wheel's list of files.
 
-    Whether they are there or not: from Python 3.12 on ``importlib.metadata.files`` leaves out what
-    is not.  By vLLM's convention these start with an underscore and have ``_C`` in their name.
+    They may be missing: from Python 3.12 on ``importlib.metadata.files`` leaves out
+    missing files.  By vLLM's convention these start with an underscore and have ``_C`` in their
+    name.
     """
     distribution = importlib.metadata.distribution("vllm")
     rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
@@ -239,9 +240,9 @@ def extensions_of_wheel() -> list[tuple[str, str]]:
 def prepare_modules(
     probe: Probe, package: Path, scratch: str, offered: Mapping[str, str], libraries: Sequence[str]
 ) -> None:
-    """Load what extension modules are linked against, and watch over their import.
+    """Load the libraries of extension modules, and install the finders for their import.
 
-    ``offered`` are modules, by name, for a target that has none for this machine; ``libraries``
+    ``offered`` are modules, by name, for a target without modules for this machine; ``libraries``
     are loaded before them.
     """
     of_wheel = extensions_of_wheel()

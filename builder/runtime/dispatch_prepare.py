@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
-    """Everything that must be in place before the first question; what is returned must be kept.
+    """Set up everything for the first query; the caller must keep the returned objects alive.
 
     Raises:
         ModuleNotFoundError: the target has no vLLM.

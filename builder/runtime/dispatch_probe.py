@@ -1,18 +1,18 @@
-"""Ask an installed vLLM which kernels it would choose on a device that is not there.
+"""Query an installed vLLM for the kernels that it would select on a simulated device.
 
 This file and its siblings (``dispatch_*.py``, ``stub_driver.py``) run under the *target's*
 interpreter (inside an image, or in a sandbox that holds vLLM's Python files, its Python
 dependencies and a CPU build of torch), so they may import nothing of the builder: the standard
-library, each other, and whatever the target has.
+library, each other, and the target's packages.
 
     python dispatch_probe.py < request.json > result.json
 
-vLLM chooses kernels in ordinary Python: it asks its platform object for the compute capability,
-asks a few host functions of its extension modules what they were built for, and looks whether
-FlashInfer is usable. The probe answers the first question with the requested capability, lets
-the real extension modules answer the second where they load, and then calls the release's own
-selection entry points. Names and log lines in the result are vLLM's; everything that was put in
-place of a real part is listed under ``simulated``.
+vLLM selects kernels in ordinary Python: it reads the compute capability from its platform object,
+calls a few host functions of its extension modules about their build, and tests whether
+FlashInfer is usable. The probe sets the requested capability, lets
+the real extension modules answer if they load, and then calls the release's own
+selection entry points. Names and log lines in the result are vLLM's; every part that was
+replaced is listed under ``simulated``.
 
 Request (every key may be left out)::
 
@@ -26,9 +26,9 @@ Request (every key may be left out)::
      "choices": [KIND, ...]}
 
 A KIND is one of `dispatch_kinds.KINDS`. ``pretend_nvcc`` and ``pretend_triton`` stand for a
-compiler and a package that FlashInfer wants to see before it counts as usable, and ``extensions``
-for modules that a target does not have for this machine; ask for them where a sandbox leaves them
-out, never for an image. ``env`` of an ask is laid over the request's for that ask alone.
+compiler and a package that FlashInfer needs to count as usable, and ``extensions``
+for modules that a target does not have for this machine; use them if a sandbox leaves them
+out, never for an image. ``env`` of an ask is added to the request's for that ask only.
 ``choices`` adds an ask for every explicit choice that the release offers for a kind. Each ask runs
 in its own forked child, so that vLLM's "log this once" caches and cached environment of one ask
 cannot hide the lines of another.
@@ -41,8 +41,8 @@ Result::
 
 An answer is ``{"kind", "request", "selected", "implementation", "lines", "debug", "error",
 "not_applicable"}``. ``lines`` are the messages that vLLM logged at INFO or above during the call,
-``debug`` those below: there a release says why it passed a backend over. ``not_applicable`` says
-why a release cannot be asked that; then nothing was selected and nothing failed. ``real`` names the
+``debug`` those below, with the reason why a release skipped a backend. ``not_applicable`` says
+why a release cannot be queried; then nothing was selected and nothing failed. ``real`` names the
 extension modules that really loaded, ``not_found`` the modules that something tried to import and
 nobody has. The exit status is 0 whenever a result was written.
 """
@@ -90,9 +90,10 @@ else:
 
 SCHEMA = 2
 DISTRIBUTIONS = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl", "torch")
-#: Releases from 0.24.0 on keep some models' FP8 layers away from DeepGEMM; this is none of those.
+#: Releases from 0.24.0 on exclude some models' FP8 layers from DeepGEMM; this model is not
+#: excluded.
 MODEL_TYPE = "llama"
-#: Children that are asked at the same time: one a processor, but not a machine's worth of memory.
+#: Child processes at the same time: one per processor, with a limit for the sake of memory.
 AT_A_TIME = min(4, len(os.sched_getaffinity(0)))
 
 Json = dict[str, Any]
@@ -100,10 +101,10 @@ Json = dict[str, Any]
 
 @contextlib.contextmanager
 def stand_in_triton(probe: Probe) -> Iterator[None]:
-    """Where Triton is not installed, let FlashInfer define the kernels that it writes in it.
+    """If Triton is not installed, let FlashInfer define its Triton kernels with a stand-in.
 
-    Only for the time of FlashInfer's import: vLLM and torch are to go on without Triton, as they
-    do on any machine that has no GPU.
+    Only during FlashInfer's import: vLLM and torch must continue without Triton, as they
+    do on any machine without a GPU.
     """
     if importlib.util.find_spec("triton") is not None:
         yield
@@ -122,7 +123,7 @@ def stand_in_triton(probe: Probe) -> Iterator[None]:
 
 
 def warm_up(request: Json, probe: Probe) -> None:
-    """Import what the asks share, and build one configuration for the imports that it makes."""
+    """Import the shared modules, and build one configuration to trigger its imports."""
     kinds = [ask.get("kind", "") for ask in request.get("ask", [])] + request.get("choices", [])
     with contextlib.suppress(Exception):
         importlib.import_module("vllm.config").VllmConfig()
@@ -138,7 +139,7 @@ def warm_up(request: Json, probe: Probe) -> None:
 
 
 class Recorder(logging.Handler):
-    """Keeps the messages of vLLM's loggers, those below INFO apart."""
+    """Records the messages of vLLM's loggers, those below INFO separately."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -153,7 +154,7 @@ class Recorder(logging.Handler):
 
 @contextlib.contextmanager
 def attached(recorder: Recorder) -> Iterator[None]:
-    """Record everything that vLLM logs, whatever level its own settings choose."""
+    """Record everything that vLLM logs, at any log level."""
     logger = logging.getLogger("vllm")
     logger.addHandler(recorder)
     logger.setLevel(logging.DEBUG)
@@ -164,7 +165,7 @@ def attached(recorder: Recorder) -> Iterator[None]:
 
 
 def select(ask: Json, probe: Probe, recorder: Recorder) -> tuple[str, str]:
-    """Configure the release as the ask says, and call its entry point, which alone is recorded."""
+    """Configure the release as requested, and call its entry point; only that call is recorded."""
     kind = str(ask.get("kind"))
     kinds = dispatch_kinds.KINDS
     if kind not in kinds:
@@ -180,12 +181,12 @@ def select(ask: Json, probe: Probe, recorder: Recorder) -> tuple[str, str]:
 
 
 def describe(error: BaseException) -> Json:
-    """Put an error into the form that the result carries."""
+    """Convert an error to its form in the result."""
     return {"type": type(error).__name__, "message": str(error)}
 
 
 def empty_answer(ask: Json) -> Json:
-    """Make an answer that says nothing yet."""
+    """Make an empty answer."""
     named: Json = {"kind": ask.get("kind"), "request": ask, "selected": None}
     return {
         **named,
@@ -198,7 +199,7 @@ def empty_answer(ask: Json) -> Json:
 
 
 def answer(ask: Json, probe: Probe) -> Json:
-    """Put one question to vLLM; to be called in a child of its own."""
+    """Query vLLM once; called in a child process."""
     recorder = Recorder()
     reply = {**empty_answer(ask), "lines": recorder.lines, "debug": recorder.debug}
     try:
@@ -212,7 +213,7 @@ def answer(ask: Json, probe: Probe) -> Json:
 
 
 class Child:
-    """A forked process that answers one question, and the pipe through which it does."""
+    """A forked process that answers one query, and its pipe."""
 
     def __init__(self, ask: Json, probe: Probe) -> None:
         self.ask = ask
@@ -241,7 +242,7 @@ class Child:
             os._exit(status)
 
     def payload(self) -> Json:
-        """Wait for the answer, and for what the child simulated, loaded and missed."""
+        """Wait for the answer, with the child's simulated, loaded and missing modules."""
         with os.fdopen(self.reading, encoding="utf-8") as pipe:
             text = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
@@ -254,9 +255,9 @@ class Child:
 
 
 def answers_to(asks: Sequence[Json], probe: Probe, result: Json) -> Iterator[Json]:
-    """Ask in children, a few at a time; the answers come in order.
+    """Query in child processes, several at a time; the answers are in order.
 
-    What the children simulated, loaded and missed is taken over into ``probe`` and ``result``.
+    Simulated, loaded and missing modules of the children are added to ``probe`` and ``result``.
     """
     running: collections.deque[Child] = collections.deque()
     waiting = collections.deque(asks)
@@ -272,7 +273,7 @@ def answers_to(asks: Sequence[Json], probe: Probe, result: Json) -> Iterator[Jso
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of the distributions that decide selection."""
+    """Installed versions of the distributions that affect the selection."""
     found: dict[str, str | None] = {}
     for name in DISTRIBUTIONS:
         try:
@@ -283,7 +284,7 @@ def versions() -> dict[str, str | None]:
 
 
 def fatal_error(error: BaseException) -> Json:
-    """Describe an error that left no question askable, with the end of its traceback."""
+    """Describe an error that prevents every query, with the end of its traceback."""
     tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {**describe(error), "traceback_tail": tail.splitlines()[-15:]}
 
@@ -311,7 +312,7 @@ def run(request: Json) -> Json:
 
 
 def claim_stdout() -> TextIO:
-    """Keep stdout for the result alone: whatever else prints, even from C, goes to stderr."""
+    """Reserve stdout for the result: all other output, even from C, goes to stderr."""
     ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return ours

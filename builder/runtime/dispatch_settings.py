@@ -1,4 +1,4 @@
-"""What can be set in a vLLM release: its configuration around a question, and what it offers.
+"""Settings of a vLLM release: its configuration for a query, and the choices that it offers.
 
 Part of the dispatch probe (see ``dispatch_probe.py``): it runs under the target's interpreter, and
 imports nothing but the standard library and what the target has.
@@ -36,7 +36,7 @@ FLAGS = {
     "w4a16-linear": ("linear_backend", "LinearBackend"),
     "w4a16-moe": ("moe_backend", "MoEBackend"),
 }
-#: Variables that decide a kind of layer in the releases that read them; None stands for each of
+#: Variables that decide a kind of layer in the releases that read them; None means each of
 #: the values that the release itself lists for the variable.
 VARIABLES: dict[str, tuple[dict[str, str | None], ...]] = {
     "nvfp4-linear": (
@@ -62,18 +62,18 @@ VARIABLES: dict[str, tuple[dict[str, str | None], ...]] = {
         {"VLLM_B12X_MOE_FP4_FORCE_A16": "1"},
     ),
 }
-#: Backends out of packages that vLLM requires, so that an image has them and a sandbox may not.
+#: Backends from packages that vLLM requires: an image has them, but a sandbox may not.
 PACKAGES = {"humming": "humming"}
 #: From 0.30.0 on: a backend for each scheme, ahead of the one for all.
 PER_QUANT = "linear_backend_per_quant"
-#: Reads as no value of any variable, so that a release answers with those that it knows.
+#: A value that no variable accepts, so that a release's error lists the valid ones.
 _NO_VALUE = "no-such-value"
 
 
 def kernel_config(ask: Json) -> Any:
-    """The release's own kernel configuration holding the ask's backends.
+    """The release's own kernel configuration with the request's backends.
 
-    Building it is part of the question: a release rejects a backend that it does not know here.
+    Creating it is part of the query: a release rejects unknown backends here.
     """
     config_type = importlib.import_module("vllm.config.kernel").KernelConfig
     parameters = inspect.signature(config_type).parameters
@@ -95,9 +95,10 @@ def kernel_config(ask: Json) -> Any:
 def vllm_config(kernel: Any, probe: Probe, model_type: str | None = None) -> Any:
     """The release's configuration object around ``kernel``.
 
-    Its checks look at executors and models, which a sandbox may not be able to import; then the
-    object is made without them, holding only what selection reads.  Some releases ask the model's
-    configuration too: ``model_type`` stands for one of that type with 16-bit activations.
+    Its checks use executors and models, which a sandbox may not be able to import; then the
+    object is created without them, with only the fields that selection reads.  Some releases read
+    the model's configuration too: ``model_type`` simulates a model of that type with 16-bit
+    activations.
     """
     config = importlib.import_module("vllm.config")
     try:
@@ -125,14 +126,14 @@ def vllm_config(kernel: Any, probe: Probe, model_type: str | None = None) -> Any
 
 
 def flag_values(kind: str) -> list[str]:
-    """Values that the release's flag for this kind takes, but for ``auto``; none without a flag."""
+    """Values of the release's flag for this kind, except ``auto``; none without a flag."""
     kernel = importlib.import_module("vllm.config.kernel")
     values = typing.get_args(getattr(kernel, FLAGS[kind][1], None))
     return [value for value in values if value != "auto"]
 
 
 def variable_values(name: str) -> list[str]:
-    """Values that the release lists for a variable, learned from how it refuses another one."""
+    """Values that the release lists for a variable, read from its error for a wrong one."""
     reader = importlib.import_module("vllm.envs").environment_variables[name]
     before = os.environ.get(name)
     os.environ[name] = _NO_VALUE
@@ -164,7 +165,7 @@ def _settings(kind: str) -> Iterator[dict[str, str]]:
 
 
 def excluded_models() -> list[str]:
-    """Model types that the release keeps away from DeepGEMM on this device."""
+    """Model types that the release excludes from DeepGEMM on this device."""
     with contextlib.suppress(ImportError, AttributeError):
         module = importlib.import_module("vllm.utils.deep_gemm")
         types_ = sorted(module._DEEPGEMM_BLACKWELL_EXCLUDED_MODEL_TYPES)
@@ -175,7 +176,7 @@ def excluded_models() -> list[str]:
 def choices(kind: str, default: str | None) -> list[Json]:
     """An ask for every explicit choice that the release offers for a kind of layer.
 
-    ``default`` is what it selects by itself: disabling that shows what is next in line.
+    ``default`` is its own selection: disabling that shows the next candidate.
     """
     asks: list[Json] = [{"kind": kind, "env": settings} for settings in _settings(kind)]
     if default is not None and default.endswith("Kernel"):

@@ -1,7 +1,7 @@
-"""Triton kernels of the target, run as the Python that they are written in, on CPU tensors.
+"""Runs the target's Triton kernels as plain Python on CPU tensors.
 
 FlashInfer sorts routes by expert in Triton before it launches a kernel of the CuTe DSL.  Such a
-kernel is a Python function of blocks of numbers: with ``triton.language`` answered by torch it
+kernel is a Python function of blocks of numbers: with torch in place of ``triton.language`` it
 computes the same.  Its programs run one after the other.
 
 Runs under the target's interpreter beside ``launch_probe.py``.
@@ -145,7 +145,7 @@ class Kernel:
 
 
 def run_on_host(module: types.ModuleType) -> None:
-    """Let the Triton kernels of a module run here; they were defined with a stand-in of Triton."""
+    """Make the Triton kernels of a module run here, defined with a stand-in for Triton."""
     language = Language()
     scope = vars(module)
     functions = {name: one for name, one in scope.items() if inspect.isfunction(one)}

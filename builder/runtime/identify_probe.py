@@ -1,4 +1,4 @@
-"""Run inside an image by its own interpreter: which packages are where, and what their files are.
+"""Runs inside an image under its own interpreter, and lists packages and their files.
 
 Standard library only.  Reads a JSON list of distribution names from ``SPARK_BUILD_TRACKED`` and
 prints one JSON object.  Every file of those distributions is hashed, except those of distributions
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-#: Files above this size (bytes) are hashed only where a layer may replace them.
+#: Files above this size (bytes) are hashed only if a layer may replace them.
 LARGE = 8_000_000
 HASH_ALL = re.compile(r"^nvidia-cutlass-dsl|^ray$")
 #: Where the applier leaves receipts below site-packages.
 RECEIPTS = ".spark-build/receipts"
-#: The settings that it leaves for every Python of an environment.
+#: The settings that the applier writes for every Python of an environment.
 ENV_PTH = "spark_build_env.pth"
 
 
@@ -52,7 +52,7 @@ def describe(path: str, hash_all: bool) -> list[Any] | None:
 
 
 def top_levels(record: list[str]) -> set[str]:
-    """First path components of what a distribution owns in site-packages."""
+    """First path components of a distribution's files in site-packages."""
     return {row.split("/")[0] for row in record if row and not row.startswith(("/", ".."))}
 
 
@@ -73,7 +73,7 @@ class Disk:
                 yield path, entry
 
     def owner(self, path: str) -> list[int] | None:
-        """``[mode, uid, gid]`` of what a path leads to, or None."""
+        """``[mode, uid, gid]`` of a path's target, or None."""
         try:
             info = os.stat(path)
         except OSError:
@@ -86,7 +86,7 @@ class Disk:
 
 
 def survey(disk: Any, site: str, tops: Mapping[str, bool]) -> dict[str, Any]:
-    """What a plan and a build need to know of site-packages, by path below it.
+    """The files of site-packages that a plan and a build need, by relative path.
 
     ``tops`` are the tracked distributions' own files and folders, and whether every file below is
     hashed whatever its size.
@@ -107,10 +107,10 @@ def survey(disk: Any, site: str, tops: Mapping[str, bool]) -> dict[str, Any]:
 def survey_folders(
     disk: Any, site: str, files: Iterable[str]
 ) -> tuple[dict[str, str], dict[str, list[int]]]:
-    """Of the folders that a build may write into, and those above them: links and oddities.
+    """Links, unusual owners and modes of folders that a build may write into, and of their parents.
 
-    Links as ``folder -> where it leads``; ``[mode, uid, gid]`` of folders that are not root's with
-    mode 0755: a copied folder arrives as that, and is put right afterwards.
+    Links as ``folder -> target``; ``[mode, uid, gid]`` of folders other than root's with
+    mode 0755: copied folders get that, and are corrected afterwards.
     """
     leaves = {"/usr/share", "/usr/local/bin", "/workspace", site}
     leaves.update(os.path.dirname(f"{site}/{path}") for path in files)
@@ -137,7 +137,7 @@ def above(leaves: Iterable[str]) -> set[str]:
 
 
 def command() -> str:
-    """What to call this interpreter: a virtual environment is left when its link is followed."""
+    """The path of this interpreter, without following links out of a virtual environment."""
     if sys.prefix != sys.base_prefix:
         return os.path.abspath(sys.executable)
     return os.path.realpath(sys.executable)

@@ -1,7 +1,7 @@
-"""Inputs for the kernels whose numbers are checked, and the calls that vLLM makes with them.
+"""Inputs for the kernels of level ``numbers``, and vLLM's calls with them.
 
-Runs under the target's interpreter beside ``launch_probe.py``; the inputs, and what may come out of
-them, are those of level ``device`` (``device_cases``, ``device_experts``).
+Runs under the target's interpreter next to ``launch_probe.py``; the inputs and valid results
+are those of level ``device`` (``device_cases``, ``device_experts``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS, COLUMNS = 128, 4
 
 @dataclasses.dataclass
 class Case:
-    """One call: what it is given, what may come out."""
+    """One call, with its inputs and the valid results."""
 
     name: str
     call: Callable[[], Any]
@@ -39,14 +39,15 @@ class Case:
 class ExactCases(cases.LinearCases):  # type: ignore[misc]
     """Linear cases for the executor, which sums as float32 does; tensor cores may keep fewer bits.
 
-    With their bound a value could be wrong by more than its own size from a depth of 512 on.  The
-    activations' scales differ along the depth too, so that a block cannot have its neighbour's.
+    With tensor cores' bound, a value could be off by more than its own size from a depth of 512 on.
+    The activations' scales differ along the depth too, to detect swapped scales of neighbouring
+    blocks.
     """
 
     blocks = (1.0, 2.0)
 
     def case(self, name: str, left: Any, weight: Any) -> Any:
-        """The case for two operands."""
+        """Make the case for two operands."""
         made = super().case(name, left, weight)
         quanta = left.quanta()[:, None] * weight.quanta()[None, :]
         dense = left.dense(), weight.dense()
@@ -69,7 +70,7 @@ def swizzled(scales: Any) -> Any:
 
 
 def dense_cases(ask: dict[str, Any]) -> Iterator[Case]:
-    """Calls of FlashInfer's b12x GEMM, one for each shape and kind of input that is asked for."""
+    """Calls of FlashInfer's b12x GEMM, one for each requested shape and kind of input."""
     for m, n, k in ask["shapes"]:
         made = ExactCases("fp4", seed=int(ask.get("seed", 0)))
         for case in _linear(made, ask.get("inputs", "random"), m, n, k):
@@ -114,7 +115,7 @@ def a16_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """Calls of FlashInfer's GEMM of bfloat16 activations and FP4 weights, as vLLM makes them.
 
     Raises:
-        AbsentError: there is none.
+        AbsentError: the release has none.
     """
     gemm: Any = importlib.import_module("flashinfer.gemm")
     if not hasattr(gemm, "mm_bf16_fp4"):
@@ -165,7 +166,7 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
             yield _moe(made, one, count, top_k, mode)
 
 
-#: Where FlashInfer chooses among its kernels.
+#: The module in which FlashInfer selects its kernel.
 DISPATCH = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch"
 
 
@@ -176,13 +177,13 @@ class AbsentError(Exception):
 
 
 def as_for_narrow_experts() -> None:
-    """Let few tokens go where FlashInfer sends them with experts at most 512 wide.
+    """Make few tokens use FlashInfer's kernel for experts at most 512 wide.
 
-    It asks CUDA's driver whether the kernel can have as many threads as it wants: it can, where the
-    PTX requires them ("Performance-Tuning Directives: .reqntid").
+    FlashInfer asks CUDA's driver whether the kernel can have as many threads as it needs: it can,
+    if the PTX requires them ("Performance-Tuning Directives: .reqntid").
 
     Raises:
-        AbsentError: this FlashInfer has one way only.
+        AbsentError: this FlashInfer has only one such kernel.
     """
     dispatch: Any = importlib.import_module(DISPATCH)
     if not hasattr(dispatch, "compiled_direct_micro_accepts_block_dim"):
@@ -195,13 +196,13 @@ def as_for_narrow_experts() -> None:
 
 
 def as_for_wide_experts() -> None:
-    """Let few tokens go to tensor cores, as where experts are wider than 512 (from 0.6.18 on)."""
+    """Make few tokens use tensor cores, as for experts wider than 512 (from 0.6.18 on)."""
     dispatch: Any = importlib.import_module(DISPATCH)
     dispatch._DIRECT_MICRO_CUTOVER_PAIRS = 0
 
 
 def as_for_many_tokens() -> None:
-    """Let FlashInfer take the kernel that it has for many tokens, however few there are.
+    """Make FlashInfer use its kernel for many tokens, for any number of tokens.
 
     It chooses by a number of pairs of token and expert: a constant in 0.6.9, later a variable too.
     """
@@ -211,12 +212,12 @@ def as_for_many_tokens() -> None:
 
 
 def a16_is_forced() -> bool:
-    """Whether FlashInfer is told to leave the activations of all experts in bfloat16."""
+    """Whether FlashInfer is configured to keep the activations of all experts in bfloat16."""
     return os.environ.get("FLASHINFER_B12X_FORCE_MOE_W4A16") == "1"
 
 
 class OnCuda(torch.Tensor):  # type: ignore[misc]
-    """A tensor that is asked whether it is on the device, and says so."""
+    """A tensor that reports to be on the device."""
 
     is_cuda = True
 
@@ -224,11 +225,11 @@ class OnCuda(torch.Tensor):  # type: ignore[misc]
 def as_for_a16_experts() -> None:
     """Prepare for experts of bfloat16 activations and FP4 weights.
 
-    Their host code asks torch for the device's SMs, and takes others where it has no device; it
+    Their host code reads the number of SMs from torch, which has no device here; it
     sorts the routes of more than a few tokens in Triton.
 
     Raises:
-        AbsentError: this FlashInfer has none that sort routes so.
+        AbsentError: this FlashInfer has no such experts that sort routes in Triton.
     """
     torch.cuda.is_available = lambda: True
     try:
@@ -239,7 +240,7 @@ def as_for_a16_experts() -> None:
 
 
 def exactly(made: Any, tokens: Any) -> Any:
-    """What experts may give in the executor, whose products are exact.
+    """The valid results of experts in the executor, whose products are exact.
 
     Each share is rounded to bfloat16 once.  The first is added to zero, which rounds nothing, and
     each of the others is rounded with what is there: as many roundings as shares, of at most the
@@ -253,7 +254,7 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case
     inner = made.down.codes.shape[2]
 
     def halves_swapped(values: Any) -> Any:
-        """b12x wants up first, then gate."""
+        """Swap the halves: b12x needs up first, then gate."""
         raw = values.view(torch.uint8)
         return torch.cat([raw[:, inner:], raw[:, :inner]], dim=1)
 

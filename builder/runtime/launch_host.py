@@ -1,9 +1,9 @@
-"""What a kernel's host code asks of CUDA's runtime, answered without a device.
+"""Simulates CUDA's runtime for a kernel's host code.
 
 The CuTe DSL compiles host code that calls the functions of its own runtime library.  One whose
-functions are in Python (`call_table`) takes its place: it gives handles for what is loaded, answers
-for the simulated device, and hands each launch to whoever listens: grid, block, shared memory and
-the parameters' bytes are the host code's own.
+functions are in Python (`call_table`) takes its place: it returns handles for loaded modules,
+answers for the simulated device, and passes each launch to a listener: grid, block, shared memory
+and the parameters' bytes are the host code's own.
 
 Runs under the target's interpreter; standard library, and torch and tvm_ffi where it is used.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Names of the DSL's runtime library: what host code may be linked against.
+#: Names of the DSL's runtime library that host code may be linked against.
 RUNTIME_FUNCTION = re.compile(r"_cu(?:da)?[A-Z]\w*|cuda_dialect_\w+|CuteDSLRT_\w+")
 #: ``cudaDeviceAttr`` by number (driver_types.h), for a GB10: shared memory of a block (opt-in),
 #: of an SM, SMs, threads of an SM, compute capability 12.1, threads of a block.
 ATTRIBUTES = {97: 101376, 81: 102400, 16: 48, 39: 1536, 75: 12, 76: 1, 1: 1024}
-#: ``cudaErrorNotSupported``: what a function says that is not simulated.
+#: ``cudaErrorNotSupported``: the result of functions that are not simulated.
 NOT_SUPPORTED = 801
 
 P, INT, UINT, SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
@@ -32,7 +32,7 @@ _FILE = re.compile(r'^(\s*\.file\s+\d+\s+")([^"\n]+)"', re.MULTILINE)
 
 
 def short_names(ptx: str, folders: Sequence[str]) -> str:
-    """PTX that names its source files as they are imported: ``flashinfer/gemm/kernel.py``."""
+    """PTX with source files named by their import path: ``flashinfer/gemm/kernel.py``."""
     starts = sorted((f"{folder.rstrip('/')}/" for folder in folders if folder), key=len)
 
     def short(found: re.Match[str]) -> str:
@@ -57,7 +57,7 @@ class Config(ctypes.Structure):
 
 @dataclasses.dataclass
 class Launched:
-    """One launch as the host code made it."""
+    """One launch of the host code."""
 
     kernel: str
     grid: list[int]
@@ -82,18 +82,18 @@ class Runtime:
         self._listen = listen
         self._handle = 0x1000
         self._kernels: dict[int, str] = {}
-        #: functions that were called and are not simulated, in order
+        #: called functions that are not simulated, in order
         self.refused: list[str] = []
-        #: what went wrong in a callback, which C cannot pass on
+        #: errors in callbacks, which C cannot propagate
         self.errors: list[BaseException] = []
         self._text = ctypes.create_string_buffer(b"not simulated")
 
     def forget(self) -> None:
-        """What went wrong so far has been told."""
+        """Clear the recorded errors, after they were reported."""
         self.refused, self.errors = [], []
 
     def callbacks(self) -> dict[str, Any]:
-        """Callbacks by name; the one without a name makes those for all others."""
+        """Callbacks by name; the entry without a name creates those for all other functions."""
         made = {
             "_cudaLaunchKernelEx": self._made(self._launch, P, P, P),
             "_cudaLibraryLoadData": self._made(self._load, P, P, P, P, UINT, P, P, UINT),
@@ -168,13 +168,13 @@ class Runtime:
 
     @staticmethod
     def _kernel_attribute(place: int, _which: int, _kernel: int, _device: int) -> int:
-        # 1 is the shared memory that a kernel has without asking: none
+        # 1 is the static shared memory of a kernel: none
         _integer(place).value = 0
         return 0
 
     @staticmethod
     def _once(state: int, init: int, load: int, _error: int) -> int:
-        """Let the host code load its library, unless it has: it keeps the handle in ``state``."""
+        """Make the host code load its library once: it stores the handle in ``state``."""
         if _number(state).value:
             return 0
         box = ctypes.c_uint64(0)
@@ -210,7 +210,7 @@ def parameters(ptx: str, launched: Launched) -> list[bytes]:
     ]
 
 
-# --- tensors in ordinary memory that say they are the device's -----------------------------------
+# --- tensors in ordinary memory that report to be on the device -----------------------------------
 
 
 class _Device(ctypes.Structure):
@@ -230,7 +230,7 @@ CUDA = 2
 
 
 class OnDevice:
-    """A tensor's own DLPack capsule, with the device that it names changed."""
+    """A tensor's own DLPack capsule, with another device."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor

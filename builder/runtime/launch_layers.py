@@ -1,9 +1,9 @@
-"""vLLM's own NVFP4 linear layer in front of the kernel whose launch is recorded.
+"""Runs vLLM's own NVFP4 layers up to the kernel, whose launch is recorded.
 
-Runs under the target's interpreter beside ``launch_probe.py``.  Weights as a checkpoint has them go
+Runs under the target's interpreter beside ``launch_probe.py``.  Weights in a checkpoint's form go
 through the release's ``process_weights_after_loading`` and its ``apply``, on the CPU.  Operators
-that only exist for a GPU are answered by references; what vLLM hands to FlashInfer (packing,
-swizzled scales, padding, factors) is its own.
+that only exist for a GPU have reference implementations; everything that vLLM passes to FlashInfer
+(packing, swizzled scales, padding, factors) comes from vLLM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ launch_cases: Any = importlib.import_module("launch_cases")
 reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
-#: Operators of vLLM's library that a linear layer calls, as the release's own schema has them.
+#: Operators of vLLM's library that a linear layer calls, in the release's own schema.
 QUANTISE = "scaled_fp4_quant.out"
 SCHEMA = (
     f"{QUANTISE}(Tensor input, Tensor input_scale, bool is_sf_swizzled_layout, *, "
@@ -35,18 +35,18 @@ SCHEMA = (
 )
 
 
-#: Tokens of a batch, at most: FlashInfer makes memory for so many.  Ours.
+#: The most tokens of a batch, for which FlashInfer allocates memory.  Our choice.
 MOST_TOKENS = 64
 
 
 class NotSimulated(Exception):
-    """The release's layer needs something that is not simulated: nothing was found out about it."""
+    """The release's layer needs something that is not simulated, so there is no result."""
 
     stage = "layer"
 
 
 def quantise(x: Any, inverse: Any, swizzle: bool, *, output: Any, output_scale: Any) -> None:
-    """``scaled_fp4_quant``: codes and block scales of activations, in the layout asked for."""
+    """``scaled_fp4_quant``: codes and block scales of activations, in the requested layout."""
     made = reference.quantise(x.double(), 1.0 / float(inverse))
     output.copy_(reference.pack(made.codes))
     scales = made.scales.contiguous().view(torch.uint8)
@@ -57,7 +57,7 @@ def quantise(x: Any, inverse: Any, swizzle: bool, *, output: Any, output_scale: 
 def topk_softmax(
     weights: Any, chosen: Any, rows: Any, logits: Any, renormalise: bool = False, *more: Any
 ) -> None:
-    """``topk_softmax``: the experts of each token, and the share that the router gives each."""
+    """``topk_softmax``: the experts of each token, and their weights from the router."""
     if any(one is not None for one in more):
         raise NotSimulated("topk_softmax with a bias or padding")
     found = torch.softmax(logits.float(), -1).topk(weights.shape[-1])
@@ -68,7 +68,7 @@ def topk_softmax(
 
 
 class Handed:
-    """Listens at FlashInfer's GEMM: what vLLM hands to it are the inputs of the case that runs."""
+    """Replaces FlashInfer's GEMM, to record what vLLM passes to it in the current case."""
 
     def __init__(self) -> None:
         self.case: Any = None
@@ -94,12 +94,12 @@ class Handed:
 
 
 def vllm_on_cpu(ask: dict[str, Any], probe: Any) -> Any:
-    """vLLM ready to make layers, its operators for GPUs answered on the CPU; its configuration.
+    """Set up vLLM to create layers on the CPU, and return its configuration.
 
     It stays so to the end of the process.
 
     Raises:
-        NotSimulated: this release cannot be prepared so.
+        NotSimulated: this release cannot be set up.
     """
     device_probe = importlib.import_module("device_probe")
     scratch = os.path.join(os.getcwd(), "vllm")
@@ -140,13 +140,13 @@ def vllm_on_cpu(ask: dict[str, Any], probe: Any) -> Any:
     return config
 
 
-#: What stays as it is to the end of the process; and vLLM's configuration, or why there is none.
+#: State that lasts for the process; and vLLM's configuration, or the error.
 _FOR_GOOD = contextlib.ExitStack()
 _READY: list[Any] = []
 
 
 def ready(ask: dict[str, Any], probe: Any) -> Any:
-    """vLLM's configuration, with the backends of the first request that asks."""
+    """vLLM's configuration, with the backends of the first request."""
     if not _READY:
         try:
             _READY.append(vllm_on_cpu(ask, probe))
@@ -160,7 +160,7 @@ def ready(ask: dict[str, Any], probe: Any) -> Any:
 def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of vLLM's NVFP4 linear layer, for each shape one with every value and one with few.
 
-    The sums are exact in both, so no two scales can change places within a bound.
+    The sums are exact in both, so swapped scales exceed the bound.
     """
     layers = importlib.import_module("device_layers")
     ready(ask, probe)
@@ -192,7 +192,7 @@ def _case(layer: Any, made: Any, handed: Handed) -> Any:
 
 
 class HandedExperts:
-    """Listens at FlashInfer's fused experts, as a function or, in later releases, an object."""
+    """Replaces FlashInfer's fused experts: a function, or an object in later releases."""
 
     def __init__(self) -> None:
         self.case: Any = None
@@ -225,12 +225,12 @@ class HandedExperts:
 
 @functools.cache
 def handed_experts() -> HandedExperts:
-    """The one of this process: vLLM keeps the function that it found first."""
+    """The instance of this process: vLLM keeps the function that it found first."""
     return HandedExperts()
 
 
 def shared(weight: Any, part: float) -> Any:
-    """The same weight with more of its size in the scale for all: a power of two is exact."""
+    """The same weight with a larger global scale: a power of two is exact."""
     scales = (weight.scales.float() / part).to(weight.scales.dtype)
     return reference.Nvfp4(weight.codes, scales, weight.factor * part)
 
@@ -241,9 +241,9 @@ PART, SMALL = 2.0**-13, 1.25 * 2.0**-4
 
 
 def as_checkpoints_have(weight: Any) -> Any:
-    """The same weight with scales as small as those of a model.
+    """The same weight with scales as small as in a real model.
 
-    E4M3 holds the block scales, but not all of their products with the scale for all, where its
+    E4M3 represents the block scales, but not all of their products with the global scale, where its
     steps are 2**-9.
     """
     scales = weight.scales.float() * (weight.factor * SMALL / PART)
@@ -256,7 +256,7 @@ BOTH_PART, SMALL_UP = 2.0**-7, 2.0**-11
 
 
 def with_small_up(made: Any) -> tuple[Any, Any]:
-    """Experts whose up projection has small scales, and others that give the same."""
+    """Experts whose up projection has small scales, and equivalent ones."""
     old, down = made.gate_up, made.down
     gate, up = (old.scales.float() * old.factor / BOTH_PART).chunk(2, dim=1)
     scales = torch.cat([gate, up * SMALL_UP], dim=1).to(old.scales.dtype)

@@ -1,7 +1,7 @@
-"""Let FlashInfer launch its kernels on a device that is not there, and record the launches.
+"""Make FlashInfer launch its kernels on a simulated device, and record the launches.
 
-This file runs under the *target's* interpreter like ``codegen_probe.py``, whose surroundings it
-uses: the standard library, its siblings, and whatever the target has.
+This file runs under the *target's* interpreter like ``codegen_probe.py``, whose setup it
+uses: the standard library, its siblings, and the target's packages.
 
     python launch_probe.py < request.json > result.json
 
@@ -16,12 +16,12 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
      "many": true, "narrow": true}
 
 ``vllm-linear`` and ``vllm-moe`` go through vLLM's own layers (``launch_layers.py``), the others
-call FlashInfer's functions as vLLM does.  ``sms`` is the number of SMs that the host code is told
-of: with few, one block takes several tiles.  With ``many`` the experts' kernel is the one for many
-tokens, with ``narrow`` the one that few tokens get where experts are at most 512 wide; with
+call FlashInfer's functions as vLLM does.  ``sms`` is the number of SMs that the host code
+sees: with few, one block processes several tiles.  With ``many`` the experts' kernel is the one for
+many tokens, with ``narrow`` the one that few tokens get where experts are at most 512 wide; with
 ``"mode": "w4a16"`` it leaves the activations in bfloat16.  ``finer`` activations are such that FP4
 cannot hold, products of ``small`` scales those that E4M3 cannot.  The functions are called with
-tensors in ordinary memory that say they are on the device.  They check, compile and launch as they
+tensors in ordinary memory that report to be on the device.  They check, compile and launch as they
 would; each launch is written below ``folder``: the PTX, the parameters, and the memory that these
 point into, before the kernel runs.
 
@@ -77,17 +77,17 @@ else:
 
 SCHEMA = 1
 Json = dict[str, Any]
-#: vLLM's own layers in front of a kernel: the functions of ``launch_layers`` that make their cases.
+#: vLLM's own layers: the functions of ``launch_layers`` that make their cases.
 LAYERS = {"vllm-linear": "linear_cases", "vllm-moe": "expert_cases"}
 
 #: The DSL's variable for the libraries that host code is linked against.
 LIBRARIES = "CUTE_DSL_LIBS"
-#: Where the DSL's runtime library lies: up to 4.5, and from 4.6 on, where each CUDA has a folder.
+#: Folders of the DSL's runtime library: up to 4.5, and from 4.6 on with a folder for each CUDA.
 RUNTIMES = ("nvidia_cutlass_dsl/lib/libc*runtime.so", "nvidia_cutlass_dsl/cu*/lib/libc*runtime.so")
 
 
 def runtime_functions() -> set[str]:
-    """What host code may call of the installed DSL's runtime library."""
+    """The functions of the installed DSL's runtime library that host code may call."""
     found: set[str] = set()
     for folder, pattern in itertools.product(sys.path, RUNTIMES):
         for path in sorted(Path(folder).glob(pattern)):
@@ -96,20 +96,20 @@ def runtime_functions() -> set[str]:
 
 
 def launch_instead(recorder: launch_recorder.Recorder) -> None:
-    """Let what ``cute.compile`` gives be called with tensors in ordinary memory."""
+    """Make the results of ``cute.compile`` callable with tensors in ordinary memory."""
     cute = importlib.import_module("cutlass.cute")
     made = launch_recorder.Compiling(cute.compile, recorder, plain_functions())
     setattr(cute, "compile", made)  # noqa: B010 (the module is Any in a sandbox only)
     compilers = importlib.import_module("cutlass.base_dsl.compiler")
     # it would call cuInit
     compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
-    # for how much shared memory an SM has, the compiler asks the driver
+    # the compiler reads the shared memory of an SM from the driver
     driver: Any = importlib.import_module("cutlass.base_dsl.runtime.cuda")
     driver.get_device_attribute = lambda which, _device=0: launch_host.ATTRIBUTES[int(which)]
 
 
 def plain_functions() -> type:
-    """The type of functions that are compiled without TVM FFI, told that there is one device.
+    """The type of functions that are compiled without TVM FFI, patched to see one device.
 
     They ask cuda-python, which needs the driver, for how many to load a kernel, and have it unload
     the kernel that they were given here.
@@ -122,7 +122,7 @@ def plain_functions() -> type:
 
 
 def use_library(path: str) -> None:
-    """Let host code be linked against the generated library.
+    """Link host code against the generated library.
 
     Up to 4.5 and from 4.7 on the variable is enough; 4.6 puts its own library in front of it when
     it is imported.
@@ -144,12 +144,12 @@ def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
 
 
 def failed(asks: list[Json], error: Json) -> list[Json]:
-    """The replies to requests that were not tried."""
+    """The replies to requests that were not run."""
     return [{"request": ask, "error": error, "launches": [], "seconds": 0.0} for ask in asks]
 
 
 def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> list[Json]:
-    """Make every launch of some requests, one after the other, in a child of their own."""
+    """Make every launch of some requests, one after the other, in a child process."""
     recorder = launch_recorder.Recorder()
     runtime = launch_host.Runtime(recorder.record)
     library.fill(runtime.callbacks())
@@ -158,8 +158,8 @@ def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> 
         launch_instead(recorder)
         torch = importlib.import_module("torch")
         torch.set_num_threads(1)  # each child has a core
-        # then torch.empty fills with NaN and the largest integer: what a kernel reads and nobody
-        # wrote is the same each time, and seen
+        # then torch.empty fills with NaN and the largest integer: uninitialised memory that a
+        # kernel reads is the same in each run, and visible
         torch.use_deterministic_algorithms(True, warn_only=True)
         probe.note("torch.empty: filled with NaN, or the largest integer")
     except Exception as error:
@@ -205,9 +205,9 @@ def launch_kernel(
 
 
 def together(ask: Json) -> str:
-    """What requests have in common that share a child: the source and the SMs, or vLLM's import.
+    """The key of requests that share a child: the source and the SMs, or vLLM's import.
 
-    FlashInfer keeps what it compiled for a number of SMs, and the DSL what it read of the source.
+    FlashInfer caches compiled code by number of SMs, and the DSL caches the source.
     """
     if ask["kind"] in LAYERS:
         return "vllm"

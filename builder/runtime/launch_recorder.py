@@ -1,4 +1,4 @@
-"""Records the launches of a kernel's host code: PTX, parameters, and the memory they point into.
+"""Records the launches of a kernel's host code: PTX, parameters, and the memory behind them.
 
 Runs under the target's interpreter beside ``launch_probe.py``; standard library, and torch and
 tvm_ffi where it is used.
@@ -27,15 +27,15 @@ Json = dict[str, Any]
 
 
 class Recorder:
-    """Writes each launch of a request as it comes."""
+    """Writes each launch of a request."""
 
     def __init__(self) -> None:
-        #: what the compiler gave for the function that is running
+        #: the compiler's output for the running function
         self.ptx: list[str] = []
         self.begin(Path())
 
     def begin(self, folder: Path) -> None:
-        """Start anew: the launches of another request."""
+        """Start recording another request."""
         self.folder = folder
         self.case: Any = None
         self.number = 0
@@ -43,7 +43,7 @@ class Recorder:
         self._pending: list[tuple[Path, Json]] = []
 
     def record(self, launched: launch_host.Launched) -> None:
-        """One launch of the case that is running."""
+        """Record one launch of the current case."""
         text = next(t for t in self.ptx if f".entry {launched.kernel}(" in t)
         parts = launch_host.parameters(text, launched)
         into = self.folder / f"launch-{self.number}"
@@ -64,7 +64,7 @@ class Recorder:
         self._pending.append((into, document))
 
     def finish_call(self) -> bool:
-        """Write what the call launched; whether it launched anything."""
+        """Write the launches of the call; return whether there were any."""
         pending, self._pending = self._pending, []
         if not pending:
             return False
@@ -77,7 +77,7 @@ class Recorder:
         return True
 
     def _memory(self, into: Path, parameters: bytes) -> list[Json]:
-        """Every tensor's memory that a parameter, or a tensor map among them, points into."""
+        """The memory of every tensor that a parameter or a tensor map points into."""
         torch = importlib.import_module("torch")
         held = {
             int.from_bytes(parameters[at : at + 8], "little")
@@ -115,7 +115,7 @@ class Recorder:
 class Compiling:
     """``cute.compile``, whose functions can be called with tensors in ordinary memory.
 
-    With options in brackets it is another of its kind, as the DSL's own is.
+    Options in brackets give another instance, as for the DSL's own.
     """
 
     def __init__(self, compiler: Any, recorder: Recorder, plain: type) -> None:
@@ -125,7 +125,7 @@ class Compiling:
         return Compiling(self._compiler[options], self._recorder, self._plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """The compiled function, which tells the recorder its PTX before it runs."""
+        """Call the compiled function, after passing its PTX to the recorder."""
         before = set(Path().glob("*.ptx"))
         function = self._compiler(*args, **kwargs)
         new = sorted(set(Path().glob("*.ptx")) - before)
@@ -135,7 +135,7 @@ class Compiling:
 
         def call(*values: Any) -> Any:
             self._recorder.ptx = texts
-            # without TVM FFI nobody asks where a tensor is
+            # without TVM FFI nothing checks a tensor's device
             plain = type(function) is self._plain
             return function(*map(in_memory if plain else on_device, values))
 
@@ -144,13 +144,13 @@ class Compiling:
 
 
 def in_memory(value: Any) -> Any:
-    """A tensor without what a class of ours adds to it; anything else as it is."""
+    """A plain tensor for a tensor of our classes; anything else unchanged."""
     tensor = importlib.import_module("torch").Tensor
     return value.as_subclass(tensor) if isinstance(value, tensor) else value
 
 
 def on_device(value: Any) -> Any:
-    """A tensor that says it is on the device; anything else as it is."""
+    """A tensor that reports to be on the device; anything else unchanged."""
     value = in_memory(value)
     if isinstance(value, importlib.import_module("torch").Tensor):
         return importlib.import_module("tvm_ffi").from_dlpack(launch_host.OnDevice(value))

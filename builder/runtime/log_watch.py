@@ -1,7 +1,7 @@
-"""Reads a server's log as it comes: lines that must be there, lines that must not.
+"""Follows a server's log: lines that are required, lines that are not allowed.
 
-Standard library only.  The markers come from the catalogue of ``spark-build diagnose``, those that
-hold for this image's release, with what to do about each (``device.json``).
+Standard library only.  The markers come from the catalogue of ``spark-build diagnose``: those that
+apply to this image's release, with their fixes (``device.json``).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from typing import Any
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-#: Lines kept for the evidence when something fails.
+#: Lines stored for the evidence if something fails.
 TAIL = 40
-#: Lines kept from the first sign of a failure on: a traceback of the engine, and what led to it.
+#: Lines stored from the first sign of a failure on: a traceback of the engine, and its causes.
 FAILING = 160
 _SIGNS = ("Traceback (most recent call last)", "Error: ", "Fatal Python error", "terminate called")
 Json = dict[str, Any]
 
 
 class Watch:
-    """What a log has shown so far; lines are fed one by one."""
+    """The state of a log; lines are fed one by one."""
 
     def __init__(self, markers: list[Json], expected: list[str]) -> None:
         self.markers = [
@@ -59,7 +59,7 @@ class Watch:
                 self.hits[marker["id"]] = line
 
     def shown(self, severity: str) -> list[tuple[Json, str]]:
-        """Markers of a severity that hold, with the line of each."""
+        """Matched markers of a severity, with the line of each."""
         return [
             (marker, self.hits[marker["id"]])
             for marker, _, _ in self.markers
@@ -70,7 +70,7 @@ class Watch:
         ]
 
     def why(self) -> str:
-        """What the log says from its first failure on, or its end where it shows none."""
+        """The log from its first failure on, or its end if there is none."""
         return "\n".join(self.failing) or self.last(20)
 
     def last(self, count: int = 12) -> str:

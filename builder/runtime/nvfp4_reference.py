@@ -1,29 +1,29 @@
-"""NVFP4 and FP8 operands on the CPU, and how far from the exact product a right kernel may be.
+"""NVFP4 and FP8 operands on the CPU, and the allowed error of a correct kernel.
 
-Runs beside ``device_probe.py`` under the image's interpreter; needs torch and no GPU.
+Runs next to ``device_probe.py`` under the image's interpreter; needs torch, but no GPU.
 
 **Operands.**  An NVFP4 matrix is E2M1 codes (4 bits: sign, 2 exponent, 1 mantissa), one E4M3 scale
 for each 16 of a row, and one FP32 global scale.  Every value is a float64 exactly, so the reference
-product is the exact one up to float64 rounding (2**-53).  Activations are made such that quantising
-them again gives the same codes and scales: each block that is not zero holds a 6, so the largest
+product is exact up to float64 rounding (2**-53).  Activations are made such that quantising
+them again gives the same codes and scales: each nonzero block contains a 6, so the largest
 magnitude over 6 *is* the scale, in every rounding of it.  Then the kernel under test works on
-the operands that the reference worked on, and what differs is summing and output rounding alone.
+the operands that the reference used, and only summing and output rounding differ.
 
 **Bound.**  With S = sum |a_i b_i| over the contraction, K its length, u the unit roundoff of
 the output type (2**-8 for bfloat16, 2**-11 for float16; half a unit in the last place, relative)::
 
     |out - exact| <= u |exact| + (1 + u) A S
 
-A is what summing may lose.  Let every product be a multiple of q, and the sum keep f fraction bits.
-No partial sum, in any order, is larger than S; when addends are aligned to the largest of them, the
-last bit kept is worth at most S 2**-f.  So with S <= q 2**f nothing is lost at all, and A = 0.
-Nor is anything lost where no two products are added.  Otherwise each of at most 2K addends
-(K products, at most K running sums) loses less than one such bit, by truncation: A = 2K 2**-f.
-f is 23 for products of bfloat16 (FP32 sums; Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
-cores": products exact, addition truncates).  For FP8 and FP4 operands it is 13.  An H200 was
+A is the possible loss of summing.  Let every product be a multiple of q, and the sum keep f
+fraction bits. No partial sum, in any order, is larger than S; when addends are aligned to the
+largest of them, the last bit kept is worth at most S 2**-f.  So with S <= q 2**f nothing is lost at
+all, and A = 0. Nor is anything lost where no two products are added.  Otherwise each of at most 2K
+addends (K products, at most K running sums) loses less than one such bit, by truncation: A = 2K
+2**-f. f is 23 for products of bfloat16 (FP32 sums; Fasi et al. 2021, "Numerical behavior of NVIDIA
+tensor cores": products exact, addition truncates).  For FP8 and FP4 operands it is 13.  An H200 was
 measured to keep just that in FP8: beside 128, addends of 2**-6 are kept, beside 256 all of them are
-lost (and bounds with f = 23 are broken by cuBLASLt there).  Nothing public says what GB10 keeps of
-FP4 products; fewer bits are not known of any tensor core with FP32 results.
+lost (and cuBLASLt breaks bounds with f = 23 there).  No public source says how many bits a GB10
+keeps of FP4 products; no tensor core with FP32 results is known to keep fewer.
 
 Most cases here are built with S <= q 2**13, so that the bound is the output rounding alone.  A case
 that cannot be adds a bound on the whole: the relative Frobenius error, 2**-5, which one wrong block
@@ -47,9 +47,9 @@ E2M1_MAX, E4M3_MAX, E4M3_TINY = 6.0, 448.0, 2.0**-9
 BLOCK = 16
 #: Unit roundoff of the output types.
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-#: Fraction bits that a sum of products keeps, by what the products are of.
+#: Fraction bits that a sum of products keeps, by operand type.
 FRACTION_BITS = {"bf16": 23, "fp8": 13, "fp4": 13}
-#: Most that the whole may be wrong where summing may lose bits, as a Frobenius norm.
+#: The largest error of the whole if summing may lose bits, as a Frobenius norm.
 RELATIVE = 2.0**-5
 
 
@@ -101,7 +101,7 @@ class Nvfp4:
         return decode_e2m1(self.codes) * scales * self.factor
 
     def quanta(self) -> Any:
-        """For each row a power of two that every value in it is a multiple of."""
+        """For each row, a power of two that divides every value."""
         factor = granules(torch.tensor([self.factor], dtype=torch.float64))
         return granules(self.scales.double()) * 0.5 * factor
 
@@ -135,11 +135,11 @@ class Expectation:
 
     exact: Any
     bound: Any
-    #: the summing may lose bits, so the whole is held to :data:`RELATIVE` too
+    #: summing may lose bits, so the whole is also limited by :data:`RELATIVE`
     lossy: bool
 
     def same(self) -> bool:
-        """Whether all elements may rightly be equal."""
+        """Whether all elements may be equal."""
         low, high = (self.exact - self.bound).max(), (self.exact + self.bound).min()
         return bool(low <= high)
 
@@ -163,7 +163,7 @@ def expect(
 
 
 def rounded_again(expected: Expectation, times: int) -> Expectation:
-    """What may come out of a kernel that rounds its bfloat16 result that many times more."""
+    """The expectation for a kernel that rounds its bfloat16 result this many more times."""
     if not times:
         return expected
     more = times * ROUNDOFF["bfloat16"] * (1 + 2.0**-6)
@@ -171,7 +171,7 @@ def rounded_again(expected: Expectation, times: int) -> Expectation:
 
 
 def judge(output: Any, expected: Expectation) -> dict[str, Any]:
-    """Hold a kernel's output against what is expected.
+    """Compare a kernel's output with the expectation.
 
     ``problems`` is empty for a right one.  ``worst`` is the largest error over its bound,
     ``relative`` the Frobenius error over the Frobenius norm.
@@ -210,5 +210,5 @@ def judge(output: Any, expected: Expectation) -> dict[str, Any]:
 
 
 def _plain(number: float) -> float | None:
-    """A number that JSON can hold."""
+    """A number that JSON can represent."""
     return number if math.isfinite(number) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEVEL = "serve"
 CONCURRENCY, PROMPT = serve_client.CONCURRENCY, serve_client.PROMPT
 TOKENS, ROUNDS = serve_client.TOKENS, serve_client.ROUNDS
-#: Below this one is called slower, above its inverse faster: rounds of one server differ by a few
+#: Ratios below this are slower, above its inverse faster: rounds of one server differ by a few
 #: per cent.
 NOTABLE = 0.97
 
@@ -47,13 +47,13 @@ def measure(
         yield row
 
 
-#: The two things measured: how a check of it is named, and its place in a row.
+#: The two figures: the name of their check, and their key in a row.
 SPEED, FIRST = "tokens/s", "first token, ms"
 COLUMNS = {SPEED: "tokens_per_second", FIRST: "first_token_ms"}
 
 
 def checks(url: str, model: str, tiny: bool, options: Json) -> list[Json]:
-    """The bench as two checks, the figures beside each."""
+    """The bench as two checks with their figures."""
     expected = f"{TOKENS} tokens a request, concurrency {', '.join(map(str, CONCURRENCY))}"
     rows = []
     try:
@@ -77,7 +77,7 @@ def checks(url: str, model: str, tiny: bool, options: Json) -> list[Json]:
 
 
 def chat(url: str, model: str, timeout: float) -> tuple[list[str], str]:
-    """What is wrong with an answer of the caller's own model, and its beginning.
+    """The problem of an answer of the user's own model, and its beginning.
 
     Raises:
         ServeError: there is none.
@@ -101,7 +101,7 @@ def chat(url: str, model: str, timeout: float) -> tuple[list[str], str]:
 
 
 def kernels_in(checks: Sequence[Json]) -> str:
-    """What an evidence document says was selected, in a few words."""
+    """The selected kernels of an evidence document, in a few words."""
     text = " ".join(str(c["seen"]) for c in checks if c["status"] == "pass")
     found = re.findall(r"Using (\S+) for NVFP4 GEMM|Using '(\w+)' NvFp4 MoE", text)
     names = dict.fromkeys((a or b).removeprefix("NvFp4LinearBackend.") for a, b in found)
@@ -109,7 +109,7 @@ def kernels_in(checks: Sequence[Json]) -> str:
 
 
 def compare(own: Sequence[Json], other: Json, name: str) -> list[Json]:
-    """This bench divided by another's, row by row; a plain word where this one is slower."""
+    """This bench divided by another one, row by row; marks where this one is slower."""
     theirs = {c["name"]: c.get("figures") or {} for c in other.get("checks", [])}
     mine, yours = kernels_in(own), kernels_in(other.get("checks", []))
     expected = f"figures of {name} to divide by"

@@ -1,4 +1,4 @@
-"""Level ``serve``: ``vllm serve`` of a tiny NVFP4 model logs what it must, and answers.
+"""Level ``serve``: ``vllm serve`` of a tiny NVFP4 model logs the expected lines, and answers.
 
 Standard library only, and whatever ``vllm`` the image has.  The model is generated: no download.
 """
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LEVEL = "serve"
-#: Seconds until the server must be ready: FlashInfer compiles what the image does not hold, torch
+#: Seconds until the server must be ready: FlashInfer compiles kernels that the image lacks, torch
 #: compiles the model, CUDA graphs are captured.
 READY_TIMEOUT = 1200.0
 ANSWER_TIMEOUT = 180.0
-#: Seconds that it has to end by itself.
+#: Seconds for the server to end by itself.
 STOP_TIMEOUT = 60.0
 PROGRESS = 15.0
-#: Seconds between two looks at a server that starts or ends.
+#: Seconds between two checks of a server that starts or ends.
 LOOK = 0.2
 TOKENS = 16
-#: What the tiny models need and no profile sets: little memory, short sequences.
+#: Flags for the tiny models that no profile sets: little memory, short sequences.
 TINY_FLAGS = ("--max-model-len", "1024", "--gpu-memory-utilization", "0.1")
 #: Nothing leaves the machine.
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 class Server:
-    """A server process in a group of its own, its log read as it comes."""
+    """A server process in its own group, with its log."""
 
     def __init__(self, command: list[str], watch: Any) -> None:
         self.watch, self.started = watch, time.monotonic()
@@ -72,7 +72,7 @@ class Server:
                 self.watch.feed(line)
 
     def wait_ready(self, url: str, timeout: float, say: Callable[[str], None]) -> str:
-        """Wait until it answers; gives why it never will, empty when it is ready."""
+        """Wait until it answers; return the reason if it cannot, else an empty text."""
         said = self.started
         while True:
             status, now = self.process.poll(), time.monotonic()
@@ -90,7 +90,7 @@ class Server:
             time.sleep(LOOK)
 
     def stop(self, timeout: float) -> tuple[bool, str]:
-        """End it and all that it started; whether it ended by itself, and how."""
+        """End it and all its processes; return whether it ended by itself, and how."""
         asked = time.monotonic()
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,7 +111,7 @@ class Server:
             os.killpg(self.process.pid, number)
 
     def _alive(self) -> bool:
-        """Whether anything of the group runs; what is dead and not yet reaped does not count."""
+        """Whether a process of the group runs; zombies do not count."""
         self.process.poll()
         group = str(self.process.pid)
         for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -130,14 +130,14 @@ def vllm_command() -> list[str]:
 
 
 class Subject:
-    """One model to serve, and what its log must show."""
+    """One model to serve, and the required lines of its log."""
 
     def __init__(self, name: str, folder: str, plan: Json, *, extra: list[str], tiny: bool) -> None:
         self.name, self.folder, self.tiny = name, folder, tiny
         experts = name != "dense"
         flags = [*plan["serve_flags"], *(plan["moe_serve_flags"] if experts else [])]
         self.flags = [*(TINY_FLAGS if tiny else ()), *flags, *extra]
-        # what a model of the caller's own is made of is not known: its lines are shown, not asked
+        # the layers of the user's own model are unknown: its lines are shown, not required
         kinds = ("nvfp4-linear", "nvfp4-moe") if experts else ("nvfp4-linear",)
         wanted = [e for e in plan["expect"] if e["kind"] in kinds]
         self.expected = {e["kind"]: e["line"] for e in wanted} if tiny else {}
@@ -194,7 +194,7 @@ class Session:
         return self.checks
 
     def answer(self, url: str) -> None:
-        """One completion, and the bench where it was asked for."""
+        """One completion, and the bench if requested."""
         expected = f"{TOKENS} tokens with finite log probabilities"
         prompt = [1, *range(10, 41)]
         try:
@@ -216,7 +216,7 @@ class Session:
             )
 
     def lines(self) -> None:
-        """What the log held."""
+        """The checks of the log's lines."""
         for kind, line in self.subject.expected.items():
             seen = self.watch.found.get(line, "no such line")
             self.check(f"{kind} line", line in self.watch.found, line, seen)
@@ -248,7 +248,7 @@ def subjects(plan: Json, options: Json) -> Iterator[list[Subject]]:
 
 
 def run(plan: Json, data: Json, options: Json, trouble: str) -> list[Json]:
-    """All checks of the level; ``trouble`` says why there is no GPU, empty where there is one."""
+    """All checks of the level; ``trouble`` is the reason if there is no GPU, else empty."""
     settings = {"ready": READY_TIMEOUT, "answer": ANSWER_TIMEOUT, "stop": STOP_TIMEOUT, **options}
     if trouble:
         reason = f"no GPU here: {trouble}; on the Spark: {data['command']}"

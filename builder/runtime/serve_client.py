@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: What is measured: requests at once, tokens of each, rounds of which the median counts.
+#: The measurement: requests at once, tokens of each, rounds of which the median counts.
 CONCURRENCY = (1, 2, 4, 8, 16)
 TOKENS, ROUNDS = 200, 3
 PROMPT = "Explain how a heat pump moves heat from a cold place to a warm one, step by step."
-#: No proxy: the server is here, or near.
+#: No proxy: the server is local or on the same network.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Json = dict[str, Any]
 
 
 class ServeError(Exception):
-    """The server did not answer, or not as it must; ``status`` is that of an HTTP error."""
+    """The server did not answer correctly; ``status`` is that of an HTTP error."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def healthy(url: str) -> bool:
-    """Whether the server says that it is ready."""
+    """Whether the server reports that it is ready."""
     try:
         with OPENER.open(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -62,16 +62,16 @@ def post(url: str, path: str, body: Json, timeout: float, key: str = "") -> Any:
     """The open answer to a request.
 
     Raises:
-        ServeError: no answer, or an HTTP error, with what the server said.
+        ServeError: no answer, or an HTTP error, with the server's message.
     """
     return ask(url, path, timeout, json.dumps(body).encode(), key)
 
 
 def ask(url: str, path: str, timeout: float, data: bytes | None = None, key: str = "") -> Any:
-    """The open answer to a request; ``key`` is the server's own, and is given to no other.
+    """The open answer to a request; ``key`` is sent to this server only.
 
     Raises:
-        ServeError: no answer, or an HTTP error, with what the server said, but for the key.
+        ServeError: no answer, or an HTTP error, with the server's message without the key.
     """
     headers = {"Content-Type": "application/json"} if data is not None else {}
     request = urllib.request.Request(f"{url}{path}", data=data, headers=headers)
@@ -88,7 +88,7 @@ def ask(url: str, path: str, timeout: float, data: bytes | None = None, key: str
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of a connection says, without numbers and names of Python's."""
+    """The reason of a connection error, without Python's numbers and names."""
     reason = getattr(error, "reason", error)  # urllib wraps that of the system
     return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
 
@@ -110,7 +110,7 @@ def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: floa
 
 
 def judge(answer: Json, tokens: int) -> tuple[list[str], str]:
-    """What is wrong with a completion, and a word on what came."""
+    """The problem of a completion, and a summary of it."""
     try:
         choice = answer["choices"][0]
         probabilities = choice["logprobs"]["token_logprobs"]
@@ -136,7 +136,7 @@ def stream(url: str, path: str, body: Json, timeout: float, key: str = "") -> Ti
     """One streamed answer, timed.
 
     Raises:
-        ServeError: it fails or says nothing.
+        ServeError: the request fails, or the answer is empty.
     """
     start = time.monotonic()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -169,7 +169,7 @@ def events(answer: Any) -> Iterator[Json]:
 
 
 def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, Json]:
-    """Path and body of one request; each prompt starts differently, so that no cache serves it."""
+    """Path and body of one request; each prompt starts differently, to avoid the prefix cache."""
     body: Json = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     if tiny:
         body["prompt"] = [1, *((number * 37 + i * 11) % 2000 + 10 for i in range(64))]
@@ -179,7 +179,7 @@ def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, J
 
 
 def at_once(one: Callable[[int], Timing], numbers: Sequence[int]) -> tuple[list[Timing], list[str]]:
-    """Send requests at the same time: what was answered, and why others failed.
+    """Send requests at the same time; return the answers, and the errors of the others.
 
     An interruption does not wait for them.
     """

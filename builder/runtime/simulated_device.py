@@ -1,7 +1,7 @@
-"""The device that probes tell of where there is none: what it is, and what stands in for what.
+"""The simulated device of the probes: its properties, and the list of simulated parts.
 
-It lies beside the dispatch probe and the codegen probe and runs under the target's interpreter: the
-standard library alone.
+It is copied next to the dispatch probe and the codegen probe and runs under the target's
+interpreter, with the standard library alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass
 class SimulatedDevice:
-    """What the request says about the device, and what has been simulated so far."""
+    """The device of a request, and the parts that were simulated so far."""
 
     capability: tuple[int, int] = (12, 1)
     cuda_version: str = "13.0"
@@ -34,7 +34,7 @@ class SimulatedDevice:
 
     @classmethod
     def of(cls, request: Json) -> Self:
-        """Take from the request what it says about the device."""
+        """Read the device from the request."""
         major, minor = request.get("capability", (12, 1))
         texts = {field.name for field in dataclasses.fields(cls) if field.type == "str"}
         said = {name: request[name] for name in texts & request.keys()}
@@ -66,7 +66,7 @@ class SimulatedDevice:
 
 
 def apply_environment(env: Mapping[str, str | None]) -> None:
-    """Set variables; null unsets, so that a caller can take an image's own setting away."""
+    """Set variables; null unsets one, so that a caller can remove an image's own setting."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -77,7 +77,7 @@ def apply_environment(env: Mapping[str, str | None]) -> None:
 def add_paths(folders: list[str]) -> None:
     """Put folders first on ``sys.path`` and read their ``.pth`` files.
 
-    A folder that pip filled is a site folder without being one to Python; the CuTe DSL is found
+    Python does not treat a folder that pip filled as a site folder; the CuTe DSL is found
     through such a file.
     """
     folders = [os.path.abspath(folder) for folder in folders]

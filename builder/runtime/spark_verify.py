@@ -3,8 +3,8 @@
 
 Standard library only, beside its siblings and the applier.  It reads the plan that was baked in,
 checks every receipt and the environment, asks the image's own vLLM which kernels it selects for
-SM121, runs those kernels on the GPU, and serves a tiny model.  What needs a GPU is *not run* where
-there is none, which is never a pass.
+SM121, runs those kernels on the GPU, and serves a tiny model.  Without a GPU, checks that need one
+are *not run*, which is never a pass.
 
 Exit status: 0 nothing failed, 5 a check failed (or did not run in a level that ``--level`` or
 ``--require`` names), 2 wrong usage.
@@ -145,7 +145,7 @@ def check_on_gpu(levels: list[str], plan: dict[str, Any], options: argparse.Name
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; ends the process with status 2 where it is wrong."""
+    """Parse the command line; exit with status 2 if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="spark-verify", description="verify this spark-build image from inside"
     )

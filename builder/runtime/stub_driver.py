@@ -2,8 +2,8 @@
 
 vLLM's extension modules are linked against the CUDA driver, and torch against thirteen libraries of
 CUDA, so without these they do not load.  A library of the right name whose functions all refuse is
-enough for loading: kernel selection calls none of them.  CUDA's toolkit has such a stub for the
-driver, but few images carry it.
+enough for loading: kernel selection calls none of them.  CUDA's toolkit includes such a stub for
+the driver, but few images carry it.
 
 Standard library only, and deterministic: the same names give the same bytes.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 SONAME = "libcuda.so.1"
-#: What every function returns: ``CUDA_ERROR_STUB_LIBRARY`` of cuda.h, as those of CUDA's own stub.
+#: The result of every function: ``CUDA_ERROR_STUB_LIBRARY`` of cuda.h, as in CUDA's own stub.
 REFUSAL = 34
 #: ``CUDA_ERROR_NO_DEVICE`` and ``cudaErrorNoDevice``: torch takes it for a machine without a GPU.
 NO_DEVICE = 100
@@ -36,10 +36,10 @@ TEXT_FUNCTION = re.compile(
 TEXT = b"no CUDA here: a generated stand-in for this library\0"
 #: Functions of the driver, by cuda.h's naming; those of the runtime are ``cudaXyz``.
 DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
-#: What libcudart looks up; the extension modules at hand say what else is needed.
+#: Functions that libcudart looks up; the extension modules determine the others.
 FUNCTIONS = ("cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2")
 
-#: Where CUDA's toolkit, its compatibility package and a driver put their library.
+#: The paths of the library in CUDA's toolkit, in its compatibility package and of a driver.
 DRIVER_PLACES = (
     "/usr/local/cuda*/compat/libcuda.so.1",
     "/usr/local/cuda*/compat/lib*/libcuda.so.1",
@@ -145,7 +145,7 @@ class Strings:
         self._places: dict[str, int] = {}
 
     def place(self, text: str) -> int:
-        """Where a text stands."""
+        """The offset of a text."""
         if text not in self._places:
             self._places[text] = len(self.data)
             self.data += text.encode() + b"\0"
@@ -164,7 +164,7 @@ def shared_library(
     ``versions`` gives the symbol version of those functions that are asked for with one.
 
     Raises:
-        UnknownMachineError: there is no code for ``machine`` (as ``uname -m`` says it).
+        UnknownMachineError: there is no code for ``machine`` (as ``uname -m`` prints it).
     """
     if machine not in _MACHINES:
         raise UnknownMachineError(f"no stub can be made for {machine}")
@@ -204,7 +204,7 @@ def entries_of(strings: Strings, soname: str, symbols: int, hashes: int) -> dict
 
 
 def add_strings(image: Image, strings: Strings, entries: dict[int, int]) -> None:
-    """Put the strings behind what is there: the last part before the dynamic section."""
+    """Append the strings, the last part before the dynamic section."""
     entries[_DT_STRTAB] = image.add(bytes(strings.data))
     entries[_DT_STRSZ] = len(strings.data)
 
@@ -283,7 +283,7 @@ def _string(table: bytes, offset: int) -> str:
 
 
 def undefined_symbols(path: str) -> set[str]:
-    """Names that an ELF file leaves to other libraries and cannot do without."""
+    """Symbols that an ELF file requires from other libraries."""
     return {
         _string(strings, name)
         for symbols, strings in _tables(path, _SHT_DYNSYM)
@@ -293,7 +293,7 @@ def undefined_symbols(path: str) -> set[str]:
 
 
 def defined_symbols(path: str) -> set[str]:
-    """Names that an ELF file offers to other libraries."""
+    """Symbols that an ELF file exports."""
     return {
         _string(strings, name)
         for symbols, strings in _tables(path, _SHT_DYNSYM)
@@ -315,7 +315,7 @@ def needed_libraries(path: str) -> list[str]:
 def driver_functions(files: Iterable[str]) -> set[str]:
     """Functions of the driver that extension modules are linked against.
 
-    A file that cannot be read or is damaged adds none: it will say so itself when it is loaded.
+    A file that cannot be read or is damaged adds none: loading it will show the error.
     """
     names: set[str] = set()
     for path in files:
@@ -353,7 +353,7 @@ def write_stub(folder: str, modules: Iterable[str]) -> str:
 
 
 def loads(library: str) -> bool:
-    """Load a library for everything that is loaded later; whether that worked."""
+    """Load a library for everything that is loaded later; return whether that worked."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         return True
@@ -361,7 +361,7 @@ def loads(library: str) -> bool:
 
 
 def load_driver(note: Callable[[str], None], scratch: str, modules: Iterable[str]) -> None:
-    """Where no driver is installed, load a stand-in so that extension modules can load.
+    """If no driver is installed, load a stand-in so that extension modules can load.
 
     The toolkit's stub and its compatibility library carry the driver's soname, as ours does, so a
     module that asks for it later finds it loaded.  Selection calls none of their functions.

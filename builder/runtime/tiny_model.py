@@ -1,14 +1,14 @@
 """Writes a tiny NVFP4 model to disk: configuration, random weights, tokenizer.  Standard library.
 
-The form is a ModelOpt checkpoint's, as NVIDIA publishes them: two E2M1 codes a byte, one E4M3 scale
+The format is that of NVIDIA's ModelOpt checkpoints: two E2M1 codes a byte, one E4M3 scale
 for 16 of them, one FP32 scale for a tensor, one for the activations.  The architectures are Qwen3
 and Qwen3-MoE, which every vLLM from 0.17 to 0.33 knows; all dimensions are multiples of 128, which
-b12x needs.  Real weights and not ``--load-format dummy``, which leaves packed codes as they lie
-in memory and draws scales around zero: such a model may rightly answer NaN.
+b12x needs.  It has real weights, because ``--load-format dummy`` leaves packed codes uninitialised
+and draws scales around zero: such a model may correctly answer NaN.
 
 Row 0 of the output projection is zero, so token 0 has logit 0 and others lie on both sides of it:
-a server whose numbers are sound never answers token 0.  One whose logits are NaN answers nothing
-else, which is what people see as ``!!!!!``.
+a server with correct numbers never answers token 0.  One whose logits are NaN answers nothing
+else, which users see as ``!!!!!``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HIDDEN, INTERMEDIATE, LAYERS, VOCABULARY = 512, 1024, 2, 2048
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
 EXPERTS, TOP_K, EXPERT_INTERMEDIATE = 8, 2, 256
-#: Longest sequence that it is made for.
+#: The model's maximum sequence length.
 MAX_LENGTH = 2048
 #: E4M3 bytes of the block scales 32, 64 and 128; with SCALE_2 a matrix of 512 columns keeps the
 #: size of what it multiplies, and each product with SCALE_2 is an E4M3 value again.
@@ -48,7 +48,7 @@ def bf16(value: float) -> bytes:
 
 
 def normal(draw: random.Random, count: int, deviation: float) -> bytes:
-    """Normal numbers as bfloat16: one of 256 equally likely ones each, which is as good here."""
+    """Normal numbers as bfloat16, each one of 256 equally likely values."""
     spread = statistics.NormalDist(sigma=deviation)
     table = b"".join(bf16(spread.inv_cdf((i + 0.5) / 256)) for i in range(256))
     drawn, numbers = draw.randbytes(count), bytearray(2 * count)

@@ -1,4 +1,4 @@
-"""Checks in the one shape that all levels report, and how they are printed."""
+"""Checks in the common form of all levels, and how they are printed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(
 
 
 def not_run(level: str, name: str, expected: str, reason: str, where: str = "") -> Check:
-    """One check that could not run, and why: never a pass."""
+    """One check that could not run, with the reason; it is never a pass."""
     made = {"level": level, "name": name, "status": "not-run", "expected": expected}
     return {**made, "seen": "", "where": where, "reason": reason}
 
@@ -47,12 +47,12 @@ def passed(checks: Sequence[Check], require: Iterable[str] = ()) -> bool:
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr: stdout is the report."""
+    """Print progress to stderr: stdout is for the report."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show(checks: Sequence[Check]) -> None:
-    """The report for people, on stdout."""
+    """Print the report as text to stdout."""
     for item in checks:
         if "refusal" in item:
             print(f"expected refusal {item['level']} {item['name']}: {item['refusal']}")

@@ -1,11 +1,11 @@
 """Registers rebuilt kernels in place of those of an installed vLLM.
 
 vLLM calls ``load`` in every process that it starts, through the entry point group
-``vllm.general_plugins``.  Where the device is not one that the machine code is for, nothing is
-loaded; where it is, everything must fit, and what does not is an error that stops vLLM: otherwise
-the old kernels would go on running unnoticed.
+``vllm.general_plugins``.  If the machine code is not for this device, nothing is
+loaded; if it is, any mismatch is an error that stops vLLM: otherwise
+the old kernels would be used unnoticed.
 
-Lies in the wheel as ``__init__.py``, beside ``companion.json``.
+In the wheel this is ``__init__.py``, next to ``companion.json``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ Json = dict[str, Any]
 
 
 class ExtensionWheelError(RuntimeError):
-    """The extension wheel does not fit what is installed, or torch did not take its kernels."""
+    """The extension wheel does not fit the installed packages, or torch ignores its kernels."""
 
 
 def facts() -> Json:
-    """What the extension wheel is made of."""
+    """The facts about the extension wheel."""
     about: Json = json.loads((_HERE / "companion.json").read_text("utf-8"))
     return about
 
 
 @cache
 def load() -> bool:
-    """Load the kernels if the device is one of theirs; once in a process.
+    """Load the kernels if they are for this device; once in a process.
 
     Returns whether they are in use.
 
     Raises:
-        ExtensionWheelError: they do not fit, or are not in use afterwards.
+        ExtensionWheelError: they do not fit, or are not used afterwards.
     """
     about = facts()
     device = capability()
@@ -56,7 +56,7 @@ def load() -> bool:
 
 
 def register(about: Json, library: str) -> None:
-    """Load the library, and see that torch uses its kernels.
+    """Load the library, and check that torch uses its kernels.
 
     Raises:
         ExtensionWheelError: another vLLM or torch is installed, an operator is missing, the
@@ -91,7 +91,7 @@ def _has_kernel(torch: Any, operator: str, key: str) -> bool:
 
 
 def registered_at(dump: str, key: str) -> str:
-    """What torch says of the kernel in use for a dispatch key; those it replaced come after it."""
+    """Torch's description of the kernel in use for a dispatch key, then of the replaced ones."""
     for line in dump.splitlines():
         if line.startswith((f"{key}:", f"{key}[")):
             return line
@@ -99,7 +99,7 @@ def registered_at(dump: str, key: str) -> str:
 
 
 def _must_be(package: str, installed: str, about: Json) -> None:
-    """Compare without what a build was made for (``+cu130``)."""
+    """Compare versions without the local part (``+cu130``)."""
     if installed.partition("+")[0] != about[package]:
         raise ExtensionWheelError(
             f"{about['name']} was built for {package} {about[package]}, and {installed} is "
