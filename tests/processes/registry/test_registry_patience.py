@@ -196,12 +196,12 @@ def test_plain_http_needs_a_host(host: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_deadline() -> None:
     def slow(_request: Request) -> Reply:
-        time.sleep(0.2)
+        time.sleep(0.06)
         return Reply(502)
 
     with FakeRegistry(slow) as fake:
         with pytest.raises(RemoteError, match=r"not done after|no answer in time"):
-            has(fake, deadline=0.5, attempts=99)
+            has(fake, deadline=0.15, attempts=99)
         assert len(fake.log) < 5
 
 

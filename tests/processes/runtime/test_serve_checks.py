@@ -155,8 +155,8 @@ def test_a_server_that_never_opens_its_port_is_killed(served: Any) -> None:
 def test_progress_is_reported_during_the_start(
     served: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "PROGRESS", 0.4)
-    assert failing(served({"ready": 1.5})) == set()
+    monkeypatch.setattr(serve, "PROGRESS", 0.05)
+    assert failing(served({"ready": 0.4})) == set()
     captured = capsys.readouterr()
     assert "NvFp4 MoE backend" in captured.err
     assert captured.out == ""
@@ -175,14 +175,14 @@ def test_progress_is_reported_during_the_start(
     ],
 )
 def test_a_bad_answer(served: Any, answer: str, words: str) -> None:
-    checks = served({"answer": answer}, answer=1.0)
+    checks = served({"answer": answer}, answer=0.3 if answer == "hang" else 5.0)
     assert failing(checks) == {"dense answers"}
     assert words in checks["dense answers"]["seen"]
 
 
 @pytest.mark.parametrize("stop", ["ignore", "orphan"])
 def test_a_server_that_does_not_stop_is_killed_and_fails(served: Any, stop: str) -> None:
-    checks = served({"stop": stop}, stop=1.5)
+    checks = served({"stop": stop}, stop=0.2)
     assert failing(checks) == {"dense stops"}
     assert "had to be killed" in checks["dense stops"]["seen"]
     assert children() == set()
