@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Tests between two lines.
 EVERY = 50
-#: Cases of each kind in ``tests/unit/rootfs/test_fuzz.py``.
+#: Cases of chance of each kind (``tests/unit/chance.py``).
 FUZZ = "25"
 
 

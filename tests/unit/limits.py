@@ -40,7 +40,7 @@ class Limits:
         self._added = False
 
     def _audit(self, event: str, words: tuple[Any, ...]) -> None:
-        if self._refused is not None and event in _EVENTS:
+        if event in _EVENTS and self._refused is not None:
             self._refuse(f"{_EVENTS[event]}: {event} {words[:2]}")
 
     def _sleep(self, seconds: float) -> None:

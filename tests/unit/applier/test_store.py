@@ -23,6 +23,7 @@ from builder.applier.sequence import judge_in_order
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
+from tests.unit.chance import CASES
 from tests.unit.fakes import (
     BACKEND,
     TARGET,
@@ -281,7 +282,7 @@ def random_layers(names: list[str], rng: random.Random) -> list[Layer]:
     return rng.sample([*layers, rng.choice(extra)], len(layers) + 1)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(CASES))
 def test_any_sequence_of_changes_can_be_reverted(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     layers = random_layers(random_site(tmp_path, rng), rng)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import resource
 import shutil
@@ -30,6 +29,7 @@ from builder.registry.model import (
 from builder.rootfs.tar import LayerTar
 from builder.rootfs.unpack import Unpacked
 from tests.unit import tarcases
+from tests.unit.chance import CASES
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.images import Item, diff_id, packed, put, put_vllm, tar_of, view_of
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tests.unit.caller import Call
 
 SEED = 20_261_122
-COUNT = int(os.environ.get("SPARK_BUILD_TEST_FUZZ", "8"))
 #: Seconds and bytes that no case of a few kilobytes needs; more is a hang, or a bomb that worked.
 PATIENCE, MEMORY = 60, 512 << 20
 #: Exit codes of our own errors, and of success.
@@ -63,7 +62,7 @@ def _bounded() -> Iterator[None]:
     assert grown < MEMORY
 
 
-def dices(kind: str, count: int = COUNT) -> Iterator[tuple[str, random.Random]]:
+def dices(kind: str, count: int = CASES) -> Iterator[tuple[str, random.Random]]:
     """The cases of one kind, each with its name."""
     for number in range(count):
         signal.alarm(PATIENCE)
@@ -139,7 +138,7 @@ def text(dice: random.Random, data: bytes) -> bytes:
 def test_layers(tmp_path: Path, kind: str) -> None:
     """Read to the end, or refused with a reason."""
     refused = 0
-    for name, dice in dices(kind, COUNT * 8):
+    for name, dice in dices(kind, CASES * 8):
         if kind == "headers":
             blobs = [tarcases.random_blob(dice)]
         else:
@@ -157,7 +156,7 @@ def test_layers(tmp_path: Path, kind: str) -> None:
             view_of(tmp_path / "layout", *blobs).below("/")
         except SparkBuildError:
             refused += 1
-    assert 0 < refused < COUNT * 8
+    assert 0 < refused < CASES * 8
 
 
 # ---------------------------------------------------------------------------------------- documents
@@ -281,7 +280,7 @@ def test_files_of_an_image(call: Call, made: Made, tmp_path: Path) -> None:
         if item.name.endswith(ends) and item.data
     ]
     assert {made.layers[layer][at].name.rpartition("/")[2] for layer, at in places} > {"RECORD"}
-    for name, dice in dices("files", COUNT * 2):
+    for name, dice in dices("files", CASES * 2):
         layer, at = dice.choice(places)
         items = list(made.layers[layer])
         item = items[at]

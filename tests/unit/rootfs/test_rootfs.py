@@ -10,6 +10,7 @@ import pytest
 
 from builder.errors import RemoteError
 from builder.rootfs.index import LayerIndex
+from tests.unit.chance import CASES
 from tests.unit.images import Item, folder, hardlink, packed, symlink, tar_of, view_of
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def random_layer(dice: random.Random, number: int) -> list[Item]:
     return [*first, *rest, *hidden] if dice.random() < 0.5 else [*first, *hidden, *rest]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(CASES * 12 // 5))
 def test_random_layers_match_their_unpacked_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
