@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: Types of elements, by their names in PTX, and how numpy holds them; bfloat16 by its bits.
+#: Element types by their PTX names, with numpy's types; bfloat16 by its bits.
 TYPES: dict[str, np.dtype[Any]] = {
     "u8": np.dtype("<u1"), "s8": np.dtype("<i1"), "u16": np.dtype("<u2"), "s16": np.dtype("<i2"),
     "u32": np.dtype("<u4"), "s32": np.dtype("<i4"), "u64": np.dtype("<u8"), "s64": np.dtype("<i8"),
     "f16": np.dtype("<f2"), "bf16": np.dtype("<u2"), "f32": np.dtype("<f4"), "f64": np.dtype("<f8"),
 }  # fmt: skip
-#: What makes an array: one of these.
+#: The keys that define an array's contents: one of them.
 _CONTENTS = ("file", "values", "fill")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Where arrays without an address begin, and what lies unused behind each: ours.
+#: The first address for arrays without one, and the gap after each.  Our choice.
 _FIRST, _APART = 0x1000_0000, 0x1_0000
-#: The largest array: every schedule has a copy of all.  Ours.
+#: The largest array: every schedule copies all arrays.  Our choice.
 _MOST_BYTES = 2**30
-#: Addresses that the hardware has (CUDA C++ Programming Guide: 47 or 48 bits, by the host).
+#: The hardware's address space (CUDA C++ Programming Guide: 47 or 48 bits, by the host).
 _ADDRESSES = 2**48
 
 
 @dataclass(frozen=True)
 class Array:
-    """Memory that a kernel may reach, as it is before the launch."""
+    """Memory that a kernel may access, with its contents before the launch."""
 
     name: str
     address: int
@@ -47,11 +47,11 @@ class Array:
 
 
 def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
-    """A JSON object that has no other keys than these.
+    """Check that a JSON object has no other keys than these.
 
     Raises:
         TypeError: it is malformed.
-        ValueError: it has others.
+        ValueError: it has other keys.
     """
     if not isinstance(value, dict):
         raise TypeError(f"{what} is not a JSON object: {str(value)[:60]}")
@@ -75,10 +75,10 @@ def whole(value: Any, what: str, least: int = 0) -> int:
 
 
 def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
-    """The arrays of a launch; those without an address get one, apart from all others.
+    """The arrays of a launch; those without an address get a free one.
 
     Raises:
-        ValueError: one is not understood.
+        ValueError: an array is malformed.
         OSError: a file cannot be read.
     """
     if not isinstance(document, list):
@@ -118,10 +118,10 @@ def _array(folder: Path, value: Any, place: int) -> Array:
 def contents(
     folder: Path, document: Mapping[str, Any], what: str, kind: str | None, shape: Any
 ) -> tuple[bytes, str, tuple[int, ...]]:
-    """What a file, a list of values or one value give: bytes, type and shape.
+    """The bytes, type and shape from a file, a list of values or one value.
 
     Raises:
-        ValueError: not one of them is there, or it is not of the type and shape.
+        ValueError: none is given, or it does not have the type and shape.
         OSError: a file cannot be read.
     """
     given = [key for key in _CONTENTS if key in document]
@@ -185,10 +185,10 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
 
 
 def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
-    """Numbers in a type.
+    """Numbers encoded in a type.
 
     Raises:
-        ValueError: they are none, or the type does not hold them.
+        ValueError: they are not numbers, or the type cannot represent them.
     """
     if kind not in TYPES:
         raise ValueError(f"{what}: type {kind!r} is not known; types are {', '.join(TYPES)}")
@@ -209,13 +209,13 @@ def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
 
 
 def as_numbers(data: bytes, kind: str) -> NDArray[np.float64]:
-    """The values of bytes of a type."""
+    """The values in bytes of a type."""
     held = np.frombuffer(data, TYPES[kind])
     return (from_bf16(held) if kind == "bf16" else held).astype(np.float64)
 
 
 def parameter(value: Any, place: int, arrays: Sequence[Array]) -> bytes:
-    """One parameter: bytes in hexadecimal, where an array begins, or a number of a type.
+    """One parameter: bytes in hexadecimal, the address of an array, or a number of a type.
 
     Raises:
         ValueError: it is something else.

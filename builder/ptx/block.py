@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from builder.ptx.races import VectorClocks
     from builder.ptx.tensormap import TensorMap
 
-#: Bits that a transaction count has ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
+#: Bits of a transaction count ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
 TRANSACTION_LIMIT = 2**20 - 1
 
 #: The place of the registers of 32 bits, as unsigned numbers, among the views.
 _U32 = 2
 _DTYPES = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-#: What registers hold before they are written.
+#: The contents of registers before they are written.
 _UNSET = {1: 0, 16: 0xBEEF, 32: 0xDEADBEEF, 64: 0xDEADBEEFDEADBEEF}
 _AS = {
     16: (np.uint16, np.int16),
@@ -61,7 +61,7 @@ class Warp:
         self.number = number
         self.block = block
         layout = block.state.layout
-        #: registers and constants as each type: all in one array, and row by row
+        #: registers and constants by type: all in one array, and row by row
         self.files: list[NDArray[Any]] = []
         for width in (16, 32, 64, 1):
             constants, count = layout.constants[width], layout.counts[width]
@@ -75,14 +75,14 @@ class Warp:
         #: lanes that exist: a block's size need not be a multiple of 32
         exist = threads < block.threads
         self.pc = 0
-        #: where each lane is, where they are not together
+        #: the position of each lane, if they have diverged
         self.pcs: NDArray[np.int64] | None = None
         if not exist.all():
             self.pcs = np.where(exist, 0, EXIT).astype(np.int64)
         self.done = False
-        #: gave up its turn: it waits for others
+        #: it yielded, to wait for others
         self.yielded = False
-        #: what it waits for, until somebody lets it go on
+        #: what it waits for
         self.blocked = ""
         self.line = 0
         self._set_special(threads)
@@ -118,7 +118,7 @@ class Warp:
 
 @dataclass
 class Mbarrier:
-    """PTX ISA, "mbarrier": counts of the phase that runs, and which phase that is."""
+    """PTX ISA, "mbarrier": the counts and the number of the current phase."""
 
     expected: int
     pending: int
@@ -129,7 +129,7 @@ class Mbarrier:
 
 @dataclass
 class NamedBarrier:
-    """A named barrier: warps that have arrived, and those of them that wait."""
+    """A named barrier: the warps that have arrived, and those that wait."""
 
     arrived: list[int] = field(default_factory=list)
     waiting: list[Warp] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Block:
         return self.mbarriers[address]
 
     def expect(self, address: int, count: int) -> None:
-        """``expect-tx``: the phase waits for so many bytes more."""
+        """``expect-tx``: the phase waits for this many more bytes."""
         barrier = self.mbarrier(address)
         barrier.transactions += count
         if abs(barrier.transactions) > TRANSACTION_LIMIT:
@@ -225,7 +225,7 @@ class Block:
         self._complete(barrier)
 
     def transferred(self, address: int, count: int, clocks: VectorClocks | None) -> None:
-        """``complete-tx``: bytes of a copy are there."""
+        """``complete-tx``: bytes of a copy have arrived."""
         barrier = self.mbarrier(address)
         if self.races and clocks:
             self.races.arrive(clocks, barrier.sync)
@@ -264,7 +264,7 @@ class Block:
         return operation
 
     def perform(self, operation: Operation) -> None:
-        """Let a copy happen."""
+        """Perform a copy."""
         self.queue.remove(operation)
         try:
             operation.act()
@@ -277,7 +277,7 @@ class Block:
         self.state.events += 1
 
     def describe(self) -> str:
-        """What its warps wait for, and how its mbarriers stand."""
+        """What its warps wait for, and the state of its mbarriers."""
         places = self.state.places
         warps = [
             f"warp {w.number} {w.blocked or 'spins'} at line {w.line}"

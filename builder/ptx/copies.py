@@ -19,64 +19,64 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operation:
-    """A copy that was issued and has not happened."""
+    """A copy that was issued, but not performed."""
 
     kind: str
     act: Callable[[], None]
     #: the PTX line that issued it
     line: int = 0
     done: bool = False
-    #: somebody waits for it
+    #: whether a thread waits for it
     awaited: bool = False
     copy: Copy | None = None
     clocks: VectorClocks | None = None
 
 
-#: Of a copy that its lane has not put into a group yet.
+#: The group of a copy that its lane has not committed yet.
 _OPEN = -1
 
 
 @dataclass
 class Issued:
-    """An operation: the lanes that issued it, and which of its groups each has it in."""
+    """An operation: the lanes that issued it, and its group in each lane."""
 
     operation: Operation
     lanes: NDArray[np.bool_]
     group: NDArray[np.int32] = field(default_factory=lambda: np.full(LANES, _OPEN, np.int32))
 
     def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """The lanes that have it in a group before the one that stands here for each."""
+        """The lanes in which it is in an earlier group than the given one."""
         found: NDArray[np.bool_] = self.lanes & (self.group != _OPEN) & (self.group < last)
         return found
 
 
 @dataclass
 class LaneGroups:
-    """A warp's operations of one kind that were not waited for, in groups of each lane."""
+    """A warp's pending operations of one kind, in groups by lane."""
 
     committed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(LANES, np.int32))
     issued: list[Issued] = field(default_factory=list)
 
     def add(self, operation: Operation, lanes: object) -> None:
-        """An operation that these lanes issued."""
+        """Add an operation that these lanes issued."""
         chosen = np.zeros(LANES, np.bool_)
         chosen[lanes] = True  # type: ignore[call-overload]
         self.issued.append(Issued(operation, chosen))
 
     def commit(self, mask: NDArray[np.bool_] | bool) -> None:
-        """What these lanes issued since their last group is one, be it nothing."""
+        """Close the group of these lanes since their last one, even if it is empty."""
         for one in self.issued:
             mine = one.lanes & (one.group == _OPEN) & mask
             one.group[mine] = self.committed[mine]
         self.committed += mask
 
     def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
-        """Those of all groups of these lanes but the latest ones."""
+        """The operations in all but the latest groups of these lanes."""
         last = self.committed - latest
         return [one.operation for one in self.issued if (one.before(last) & mask).any()]
 
     def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
-        """These lanes have waited for what was due."""
+        """Record that these lanes have waited for due operations."""
         last = self.committed - latest
         for one in self.issued:
             one.lanes &= ~(one.before(last) & mask)

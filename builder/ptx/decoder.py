@@ -1,7 +1,7 @@
 """Decodes operands: each instruction becomes a function of a warp.
 
 A warp's registers are arrays of 32 lanes.  Registers, constants and special registers of one width
-stand in one list, so that a decoded instruction holds nothing but indices.
+are in one list, so that a decoded instruction only needs indices.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 #: Lanes that take part; True where all 32 do.
 Mask = Any
-#: Where lanes go on: an index of the code for all or for each, or None for the next instruction.
+#: The next position: a code index for all lanes or for each, or None for the next instruction.
 Target = Any
 Step = Callable[["Warp", Mask], Target]
 Emitter = Callable[["Decoder", Instruction], Step]
 
-#: A view of registers, by its place in ``Warp.views``.
+#: A view of registers, by its index in ``Warp.views``.
 U16, S16, U32, S32, F32, U64, S64, F64, PRED = range(9)
 _WIDTHS: dict[int, tuple[int, ...]] = {16: (U16, S16), 32: (U32, S32, F32), 64: (U64, S64, F64)}
 
 
 @dataclass(frozen=True)
 class Type:
-    """A fundamental type: the view that instructions of it work on, and its size."""
+    """A fundamental type: the view for its instructions, and its size."""
 
     name: str
     view: int
@@ -77,14 +77,14 @@ def type_named(name: str) -> Type | None:
 
 @dataclass(frozen=True)
 class Slot:
-    """A register's place: which width, which index."""
+    """A register's position: its width and index."""
 
     width: int
     index: int
 
 
 class Decoder:
-    """What decoding an instruction needs to know, and where constants are collected."""
+    """The state of decoding, which also collects constants."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -119,7 +119,7 @@ class Decoder:
 
     @staticmethod
     def unknown(i: Instruction, why: str = "") -> PtxError:
-        """The error for an instruction, or a form of one, that is not known."""
+        """The error for an unknown instruction, or an unknown form of one."""
         return PtxError(f"unknown instruction {i.name}{f': {why}' if why else ''}", i.line)
 
     def register(self, i: Instruction, operand: Operand) -> Slot:
@@ -161,7 +161,7 @@ class Decoder:
         return self.counts[width] + known[bits]
 
     def address(self, i: Instruction, operand: Operand, width: int = 32) -> Callable[[Warp], Any]:
-        """How an address is computed: shared ones are 32 bits wide, others 64."""
+        """The computation of an address: shared ones are 32 bits wide, others 64."""
         if not isinstance(operand, Address) or operand.coordinates:
             raise self.unknown(i, f"{_text(operand)} is not an address")
         base, offset = operand.base, operand.offset
@@ -194,7 +194,7 @@ class Decoder:
 
 
 def _lay_out(variables: Iterable[Variable], base: int) -> tuple[int, dict[str, int]]:
-    """Variables of a size first; those that the launch sizes share what comes after them."""
+    """Place variables of known size first; those that the launch sizes share the rest."""
     at, places = 0, {}
     for variable in sorted(variables, key=lambda v: v.size is None):
         begin = -(-at // variable.align) * variable.align
@@ -208,7 +208,7 @@ def _text(operand: Operand) -> str:
 
 
 def guarded(decoder: Decoder, i: Instruction, step: Step, place: int) -> Step:
-    """An instruction under its guard ("Predicated Execution")."""
+    """An instruction with its guard ("Predicated Execution")."""
     if i.guard is None:
         return step
     negated = isinstance(i.guard, Negated)

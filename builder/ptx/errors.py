@@ -6,7 +6,7 @@ from builder.errors import SparkBuildError
 
 
 class PtxError(SparkBuildError):
-    """PTX that cannot be read, or holds an instruction that is not known."""
+    """PTX that is malformed, or has an unknown instruction."""
 
     def __init__(self, message: str, line: int = 0, hint: str = "") -> None:
         super().__init__(f"PTX line {line}: {message}" if line else message, hint=hint)
@@ -14,7 +14,7 @@ class PtxError(SparkBuildError):
 
 
 class Fault(Exception):
-    """A kernel did what it may not do: an address, an alignment, a warp that is not whole."""
+    """An invalid operation of a kernel: a wrong address, alignment, or set of lanes."""
 
     def __init__(self, message: str, line: int = 0, where: str = "") -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class Fault(Exception):
         self.source = ""
 
     def __str__(self) -> str:
-        """The place first: PTX line, block and warp."""
+        """The message, with PTX line, block and warp first."""
         line = f"PTX line {self.line}" if self.line else ""
         line += f" ({self.source})" if self.source else ""
         place = ", ".join(part for part in (line, self.where) if part)
@@ -33,4 +33,4 @@ class Fault(Exception):
 
 
 class Deadlock(Fault):
-    """No thread of the grid can go on."""
+    """No thread of the grid can continue."""

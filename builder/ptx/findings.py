@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Line(Part, frozen=True):
-    """A line of the PTX, and where the kernel's own source has it, as far as the PTX says."""
+    """A line of the PTX, and the line of the kernel's source, if the PTX names it."""
 
     line: Annotated[int, Meta(ge=1)]
     text: str
@@ -29,12 +29,12 @@ class Line(Part, frozen=True):
     ] = always("")
 
     def by(self, agent: str) -> str:
-        """In words, with who ran it."""
+        """As text, with the agent that ran it."""
         return f"line {self.line} ({', '.join(part for part in (agent, self.source) if part)})"
 
 
 class FoundRace(Part, frozen=True):
-    """A race with the text of its lines; no second line where nobody wrote what is read."""
+    """A race with the text of its lines; no second line for a read of uninitialised memory."""
 
     kind: Text
     lines: Annotated[
@@ -63,7 +63,7 @@ class FoundRace(Part, frozen=True):
 
     @property
     def key(self) -> tuple[str, tuple[Line, ...]]:
-        """What makes it the same race in another schedule or block."""
+        """The key by which a race is the same in another schedule or block."""
         return self.kind, self.lines
 
 
@@ -74,14 +74,14 @@ class Run(Part, frozen=True):
     schedule: str
     values: int = 0
     wrong: int = 0
-    #: what is wrong with the values, in words
+    #: the wrong values, as text
     said: str = ""
-    #: why it did not end
+    #: the reason why it did not end
     fault: str = ""
     deadlock: bool = False
     #: races by their lines, each once
     races: tuple[FoundRace, ...] = ()
-    #: the race detector watched
+    #: whether the race detector was on
     watched: bool = False
     instructions: int = 0
     #: basic blocks that ran
@@ -100,14 +100,14 @@ class Ran(Part, frozen=True):
 
 
 class CallRuns(Part, frozen=True, kw_only=True):
-    """All launches of one call, or why they could not be read."""
+    """All launches of one call, or the error if they could not be read."""
 
     ran: tuple[Ran, ...] = ()
     error: str = ""
 
 
 def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
-    """Races with the lines of their PTX, each pair once: the same two meet in many blocks."""
+    """Races with the lines of their PTX, each pair once, because it occurs in many blocks."""
     found: dict[object, FoundRace] = {}
     for race in races:
         numbers = [race.line, race.other] if race.other else [race.line]

@@ -19,13 +19,13 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 E2M1_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], 1)
 #: Half-way between neighbouring magnitudes.
 _E2M1_MIDDLES = (E2M1[1:8] + E2M1[:7]) / 2
-#: Code of NaN, and the largest finite value, of the types that lack infinity.
+#: Code of NaN, and the largest finite value, for the types without infinity.
 _E4M3_NAN, _E4M3_MAX = 0x7F, 448.0
 _BF16_NAN = np.uint32(0x7FFF)
 #: The largest finite bfloat16, as float32.
 _BF16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _SMALLEST_NORMAL = np.float32(2.0**-126)
-#: The NaN that floating-point instructions give, as float32; and as float16.
+#: The NaN of floating-point instructions, as float32 and as float16.
 _NAN = np.array([0x7FFFFFFF], np.uint32).view(np.float32)[0]
 _F16_NAN = np.uint32(0x7FFF)
 
@@ -40,7 +40,7 @@ def _e4m3_values() -> NDArray[np.float64]:
 
 _E4M3 = _e4m3_values()
 _E4M3_MIDDLES = (_E4M3[1:] + _E4M3[:-1]) / 2
-#: UE4M3 by byte: as E4M3 without a sign.  A byte with bit 7 set is none: NaN shows it.
+#: UE4M3 by byte: as E4M3 without a sign.  A byte with bit 7 set is invalid, and becomes NaN.
 UE4M3 = np.concatenate([_E4M3, np.full(129, np.nan)])
 
 
@@ -74,7 +74,7 @@ def from_f16(bits: Lanes) -> Lanes:
 
 
 def finite_bf16(values: Lanes) -> Lanes:
-    """Clamp to what bfloat16 can hold (``.satfinite``)."""
+    """Clamp to the range of bfloat16 (``.satfinite``)."""
     return np.clip(values, -_BF16_MAX, _BF16_MAX)
 
 

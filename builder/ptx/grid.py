@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Order = Literal["eager", "lazy", "random"]
 
-#: Basic blocks that a warp may run in one turn: more is a loop that nothing ends.
+#: The most basic blocks of a warp in one turn: more is an endless loop.
 _ENDLESS = 2_000_000
-#: So many times that, of all warps together, where they take turns by chance and nothing happens.
+#: The same for all warps together, as a factor, if turns are random and nothing happens.
 _ALL_WARPS = 8
-#: A turn that goes on for so many basic blocks is more than a look at what the warp waits for.
+#: A turn of this many basic blocks is more than a check of what the warp waits for.
 _MORE = 8
-#: Turns of every warp without progress after which the grid stands still.
+#: Turns of every warp without progress after which the grid counts as deadlocked.
 _PATIENCE = 64
 
 
@@ -38,7 +38,7 @@ class Schedule:
     """When copies happen, and which warp goes first.
 
     ``eager``: copies happen when they are issued.  ``lazy``: as late as possible, and stores only
-    when somebody waits for them or the block ends.  ``random``: at any time, and warps take turns
+    when a thread waits for them or the block ends.  ``random``: at any time, and warps take turns
     of random length in random order; ``seed`` repeats it.
     """
 
@@ -46,19 +46,19 @@ class Schedule:
     seed: int = 0
 
     def __str__(self) -> str:
-        """As a person names it."""
+        """The schedule's name."""
         return f"random {self.seed}" if self.order == "random" else self.order
 
 
 @dataclass
 class Outcome:
-    """What a run showed besides what it wrote."""
+    """The outcome of a run, besides its output."""
 
     instructions: int = 0
     #: basic blocks that ran, by their first instruction
     covered: set[int] = field(default_factory=set)
     races: list[Race] = field(default_factory=list)
-    #: copies that nobody had waited for when their block ended
+    #: copies that no thread had waited for when their block ended
     unawaited: int = 0
 
 
@@ -90,7 +90,7 @@ class Grid:
             eager=self.schedule.order == "eager",
             watch=watch,
         )
-        #: basic blocks, at most, that ran since the last event, in turns of random length
+        #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
         self.outcome = Outcome()
         self._taken: Counter[int] = Counter()
@@ -99,7 +99,7 @@ class Grid:
         self.blocks = [Block(self._state, place) for place in places]
 
     def _late(self, block: Block) -> bool:
-        """Nobody can go on: perform the first copy that somebody may be waiting for."""
+        """No warp can continue: perform the first copy that one may be waiting for."""
         wanted = [o for o in block.queue if o.kind == "load" or o.awaited]
         if wanted:
             block.perform(wanted[0])
@@ -111,8 +111,8 @@ class Grid:
         """Run to the end.
 
         Raises:
-            Fault: a thread did what it may not do.
-            Deadlock: nobody can go on.
+            Fault: a thread did something invalid.
+            Deadlock: no thread can continue.
         """
         with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
             self._run()
@@ -143,7 +143,7 @@ class Grid:
                 raise Deadlock("; ".join(block.describe() for block in live))
 
     def races(self) -> list[Race]:
-        """The races that were found so far, also where the run did not end."""
+        """The races found so far, even if the run did not end."""
         return [race for block in self.blocks if block.races for race in block.races.found]
 
     def _ended(self, block: Block) -> bool:
@@ -155,7 +155,7 @@ class Grid:
         return True
 
     def _turn(self, block: Block) -> bool:
-        """A turn of each warp of a block; whether one of them could have gone on."""
+        """Give each warp of a block a turn; return whether one of them could continue."""
         warps = [w for w in block.warps if not w.done]
         by_chance = self.schedule.order == "random"
         if by_chance:
@@ -174,7 +174,7 @@ class Grid:
         return busy
 
     def _advance(self, warp: Warp, limit: int) -> bool:
-        """Run a warp until it gives up its turn, or ``limit`` basic blocks; whether the latter."""
+        """Run a warp for up to ``limit`` basic blocks; return whether it reached the limit."""
         blocks, taken = self.program.blocks, self._taken
         warp.yielded = False
         for _ in range(limit):
@@ -208,7 +208,7 @@ class Grid:
         return True
 
     def _apart(self, pcs: NDArray[np.int64]) -> int:
-        """Where to go on of the places that lanes are at: the first at which none has to wait."""
+        """The position to continue of diverged lanes: the first at which no lane has to wait."""
         held = sorted({*pcs.tolist()})
         places = [place for place in held if place < EXIT]
         if len(places) < 2:

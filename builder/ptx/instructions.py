@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _number(d: Decoder, i: Instruction) -> Step:
-    """Instructions that integers and floating-point numbers share are told apart by their type."""
+    """Select between integer and floating-point instructions of the same name by their type."""
     table = FLOAT if i.modifiers and i.modifiers[-1].startswith(("f", "bf")) else INTEGER
     if i.opcode not in table:
         raise d.unknown(i)
@@ -36,14 +36,14 @@ EMITTERS: dict[str, Emitter] = {
     **ASYNC,
 }
 
-#: Opcodes after which a warp may be elsewhere, or may have given up its turn.
+#: Opcodes after which a warp may have jumped or yielded.
 _ENDS = {"bra", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
-#: Those at which lanes that went apart meet; ``mma`` and matrix moves stand where they have met.
+#: Opcodes at which diverged lanes converge; ``mma`` and matrix moves need converged lanes.
 _GATHERS = {"bar", "barrier", "shfl", "vote", "elect", "redux"}
 
 
 def ends_block(i: Instruction) -> bool:
-    """Whether a warp may stop behind an instruction."""
+    """Whether a warp may stop after an instruction."""
     waits = {"try_wait", "test_wait", "wait_group"} & set(i.modifiers)
     return (
         i.opcode in _ENDS or bool(waits) or (i.opcode == "ld" and bool(YIELDING & set(i.modifiers)))
@@ -56,8 +56,8 @@ def begins_block(i: Instruction) -> bool:
 
 
 def gathers(i: Instruction) -> bool:
-    """Whether lanes wait there until the others of their warp come.
+    """Whether lanes wait there for the others of their warp.
 
-    ``.sync`` says so; all threads of a warp execute the same barrier, which is ``.aligned``.
+    This is the meaning of ``.sync``; with ``.aligned`` all threads of a warp run the same barrier.
     """
     return i.opcode in _GATHERS and ("sync" in i.modifiers or i.opcode in ("bar", "barrier"))

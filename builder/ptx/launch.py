@@ -1,4 +1,4 @@
-"""What every block of a running launch is given, and what all of them share."""
+"""The parameters of a running launch, and the state that its blocks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a host hands to the driver."""
+    """The arguments of a launch, from the host."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -28,9 +28,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Layout:
-    """The registers and the memory that a kernel's code asks for."""
+    """The registers and memory that a kernel's code needs."""
 
-    #: how many registers of each width there are, and the constants behind them, a row each
+    #: the number of registers of each width, and the constants after them, one row each
     counts: Mapping[int, int]
     constants: Mapping[int, NDArray[Any]]
     #: the index of each special register among those of 32 bits
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass
 class LaunchState:
-    """A launch that runs."""
+    """A running launch."""
 
     launch: Launch
     layout: Layout
@@ -54,5 +54,5 @@ class LaunchState:
     eager: bool
     #: races are looked for
     watch: bool
-    #: counts whatever may let a warp go on
+    #: counts events that may unblock a warp
     events: int = 0

@@ -1,7 +1,7 @@
 """A launch in files: the kernel to run, and the expected result.
 
 ``launch.json`` names the PTX, the kernel, its grid and block, its parameters, the memory that they
-point into, and where one array is the result, the exact one and its bound (docs/ptx.md).
+point into, and for a result array the exact values and bounds (docs/ptx.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEYS = (
 _MOST_THREADS = 1024
 #: Shared memory of a block, the largest of any architecture (the same table: 227 KiB).
 _MOST_SHARED = 227 * 1024
-#: All blocks are there at once: ours.
+#: The most blocks: all of them exist at once.  Our choice.
 _MOST_BLOCKS = 4096
 
 
@@ -57,7 +57,7 @@ class ExpectedResult:
     type: str = "bf16"
 
     def read(self, memory: GlobalMemory) -> NDArray[np.float64]:
-        """The result as it is now."""
+        """The current result."""
         size = TYPES[self.type].itemsize * int(np.prod(self.shape))
         region = memory.find(self.address, self.address + size)
         begin = self.address - region.address
@@ -72,11 +72,11 @@ class Comparison:
     values: int
     wrong: int
     nans: int
-    #: the place of the worst value, what it is, and what it should be
+    #: the position of the worst value, its value, and the expected one
     worst: tuple[tuple[int, ...], float, float, float] | None = None
 
     def __str__(self) -> str:
-        """In words."""
+        """The comparison as text."""
         if self.worst is None:
             return f"{self.values} values right"
         place, got, exact, bound = self.worst
@@ -118,10 +118,10 @@ class LaunchFile:
     expected: ExpectedResult | None = None
 
     def launch(self, kernel: Kernel) -> Launch:
-        """The launch, with its parameters where the kernel has them.
+        """The launch, with its parameters in the kernel's layout.
 
         Raises:
-            UsageError: they are not the kernel's.
+            UsageError: they do not match the kernel's.
         """
         sizes = [p.size for p in kernel.parameters.values()]
         if sizes != [len(part) for part in self.parameters]:
@@ -135,7 +135,7 @@ class LaunchFile:
         return Launch(self.grid, self.block, self.shared, bytes(space))
 
     def fresh_memory(self) -> GlobalMemory:
-        """The memory as it was before the launch."""
+        """A copy of the memory before the launch."""
         return GlobalMemory(
             [
                 Region(a.address, np.frombuffer(bytearray(a.data), np.uint8), a.writable, a.name)
@@ -145,10 +145,10 @@ class LaunchFile:
 
 
 def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
-    """Read ``launch.json``, the files that it names beside it, and the PTX, there or elsewhere.
+    """Read ``launch.json``, the files that it names, and the PTX, by default from the same folder.
 
     Raises:
-        UsageError: it is no such document, or a file is missing.
+        UsageError: the document is malformed, or a file is missing.
     """
     try:
         document = fields(json.loads(path.read_text("utf-8")), "it", _KEYS)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Lanes = Any
 _ELEMENTS = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
 _SIZES = {kind().itemsize: kind for kind in _ELEMENTS}
-#: What shared memory holds before a kernel writes it: as a scale or a float, a NaN.
+#: The contents of unwritten shared memory: a NaN as a scale or a float.
 POISON = 0xFF
 
 
 @dataclass(frozen=True)
 class Region:
-    """An array of the host that a kernel may reach at an address."""
+    """A host array that a kernel may access at an address."""
 
     address: int
     data: NDArray[np.uint8]
@@ -36,7 +36,7 @@ class Region:
 
     @cached_property
     def elements(self) -> dict[int, NDArray[Any]]:
-        """The same by the size of an element, where its address is a multiple of that."""
+        """Views by element size, for aligned addresses."""
         return {
             size: self.data[: len(self.data) // size * size].view(kind)
             for size, kind in _SIZES.items()
@@ -55,15 +55,15 @@ class Region:
 
 @dataclass
 class GlobalMemory:
-    """The regions that a launch may reach."""
+    """The regions that a launch may access."""
 
     regions: list[Region] = field(default_factory=list)
 
     def find(self, first: int, end: int, *, write: bool = False) -> Region:
-        """The region that holds these bytes.
+        """The region with these bytes.
 
         Raises:
-            Fault: none does, or it may not be written.
+            Fault: there is none, or it is read-only.
         """
         for region in self.regions:
             if region.address <= first and end <= region.end:
@@ -81,10 +81,10 @@ class GlobalMemory:
     def groups(
         self, addresses: NDArray[np.int64], size: int, *, write: bool = False
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.uint8]]]:
-        """Lanes by the region they reach: which lanes, their offsets, the region's bytes.
+        """Lanes by the region that they access: the lanes, their offsets, the region's bytes.
 
         Raises:
-            Fault: an address is not a multiple of ``size``, or outside.
+            Fault: an address is outside, or not a multiple of ``size``.
         """
         rest = addresses % size
         if np.count_nonzero(rest):
@@ -105,10 +105,10 @@ class GlobalMemory:
     def _whole(
         self, addresses: NDArray[np.int64], size: int, *, write: bool
     ) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """The elements of the region that all lanes reach, and which of them; if there is one.
+        """The elements of the one region that all lanes access, and their indices, or None.
 
         Raises:
-            Fault: the first lane is outside, or its region may not be written.
+            Fault: the first lane is outside, or its region is read-only.
         """
         if not len(addresses) or size not in _SIZES or np.count_nonzero(addresses % size):
             return None
@@ -134,7 +134,7 @@ class GlobalMemory:
         return found
 
     def store(self, addresses: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
-        """Store each row at its address; of lanes with the same address the last wins."""
+        """Store each row at its address; if lanes share an address, the last one wins."""
         size = rows.shape[1]
         fast = self._whole(addresses, size, write=True)
         if fast is not None:
@@ -146,7 +146,7 @@ class GlobalMemory:
 
 
 class SharedMemory:
-    """A block's shared memory; ``races`` is told of every access, where there is one."""
+    """A block's shared memory; ``races``, if set, records every access."""
 
     def __init__(self, size: int) -> None:
         # words of 16 bytes, so that every vector access has a view
@@ -186,7 +186,7 @@ class SharedMemory:
         return elements[offsets // size].view(np.uint8).reshape(-1, size)
 
     def store(self, addresses: Lanes, rows: NDArray[np.uint8], agent: int, line: int) -> None:
-        """Store each row at its address; of lanes with the same address the last wins."""
+        """Store each row at its address; if lanes share an address, the last one wins."""
         size = rows.shape[1]
         offsets = self.offsets(addresses, size)
         if self.races:

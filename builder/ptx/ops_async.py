@@ -73,9 +73,9 @@ def _invalidate(d: Decoder, i: Instruction) -> Step:
 
 
 def _arrive(d: Decoder, i: Instruction) -> Step:
-    """Each lane arrives, once or ``count`` times; ``expect_tx`` raises what is expected before.
+    """Each lane arrives, once or ``count`` times; ``expect_tx`` first raises the expected bytes.
 
-    The state that it may return is opaque: here the phase as it was.  No known form reads it.
+    The state that it may return is opaque: here the previous phase.  No known form reads it.
     """
     expects, arrives = i.has("expect_tx"), i.has("arrive")
     operands = list(i.operands)
@@ -103,7 +103,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
 
 
 def _wait(d: Decoder, i: Instruction) -> Step:
-    """``try_wait.parity``: may wait, and says whether the phase of that parity is complete."""
+    """``try_wait.parity``: may wait, and returns whether the phase of that parity is complete."""
     flag = d.out(i, i.operands[0], _FLAG)
     address, parity = d.address(i, i.operands[1]), d.source(i, i.operands[2], _WORD)
 
@@ -183,8 +183,10 @@ def _check_tile(tensor: TensorMap, place: int, shared: int) -> None:
 
 
 def _load_tile(d: Decoder, i: Instruction) -> Step:
-    """From a tensor to shared memory; all of the box's bytes count for the mbarrier, also those
-    outside of the tensor, which are zero."""
+    """Copy from a tensor to shared memory.
+
+    All of the box's bytes count for the mbarrier, even those outside of the tensor, which are zero.
+    """
     to, barrier = d.address(i, i.operands[0]), d.address(i, i.operands[2])
     where, coordinates = _tensor(d, i, i.operands[1])
     line = i.line
@@ -216,7 +218,7 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 
 
 def _store_tile(d: Decoder, i: Instruction) -> Step:
-    """From shared memory to a tensor, as part of the lane's open bulk group."""
+    """Copy from shared memory to a tensor, as part of the lane's open bulk group."""
     where, coordinates = _tensor(d, i, i.operands[0])
     source, line = d.address(i, i.operands[1]), i.line
 
@@ -241,7 +243,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
 
 
 def _each_lane(start: Callable[[Warp, int], None]) -> Step:
-    """A copy is a thread's own: each lane that is here issues one."""
+    """Copies are per thread: each active lane issues one."""
 
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):

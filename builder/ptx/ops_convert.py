@@ -34,7 +34,7 @@ _FLOAT = type_named("f32")
 
 
 def _convert(d: Decoder, i: Instruction) -> Step:
-    """``cvt{.rnd}{.ftz}{.sat}.to.from d, a``; two values packed where there are two sources."""
+    """``cvt{.rnd}{.ftz}{.sat}.to.from d, a``; two sources give two packed values."""
     packed = ".".join(i.modifiers)
     if packed in _PACKED:
         return _packed(d, i, *_PACKED[packed])
@@ -150,9 +150,9 @@ def _from_half(d: Decoder, i: Instruction, function: Callable[[Any], Any]) -> St
 def _numeric(d: Decoder, i: Instruction) -> Step:
     """Integers and float32; ``.sat`` of float32.
 
-    Integers are cut or extended by the source's sign; a destination register that is wider than the
-    type is filled by the destination's sign.  Of floats, to integers: with the rounding named, NaN
-    is zero, and what is too large is the limit.
+    Integers are truncated or sign-extended by the source's type; a destination register that is
+    wider than the type is extended by the destination's type.  Floats become integers with the
+    named rounding; NaN is zero, and values that are too large become the limit.
     """
     if len(i.modifiers) < 2:
         raise d.unknown(i)

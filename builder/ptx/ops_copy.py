@@ -2,7 +2,7 @@
 
 PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy: cp.async, cp.async.commit_group,
 cp.async.wait_group".  They belong to the generic proxy: each is a weak write of the thread that
-issued it, and nothing orders it before that thread has waited for its group.
+issued it, and it is unordered until that thread has waited for its group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WORD = typed("b32")
 #: The kind of these operations.
 _ELEMENTS = "elements"
-#: Bytes that one thread may copy, by where the copy is cached.
+#: Bytes that one thread may copy, by cache operator.
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 
 
@@ -36,7 +36,7 @@ def element_copy(d: Decoder, i: Instruction) -> Step:
         return commit_group(_ELEMENTS)
     if words == ("wait_group",):
         return wait_group(_ELEMENTS, d, i)
-    # how much is fetched into the second cache changes no value; a cache policy is an operand more
+    # prefetching into L2 changes no value; a cache policy is one more operand
     cache, *spaces = (w for w in words if not re.fullmatch(r"L2::\d+B", w))
     if cache in _SIZES and spaces in (["shared", "global"], ["shared::cta", "global"]):
         return _copy(d, i, _SIZES[cache])
@@ -44,7 +44,7 @@ def element_copy(d: Decoder, i: Instruction) -> Step:
 
 
 def _copy(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
-    """``cp.async.ca`` and ``.cg``: with a ``src-size`` the bytes behind it are zero."""
+    """``cp.async.ca`` and ``.cg``: with a ``src-size`` the bytes after it are zero."""
     size = i.operands[2]
     if not isinstance(size, Number) or size.value not in sizes or len(i.operands) > 4:
         raise d.unknown(i)
@@ -91,7 +91,7 @@ def _read(block: Block, origin: Any, count: int, kept: Any) -> NDArray[np.uint8]
 
 
 def commit_group(kind: str) -> Step:
-    """``commit_group``: what a lane issued of a kind since its last group is a group."""
+    """``commit_group``: close a group of a lane's operations of a kind since its last group."""
 
     def run(w: Warp, m: Mask) -> None:
         w.block.groups(kind, w.number).commit(m)
@@ -100,7 +100,7 @@ def commit_group(kind: str) -> Step:
 
 
 def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
-    """``wait_group N``: at most the N latest groups of each lane are under way."""
+    """``wait_group N``: wait until at most the N latest groups of each lane are pending."""
     number = i.operands[0]
     if not isinstance(number, Number):
         raise d.unknown(i)

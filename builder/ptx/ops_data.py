@@ -35,7 +35,7 @@ _JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def typed(name: str) -> Type:
-    """A type that is known to be one."""
+    """The type, which must be set."""
     found = type_named(name)
     assert found is not None
     return found
@@ -65,7 +65,7 @@ def _move(d: Decoder, i: Instruction) -> Step:
     return run
 
 
-#: How numpy holds a part of a register that ``mov`` packs; those of 8 bits have 16-bit registers.
+#: numpy's type of a part that ``mov`` packs; parts of 8 bits have 16-bit registers.
 _PARTS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -112,7 +112,7 @@ def _nan(a: Any, b: Any) -> Any:
 
 
 _SIGNED = ("eq", "ne", "lt", "le", "gt", "ge")
-#: Of floats.  A comparison with NaN does not hold, unless its name has a ``u``.
+#: Comparisons of floats.  One with NaN is false, unless its name has a ``u``.
 _COMPARE_FLOATS: dict[str, Any] = {
     **{name: _COMPARE[name] for name in _SIGNED},
     **{f"{name}u": _or_nan(_COMPARE[name]) for name in _SIGNED},
@@ -199,7 +199,7 @@ def _convert_address(d: Decoder, i: Instruction) -> Step:
 
 
 def load_parameter(d: Decoder, i: Instruction) -> Step:
-    """``ld.param``: bytes of the parameter space, at a place that is known before the launch."""
+    """``ld.param``: bytes of the parameter space, at an address known before the launch."""
     kind, place = d.type(i), i.operands[1]
     if not set(i.modifiers[1:-1]) <= {"v2", "v4"} or not isinstance(place, Address):
         raise d.unknown(i)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from builder.ptx.block import Warp
     from builder.ptx.source import Instruction
 
-#: Modifiers that change nothing where they stand: rounding to nearest even is the default.
+#: Modifiers without effect: rounding to nearest even is the default.
 _PLAIN = {"rn", "f32"}
 
 
 def _registers(d: Decoder, i: Instruction, name: str, count: int) -> tuple[int, list[int]]:
-    """Where the result goes, and the ``count`` operands, all of one type."""
+    """The destination and the ``count`` operands, all of one type."""
     kind = type_named(name)
     assert kind is not None
     if len(i.operands) != count + 1:
@@ -59,14 +59,14 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
     return emit
 
 
-#: Of 64 bits: what numpy rounds once, to nearest even; subnormal numbers are kept.
+#: 64-bit operations, rounded once to nearest even by numpy; subnormal numbers are kept.
 _DOUBLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
 def _double(d: Decoder, i: Instruction) -> Step:
     """``op{.rn}.f64`` ("Floating Point Instructions: add, sub, mul, div").
 
-    Of two NaNs a sum, difference or product is the second (recorded on an H100).
+    For two NaNs the result of a sum, difference or product is the second (recorded on an H100).
     """
     if not set(i.modifiers[:-1]) <= {"rn"} or (i.opcode == "div" and not i.has("rn")):
         raise d.unknown(i)
@@ -86,7 +86,7 @@ def _double(d: Decoder, i: Instruction) -> Step:
 
 #: Types of two numbers: the register that holds them.
 _PAIRS = {"f32x2": ("b64", U64), "bf16x2": ("b32", U32), "f16x2": ("b32", U32)}
-#: Of those of 16 bits: how they become float32, and back.
+#: For 16-bit types: the conversions to float32 and back.
 _HALVES = {"bf16x2": (from_bf16, to_bf16), "f16x2": (from_f16, to_f16)}
 
 

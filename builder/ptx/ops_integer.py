@@ -63,7 +63,7 @@ def _plain(function: Any, logical: Any = None) -> Emitter:
 
 
 def _multiply(d: Decoder, i: Instruction) -> Step:
-    """``mul.lo``, ``mul.hi`` (the upper half of the product), ``mul.wide`` (all of it)."""
+    """``mul.lo``, ``mul.hi`` (the upper half of the product), ``mul.wide`` (the whole product)."""
     if i.has("lo"):
         return _plain(np.multiply)(d, i)
     kind = _integer(d, i, "hi", "wide")
@@ -152,7 +152,7 @@ def _shift(d: Decoder, i: Instruction) -> Step:
 
 
 def _logic3(d: Decoder, i: Instruction) -> Step:
-    """``lop3.b32``: bit by bit, the bit of the table that the three bits name."""
+    """``lop3.b32``: for each bit, the entry of the table that the three bits select."""
     if i.modifiers != ("b32",) or not isinstance(i.operands, tuple) or len(i.operands) != 5:
         raise d.unknown(i)
     kind = _integer(d, i)

@@ -1,4 +1,4 @@
-"""Matrices: ``ldmatrix``, ``stmatrix``, the block-scaled MMA of SM12x, and that of 16-bit floats.
+"""Matrices: ``ldmatrix``, ``stmatrix``, the block-scaled MMA of SM12x and the MMA of floats.
 
 PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".  What the tensor core does between
 the products and the result is not documented: here all products of one instruction and the
@@ -30,7 +30,7 @@ def whole_warp(i: Instruction, m: Mask) -> None:
 
 
 def _rows(indices: list[int]) -> Any:
-    """What chooses some registers at once: a slice where they follow each other is a view."""
+    """An index of several registers at once: a slice, if they are adjacent, to get a view."""
     first, count = indices[0], len(indices)
     if indices == [*range(first, first + count)]:
         return slice(first, first + count)
@@ -41,7 +41,7 @@ _MATRICES = {"x1": 1, "x2": 2, "x4": 4}
 
 
 def _matrix_form(d: Decoder, i: Instruction, registers: Any) -> int:
-    """How many 8x8 matrices of 16 bits, of the one form that is known."""
+    """The number of 8x8 matrices of 16 bits; other forms are errors."""
     words = set(i.modifiers) - {"sync", "aligned", "m8n8", "shared", "shared::cta", "b16"}
     count = _MATRICES.get(next(iter(words - {"trans"}), ""), 0)
     if len(words - {"trans"}) != 1 or not count or len(d.parts(registers)) != count:
@@ -51,7 +51,7 @@ def _matrix_form(d: Decoder, i: Instruction, registers: Any) -> int:
 
 def _load_matrix(d: Decoder, i: Instruction) -> Step:
     """``ldmatrix``: lanes 8k to 8k+7 give the rows of matrix k; lane T gets columns 2(T%4) and the
-    next of row T/4, and with ``.trans`` row and column change places."""
+    next of row T/4; ``.trans`` swaps row and column."""
     count = _matrix_form(d, i, i.operands[0])
     kind = type_named("b32")
     assert kind is not None
@@ -71,7 +71,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
 
 
 def _store_matrix(d: Decoder, i: Instruction) -> Step:
-    """``stmatrix``: the way back of ``ldmatrix``."""
+    """``stmatrix``: the inverse of ``ldmatrix``."""
     count = _matrix_form(d, i, i.operands[1])
     kind = type_named("b32")
     assert kind is not None
@@ -92,28 +92,28 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
 
 # ------------------------------------------------------------------------------- block-scaled MMA
 
-#: The modifiers of the one form that is known; their order differs between PTX writers.
+#: The modifiers of the supported form; their order differs between compilers.
 _NVFP4 = {
     "sync", "aligned", "m16n8k64", "row", "col", "kind::mxf4nvf4", "block_scale",
     "scale_vec::4X", "f32", "e2m1", "ue4m3",
 }  # fmt: skip
-#: Lanes that hold the scales of A's rows and B's columns, by thread-id: "Block scaling".
+#: Lanes with the scales of A's rows and B's columns, by thread-id: "Block scaling".
 _A_SCALES = [np.array([(row % 8) * 4 + row // 8 + 2 * t for row in range(16)]) for t in range(2)]
 _B_SCALES = [np.arange(8) * 4 + t for t in range(4)]
-#: How many decoded fragments and products are kept: the same ones meet many others, and every
-#: schedule multiplies the same.  Ours: 80 MB.
+#: The most cached fragments and products: many products use the same ones, and every
+#: schedule repeats them.  Our choice: 80 MB.
 _FRAGMENTS, _PRODUCTS = 4096, 16384
 
 
 class Kept:
-    """Values by the bits that they are made of."""
+    """A cache of decoded values by their bits."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: dict[bytes, Any] = {}
 
     def of(self, key: bytes, make: Callable[[], Any]) -> Any:
-        """What was made of the same bits before, or now."""
+        """The decoded value of these bits, from the cache if possible."""
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= self._most:
@@ -142,7 +142,7 @@ def scaled_b(codes: Any, scales: Any) -> Any:
 
 
 def scaled_product(left: Any, scales_a: Any, right: Any, scales_b: Any) -> Any:
-    """A x B as lanes hold it: register v1*2+v0 of lane 4*t1+t0 is row t1+8*v1, column 2*t0+v0."""
+    """A x B by lanes: register v1*2+v0 of lane 4*t1+t0 is row t1+8*v1, column 2*t0+v0."""
     key_a = left.tobytes() + scales_a.tobytes()
     key_b = right.tobytes() + scales_b.tobytes()
 
@@ -155,7 +155,7 @@ def scaled_product(left: Any, scales_a: Any, right: Any, scales_b: Any) -> Any:
 
 
 def _fragments(d: Decoder, i: Instruction) -> tuple[Any, ...]:
-    """The registers of D, A, B and C: 4, 4, 2 and 4, of floats but for A and B."""
+    """The registers of D, A, B and C: 4, 4, 2 and 4; D and C are floats."""
     word, real = type_named("b32"), type_named("f32")
     assert word is not None
     assert real is not None
@@ -173,7 +173,7 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
     """``mma.m16n8k64.kind::mxf4nvf4.block_scale.scale_vec::4X``: D = (A x scales) (B x scales) + C.
 
     Each scale is of 16 values along K; with ``4X`` all four bytes of a scale register count, so its
-    byte-id is 0, and thread-id says which lanes of four hold them.
+    byte-id is 0, and thread-id selects the lanes of four with the scales.
     """
     if i.modifiers[2:3] == ("m16n8k16",):
         return _multiply_halves(d, i)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 _VIEW_OF = {16: U16, 32: U32, 64: U64}
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 #: Modifiers of loads and stores that change no value here: caching, order and scope.  Those of
-#: ``YIELDING`` also let others run: whoever spins on them waits for somebody.
+#: ``YIELDING`` also let other warps run: a loop on them waits for another thread.
 YIELDING = {"acquire", "relaxed", "volatile"}
 _ORDER = {"weak", "release", "cta", "gpu", "sys", "cluster", *YIELDING}
 _CACHING = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt"}
 
 
 def _space(d: Decoder, i: Instruction) -> str:
-    """``shared``, ``local`` or ``global``, all other modifiers being known."""
+    """``shared``, ``local`` or ``global``; unknown modifiers are errors."""
     words = [m for m in i.modifiers[:-1] if m not in _ORDER and m not in _VECTORS]
     words = [m for m in words if m not in _CACHING and not m.startswith(("L1::", "L2::"))]
     words = [m for m in words if m != "cache_hint"]
@@ -67,7 +67,7 @@ def _slots(d: Decoder, i: Instruction, kind: Type, parts: tuple[Any, ...]) -> li
 
 
 def _load(d: Decoder, i: Instruction) -> Step:
-    """``ld``: of a wider register the rest is filled with the sign, or zero."""
+    """``ld``: a wider register is extended by sign or with zeros."""
     if i.modifiers[:1] == ("param",):
         return load_parameter(d, i)
     kind, space = d.type(i), _space(d, i)
@@ -168,7 +168,7 @@ def _compare_and_swap(old: int, compare: int, value: int) -> int:
 
 
 def _bf16_sum(old: int, value: int, _other: int) -> int:
-    """One bfloat16 and another, rounded once to nearest even (``.noftz``)."""
+    """The sum of two bfloat16 values, rounded once to nearest even (``.noftz``)."""
     both = from_bf16(np.array([old, value], np.uint16))
     with np.errstate(all="ignore"):
         total = np.array([both[0] + both[1]], np.float32)
@@ -193,7 +193,7 @@ def _signed(function: Callable[[int, int], int]) -> Callable[[int, int, int], in
     return of
 
 
-#: By operation and type: the new value of the old one and the operands.
+#: The new value from the old one and the operands, by operation and type.
 _ATOMIC: dict[tuple[str, str], Callable[[int, int, int], int]] = {
     **{("add", t): (lambda o, v, _: o + v) for t in ("s32", "u32", "u64")},
     **{("exch", t): _swap for t in ("b32", "b64")},
@@ -220,10 +220,10 @@ _AT_ONCE: dict[str, Callable[[Any, Any], Any]] = {"u32": np.add, "bf16x2": _bf16
 
 
 def _atomic(d: Decoder, i: Instruction) -> Step:
-    """``atom`` gives the value before, ``red`` nothing; lane after lane, in global memory.
+    """``atom`` returns the previous value, ``red`` nothing; lane after lane, in global memory.
 
-    Of a vector each element is an operation of its own; its address is a multiple of its size.
-    Only a changed value is progress: who spins on a lock that nobody frees stands still.
+    Each element of a vector is a separate operation; its address is a multiple of its size.
+    Only a changed value counts as progress, so that spinning on a lock is a deadlock.
     """
     words = [m for m in i.modifiers if m not in _ORDER and m not in ("noftz", "acq_rel")]
     count = next((_VECTORS[m] for m in words if m in _VECTORS), 1)
@@ -266,7 +266,7 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
 
 
 def _reduce(d: Decoder, i: Instruction) -> Step:
-    """``red``: all lanes at once where no two reach the same place, else lane after lane."""
+    """``red``: all lanes at once if their addresses differ, else lane after lane."""
     by_lane, function = _atomic(d, i), _AT_ONCE.get(i.modifiers[-1])
     kind = type_named("b32")
     assert kind is not None

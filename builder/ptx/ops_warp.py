@@ -29,7 +29,7 @@ _WORD, _FLAG = typed("b32"), typed("pred")
 
 
 def _members(w: Warp, m: Mask, index: int, i: Instruction) -> Any:
-    """Lanes that a ``.sync`` names: all of them, and no other, must be here."""
+    """The lanes that a ``.sync`` names: exactly these must be active."""
     lanes = w.lanes(m)
     named = int(w.views[U32][index][lanes[0]])
     here = int((1 << lanes).sum())
@@ -51,7 +51,7 @@ def _end(_d: Decoder, _i: Instruction) -> Step:
 
 @lru_cache(maxsize=1024)
 def _others(mode: str, by: bytes, control: bytes) -> tuple[Any, Any]:
-    """The lanes that each reads, and which of them exist; most kernels ask for few of them."""
+    """The lane that each lane reads, and whether it exists; cached."""
     step = np.frombuffer(by, np.uint32).astype(np.int64) & 31
     given = np.frombuffer(control, np.uint32).astype(np.int64)
     segment, clamp = given >> 8 & 31, given & 31
@@ -68,7 +68,7 @@ def _others(mode: str, by: bytes, control: bytes) -> tuple[Any, Any]:
 
 
 def _shuffle(d: Decoder, i: Instruction) -> Step:
-    """``shfl.sync``: the value of another lane of the segment; where there is none, one's own."""
+    """``shfl.sync``: the value of another lane of the segment; if there is none, the own value."""
     if len(i.modifiers) != 3 or i.modifiers[0] != "sync" or i.modifiers[2] != "b32":
         raise d.unknown(i)
     mode = i.modifiers[1]
@@ -122,7 +122,7 @@ def _vote(d: Decoder, i: Instruction) -> Step:
     return run
 
 
-#: What ``redux.sync`` makes of all lanes' values, by operation and type; integers wrap.
+#: The reductions of ``redux.sync``, by operation and type; integers wrap.
 _REDUCED: dict[tuple[str, str], Any] = {
     ("add", "u32"): np.add, ("add", "s32"): np.add,
     ("min", "u32"): np.minimum, ("max", "u32"): np.maximum,
@@ -132,7 +132,7 @@ _REDUCED: dict[tuple[str, str], Any] = {
 
 
 def _reduce(d: Decoder, i: Instruction) -> Step:
-    """``redux.sync``: one value made of those of all lanes named, for each of them."""
+    """``redux.sync``: a value combined from all named lanes, for each of them."""
     if i.modifiers[:1] != ("sync",) or i.modifiers[1:] not in _REDUCED:
         raise d.unknown(i)
     function, kind = _REDUCED[i.modifiers[1], i.modifiers[2]], d.type(i)
@@ -148,7 +148,7 @@ def _reduce(d: Decoder, i: Instruction) -> Step:
 
 
 def _elect(d: Decoder, i: Instruction) -> Step:
-    """``elect.sync``: one lane of those named; here the lowest."""
+    """``elect.sync``: one of the named lanes; here the lowest."""
     to = i.operands[0]
     if i.modifiers != ("sync",) or not isinstance(to, Pair):
         raise d.unknown(i)
@@ -165,7 +165,7 @@ def _elect(d: Decoder, i: Instruction) -> Step:
 
 
 def _active(d: Decoder, i: Instruction) -> Step:
-    """``activemask``: the lanes that are here."""
+    """``activemask``: the active lanes."""
     if i.modifiers != ("b32",):
         raise d.unknown(i)
     out = d.out(i, i.operands[0], _WORD)
@@ -205,7 +205,7 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
 
 
 def _trap(_d: Decoder, _i: Instruction) -> Step:
-    """``trap``: the kernel gives up."""
+    """``trap``: the kernel aborts."""
 
     def run(_w: Warp, _m: Mask) -> Target:
         raise Fault("the kernel executed trap")
@@ -214,8 +214,9 @@ def _trap(_d: Decoder, _i: Instruction) -> Step:
 
 
 def _nothing(_d: Decoder, i: Instruction) -> Step:
-    """What changes no value: ``prefetch``, ``setmaxnreg``, ``griddepcontrol``, ``nanosleep``, and
-    fences that order global memory.
+    """Instructions that change no value.
+
+    ``prefetch``, ``setmaxnreg``, ``griddepcontrol``, ``nanosleep``, and fences for global memory.
     """
     sleeps = i.opcode == "nanosleep"
 
@@ -232,7 +233,7 @@ def _fence_initialised(w: Warp, _m: Mask) -> None:
 
 
 def _fence(d: Decoder, i: Instruction) -> Step:
-    """``fence.proxy.async`` lets the asynchronous proxy see what was written before."""
+    """``fence.proxy.async`` makes earlier writes visible to the asynchronous proxy."""
     if i.modifiers[:2] != ("proxy", "async"):
         if i.modifiers[:1] == ("proxy",) and i.modifiers[:2] != ("proxy", "tensormap::generic"):
             raise d.unknown(i)

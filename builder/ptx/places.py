@@ -1,6 +1,6 @@
 """Maps lines of PTX to lines of the kernel's source.
 
-Compilers write it into PTX when they are asked for line info (``nvcc -lineinfo``, the CuTe DSL with
+Compilers write them into PTX if line info is on (``nvcc -lineinfo``, the CuTe DSL with
 ``CUTE_DSL_LINEINFO=1``).  PTX ISA, "Debugging Directives: .loc" and ".file".
 """
 
@@ -22,13 +22,13 @@ _DIRECTIVE = re.compile(r"^[ \t]*\.(?:file|loc)\b[^\n]*\n", re.MULTILINE)
 
 
 def without_places(text: str) -> str:
-    """The PTX as the compiler writes it without line info."""
+    """The PTX without line info."""
     return _DIRECTIVE.sub("", text)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A ``.loc``: numbers of a file and a line, and of where it was inlined; 0 is nowhere."""
+    """A ``.loc``: the numbers of file and line, and those of the inlining place; 0 means none."""
 
     file: int = 0
     line: int = 0
@@ -59,7 +59,7 @@ class Places:
         self._places.append(place)
 
     def at(self, line: int) -> str:
-        """``kernel.py:12`` for a line of PTX; empty where the compiler did not say."""
+        """``kernel.py:12`` for a line of PTX; empty without line info."""
         number = bisect_right(self._lines, line)
         place = self._places[number - 1] if number else _Place()
         source = self._named(place.file, place.line)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class BasicBlock:
-    """Instructions that run one after the other; only the last may go elsewhere."""
+    """Instructions that run in sequence; only the last one may jump."""
 
     start: int
     end: int
     steps: list[Step]
     lines: list[int]
-    #: the first instruction is one at which lanes wait for those that went elsewhere
+    #: lanes wait at the first instruction for diverged ones
     gathers: bool = False
 
 
@@ -66,7 +66,7 @@ class Program:
 
     @cached_property
     def layout(self) -> Layout:
-        """What the code asks of a warp and a block."""
+        """The registers and memory that the code needs."""
         decoder = self.decoder
         return Layout(
             counts=decoder.counts,
@@ -78,7 +78,7 @@ class Program:
         )
 
     def _constants(self) -> dict[int, NDArray[Any]]:
-        """By width, a row of equal lanes for each."""
+        """The constants by width: one row of equal lanes for each."""
         kinds = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
         found = {}
         for width, kind in kinds.items():

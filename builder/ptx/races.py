@@ -1,8 +1,8 @@
 """Finds races on the shared memory of a block: accesses without a defined order.
 
 Happens-before by vector clocks.  Agents are the block's warps (lanes of one warp count as ordered)
-and its asynchronous copies.  Barriers, mbarriers and waits for copies order; what generic accesses
-wrote is seen by the asynchronous proxy only behind a ``fence.proxy.async``.
+and its asynchronous copies.  Barriers, mbarriers and waits for copies create order; writes of
+generic accesses are visible to the asynchronous proxy only after a ``fence.proxy.async``.
 
 PTX ISA, "Memory Consistency Model" (causality order, proxies) and "Async proxy".
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Clock = Any
 #: Granules: their numbers, or a slice of them.
 Places = Any
-#: Clocks are made for this many agents at a time.
+#: Clocks are allocated for this many agents at a time.
 _STEP = 64
-#: When a granule was written that nobody wrote: later than anybody knows of.
+#: The write time of an uninitialised granule: later than any clock.
 _NEVER = np.iinfo(np.int32).max
 #: Granules of the largest access, in order.
 _COUNT = np.arange(32)
@@ -34,7 +34,7 @@ _COUNT = np.arange(32)
 
 @dataclass(frozen=True)
 class Race:
-    """Two unordered accesses, or a read of memory that nothing wrote.  Lines are of the PTX."""
+    """Two unordered accesses, or a read of uninitialised memory.  Lines are those of the PTX."""
 
     kind: str
     line: int
@@ -47,7 +47,7 @@ class Race:
 
 @dataclass
 class VectorClocks:
-    """Two vector clocks of an agent, a barrier or a copy: all it saw, and what a fence covers."""
+    """Two vector clocks of an agent, a barrier or a copy: all seen, and all fenced."""
 
     clock: Clock
     fenced: Clock
@@ -77,7 +77,7 @@ def _grown(clock: Clock, size: int) -> Clock:
 
 
 def _chosen(places: Places, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The granules of some, in order, each once."""
+    """The given granules, sorted and without duplicates."""
     found: NDArray[np.int64]
     if isinstance(places, slice):
         found = np.flatnonzero(which) + places.start
@@ -100,10 +100,10 @@ class Sync:
 
 @dataclass
 class Copy:
-    """An asynchronous copy under way."""
+    """A pending asynchronous copy."""
 
     agent: int
-    #: which one of its agent's copies it is
+    #: its number among the agent's copies
     clock: int
     line: int
     clocks: VectorClocks
@@ -141,13 +141,13 @@ class Races:
         for number, clocks in enumerate(self.clocks):
             clocks.clock[number] = 1
         self._seen: set[tuple[str, int, int]] = set()
-        #: mbarriers that their warp has initialised and not fenced: warp and line by address
+        #: mbarriers that were initialised, but not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
 
     # ------------------------------------------------------------------------------------- accesses
 
     def _granules(self, offsets: NDArray[np.int64], size: int) -> Places:
-        """What lanes touch; a granule may stand there more than once."""
+        """The granules that lanes access; one may occur more than once."""
         places = offsets >> self._shift
         parts = size >> self._shift
         return places if parts < 2 else (places[:, None] + _COUNT[:parts]).reshape(-1)
@@ -160,7 +160,7 @@ class Races:
         return f"warp {agent}" if agent < self.warps else "asynchronous copy"
 
     def _known(self, clocks: VectorClocks) -> Clock:
-        """What is known of every agent that there is."""
+        """The clocks of all agents."""
         return _grown(clocks.clock, self.warps + len(self._agents))
 
     def _report(
@@ -229,7 +229,7 @@ class Races:
 
     def _check_write(self, agent: int, places: Places, line: int, clocks: VectorClocks) -> None:
         clock = self._known(clocks)
-        # of copies, an agent's later one is not ordered behind its earlier one by itself
+        # an agent's copies are not ordered among each other
         writer = self._writer[places]
         bad = self._written[places] > clock[writer]
         if np.count_nonzero(bad) and np.count_nonzero(bad := bad & (writer >= 0)):
@@ -269,7 +269,7 @@ class Races:
         self._unfenced[address] = warp, line
 
     def signals(self, copy: Copy, address: int) -> None:
-        """A copy will complete on an mbarrier, which the asynchronous proxy must see.
+        """Check that the asynchronous proxy sees the mbarrier on which a copy completes.
 
         PTX ISA, "membar / fence": ``fence.mbarrier_init``; or ``fence.proxy.async``.
         """
@@ -280,7 +280,7 @@ class Races:
             self._report(kind, copy.agent, copy.line, place, warp, line)
 
     def fence_initialised(self, warp: int) -> None:
-        """``fence.mbarrier_init``: the mbarriers that the warp initialised are seen by copies."""
+        """``fence.mbarrier_init``: copies see the mbarriers that the warp initialised."""
         self._unfenced = {a: made for a, made in self._unfenced.items() if made[0] != warp}
 
     def copy_reads(self, copy: Copy, first: int, size: int) -> None:
@@ -316,7 +316,7 @@ class Races:
     # ------------------------------------------------------------------------------------- ordering
 
     def arrive(self, clocks: VectorClocks, sync: Sync) -> None:
-        """Something arrives: warps that wait for the phase get its clocks."""
+        """Record an arrival: warps that wait for the phase get its clocks."""
         if sync.arriving is None:
             sync.arriving = clocks.copy()
         else:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from builder.ptx.memory import GlobalMemory
     from builder.ptx.source import Kernel
 
-#: Copies at once, as late as may be, and at any time: each shows what the others hide.
+#: Copies at once, as late as possible, and at random times: each finds other errors.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
 
 
@@ -35,16 +35,16 @@ def run_file(path: Path, schedules: Sequence[Schedule] = SCHEDULES) -> Ran:
     """Run a launch in each schedule, watching for races.
 
     Raises:
-        UsageError: it is no launch, its PTX cannot be read, or lacks the kernel.
+        UsageError: it is not a launch, its PTX cannot be read, or lacks the kernel.
     """
     return run_files([path], schedules)[0]
 
 
 def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) -> list[Ran]:
-    """Run launches one after the other, each on the memory as those before it left it.
+    """Run launches one after the other, each on the memory that the earlier ones left.
 
     Raises:
-        UsageError: one is no launch, its PTX cannot be read, or lacks the kernel.
+        UsageError: one is not a launch, its PTX cannot be read, or lacks the kernel.
     """
     files = [read_launch(path) for path in paths]
     programs = [program_of(file, path) for file, path in zip(files, paths, strict=True)]
@@ -82,16 +82,16 @@ def _eager(runs: Sequence[Sequence[Run]]) -> bool:
 
 
 def _as_lazy(runs: Sequence[Run]) -> Run:
-    """What the lazy schedule does where there is no copy to be late: the same as the eager one."""
+    """The result of the lazy schedule without copies to delay: the same as the eager one's."""
     eager = next(run for run in runs if run.schedule == "eager")
     return structs.replace(eager, schedule="lazy", watched=False, races=())
 
 
 class CarriedMemory:
-    """Memory that launches pass on, although all host code ran before the first launch.
+    """Memory that is passed between launches, although all host code ran before the first launch.
 
-    Of an array that both a kernel and then the host code changed, each byte is the host code's
-    where that differs from what it was before the kernel.
+    If both a kernel and then the host code changed an array, each byte is the host code's
+    if that differs from the byte before the kernel.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class CarriedMemory:
         return memory
 
     def keep(self, file: LaunchFile, memory: GlobalMemory) -> None:
-        """Keep the memory after a launch."""
+        """Store the memory after a launch."""
         for array, region in zip(file.memory, memory.regions, strict=True):
             key = (array.address, len(array.data))
             self._left[key] = (array.data, region.data.tobytes())
@@ -134,7 +134,7 @@ def _kernels(ptx: str) -> dict[str, Kernel]:
 
 @lru_cache(maxsize=4)
 def _program(ptx: str, name: str) -> Program:
-    """One kernel has many launches, one after the other."""
+    """Decode and cache a kernel: its launches follow each other."""
     return Program(_kernels(ptx)[name])
 
 
@@ -154,10 +154,10 @@ def run_once(
     watch: bool,
     memory: GlobalMemory | None = None,
 ) -> SingleRun:
-    """Run a launch in one schedule, on its own memory or on what it is given.
+    """Run a launch in one schedule, on its own memory or on the given one.
 
     Raises:
-        UsageError: its parameters are not the kernel's.
+        UsageError: its parameters do not match the kernel's.
     """
     memory = memory or file.fresh_memory()
     found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}

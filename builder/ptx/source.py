@@ -66,7 +66,7 @@ Operand = Name | Number | Vector | Address | Pair | Negated
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction; ``target`` is where a branch goes, as an index of the code."""
+    """One instruction; ``target`` is a branch's destination, as an index of the code."""
 
     opcode: str
     modifiers: tuple[str, ...]
@@ -87,7 +87,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel: where it lies in the parameter space."""
+    """A parameter of a kernel, with its offset in the parameter space."""
 
     offset: int
     size: int
@@ -95,7 +95,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in shared or local memory; no size where the launch gives it."""
+    """A variable in shared or local memory; without a size if the launch sets it."""
 
     name: str
     align: int
@@ -109,12 +109,12 @@ class Kernel:
     name: str
     parameters: dict[str, Parameter]
     shared: tuple[Variable, ...]
-    #: each thread has its own
+    #: per thread
     local: tuple[Variable, ...]
     #: register -> type without its dot
     registers: dict[str, str]
     code: tuple[Instruction, ...]
-    #: where labels point to
+    #: positions of labels
     labels: frozenset[int]
     places: Places
     target: str = ""
@@ -148,7 +148,7 @@ def kernels_of(text: str) -> dict[str, Kernel]:
     """Every entry of a PTX module.
 
     Raises:
-        PtxError: it is not PTX, or holds what this reader does not know.
+        PtxError: it is not PTX, or has an unknown construct.
     """
     plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
     target = re.search(r"^\s*\.target\s+([^\s,]+)", plain, re.MULTILINE)
@@ -349,7 +349,7 @@ class _Body:
         return Address(self._simple(match[1]), sign * offset, coordinates)
 
     def resolved(self) -> list[Instruction]:
-        """The code, with branches that know where they go."""
+        """The code, with the targets of branches resolved."""
         code = []
         for made, scopes in self.code:
             if made.opcode == "bra":

@@ -1,8 +1,8 @@
 """The 128-byte tensor map (TMA descriptor), and the tile that it describes.
 
-PTX ISA, "Tensors" (boxes, bounds, swizzling).  How the fields lie in the 128 bytes is published
-nowhere; what is read here was found by comparing descriptors with what they were made from, and
-every form that was not seen is an error.
+PTX ISA, "Tensors" (boxes, bounds, swizzling).  The layout of the 128 bytes is not
+published; it was found by comparing descriptors with the arguments that they were made from, and
+every other form is an error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 #: 4-bit codes.
 ELEMENT_BITS = {0: 8, 1: 16, 2: 32, 6: 16, 7: 32, 10: 16, 11: 4}
 _KIND = 2
-#: What swizzling moves together, and the unit of strides; nothing is computed with such an element.
+#: The unit of swizzling and of strides, as a type without arithmetic.
 _PART, _WORD = 16, np.complex128
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Where a tensor lies, and how a tile of it lies in shared memory."""
+    """A tensor's address and layout, and the layout of its tile in shared memory."""
 
     address: int
     bits: int
@@ -50,7 +50,7 @@ class TensorMap:
         """Decode a descriptor.
 
         Raises:
-            Fault: a form that is not known.
+            Fault: the form is unknown.
         """
         word = struct.unpack("<32I", raw)
         flags = word[2]
@@ -79,11 +79,11 @@ class TensorMap:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the box, which a copy transfers in whole, bounds or not."""
+        """Bytes of the box, which a copy transfers completely, even outside of the bounds."""
         return int(self.row * np.prod(self.box[1:], dtype=np.int64))
 
     def gather(self, memory: GlobalMemory, at: Sequence[int]) -> NDArray[np.uint8]:
-        """A box's bytes; zero where they are outside of the tensor."""
+        """A box's bytes, with zeros outside of the tensor."""
         found, unit = np.zeros(self.size, np.uint8), self._unit(at)
         offsets, inside = self.cover(at, unit)
         if inside.any():
@@ -102,7 +102,7 @@ class TensorMap:
     def _reached(
         self, memory: GlobalMemory, offsets: NDArray[np.int64], unit: int, *, write: bool
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The elements of the region that the tensor lies in, and which of them."""
+        """The elements of the tensor's region, and their indices."""
         first, end = self.address + int(offsets.min()), self.address + int(offsets.max()) + unit
         region = memory.find(first, end, write=write)
         places = offsets + (self.address - region.address)
@@ -112,7 +112,7 @@ class TensorMap:
         return region.parts(begin), (places - begin) // _PART
 
     def _unit(self, at: Sequence[int]) -> int:
-        """16 bytes where the box, the tensor and its address consist of such parts, else 1."""
+        """16 bytes if the box, the tensor and its address are multiples of that, else 1."""
         first, width = at[0] * self.bits, self.dims[0] * self.bits
         whole = not (self.row % _PART or first % (8 * _PART) or width % (8 * _PART))
         return _PART if whole and self.address % _PART == 0 else 1
@@ -131,7 +131,7 @@ class TensorMap:
         return shared.elements[_PART][self._places(start)].view(np.uint8)
 
     def _places(self, start: int) -> NDArray[np.int64]:
-        """Where the parts of a box lie; a kernel has few places for boxes."""
+        """The offsets of a box's parts; cached, as a kernel uses few boxes."""
         found = self._known.get(start)
         if found is None:
             found = self._known[start] = (self.place(start)[::_PART] - SHARED_BASE) // _PART
@@ -151,9 +151,9 @@ class TensorMap:
     def cover(
         self, at: Sequence[int], unit: int = 1
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Of a box's bytes, in order: the offset in the tensor, and whether it is inside.
+        """For each of a box's bytes: the offset in the tensor, and whether it is inside.
 
-        ``unit``: of so many bytes together, where none of them is on the other side of a border.
+        ``unit``: for this many bytes together, if no border lies between them.
         """
         if len(at) != len(self.dims):
             raise Fault(f"{len(at)} coordinates for a tensor of {len(self.dims)} dimensions")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Output(Part, frozen=True):
-    """What a kernel left in an array that it may write."""
+    """The contents of a writable array after a run."""
 
     name: Text
     type: Text
@@ -39,7 +39,7 @@ class Output(Part, frozen=True):
 
 
 class OwnRun(Part, frozen=True):
-    """One schedule."""
+    """The run of one schedule."""
 
     schedule: Text
     fault: Annotated[str, Meta(description="why the run did not end; empty when it did")]
@@ -54,12 +54,12 @@ class OwnRun(Part, frozen=True):
 
     @property
     def bad(self) -> bool:
-        """Whether something was found."""
+        """Whether there is a finding."""
         return bool(self.fault or self.races or self.wrong)
 
 
 class Kernel(Document, frozen=True, kw_only=True):
-    """What both documents begin with."""
+    """The common beginning of both documents."""
 
     kernel: Text
     ptx: Annotated[Digest, Meta(description="digest of the PTX")]
@@ -67,7 +67,7 @@ class Kernel(Document, frozen=True, kw_only=True):
 
 
 class KernelRuns(Kernel, frozen=True, kw_only=True):
-    """A kernel in every schedule that was asked for."""
+    """A kernel in every requested schedule."""
 
     runs: Annotated[tuple[OwnRun, ...], Meta(min_length=1)]
     differ: Annotated[
@@ -77,7 +77,7 @@ class KernelRuns(Kernel, frozen=True, kw_only=True):
 
 
 class SeenRace(FoundRace, frozen=True):
-    """A race, and the schedules that showed it."""
+    """A race, and the schedules in which it was found."""
 
     schedules: Annotated[
         tuple[Text, ...], Meta(min_length=1, description="schedules in which it was seen")
@@ -101,7 +101,7 @@ class KernelRaces(Kernel, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ran: KernelRuns) -> KernelRaces:
-        """Each race once, by its kind and lines, with the schedules that showed it."""
+        """Each race once, by its kind and lines, with the schedules in which it was found."""
         found: dict[object, tuple[FoundRace, list[str]]] = {}
         for run in ran.runs:
             for race in run.races:
@@ -133,7 +133,7 @@ def schedules_of(words: Sequence[str]) -> tuple[Schedule, ...]:
     """The schedules of ``eager``, ``lazy``, ``random`` and ``random:SEED``; without words, all.
 
     Raises:
-        UsageError: one is not known.
+        UsageError: one is unknown.
     """
     return tuple(dict.fromkeys(map(_schedule, words))) or SCHEDULES
 
@@ -153,7 +153,7 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
     """Run a kernel in each schedule, watching for races.
 
     Raises:
-        UsageError: a file is missing or not understood, or the launch does not suit the kernel.
+        UsageError: a file is missing or malformed, or the launch does not match the kernel.
     """
     schedules = schedules_of(words)
     file = read_launch(launch, ptx)
@@ -187,7 +187,7 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
 
 
 def _differ(runs: Sequence[OwnRun]) -> tuple[str, ...]:
-    """Arrays in which the schedules that ended left different bytes."""
+    """Arrays whose bytes differ between completed schedules."""
     seen: dict[str, set[str]] = {}
     for run in runs:
         for output in run.outputs if not run.fault else ():
@@ -202,7 +202,7 @@ def _written(arrays: Sequence[Array], single: SingleRun) -> Iterator[tuple[Array
 
 
 def _npy(array: Array, data: bytes) -> bytes:
-    """An array as a file of numpy's; bfloat16 as its bits, in ``uint16``."""
+    """An array as a .npy file; bfloat16 by its bits, as ``uint16``."""
     file = io.BytesIO()
     np.save(file, np.frombuffer(data, TYPES[array.type]).reshape(array.shape))
     return file.getvalue()
