@@ -113,14 +113,14 @@ def use_ordinary_pip(folder: Path) -> None:
     os.environ["PIP_CONFIG_FILE"] = str(target)  # pip then reads no file of the user's
 
 
-#: Two lanes that run side by side, about equally long. In the first, fast tests come first, and the
-#: engine's base image is ready by the time its tests come.
+#: Lanes that run side by side.  That of the engine often waits for it, and its base image is made
+#: while the first tests there run; in the next, fast tests come first.
 _LANES = {
+    "engine": ("tests/arm64", "tests/engine"),
     "machine": tuple(
         f"tests/{name}"
         for name in (
             "unit", "processes", "package", "compiled", "browser", "registry", "actions", "clients",
-            "engine", "arm64",
         )
     ),
     "wheels": ("tests/wheels",),
