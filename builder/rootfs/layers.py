@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError
 from builder.rootfs import limits
-from builder.rootfs.foreign import open_layer
 from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row
 from builder.rootfs.scan import scan
 from builder.rootfs.tar import FILE, LayerTar
@@ -196,7 +195,7 @@ class LayerCache:
         """Read a whole layer; returns the digest of its tar."""
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         self.meter.layers.append(layer.digest)
-        with open_layer(self.source, layer) as blob:
+        with self.source.open(layer) as blob:
             counted_blob = _Counted(blob, self.meter, self._stop, bar)
             stream = Unpacked(counted_blob, where, hashed=True)
             scan(stream, writer, where)
@@ -215,7 +214,7 @@ class LayerCache:
         console.detail(title)
         with (
             contextlib.closing(index),
-            open_layer(self.source, layer) as blob,
+            self.source.open(layer) as blob,
             console.progress(title, layer.size, said=False) as bar,
         ):
             tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
@@ -244,7 +243,7 @@ class LayerCache:
         console.say(f"  reading /{row.path} ({megabytes(row.size)}) out of {where}")
         title = f"reading layer {layer.digest[:19]}"
         with (
-            open_layer(self.source, layer) as blob,
+            self.source.open(layer) as blob,
             console.progress(title, layer.size, said=False) as bar,
         ):
             tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)

@@ -21,7 +21,7 @@ from builder.engines.load import archive
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.patched import check_writable_base, merged_env
-from builder.errors import BuildFailed, UsageError
+from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.pypi.index import PackageIndex
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
@@ -368,6 +368,20 @@ def test_foreign_layers_keep_their_addresses_and_are_not_copied(tmp_path: Path) 
     assert now["layers"][:2] == value["layers"]
     names = {p.name for p in (tmp_path / "out/blobs/sha256").iterdir()}
     assert not names & {layer["digest"].removeprefix("sha256:") for layer in value["layers"]}
+
+
+def test_a_foreign_layer_that_its_layout_lacks_is_named(tmp_path: Path) -> None:
+    """It may be at an address in the manifest, from which nothing is fetched."""
+    root = tmp_path / "base"
+    raw = put_vllm(root, layer_type="application/vnd.docker.image.rootfs.foreign.diff.tar.gzip")
+    value = raw.json()
+    digest = value["layers"][1]["digest"]
+    value["layers"][1]["urls"] = ["https://example.invalid/layer"]
+    raw = dataclasses.replace(raw, data=json.dumps(value).encode())
+    LayoutDirectory(root).put_manifest(raw, "foreign")
+    (root / "blobs/sha256" / digest.removeprefix("sha256:")).unlink()
+    with pytest.raises(RemoteError, match=digest[:19]):
+        identify(BaseRequest(ref=f"oci:{root}:foreign", pins={}, index=PackageIndex()))
 
 
 # ------------------------------------------------------------------------- one layer, thin, again
