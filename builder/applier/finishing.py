@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.folders import drop_empty
 from builder.applier.receipts import final_digests, receipts_of
-from builder.applier.recording import present, true_records
+from builder.applier.records import present, true_records
 from builder.applier.trees import DirTree, Tree, distribution_of, stale_pyc
 
 if TYPE_CHECKING:

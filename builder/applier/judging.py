@@ -8,10 +8,10 @@ from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.opkinds import Compile, counts
 from builder.applier.ops import Ops
 from builder.applier.outcomes import Outcome, Target
-from builder.applier.probes import describe_probe, probe_holds
 from builder.applier.receipts import receipts_of, unexplained
 from builder.applier.sharedstage import SharedStage
 from builder.applier.states import APPLIED, DRIFT, NOT_APPLICABLE, UPSTREAM
+from builder.applier.text import first_line
 from builder.applier.trees import Tree, versions
 from builder.applier.variants import diffs_of, judge_variant
 from builder.applier.versions import all_match, normalize
@@ -19,7 +19,7 @@ from builder.applier.versions import all_match, normalize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from builder.applier.layers import Layer
+    from builder.applier.layers import Clause, Layer
     from builder.applier.sources import Sources
 
 
@@ -135,3 +135,34 @@ def _judge_no_variant(layer: Layer, packages: Mapping[str, str]) -> Outcome:
     return Outcome(
         layer.name, NOT_APPLICABLE, f"made for {' or '.join(wanted)}; the base has {have}"
     )
+
+
+def probe_holds(probe: Iterable[Clause], tree: Tree) -> bool:
+    """Whether every clause of a probe is true; reads text only, without imports."""
+    for clause in probe:
+        data = tree.read(clause.file)
+        if clause.missing:
+            if data is not None:
+                return False
+            continue
+        if data is None:
+            return False
+        text = data.decode("utf-8", "replace")
+        if clause.contains is not None and clause.contains not in text:
+            return False
+        if clause.lacks is not None and clause.lacks in text:
+            return False
+    return True
+
+
+def describe_probe(probe: Iterable[Clause]) -> str:
+    """A probe as text, for messages."""
+    parts = []
+    for clause in probe:
+        if clause.missing:
+            parts.append(f"{clause.file} is absent")
+        elif clause.contains is not None:
+            parts.append(f"{clause.file} contains {first_line(clause.contains)!r}")
+        else:
+            parts.append(f"{clause.file} lacks {first_line(clause.lacks or '')!r}")
+    return " and ".join(parts)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
+from builder.applier.records import OWN_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +68,6 @@ class Receipt:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _TEXT = (str, type(None))
 #: The required keys of a receipt, with their types.
 _REQUIRED: dict[str, type | tuple[type, ...]] = {
@@ -135,7 +135,7 @@ def _entry(path: str, raw: object) -> FileEntry:
 
 def _record(path: str, raw: object) -> Original:
     known = _known(path, raw)
-    if not _RECORD.fullmatch(path):
+    if not OWN_RECORD.fullmatch(path):
         raise _invalid(path)
     return Original(*(known.get(key) for key in ("before", "mode", "mtime_ns", "link")))
 

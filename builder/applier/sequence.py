@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.applier.agreement import Agreement
 from builder.applier.judging import judge
 from builder.applier.receipts import make_receipt, receipt_bytes, receipt_path, receipts_of
-from builder.applier.recording import settled_records
+from builder.applier.records import settled_records
 from builder.applier.sharedstage import SharedStage
 from builder.applier.states import NEEDED
 from builder.applier.trees import Changes, Content, OverlayTree, Tree

@@ -19,7 +19,7 @@ from builder.applier.receipts import (
     receipts_of,
     unexplained,
 )
-from builder.applier.recording import present, settled_records, true_records, untouched_rows
+from builder.applier.records import present, settled_records, true_records, untouched_rows
 from builder.applier.trees import (
     Changes,
     Content,

@@ -8,8 +8,7 @@ from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.outcomes import OpResult, Target
 from builder.applier.receipts import explained, receipts_of
-from builder.applier.recording import record_row
-from builder.applier.records import INSTALLER, record_of, recorded_paths
+from builder.applier.records import INSTALLER, OWN_RECORD, record_of, record_row, recorded_paths
 from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.trees import (
     Changes,
@@ -21,7 +20,6 @@ from builder.applier.trees import (
     versions,
 )
 from builder.applier.versions import normalize, version_matches
-from builder.applier.wheels import OWN_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

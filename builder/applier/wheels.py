@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
 from builder.applier.failures import EXIT_REMOTE, ApplyError
-from builder.applier.records import parse_record
+from builder.applier.records import OWN_RECORD, parse_record
 from builder.applier.sources import Member
 
 if TYPE_CHECKING:
     import zipfile
     from collections.abc import Callable
-
-OWN_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 
 
 def wheel_members(archive: zipfile.ZipFile) -> list[Member]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
 from builder.conversion.draft import toml_value
-from builder.documents.pulls import PinnedPull
-from builder.forge.pin import read_pin
+from builder.documents.pulls import PinnedPull, read_pin
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
 from builder.pipeline.pins import pins_text

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from builder.util.documents import Count, Part, Sha256, Text, always
+from builder.errors import UsageError
+from builder.util.documents import Count, Part, Sha256, Text, always, read
 
 Commit = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$(?!\n)")]
 Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
@@ -47,6 +48,18 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def short(self) -> str:
         """The abbreviated commit."""
         return self.commit[:12]
+
+
+def read_pin(value: object, where: str) -> Pin:
+    """Read a pin from a lock or ``pins.toml``.
+
+    Raises:
+        UsageError: a field is missing or malformed.
+    """
+    try:
+        return read(value, Pin)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 class PatchedFile(Part, frozen=True, kw_only=True):

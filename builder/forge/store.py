@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from builder import settings
 from builder.applier.digests import sha256_hex
-from builder.documents.pulls import Pin
+from builder.documents.pulls import Pin, read_pin
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing
 from builder.forge.normalize import normalise
-from builder.forge.pin import read_pin
 from builder.forge.site import site
 from builder.net.retry import NoAnswer
 from builder.pypi.index import write_atomically

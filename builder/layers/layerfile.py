@@ -21,9 +21,9 @@ from builder.applier.machinecode import CODE
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
 from builder.compile.cmake import gencode_flags
+from builder.documents.pulls import read_pin
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.normalize import read_sections
-from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.keys import (
     COMMON,

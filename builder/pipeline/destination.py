@@ -1,20 +1,27 @@
-"""Where ``spark-build image`` puts an image: ``--tag``, ``--output`` and ``--push``."""
+"""Where ``spark-build image`` builds an image, and where it puts it.
+
+The options ``--builder``, ``--cache-from``, ``--cache-to``, ``--tag``, ``--output``, ``--push``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.engines.builders import cache_words, check_name
 from builder.engines.kinds import ENGINES, named
-from builder.errors import UsageError
+from builder.errors import EngineError, RemoteError, UsageError
 from builder.model.base import kind_of
 from builder.registry.layoutwriter import check_layout_target as check_folder
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from builder.engines.kinds import EngineKind
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions
@@ -119,3 +126,66 @@ def destination_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Desti
         vllm = plan.base.packages.get("vllm", "unknown")
         folder = Path(f"spark-build-{plan.name}-{vllm}")
     return Destination(place.tag or default_tag(plan), folder, place.push)
+
+
+def check_builder(options: ImageOptions) -> None:
+    """Check the options before anything is read.
+
+    Raises:
+        UsageError: the options contradict each other, or one is malformed.
+    """
+    if options.builder:
+        check_name(options.builder)
+    cache_words(options.cache_from, "from")
+    cache_words(options.cache_to, "to")
+    asked = {
+        "--builder": options.builder,
+        "--cache-from": options.cache_from,
+        "--cache-to": options.cache_to,
+    }
+    given = next((name for name, value in asked.items() if value), None)
+    if given is None:
+        return
+    kind = named(options.engine)
+    if kind is not None and not kind.has_builders:
+        raise UsageError(
+            f"{given} is for the buildkit engine; the {kind.name} engine has its own layer cache",
+            hint="--engine buildkit",
+        )
+    if options.thin or options.plan.single_layer:
+        thing = "--thin" if options.thin else "--single-layer"
+        raise UsageError(f"{thing} is for the oci engine, {given} for the buildkit engine")
+    if options.is_index:
+        raise UsageError(f"{given}: the buildkit engine builds for one platform")
+
+
+@contextlib.contextmanager
+def of_registry(ref: str, builder: str) -> Iterator[None]:
+    """Refuse a base on this machine for a remote builder, with a clear message."""
+    try:
+        yield
+    except RemoteError as error:
+        if not builder or not _is_here(ref):
+            raise
+        raise RemoteError(
+            f"{ref} is in the Docker Engine here, but builder {builder} takes its base from a "
+            f"registry: {error}",
+            hint="push it to a registry that the builder can reach, then use "
+            "--base docker://HOST/NAME:TAG",
+        ) from None
+
+
+def _is_here(ref: str) -> bool:
+    from builder.engines import docker
+
+    try:
+        client = docker.connect()
+    except EngineError:
+        return False
+    try:
+        docker.find_image(client, ref.removeprefix("docker://"), None, pull=False)
+    except RemoteError:
+        return False
+    finally:
+        client.close()
+    return True

@@ -12,8 +12,13 @@ from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
 from builder.engines.runcommands import run_commands
 from builder.errors import UsageError, did_you_mean
-from builder.pipeline.builders import check_builder, of_registry
-from builder.pipeline.destination import check_base_options, check_destination, destination_of
+from builder.pipeline.destination import (
+    check_base_options,
+    check_builder,
+    check_destination,
+    destination_of,
+    of_registry,
+)
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.result import BuildResult, PlatformPlan, timed
 from builder.pipeline.show import show_plan

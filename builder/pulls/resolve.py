@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from builder.applier.layers import Layer
 from builder.applier.opkinds import Pull
+from builder.documents.pulls import read_pin
 from builder.errors import SparkBuildError, UsageError
 from builder.forge import MERGED
 from builder.forge.normalize import read_sections
-from builder.forge.pin import read_pin
 from builder.forge.reference import parse_pull
 from builder.layers.catalog import Selection, order
 from builder.pulls.parts import Pulled

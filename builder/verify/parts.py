@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import STATE_DIR, kept_true, receipt_path, receipts_of
 from builder.applier.receipts import originals as digests_before
-from builder.applier.recording import true_records
+from builder.applier.records import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.bases.identify import identify
 from builder.bases.model import TRACKED, BaseRequest

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.opkinds import Pull
+from builder.documents.pulls import read_pin
 from builder.errors import UsageError
 from builder.forge.normalize import read_sections
-from builder.forge.pin import read_pin
 from builder.layers.layerfile import load_layer
 from builder.pulls.parts import take_apart
 from builder.pulls.projects import project_of

@@ -8,8 +8,8 @@ import pytest
 
 from builder.applier.edits import run_hook
 from builder.applier.environment import read_envs
+from builder.applier.judging import probe_holds
 from builder.applier.layers import Clause
-from builder.applier.probes import probe_holds
 from builder.applier.states import APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, POST, PRE
 from tests.unit.fakes import (
     BACKEND,

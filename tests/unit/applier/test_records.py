@@ -19,8 +19,7 @@ from builder.applier.receipts import (
     receipt_path,
     receipts_of,
 )
-from builder.applier.recording import row_path, true_records
-from builder.applier.records import parse_record
+from builder.applier.records import parse_record, row_path, true_records
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
 from builder.engines.contents import image_layers
