@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from tests.unit.fakes import REPLACE, layer_text, write_tree
+from tests.unit.fakes import REPLACE, layer_text, no_sandbox, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,8 +50,7 @@ def call(
     write_tree(tmp_path / "patches", {"fix/layer.toml": LAYER.encode()})
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
+    no_sandbox(monkeypatch)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return Call(capsys)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from builder.applier.applying import apply_layers
 from builder.applier.digests import canonical_json, sha256_hex
@@ -19,16 +19,21 @@ from builder.applier.sequence import Step, judge_in_order
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
+from builder.bases.identify import IDENTIFIERS
 from builder.engines.toolfiles import maker
 from builder.model.base import BaseIdentity
 from builder.model.plan import BuildPlan, LayerDecision
 from builder.model.platform import Platform
 from builder.plan.planner import epoch_for
 from builder.rootfs.base import Base
+from builder.verify.insandbox import SandboxProbe
+from builder.verify.installer import SandboxUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    import pytest
 
     from builder.applier.compiled import KernelCode
     from builder.applier.layers import DonorPin, InputPin
@@ -326,6 +331,22 @@ def fake_base(files: Mapping[str, bytes], kind: str = "pypi", **changes: Any) ->
     """An identified base of files in memory."""
     tree = MemoryTree(files)
     return Base(identity_of(tree, kind, **changes), tree)
+
+
+def every_base_is(patch: pytest.MonkeyPatch, base: Base) -> None:
+    """References of every kind name this base, for all commands."""
+    for scheme in IDENTIFIERS:
+        patch.setitem(IDENTIFIERS, scheme, lambda _request, _rest: base)
+
+
+def no_sandbox(patch: pytest.MonkeyPatch) -> None:
+    """Nothing can be asked in a sandbox, and none is made."""
+
+    def unavailable(_probe: SandboxProbe, _request: object) -> NoReturn:
+        raise SandboxUnavailable("no sandbox")
+
+    patch.setattr(SandboxProbe, "__call__", unavailable)
+    patch.setattr(SandboxProbe, "maker", lambda _probe: None)
 
 
 def make_plan_of(base: Base, *layers: Layer, wheels: Sequence[Wheel] = ()) -> BuildPlan:

@@ -26,7 +26,7 @@ from tests.unit.applier.test_compile_op import (
     TEXT,
     WHEEL,
 )
-from tests.unit.fakes import fake_base, snapshot, vllm_files, write_tree
+from tests.unit.fakes import every_base_is, fake_base, no_sandbox, snapshot, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +73,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
-    monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
-    monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
-    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
+    every_base_is(monkeypatch, made)
+    no_sandbox(monkeypatch)
     here = Target("linux/arm64", "cp312")
     monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: here)
     room(monkeypatch, 64.0, 100.0, tmp_path)
@@ -334,7 +331,7 @@ def test_apply_and_revert(
     before = snapshot(root)
     tree = DirTree(root)
     base = Base(identity_of(tree, "dir", site_packages=str(root)), tree)
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
+    every_base_is(monkeypatch, base)
     refused = call("apply", root, "-l", "mine")
     assert refused.code == 10
     assert f"spark-build apply {root} --layers mine --compile" in refused.err

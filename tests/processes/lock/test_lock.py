@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from builder.bases.identify import IDENTIFIERS
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.lock.facts import read_facts, write_facts
 from builder.lock.file import NAME, lock_path, read_lock
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from builder.bases.model import BaseRequest
     from tests.processes.pullworld import World
     from tests.unit.conftest import Called
     from tests.wheels.fakeindex import FakeIndex
@@ -496,14 +498,15 @@ class TestMovedTag:
         """Reference -> digest of what is to be had."""
         known = {"registry.test/vllm:v1": self.OLD, f"registry.test/vllm@{self.OLD}": self.OLD}
 
-        def identify_base(ref: str, *_: object, **__: object) -> Base:
+        def identify_known(request: BaseRequest, _rest: str) -> Base:
+            ref = request.ref
             if ref not in known:
                 raise RemoteError(f"image {ref} cannot be pulled")
             made = fake_base(vllm_files("1.0.0"), "image")
             changed = dataclasses.replace(made.identity, ref=ref, digest=known[ref])
             return Base(changed, made.tree)
 
-        monkeypatch.setattr("builder.pipeline.bases.identify_base", identify_base)
+        monkeypatch.setitem(IDENTIFIERS, "docker", identify_known)
         return known
 
     @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from builder.engines.layertar import tar_layer
 from builder.util.locks import locked
-from tests.unit.fakes import REPLACE, fake_base, layer_text, vllm_files
+from tests.unit.fakes import REPLACE, every_base_is, fake_base, layer_text, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ def image(
     (tmp_path / "patches" / "fix" / "layer.toml").write_text(LAYER)
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     base = fake_base(vllm_files(), "pypi")
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
+    every_base_is(monkeypatch, base)
     return lambda *words: spark_build(*IMAGE, "--output", f"oci:{tmp_path}/work/out", *words)
 
 

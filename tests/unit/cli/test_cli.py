@@ -12,15 +12,26 @@ from builder import settings
 from builder.__main__ import run
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
+from builder.bases.identify import IDENTIFIERS
 from builder.errors import RemoteError
 from builder.verify.checks import Check
 from builder.verify.report import Report
-from tests.unit.fakes import fake_base, layer_text, snapshot, vllm_files, write_tree
+from tests.unit.fakes import (
+    every_base_is,
+    fake_base,
+    layer_text,
+    no_sandbox,
+    snapshot,
+    vllm_files,
+    write_tree,
+)
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from builder.rootfs.base import Base
 
     Call = Callable[..., "Result"]
 
@@ -65,15 +76,8 @@ def own_layers(
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every base is a vLLM in memory; nothing can be asked in a sandbox."""
     made = fake_base(vllm_files() | MODULE)
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
-    monkeypatch.setattr("builder.verify.targets.identify", lambda _: made)
-    monkeypatch.setattr("builder.verify.opening.identify", lambda _: made)
+    every_base_is(monkeypatch, made)
     no_sandbox(monkeypatch)
-
-
-def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (None, "no sandbox"))
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (None, "no sandbox"))
 
 
 class Result:
@@ -212,7 +216,7 @@ class TestExitCodes:
         self, call: Call, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = fake_base(vllm_files("0.19.0"))
-        monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: old)
+        every_base_is(monkeypatch, old)
         result = call("plan", "-l", "b12x-full", "-b", BASE)
         assert result.code == 2
         assert "try: spark-build plan --layers b12x-full --base pypi:vllm==0.20.1" in result.err
@@ -285,10 +289,10 @@ class TestExitCodes:
         assert list((tmp_path / "work").iterdir()) == []
 
     def test_8_remote_failed(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        def down(*words: object, **options: object) -> None:
+        def down(_request: object, _rest: str) -> Base:
             raise RemoteError("the package index did not answer")
 
-        monkeypatch.setattr("builder.pipeline.bases.identify_base", down)
+        monkeypatch.setitem(IDENTIFIERS, "pypi", down)
         assert call("plan", "-l", "fix", "-b", BASE).code == 8
 
     def test_9_stale(self, call: Call, tmp_path: Path) -> None:

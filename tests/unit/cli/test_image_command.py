@@ -14,6 +14,7 @@ from builder.registry.layout import LayoutDirectory
 from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.rootfs.image import open_image
 from builder.util.background import wait_for_background
+from builder.verify.insandbox import SandboxProbe
 from builder.verify.installer import SandboxUnavailable
 from tests.unit.fakes import vllm_files
 from tests.unit.images import (
@@ -326,8 +327,8 @@ class Maker:
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     maker = Maker()
-    monkeypatch.setattr("builder.verify.insandbox.sandbox_asker", lambda *_: (maker, ""))
-    monkeypatch.setattr("builder.verify.targets.sandbox_asker", lambda *_: (maker, ""))
+    monkeypatch.setattr(SandboxProbe, "__call__", lambda _probe, request: maker(request))
+    monkeypatch.setattr(SandboxProbe, "maker", lambda _probe: maker.maker())
     return maker
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from builder.util.hints import of_the_system, os_hint
 from tests.unit.cli.test_cli import FIX
-from tests.unit.fakes import fake_base, vllm_files, write_tree
+from tests.unit.fakes import every_base_is, fake_base, vllm_files, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ IMAGE = ("image", "-l", "fix", "-b", "pypi:vllm==0.20.1", "--engine", "oci", "--
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every base is a small vLLM in memory."""
     made = fake_base(vllm_files())
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: made)
+    every_base_is(monkeypatch, made)
 
 
 @pytest.mark.parametrize("what", ["below-a-file", "far-below-a-file", "long"])

@@ -17,7 +17,15 @@ from builder.registry.locations import Location, Locations
 from builder.util.diskspace import Need, check_room
 from builder.util.paths import cache_dir
 from builder.verify.sandbox import Sandbox, requirements_for, sandbox_needs
-from tests.unit.fakes import copy_op, fake_base, layer_text, make_layer, make_plan_of, vllm_files
+from tests.unit.fakes import (
+    copy_op,
+    every_base_is,
+    fake_base,
+    layer_text,
+    make_layer,
+    make_plan_of,
+    vllm_files,
+)
 from tests.unit.images import put_image
 
 if TYPE_CHECKING:
@@ -138,5 +146,5 @@ def big(
     (tmp_path / "patches" / "fix" / "large.bin").write_bytes(os.urandom(1_000_000))
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     base = fake_base(vllm_files(), "pypi")
-    monkeypatch.setattr("builder.pipeline.bases.identify_base", lambda *_, **__: base)
+    every_base_is(monkeypatch, base)
     return spark_build
