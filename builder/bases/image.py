@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from builder.bases.imagetree import ImageFacts, image_base
+from builder.bases.imagetree import ImageFacts, Survey, image_base, survey_of
 from builder.bases.records import check_vllm
 from builder.engines import docker as engine
 from builder.errors import BuildFailed, UsageError
@@ -19,6 +19,7 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from docker import DockerClient
     from docker.models.containers import Container
 
     from builder.bases.model import BaseRequest
@@ -65,7 +66,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     """
     client = engine.connect()
     image = engine.find_image(client, ref, request.platform)
-    answer = _ask(client, ref, request)
+    survey = _survey(client, ref, request)
     facts = ImageFacts(
         ref=ref,
         digest=engine.digest_of(image.attrs, ref),
@@ -80,7 +81,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
         client.close()
 
     try:
-        base = image_base(facts, answer, _ContainerFiles(container), close)
+        base = image_base(facts, survey, _ContainerFiles(container), close)
         check_vllm(base.tree, base.identity.site_packages)
     except BaseException:
         close()
@@ -88,7 +89,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
     return base
 
 
-def _ask(client: Any, ref: str, request: BaseRequest) -> dict[str, Any]:
+def _survey(client: DockerClient, ref: str, request: BaseRequest) -> Survey:
     probe = package_file("runtime", "identify_probe.py").read_text("utf-8")
     env = {"SPARK_BUILD_PROBE": probe, "SPARK_BUILD_TRACKED": json.dumps(list(request.tracked))}
     try:
@@ -97,5 +98,4 @@ def _ask(client: Any, ref: str, request: BaseRequest) -> dict[str, Any]:
         if "exited 97" in str(error):
             raise UsageError(f"image {ref} has no Python with vllm") from None
         raise
-    answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return answer
+    return survey_of(output, ref)

@@ -14,7 +14,9 @@ from builder.applier.trees import Distribution, distribution_of
 from builder.errors import UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
+from builder.registry.model import parse_json
 from builder.rootfs.base import Base
+from builder.util.documents import Part, read
 from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
@@ -22,6 +24,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.registry.config import ImageConfig
+
+
+#: Size and mode of a file, and its sha256, which a large file may lack.
+FileFacts = tuple[int, int, str | None]
+
+
+class Survey(Part, frozen=True, kw_only=True):
+    """What an image has for a plan: the reply of ``runtime/identify_probe.py``.
+
+    Valid for the image's digest and the tracked distributions.
+    """
+
+    interpreter: str
+    python: str
+    machine: str
+    site_packages: str
+    #: versions and ``site-packages`` folders by distribution
+    packages: dict[str, str]
+    roots: dict[str, str]
+    #: the files of tracked distributions, by path below ``site_packages``
+    files: dict[str, FileFacts]
+    #: as in :class:`builder.model.base.BaseIdentity`
+    owners: dict[str, list[int]]
+    links: dict[str, str]
+    folders: dict[str, list[int]]
+
+
+def survey_of(reply: str, ref: str) -> Survey:
+    """The survey in the last line of a probe's output.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return read(parse_json(reply.strip().rpartition("\n")[2]), Survey)
+    except ValueError as error:
+        raise UsageError(f"image {ref}: its Python gave no survey of its files: {error}") from None
 
 
 class ImageFiles(Protocol):
@@ -38,14 +77,12 @@ class ImageFiles(Protocol):
 
 
 class ImageTree:
-    """Site-packages of an image, with a known list of files.
+    """Site-packages of an image, with a known list of files."""
 
-    ``files`` gives ``[size, mode, sha256 or None]`` by path.
-    """
-
-    def __init__(self, site: str, files: dict[str, Any], source: ImageFiles) -> None:
+    def __init__(self, site: str, files: Mapping[str, FileFacts], source: ImageFiles) -> None:
         self._site, self._files, self._source = site, files, source
         self._cache: dict[str, bytes | None] = {}
+        self._hashed: dict[str, str] = {}
 
     def read(self, path: str) -> bytes | None:
         if path not in self._files:
@@ -76,18 +113,17 @@ class ImageTree:
             raise UsageError(f"{path} is not in the image")
 
     def digest(self, path: str) -> str | None:
-        entry = self._files.get(path)
-        if entry is None:
+        if path not in self._files:
             return None
-        if entry[2] is None:  # a large file, such as an extension module
+        digest = self._files[path][2]
+        if digest is None and path not in self._hashed:  # a large file, as an extension module is
             hasher = _Hasher()
             if self._source.copy(f"{self._site}/{path}", hasher):
-                entry[2] = hasher.sha256.hexdigest()
-        digest: str | None = entry[2]
-        return digest
+                self._hashed[path] = hasher.sha256.hexdigest()
+        return digest or self._hashed.get(path)
 
     def mode(self, path: str) -> int:
-        return int(self._files[path][1])
+        return self._files[path][1]
 
     @cached_property
     def _children(self) -> dict[str, set[str]]:
@@ -134,38 +170,38 @@ class ImageFacts:
 
 def image_base(
     facts: ImageFacts,
-    answer: Mapping[str, Any],
+    survey: Survey,
     source: ImageFiles,
     close: Callable[[], None],
 ) -> Base:
-    """A base from the probe's reply (see ``runtime/identify_probe.py``).
+    """A base from the survey of an image.
 
     Raises:
         UsageError: its packages are in several directories.
     """
-    site = str(answer["site_packages"])
-    scattered = {name: root for name, root in answer["roots"].items() if root != site}
+    site = survey.site_packages
+    scattered = {name: root for name, root in survey.roots.items() if root != site}
     if scattered:
         listed = ", ".join(f"{name} in {root}" for name, root in scattered.items())
         raise UsageError(
             f"{facts.ref}: vllm is in {site}, but {listed}; layers patch one directory"
         )
     env = facts.config.env
-    tree = ImageTree(site, answer["files"], source)
+    tree = ImageTree(site, survey.files, source)
     if tree.read(ENV_PTH) is not None:  # a mod ran here: its settings reach every Python
         env = {**env_of(tree), **env}
     identity = BaseIdentity(
         kind="image",
         ref=facts.ref,
         digest=facts.digest,
-        platform=Platform.parse(str(answer["machine"]), str(answer["python"])),
+        platform=Platform.parse(survey.machine, survey.python),
         site_packages=site,
-        packages=answer["packages"],
+        packages=survey.packages,
         env=env,
-        interpreter=str(answer["interpreter"]),
-        folders=answer["folders"],
-        links=answer["links"],
-        owners=answer["owners"],
+        interpreter=survey.interpreter,
+        folders=survey.folders,
+        links=survey.links,
+        owners=survey.owners,
         user=facts.config.user,
         created=facts.created,
     )

@@ -7,7 +7,7 @@ one has the same bytes, and reading a file from it costs kilobytes instead of a 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from builder.applier.failures import ApplyError
 from builder.applier.records import parse_record
@@ -20,22 +20,20 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from builder.bases.imagetree import FileFacts
     from builder.model.platform import Platform
     from builder.pypi.index import PackageIndex
     from builder.rootfs.view import Rootfs
 
 
 class ReleasedFiles:
-    """Reads from the cache, then from released wheels, then from layers.
-
-    ``files`` gives ``[size, mode, sha256]`` by path below ``site``.
-    """
+    """Reads from the cache, then from released wheels, then from layers."""
 
     def __init__(
         self,
         view: Rootfs,
         site: str,
-        files: Mapping[str, Any],
+        files: Mapping[str, FileFacts],
         packages: Mapping[str, str],
         platform: Platform,
         index: PackageIndex,
@@ -118,7 +116,7 @@ class ReleasedFiles:
             dist = distribution_of(folder) if name == "RECORD" else None
             if dist is None or self._packages.get(dist.name) != dist.version:
                 continue
-            for row in parse_record(self._view.content(digest) or b""):
+            for row in parse_record((digest and self._view.content(digest)) or b""):
                 owners[row.path, row.sha256 or ""] = dist.name
         return owners
 

@@ -12,7 +12,7 @@ import email.parser
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import distribution_of
-from builder.bases.imagetree import ImageFacts, image_base
+from builder.bases.imagetree import ImageFacts, Survey, image_base
 from builder.bases.records import recorded
 from builder.bases.released import ReleasedFiles
 from builder.errors import UsageError
@@ -73,12 +73,8 @@ def identify_opened(request: BaseRequest, opened: OpenedImage, ref: str) -> Base
     return known_base(request, opened, ref, survey_image(request, opened, ref))
 
 
-def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[str, Any]:
-    """The facts of an image as JSON values, for :func:`known_base`.
-
-    Valid for the image's digest and the tracked distributions.  ``files``
-    gives ``[size, mode, sha256]`` by path, in a few megabytes of JSON.
-    """
+def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> Survey:
+    """The survey of an image by its layers, for :func:`known_base`."""
     image, view = opened.image, opened.view
     config = image.config
     for python in interpreters(view, config.env, config.working_directory):
@@ -92,18 +88,19 @@ def survey_image(request: BaseRequest, opened: OpenedImage, ref: str) -> dict[st
     for name, (root, _, owned) in found.items():
         if root == site:
             tops.update(dict.fromkeys(owned, bool(probe.HASH_ALL.match(name))))
-    return {
-        "interpreter": python.command,
-        "python": python.version,
-        "machine": config.architecture,
-        "site_packages": site,
-        "packages": {name: version for name, (_, version, _) in found.items()},
-        "roots": {name: root for name, (root, _, _) in found.items()},
-        **probe.survey(_LayerDisk(view), site, tops),
-    }
+    files = probe.survey(_LayerDisk(view), site, tops)
+    return Survey(
+        interpreter=python.command,
+        python=python.version,
+        machine=config.architecture,
+        site_packages=site,
+        packages={name: version for name, (_, version, _) in found.items()},
+        roots={name: root for name, (root, _, _) in found.items()},
+        **{**files, "files": {path: tuple(facts) for path, facts in files["files"].items()}},
+    )
 
 
-def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict[str, Any]) -> Base:
+def known_base(request: BaseRequest, opened: OpenedImage, ref: str, survey: Survey) -> Base:
     """A base from an earlier survey of the same image, without reading layers.
 
     A requested file comes from the cache, else from the released wheel that
@@ -119,13 +116,13 @@ def known_base(request: BaseRequest, opened: OpenedImage, ref: str, answer: dict
 
     source = ReleasedFiles(
         opened.view,
-        answer["site_packages"],
-        answer["files"],
-        answer["packages"],
-        Platform.parse(answer["machine"], answer["python"]),
+        survey.site_packages,
+        survey.files,
+        survey.packages,
+        Platform.parse(survey.machine, survey.python),
         request.index,
     )
-    base = image_base(facts, answer, source, opened.close)
+    base = image_base(facts, survey, source, opened.close)
     return dataclasses.replace(base, opened=opened)
 
 

@@ -25,7 +25,7 @@ from builder.util.documents import moment, plain, read
 from builder.util.paths import project_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from builder.model.base import BaseIdentity
     from builder.model.plan import BuildPlan
@@ -82,7 +82,7 @@ def finish_command(interpreter: str, site: str, *more: str) -> list[str]:
     return [interpreter, "-B", f"{SHARE}/{APPLIER}", "finish", "--root", site, *more]
 
 
-def restored(plan: BuildPlan) -> dict[str, list[int]]:
+def restored(plan: BuildPlan) -> dict[str, Sequence[int]]:
     """``[mode, uid, gid]`` of the base's folders and replaced files, if not owned by root."""
     base = plan.base
     files = {

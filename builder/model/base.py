@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.documents.plan import PlannedBase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from builder.documents.compiled import PinnedWheel
     from builder.model.platform import Platform
@@ -81,11 +81,11 @@ class BaseIdentity:
     env: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = "python3"
     #: absolute path -> [mode, uid, gid] of folders, except root's with mode 0755
-    folders: Mapping[str, Any] = field(default_factory=dict)
+    folders: Mapping[str, Sequence[int]] = field(default_factory=dict)
     #: absolute path of a folder that is a symbolic link -> its target
     links: Mapping[str, str] = field(default_factory=dict)
     #: path below site-packages -> [uid, gid] of files not owned by root
-    owners: Mapping[str, Any] = field(default_factory=dict)
+    owners: Mapping[str, Sequence[int]] = field(default_factory=dict)
     user: str = ""
     created: str = ""
 

@@ -12,6 +12,7 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
 from builder.bases.identify import asks_engine, identify
+from builder.bases.imagetree import Survey, survey_of
 from builder.bases.model import BaseRequest
 from builder.bases.remote import known_base, survey_image
 from builder.errors import RemoteError, SparkBuildError, UsageError
@@ -34,6 +35,7 @@ from builder.rootfs.image import find_image, open_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import interpreters
 from builder.rootfs.view import Rootfs
+from builder.util.documents import plain
 from tests.unit.fakes import dist_files, make_layer, make_plan_of, replace_op, vllm_files
 from tests.unit.images import (
     CONFIG,
@@ -280,11 +282,11 @@ def test_damaged_metadata(tmp_path: Path, name: str, data: bytes, message: str) 
 # ------------------------------------------------------------- an image that was surveyed before
 
 
-def surveyed(root: Path) -> tuple[BaseRequest, OpenedImage, dict[str, Any]]:
+def surveyed(root: Path) -> tuple[BaseRequest, OpenedImage, Survey]:
     """An image, opened anew, and what an earlier survey of it gave, through JSON."""
     request = BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex())
-    answer = survey_image(request, opened_of(root), "x")
-    return request, opened_of(root), json.loads(json.dumps(answer))
+    survey = survey_image(request, opened_of(root), "x")
+    return request, opened_of(root), survey_of(f"a warning\n{json.dumps(plain(survey))}\n", "x")
 
 
 def opened_of(root: Path) -> OpenedImage:
@@ -300,6 +302,12 @@ def test_an_image_read_by_an_engine_is_the_same_base(tmp_path: Path) -> None:
     layer = make_layer("fix", replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'"))
     assert make_plan_of(known, layer).digest == make_plan_of(base_of(tmp_path), layer).digest
     assert opened.view.layers_read == 0
+
+
+@pytest.mark.parametrize("reply", ["", "[]", "{}", "killed", '{"files": [1, 2]}', "[" * 99999])
+def test_a_reply_that_is_no_survey(reply: str) -> None:
+    with pytest.raises(UsageError, match="image x: its Python gave no survey of its files"):
+        survey_of(reply, "x")
 
 
 @pytest.fixture
