@@ -135,7 +135,7 @@ def _variables(checked: Checked) -> Iterator[Finding]:
         if other is not None:
             why = why.partition("; did you mean")[0]
             flag = f"{other.flag} {other.value(value) or 'VALUE'}"
-            advice = f"the flag {flag} says it" if other.value(value) else "leave it out"
+            advice = f"use the flag {flag}" if other.value(value) else "leave it out"
             if other.flag_refusal(interface, value):
                 advice = "" if known else f"this release has no replacement; {other.source}"
         rule = "variable-value" if known else "unknown-variable"

@@ -207,7 +207,7 @@ class Races:
         never = writer < 0
         if np.count_nonzero(never):
             hit = _chosen(places, never)
-            self._report("read of what nobody wrote", agent, line, hit, agent, 0)
+            self._report("read of uninitialised memory", agent, line, hit, agent, 0)
         bad &= ~never
         if asynchronous:
             bad &= writer != agent

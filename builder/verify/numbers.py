@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from builder.verify.target import VerifyTarget
 
 #: A tile may have rows that no token needs, which are multiplied all the same.
-UNWRITTEN = "read of what nobody wrote"
+UNWRITTEN = "read of uninitialised memory"
 EXPECTED = "every value within its bound in every schedule; no race, no deadlock, no bad access"
 #: W4A16 layers by their kinds, and what is not run of them: by the kernel's name, why.
 W4A16 = {"w4a16-linear": "W4A16 linear layers", "w4a16-moe": "W4A16 MoE layers"}

@@ -138,7 +138,7 @@ def test_least_busy_of_a_litellm_file() -> None:
 
 def test_replacement_of_a_variable_is_named() -> None:
     (finding,) = found("VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x vllm serve m")
-    assert finding.help == "the flag --linear-backend flashinfer_b12x says it"
+    assert finding.help == "use the flag --linear-backend flashinfer_b12x"
 
 
 def test_plugin_of_the_checkpoint_is_named() -> None:
@@ -299,7 +299,7 @@ def test_a_flag_that_the_release_lacks_has_no_effect_on_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("value", "help_"), [("cutlass", "the flag --linear-backend cutlass says it"), ("none", "")]
+    ("value", "help_"), [("cutlass", "use the flag --linear-backend cutlass"), ("none", "")]
 )
 def test_a_wrong_value_of_a_variable_is_not_said_to_be_gone(
     monkeypatch: pytest.MonkeyPatch, value: str, help_: str

@@ -19,7 +19,7 @@ EAGER, LAZY = Schedule("eager"), Schedule("lazy")
 RANDOM = [Schedule("random", seed) for seed in range(6)]
 ALL = [EAGER, LAZY, *RANDOM]
 
-UNWRITTEN = "read of what nobody wrote"
+UNWRITTEN = "read of uninitialised memory"
 EARLY_READ = "read without order after a write"
 EARLY_WRITE = "write without order after a read"
 TWICE = "write without order after a write"

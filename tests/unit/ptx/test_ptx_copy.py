@@ -60,7 +60,7 @@ def test_a_predicate_says_which_lanes_copy() -> None:
     found = run(body(copy), GIVEN, watch=True)
     assert found.out[:, 0].tolist() == [0, 1, 2, 3, 4, *[7] * 27]
     # the rest of those rows was never written
-    assert found.kinds == {"read of what nobody wrote"}
+    assert found.kinds == {"read of uninitialised memory"}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_byte_of_a_wider_register_is_stored_alone() -> None:
 def test_uninitialised_memory_is_nan() -> None:
     found = run("mov.b32 %r9, dynamic; ld.shared.b32 %r5, [%r9];", watch=True)
     assert np.isnan(found.floats()).all()
-    assert found.kinds == {"read of what nobody wrote"}
+    assert found.kinds == {"read of uninitialised memory"}
 
 
 @pytest.mark.parametrize(

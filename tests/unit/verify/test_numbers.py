@@ -191,7 +191,7 @@ def test_findings_before_a_fault_are_kept(tmp_path: Path) -> None:
     unset = "ld.shared.b32 %r6, [words+128]; bar.sync 0, 128;"
     eager, lazy, _ = run_file(write_launch(tmp_path, sync=unset)).runs
     assert eager.deadlock
-    assert any(str(r).startswith("read of what nobody wrote: line 12") for r in eager.races)
+    assert any(str(r).startswith("read of uninitialised memory: line 12") for r in eager.races)
     assert (lazy.watched, lazy.races) == (False, ())
 
 
@@ -315,7 +315,7 @@ def test_right_values_pass_with_the_launches_listed() -> None:
 
 
 UNSET = tuple(
-    FoundRace("read of what nobody wrote", (line,), ("warp 0",), 0, 4) for line in (AT, OTHER)
+    FoundRace("read of uninitialised memory", (line,), ("warp 0",), 0, 4) for line in (AT, OTHER)
 )
 EMPTY = Run(launch="random", schedule="eager", values=64, races=UNSET)
 
