@@ -73,8 +73,6 @@ class ForgeClient:
             NoAnswer: there was no response.
             RemoteError: any other failure, rate limits included.
         """
-        from builder.net import sockets  # takes ssl along
-
         waited = False
         while True:
             answer = self._follow(f"{self.site.api}{path}", accept, subject, limit)
@@ -86,7 +84,7 @@ class ForgeClient:
             if waited or delay > _SHORT_WAIT:
                 raise self._rate_limit(delay, subject)
             waited = True
-            sockets.pause(delay)
+            self._policy.pause(delay)
 
     def _follow(self, url: str, accept: str, subject: str, limit: int) -> _Answer:
         for _ in range(_MAX_REDIRECTS + 1):

@@ -27,6 +27,17 @@ RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _PROGRESS = 1 << 20
 
 
+def pause(seconds: float) -> None:
+    """Sleep, at most until the run is ended.
+
+    Raises:
+        RemoteError: it has ended.
+    """
+    from builder.net import sockets  # takes ssl along
+
+    sockets.pause(seconds)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
     """The number of retries, the statuses, and the time limits in seconds.
@@ -40,6 +51,8 @@ class RetryPolicy:
     longest_wait: float = 120.0
     small_deadline: float = 180.0
     retried: frozenset[int] = RETRIED
+    #: waits for so many seconds
+    pause: Callable[[float], None] = pause
 
 
 class NoAnswer(RemoteError):
@@ -119,8 +132,6 @@ class Retries:
         Raises:
             RemoteError: this was the last attempt, or the wait would be too long.
         """
-        from builder.net import sockets
-
         if self.at_last_try:
             raise RemoteError(self._given_up(reason), hint=self._hint)
         self._failures += 1
@@ -137,7 +148,7 @@ class Retries:
         soon = f" in {wait:.0f} s" if wait >= 2 else ""
         count = f"{self._failures} of {self.policy.attempts - 1}"
         self._say(f"  {self._host}: {reason}; trying again{soon} ({count})")
-        sockets.pause(min(wait, limit))
+        self.policy.pause(min(wait, limit))
 
     def _given_up(self, reason: str) -> str:
         times = f", {self.policy.attempts} times" if self.policy.attempts > 1 else ""

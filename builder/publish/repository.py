@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.net import sockets
 from builder.registry import listing, tagging
 from builder.registry.auth import AccessDenied, scope_of
 from builder.registry.client import Repository, separator
@@ -27,7 +26,8 @@ class PublishRepository(Repository):
 
     def settle(self) -> None:
         """Wait until a concurrent publisher that saw the tag free has written it too."""
-        sockets.pause(self.transport.options.settle)
+        options = self.transport.options
+        options.pause(options.settle)
 
     def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
         """Move a tag from digest ``was`` (None: a new tag) to a manifest, or raise TagTaken."""

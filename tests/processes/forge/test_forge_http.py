@@ -11,7 +11,7 @@ import pytest
 from builder.errors import RemoteError, UsageError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeTooLarge
 from builder.forge.site import site
-from builder.net.retry import NoAnswer
+from builder.net.retry import NoAnswer, RetryPolicy
 from builder.net.session import Session
 from builder.util.console import console
 from tests.forge import API, Fault, LocalForge
@@ -27,18 +27,21 @@ PATH = "/repos/vllm-project/vllm/pulls/1"
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses() -> list[float]:
     """Seconds that the client would have waited."""
-    seen: list[float] = []
-    monkeypatch.setattr("builder.net.sockets.pause", seen.append)
-    return seen
+    return []
+
+
+def client_of(pauses: list[float], session: Session | None = None) -> ForgeClient:
+    """A client that does not really wait."""
+    return ForgeClient(site(), session, RetryPolicy(pause=pauses.append))
 
 
 @pytest.fixture
 def client(forge: LocalForge, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> ForgeClient:
     """A client with a token, which does not really wait."""
     monkeypatch.setenv("SPARK_BUILD_FORGE_TOKEN", TOKEN)
-    return ForgeClient(site())
+    return client_of(pauses)
 
 
 @pytest.fixture
@@ -89,7 +92,7 @@ class TestRateLimit:
     ) -> None:
         forge.faults.append(limited(Retry_After="600"))
         with pytest.raises(RemoteError) as caught:
-            get(ForgeClient(site()))
+            get(client_of(pauses))
         assert "SPARK_BUILD_FORGE_TOKEN" in caught.value.hint
         assert "(in 10 min)" in str(caught.value)
 
@@ -173,7 +176,7 @@ def test_a_permanent_failure_is_an_error(client: ForgeClient, forge: LocalForge)
 
 
 def test_a_timeout(forge: LocalForge, pauses: list[float]) -> None:
-    client = ForgeClient(site(), Session(window=0.1))
+    client = client_of(pauses, Session(window=0.1))
     forge.faults.append(Fault(PATH, 200, delay=0.4))
     with pytest.raises(NoAnswer, match=r"o/r#1: no answer in time.*, 5 times"):
         get(client)
@@ -184,7 +187,7 @@ def test_connection_refused(monkeypatch: pytest.MonkeyPatch, pauses: list[float]
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("SPARK_BUILD_FORGE", f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(NoAnswer, match=r"127\.0\.0\.1:\d+: o/r#1: connection refused, 5 times"):
-            get(ForgeClient(site()))
+            get(client_of(pauses))
     assert len(pauses) == 4
 
 

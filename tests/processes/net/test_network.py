@@ -28,9 +28,8 @@ NOBODY = "http://me:secret@127.0.0.1:9/simple"
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second try."""
-    monkeypatch.setattr("builder.net.sockets.pause", lambda *_: None)
+def without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy of this machine's."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
@@ -18,7 +19,6 @@ from builder.net.retry import NoAnswer, Retries, RetryPolicy, final_answer, retr
 from builder.net.session import Session
 from builder.pypi.index import PackageIndex, WheelFile
 from builder.pypi.wheels import RemoteWheel
-from builder.registry.options import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, serve
 
 if TYPE_CHECKING:
@@ -28,39 +28,38 @@ FILE = "vllm-1.0-py3-none-any.whl"
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits() -> list[float]:
     """How long a client would have waited, without the waiting."""
-    seen: list[float] = []
-    monkeypatch.setattr("builder.net.sockets.pause", seen.append)
-    return seen
+    return []
 
 
 # ------------------------------------------------------------------------- whoever uses the network
 
 
-def index(server: FakeRegistry) -> object:
-    return PackageIndex(f"{server.url}/simple").wheels("vllm")
+def index(server: FakeRegistry, policy: RetryPolicy) -> object:
+    sessions = partial(Session, policy=policy)
+    return PackageIndex(f"{server.url}/simple", sessions=sessions).wheels("vllm")
 
 
-def wheel_of(server: FakeRegistry, size: int) -> RemoteWheel:
+def wheel_of(server: FakeRegistry, policy: RetryPolicy, size: int) -> RemoteWheel:
     file = WheelFile(filename=FILE, url=f"{server.url}/{FILE}", sha256="0" * 64, size=size)
-    return RemoteWheel(file, PackageIndex())
+    return RemoteWheel(file, PackageIndex(sessions=partial(Session, policy=policy)))
 
 
-def forge(server: FakeRegistry) -> object:
+def forge(server: FakeRegistry, policy: RetryPolicy) -> object:
     site = Site(api=server.url, host=server.address)
-    return ForgeClient(site).get("/x", "application/json", "o/r#1")
+    return ForgeClient(site, policy=policy).get("/x", "application/json", "o/r#1")
 
 
-def registry(server: FakeRegistry) -> object:
-    return server.repository(attempts=Options().attempts).manifest("v1")
+def registry(server: FakeRegistry, policy: RetryPolicy) -> object:
+    return server.repository(attempts=policy.attempts, pause=policy.pause).manifest("v1")
 
 
-CLIENTS: dict[str, Callable[[FakeRegistry], object]] = {
+CLIENTS: dict[str, Callable[[FakeRegistry, RetryPolicy], object]] = {
     "index": index,
-    "range of a wheel": lambda server: wheel_of(server, 60_000).members,
-    "size of a wheel": lambda server: wheel_of(server, 0).size,
-    "download of a wheel": lambda server: wheel_of(server, 60_000).download(),
+    "range of a wheel": lambda server, policy: wheel_of(server, policy, 60_000).members,
+    "size of a wheel": lambda server, policy: wheel_of(server, policy, 0).size,
+    "download of a wheel": lambda server, policy: wheel_of(server, policy, 60_000).download(),
     "forge": forge,
     "registry": registry,
 }
@@ -72,7 +71,7 @@ def test_a_server_that_always_fails_is_given_up(
     client: str, status: int, waits: list[float]
 ) -> None:
     with serve(Reply(status)) as server, pytest.raises(RemoteError) as caught:
-        CLIENTS[client](server)
+        CLIENTS[client](server, RetryPolicy(pause=waits.append))
     for said in (server.address, f"answered {status}", f", {RetryPolicy().attempts} times"):
         assert said in str(caught.value)
     assert len(server.log) == RetryPolicy().attempts
@@ -82,7 +81,7 @@ def test_a_server_that_always_fails_is_given_up(
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_a_server_refuses_is_asked_once(client: str, waits: list[float]) -> None:
     with serve(Reply(403)) as server, pytest.raises(RemoteError):
-        CLIENTS[client](server)
+        CLIENTS[client](server, RetryPolicy(pause=waits.append))
     assert (len(server.log), waits) == (1, [])
 
 
@@ -90,44 +89,44 @@ def test_what_a_server_refuses_is_asked_once(client: str, waits: list[float]) ->
 def test_a_wait_that_is_asked_for_is_kept_or_refused(client: str, waits: list[float]) -> None:
     asked = Reply(503, headers={"Retry-After": "3600"})
     with serve(asked) as server, pytest.raises(RemoteError, match="asks to wait 3600 s"):
-        CLIENTS[client](server)
+        CLIENTS[client](server, RetryPolicy(pause=waits.append))
     assert (len(server.log), waits) == (1, [])
     once = Reply(503, headers={"Retry-After": "7"})
     with serve(once, Reply(403)) as server, pytest.raises(RemoteError):
-        CLIENTS[client](server)
+        CLIENTS[client](server, RetryPolicy(pause=waits.append))
     assert (len(server.log), waits) == (2, [7.0])
 
 
-def test_an_index_that_refuses_says_its_status(waits: list[float]) -> None:
+def test_an_index_that_refuses_says_its_status() -> None:
     with serve(Reply(403)) as server, pytest.raises(RemoteError, match="answered 403") as caught:
-        index(server)
+        index(server, RetryPolicy())
     assert "times" not in str(caught.value)
 
 
-def test_a_session_without_a_policy_asks_once(waits: list[float]) -> None:
+def test_a_session_without_a_policy_asks_once() -> None:
     with serve(Reply(503)) as server:
         assert Session().get(server.url).status_code == 503
-    assert (len(server.log), waits) == (1, [])
+    assert len(server.log) == 1
 
 
 def test_what_may_be_sent_once_only_is_sent_once(waits: list[float]) -> None:
     with serve(Reply(503)) as server:
-        assert Session(policy=RetryPolicy()).post(server.url).status_code == 503
+        assert Session(policy=RetryPolicy(pause=waits.append)).post(server.url).status_code == 503
     assert (len(server.log), waits) == (1, [])
 
 
 # ----------------------------------------------------------------------------------------- the rule
 
 
-def tries(said: list[str] | None = None, **policy: float) -> Retries:
+def tries(waits: list[float], said: list[str] | None = None, **policy: Any) -> Retries:
     say = (said if said is not None else []).append
-    chosen = {"attempts": 3, "backoff": 1.0, **policy}
-    return Retries("h.test", "a thing", RetryPolicy(**chosen), say=say)  # type: ignore[arg-type]
+    chosen = {"attempts": 3, "backoff": 1.0, "pause": waits.append, **policy}
+    return Retries("h.test", "a thing", RetryPolicy(**chosen), say=say)
 
 
 def test_pauses_double_and_are_never_the_same(waits: list[float]) -> None:
     said: list[str] = []
-    retries = tries(said)
+    retries = tries(waits, said)
     retries.failed("answered 502")
     retries.failed("answered 502")
     with pytest.raises(RemoteError, match=r"h\.test: a thing: answered 502, 3 times"):
@@ -138,7 +137,7 @@ def test_pauses_double_and_are_never_the_same(waits: list[float]) -> None:
 
 
 def test_progress_gives_all_tries_back(waits: list[float]) -> None:
-    retries = tries(attempts=2)
+    retries = tries(waits, attempts=2)
     retries.failed("cut")
     retries.moved(1 << 20)
     retries.failed("cut")
@@ -149,12 +148,12 @@ def test_progress_gives_all_tries_back(waits: list[float]) -> None:
 
 def test_what_another_try_would_not_change_is_not_tried_again(waits: list[float]) -> None:
     with pytest.raises(NoAnswer, match="no such host") as caught:
-        tries().lost(RequestFailed("no such host", fatal=True, hint="check the name"))
+        tries(waits).lost(RequestFailed("no such host", fatal=True, hint="check the name"))
     assert (caught.value.hint, waits) == ("check the name", [])
 
 
 def test_the_time_of_all_tries_ends(waits: list[float]) -> None:
-    retries = tries(small_deadline=0.0)
+    retries = tries(waits, small_deadline=0.0)
     with pytest.raises(RemoteError, match="not done after 0 s, which is the limit"):
         retries.failed("answered 502")
 
@@ -173,7 +172,7 @@ def test_a_body_that_breaks_off_is_asked_for_again(waits: list[float]) -> None:
             raise requests.exceptions.ChunkedEncodingError
         return Answer(200)
 
-    assert final_answer(ask, "http://h.test/x", tries()).status_code == 200
+    assert final_answer(ask, "http://h.test/x", tries(waits)).status_code == 200
     assert len(waits) == 1
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import sha256_digest
+from builder.registry.options import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 from tests.unit.rootfs.test_fuzz import (  # noqa: F401 - two fixtures
     Made,
@@ -86,7 +87,7 @@ def test_a_registry(
     """Its answers are lies, cut short, or of another protocol."""
     root = tmp_path / "work" / "image"
     made.put(root)
-    monkeypatch.setattr("builder.net.sockets.pause", lambda _seconds: None)
+    monkeypatch.setitem(Options.__init__.__kwdefaults__ or {}, "pause", lambda _seconds: None)
     for name, dice in dices("registry"):
         monkeypatch.setenv(
             "SPARK_BUILD_CACHE", str(tmp_path / f"cache-{sha256_digest(name.encode())[7:19]}")
