@@ -86,7 +86,7 @@ def bake(
     _plain_http: opt.PlainHttp = None,
     json: opt.Json = False,
 ) -> None:
-    """Write what docker buildx bake builds: every profile on every base."""
+    """Write a build folder for docker buildx bake."""
     from builder.cli.bake import bake_command
     from builder.pipeline.bake import BakeOptions
     from builder.pipeline.options import PlanOptions

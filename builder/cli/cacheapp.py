@@ -77,7 +77,7 @@ def prune(
 )
 def clean(
     kind: Kinds = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:

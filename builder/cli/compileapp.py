@@ -132,9 +132,9 @@ def compile_run(
     dry_run: DryRun = False,
     json: opt.Json = False,
 ) -> None:
-    """Compile the units that a change affects, and read their machine code.
+    """Compile the units that a change affects.
 
-    No GPU is needed.
+    Their machine code is then read. No GPU is needed.
     """
     from builder.cli.compile import RunOptions, run_command
     from builder.pipeline.options import toolkit_choice

@@ -12,7 +12,7 @@ from builder.cli.help import App, examples
 
 develop_app = App()
 mods_app = App(
-    help="Export layers as mods for sparkrun and spark-vllm-docker.",
+    help="Export mods for sparkrun and spark-vllm-docker.",
     epilog=examples("spark-build mods export"),
 )
 config_app = App(

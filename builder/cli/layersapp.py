@@ -127,7 +127,7 @@ def layers_new(
     forge_clone: opt.ForgeClone = None,
     json: opt.Json = False,
 ) -> None:
-    """Create a layer folder: an example, or from a change that you already have."""
+    """Create a layer: an example, or from an existing change."""
     from builder.cli.layers import convert_command, new_command
     from builder.conversion.layers import Reading, Source
 

@@ -325,7 +325,7 @@ def diagnose(
     vllm: Annotated[
         str | None,
         typer.Option(
-            help="The vLLM release that wrote the log (default: as the log says).",
+            help="The vLLM release that wrote the log (default: read from the log).",
             metavar="VERSION",
         ),
     ] = None,

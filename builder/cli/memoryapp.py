@@ -33,7 +33,9 @@ def memory(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of each sequence (default: as config.json says).", metavar="N", min=1
+            help="Tokens of each sequence (default: the maximum in config.json).",
+            metavar="N",
+            min=1,
         ),
     ] = None,
     sequences: Annotated[
@@ -44,15 +46,15 @@ def memory(
     ] = "auto",
     release: Annotated[
         str | None,
-        typer.Option(help="Only flags that this released vLLM has.", metavar="VERSION"),
+        typer.Option(help="Show only flags that this vLLM release has.", metavar="VERSION"),
     ] = None,
     models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
-    """Estimate whether a model fits into a GB10's memory, before it starts.
+    """Estimate whether a model fits into a GB10's memory.
 
-    Of a checkpoint only config.json and the headers of its safetensors files are read. Exits with
-    5 if the model does not fit.
+    Only config.json and the headers of the safetensors files are read. Exit
+    5: the model does not fit.
     """
     from builder.cli.memory import memory_command
     from builder.serving.memory import MemoryRequest
@@ -96,21 +98,21 @@ def audit(
     inside: Annotated[
         Path | None,
         typer.Option(
-            help="Write there what audits a model beside vLLM, in an image or an environment.",
+            help="Write the files that audit a model inside vLLM, in an image or an environment.",
             metavar="DIR",
         ),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(help="The checkpoint to hold a loaded model against.", metavar="DIR"),
+        typer.Option(help="The checkpoint to compare a loaded model with.", metavar="DIR"),
     ] = None,
     models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
-    """Show how a model's modules are quantised, and which bound its speed.
+    """Show how a model's modules are quantised.
 
-    By the headers of a checkpoint, or by what vLLM says after it has loaded the model. Exits with 5
-    if vLLM holds layers in 16 bits that the checkpoint (--against) has quantised.
+    Reads the headers of a checkpoint, or the modules that vLLM has loaded. Unquantised modules
+    often limit the speed. Exit 5: vLLM loaded layers in 16 bits that --against has quantised.
     """
     from builder.cli.audit import audit_command, inside_command
     from builder.serving.audit import audit_request

@@ -36,8 +36,10 @@ def _version(value: bool) -> None:
 
 
 def common(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every detail.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every detail.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback on unexpected errors.")
     ] = False,

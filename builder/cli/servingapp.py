@@ -11,7 +11,7 @@ from builder.cli.commands import SERVE
 from builder.cli.help import App, examples
 
 models_app = App(
-    help="Show models that recipes exist for.",
+    help="Show the known models.",
     epilog=examples("spark-build models list", "spark-build models show nemotron-3-super"),
 )
 
@@ -82,7 +82,7 @@ def recipe(
     image: Annotated[
         str | None,
         typer.Option(
-            help="The image that containers run; without --release its vLLM is read from it.",
+            help="The image to run; without --release, its vLLM release is read from it.",
             metavar="IMAGE",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def recipe(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of the checkpoint: memory is estimated by its headers.",
+            help="The checkpoint's folder, to estimate the memory from its headers.",
             metavar="DIR",
         ),
     ] = None,
@@ -145,7 +145,7 @@ def recipe(
         typer.Option(
             "-o",
             "--output",
-            help="Write the main file there, and the others to the same folder.",
+            help="Write the main file there, and the others next to it.",
             metavar="FILE",
         ),
     ] = None,
@@ -156,9 +156,9 @@ def recipe(
     patches: opt.Patches = None,
     json: opt.Json = False,
 ) -> None:
-    """Print what serves a model: flags checked against the release.
+    """Print the command or file that serves a model.
 
-    Flags and variables that the release does not know are left out.
+    Flags and variables are checked against the release; unknown ones are left out.
     """
     from builder.cli.recipe import recipe_command
 
@@ -185,7 +185,7 @@ def recipe(
 
 
 recipes_app = App(
-    help="Make a registry of recipes for sparkrun and spark-vllm-docker.",
+    help="Export recipes for sparkrun and spark-vllm-docker.",
     epilog=examples("spark-build recipes export"),
 )
 
@@ -214,12 +214,12 @@ def recipes_export(
     tags: Annotated[
         Path | None,
         typer.Option(
-            help="What `tags --json` printed: your images by digest, instead of mods.",
+            help="The output of `tags --json`: use your images by digest instead of mods.",
             metavar="FILE",
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit with 9 if files are stale.")
+        bool, typer.Option("--check", help="Write nothing; exit 9 if files are stale.")
     ] = False,
     models: opt.ModelFolders = None,
     json: opt.Json = False,
@@ -265,7 +265,9 @@ def lint(
     ] = None,
     image: Annotated[
         str | None,
-        typer.Option(help="The image that they run; its vLLM is read.", metavar="IMAGE"),
+        typer.Option(
+            help="The image that they run; its vLLM release is read from it.", metavar="IMAGE"
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0.")] = False,
@@ -275,9 +277,9 @@ def lint(
     models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
-    """Check serve commands in scripts, compose files, recipes and manifests.
+    """Check serve commands in files against a release.
 
-    Flags, values, variables and parser names are checked against the release. Exit 5 if a server
+    Reads scripts, compose files, recipes and manifests. Exit 5: a server
     would not start, or not as configured. A comment
     "# spark-build: ignore[rule]" keeps a line as it is.
     """
@@ -350,10 +352,10 @@ def bench(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Measure a running server: tokens/s at several loads, and prefill.
+    """Measure tokens/s and prefill of a running server.
 
-    Chat completions at temperature 0; a warm-up, then three rounds of which the median counts.
-    The key of a server that needs one is read from SPARK_BUILD_API_KEY.
+    Sends chat completions at temperature 0: a warm-up, then three rounds, whose median
+    counts. The server's API key, if any, is read from SPARK_BUILD_API_KEY.
     """
     from builder.cli.bench import bench_command
     from builder.serving.bench import BenchRequest, settings_of

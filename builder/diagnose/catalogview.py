@@ -23,11 +23,11 @@ _ENGINES = {
     "any": "any engine",
 }
 _PAGE = """\
-# What `diagnose` knows
+# The catalogue of `diagnose`
 
-Generated from `builder/data/diagnose/`: `spark-build diagnose table > docs/diagnose.md`. How to
-add one stands [below](#adding-an-entry). How sure an entry is: *certain* was seen in the code or
-the wheels of that release, *likely* follows from them, *reported* is what others say helped.
+Generated from `builder/data/diagnose/` with `spark-build diagnose table > docs/diagnose.md`.
+[Adding an entry](#adding-an-entry) shows how to add one. The confidence of an entry: *certain* was
+seen in the code or the wheels of that release, *likely* follows from them, *reported* helped others.
 
 | entry | for | what it means |
 |---|---|---|
@@ -59,11 +59,11 @@ log = "INFO 07-02 10:00:00 [x.py:1] there is space left on the device"
 found = false
 ```
 
-More keys: `unless` (patterns of lines that are none), `settings` (`NAME=REGEX` that was asked
-for), `[with]` and `[without]` (`patterns`, `settings` elsewhere in the log), `times` (so many lines
-at least), `passing` (not a failure if the server becomes ready later), `needs-version`. A pattern
-needs five or more characters of fixed text. Write examples of your own, a line or three: no whole
-logs, no names of people or hosts. Then:
+More keys: `unless` (patterns of lines that do not count), `settings` (`NAME=REGEX` of a setting in
+use), `[with]` and `[without]` (`patterns`, `settings` elsewhere in the log), `times` (the minimum
+number of lines), `passing` (not a failure if the server becomes ready later), `needs-version`. A
+pattern needs five or more characters of fixed text. Write your own examples of one to three lines:
+no complete logs, no names of people or hosts. Then:
 
 ```sh
 spark-build diagnose check builder/data/diagnose/disk-full.toml
