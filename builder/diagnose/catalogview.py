@@ -27,7 +27,7 @@ _PAGE = """\
 
 Generated from `builder/data/diagnose/` with `spark-build diagnose table > docs/diagnose.md`.
 [Adding an entry](#adding-an-entry) shows how to add one. The confidence of an entry: *certain* was
-seen in the code or the wheels of that release, *likely* follows from them, *reported* helped others.
+seen in the code or the wheels of that release, *likely* follows from them, *reported* helped some.
 
 | entry | for | what it means |
 |---|---|---|
