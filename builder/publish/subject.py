@@ -146,10 +146,10 @@ def _type_of(manifest: RawManifest, document: Mapping[str, Any]) -> str:
     return str(document.get("mediaType") or manifest.media_type)
 
 
-def platform_name(platform: Mapping[str, Any]) -> str:
+def platform_name(platform: Mapping[str, str]) -> str:
     """``linux/arm64`` or ``linux/arm/v7``; ``""`` for an empty platform."""
     words = (platform.get("os"), platform.get("architecture"), platform.get("variant"))
-    return "/".join(str(word) for word in words if word)
+    return "/".join(word for word in words if word)
 
 
 def _image(

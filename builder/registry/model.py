@@ -56,7 +56,7 @@ class Descriptor:
     digest: str
     size: int
     annotations: Mapping[str, str] = field(default_factory=dict)
-    platform: Mapping[str, Any] = field(default_factory=dict)
+    platform: Mapping[str, str] = field(default_factory=dict)
     artifact_type: str = ""
     #: where the content of a nondistributable layer is
     urls: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Descriptor:
             digest=digest,
             size=size,
             annotations=_strings(value.get("annotations")),
-            platform=value["platform"] if isinstance(value.get("platform"), dict) else {},
+            platform=_strings(value.get("platform")),
             artifact_type=str(value.get("artifactType") or ""),
             urls=tuple(map(str, urls)) if isinstance(urls := value.get("urls"), list) else (),
         )
@@ -109,7 +109,9 @@ class Descriptor:
 
 
 def _strings(value: object) -> dict[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+    """The texts in an object; what else it has is for readers that know more."""
+    texts = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in texts if isinstance(text, str)}
 
 
 @dataclass(frozen=True, kw_only=True)

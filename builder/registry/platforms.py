@@ -8,12 +8,13 @@ including those of the DGX Spark, so no runtime there selects an entry for ``arm
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError
 from builder.model.platform import is_default
+from builder.registry.config import parse_config
 from builder.registry.manifests import blobs, entries, is_index
-from builder.registry.model import RawManifest, parse_json
+from builder.registry.model import RawManifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,10 +27,10 @@ _ATTESTS = "vnd.docker.reference.digest"
 _CONFIG_LIMIT = 8 << 20
 
 
-def platform_name(value: Mapping[str, Any]) -> str:
+def platform_name(value: Mapping[str, str]) -> str:
     """``linux/arm64``, with the variant if it is not the default."""
-    variant = str(value.get("variant") or "").lower()
-    names = [str(value.get("os") or "unknown"), str(value.get("architecture") or "unknown")]
+    variant = value.get("variant", "").lower()
+    names = [value.get("os") or "unknown", value.get("architecture") or "unknown"]
     if variant and not is_default(names[1], variant):
         names.append(variant)
     return "/".join(names)
@@ -69,13 +70,7 @@ def _check(source: ImageSource, manifest: RawManifest, platforms: Sequence[str])
     if config.size > _CONFIG_LIMIT:
         raise RemoteError(f"{source.name}: a configuration of {config.size} bytes is refused")
     with source.open(config) as stream:
-        try:
-            value = parse_json(stream.read())
-        except ValueError:
-            value = None
-    if not isinstance(value, dict):
-        raise RemoteError(f"{source.name}: configuration {config.digest} is not a JSON object")
-    name = platform_name(value)
+        name = platform_name(parse_config(stream.read(), source.name).platform)
     if name not in platforms:
         raise _absent(source, platforms[0], [name])
 

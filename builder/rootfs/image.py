@@ -119,7 +119,7 @@ def subjects(index: RawManifest) -> list[Descriptor]:
 
 def image_entries(index: RawManifest) -> list[Descriptor]:
     """The same, for Linux only."""
-    return [e for e in subjects(index) if str(e.platform.get("os") or "linux") == "linux"]
+    return [e for e in subjects(index) if (e.platform.get("os") or "linux") == "linux"]
 
 
 def _check_platform(
