@@ -17,6 +17,7 @@ from builder.lock.file import NAME
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
+from builder.verify import levels
 from tests.countproxy import CountProxy
 from tests.unit.fakes import REPLACE, layer_text, write_tree
 from tests.unit.images import SITE, Item, folder, packed, put_index, put_vllm, tar_of
@@ -333,7 +334,7 @@ def test_a_published_image_is_verified_without_reading_the_base(
     locked: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Level dispatch reads vLLM's files wherever they are, so it is left out here."""
-    monkeypatch.setattr("builder.verify.levels.DEFAULT_LEVELS", ("static",))
+    monkeypatch.setattr(levels, "DEFAULT_LEVELS", ("static",))
     image = locked.image("source", "--locked").json
     source = f"{image['image']}@{image['digest']}"
     words = ("publish", source, "--to", f"{locked.name}-published", "--require", "static")

@@ -13,6 +13,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.cli import publish as publish_command
+from builder.layers.catalog import Catalog
 from builder.publish.subject import read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
@@ -169,7 +170,7 @@ def test_rebuild_ignores_the_current_layers(
     def forbidden(*_words: object) -> None:
         raise AssertionError("the catalogue was read")
 
-    monkeypatch.setattr("builder.layers.catalog.Catalog.discover", forbidden)
+    monkeypatch.setattr(Catalog, "discover", forbidden)
     assert run(["rebuild", f"oci:{thin}"]) == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from builder.applier.trees import Content, OverlayTree
 from builder.pypi.wheels import WheelTree
+from builder.verify import codegen
 from builder.verify.codegen import check_codegen, sandbox_compiler
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
@@ -137,7 +138,7 @@ def test_a_warm_run_compiles_nothing(planned: Planner, monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("builder.verify.codegen.ask_probe", refuse)
+    monkeypatch.setattr(codegen, "ask_probe", refuse)
     began = time.monotonic()
     again = seen_in(target)
     assert time.monotonic() - began < 30

@@ -11,11 +11,13 @@ import pytest
 from builder.__main__ import run
 from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
+from builder.compile import stage
 from builder.compile.container import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.documents.compiled import StageRequest
 from builder.documents.plan import PlannedLayer
 from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
+from builder.machinecode import facts
 from builder.util.documents import plain, read
 from tests.unit.applier.test_compile_op import (
     BASE,
@@ -71,17 +73,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(facts, "read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
     every_base_is(monkeypatch, made)
     no_sandbox(monkeypatch)
     here = Target("linux/arm64", "cp312")
-    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: here)
+    monkeypatch.setattr(Target, "here", lambda: here)
     room(monkeypatch, 64.0, 100.0, tmp_path)
 
 
 def room(monkeypatch: pytest.MonkeyPatch, memory: float, disk: float, path: Path) -> None:
-    monkeypatch.setattr("builder.compile.stage.free_here", lambda: (memory, disk, path))
+    monkeypatch.setattr(stage, "free_here", lambda: (memory, disk, path))
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def test_6_a_machine_of_another_architecture(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other = Target("linux/amd64", "cp312")
-    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: other)
+    monkeypatch.setattr(Target, "here", lambda: other)
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = call("image", *WORDS, "--compile")
     assert ended.code == 6
@@ -188,7 +190,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
     monkeypatch.setitem(REQUEST, "toolkit", toolkit)
     monkeypatch.setattr(Containers, "elsewhere", True)
     other = Target("linux/amd64", "cp312")
-    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: other)
+    monkeypatch.setattr(Target, "here", lambda: other)
     room(monkeypatch, 0.1, 0.1, tmp_path)
     words = (*WORDS, "--compile", "--toolkit", "cuda:13", "--builder", "spark")
     planned = call("plan", *words)
@@ -230,7 +232,7 @@ def test_6_no_compiler(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> Any:
         raise EngineError("no nvcc on PATH", hint="install the CUDA toolkit 13")
 
-    monkeypatch.setattr("builder.compile.stage.find_compiler", none)
+    monkeypatch.setattr(stage, "find_compiler", none)
     ended = call("plan", *WORDS, "--compile")
     assert (ended.code, "no nvcc on PATH" in ended.err) == (6, True)
 
@@ -239,7 +241,7 @@ def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = KernelCode("runs", "sm_120f", "enable_sm120_family")
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
+    monkeypatch.setattr(facts, "read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")
@@ -257,7 +259,7 @@ def test_7_the_compiler_fails(
     def refuses(*_: object) -> Path:
         raise BuildFailed("the compiler refused a unit")
 
-    monkeypatch.setattr("builder.compile.stage.build", refuses)
+    monkeypatch.setattr(stage, "build", refuses)
     ended = call("image", *WORDS, "--compile")
     assert (ended.code, "the compiler refused a unit" in ended.err) == (7, True)
     assert list((tmp_path / "work").iterdir()) == []

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.cli import compile as compile_command
+from builder.compile import container as container_module
 from builder.compile.container import ContainerExecutor, ImageCompilers, open_toolkit
 from builder.compile.executor import Compilation, Step
 from builder.compile.host import NATIVE
@@ -183,7 +185,8 @@ def test_an_image_that_lacks_something(
     tools(**lacks)
     probe = package_file("data", "toolkit_probe.sh").read_text()  # this machine may have that one
     monkeypatch.setattr(
-        "builder.compile.container._probe",
+        container_module,
+        "_probe",
         lambda: probe.replace("nvcc=/usr/local/cuda", "nvcc=/nonexistent"),
     )
     with pytest.raises(EngineError, match=said) as caught:
@@ -392,7 +395,7 @@ def test_invalid_options(
     words: tuple[str, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("builder.cli.compile.source_tree", lambda *_: None)
+    monkeypatch.setattr(compile_command, "source_tree", lambda *_: None)
     result = spark_build(*words)
     assert result.code == 2
     assert said in result.err

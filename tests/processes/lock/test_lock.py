@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from builder.bases.identify import IDENTIFIERS
 from builder.errors import RemoteError, SparkBuildError, UsageError
+from builder.lock import file
 from builder.lock.facts import read_facts, write_facts
 from builder.lock.file import NAME, lock_path, read_lock
-from builder.pipeline import bases
+from builder.pipeline import bases, locking
 from builder.pipeline.inputs import at_digest
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
@@ -170,7 +171,7 @@ class TestWriting:
         def full(path: Path, _data: bytes) -> None:
             raise UsageError(f"cannot write {path}: no space left")
 
-        monkeypatch.setattr("builder.lock.file.write_atomically", full)
+        monkeypatch.setattr(file, "write_atomically", full)
         assert spark_build("lock", "-l", "fix", "--base", "pypi:vllm==1.1.0").code == 2
         assert (project / NAME).read_bytes() == before
         assert sorted(p.name for p in project.iterdir()) == [NAME]
@@ -186,7 +187,7 @@ class TestWriting:
             held.append(subject)
             return original(subject, **options)
 
-        monkeypatch.setattr("builder.pipeline.locking.locked", noted)
+        monkeypatch.setattr(locking, "locked", noted)
         spark_build("lock")
         assert held == [str(project / NAME)]
 

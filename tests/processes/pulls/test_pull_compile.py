@@ -11,8 +11,10 @@ from builder.applier.compiled import KernelCode
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Pull
 from builder.applier.outcomes import Target
+from builder.compile import stage as stage_module
 from builder.compile.compiler import Compiler
 from builder.forge.normalize import read_sections
+from builder.machinecode import facts
 from builder.pulls.render import ops_of, parts_of
 from builder.util.documents import plain
 from tests.unit import cudaworld as cw
@@ -49,14 +51,14 @@ def cuda_forge(
 ) -> Iterator[LocalForge]:
     """Forge and index of the small vLLM, on a machine of the base's architecture with nvcc."""
     here = Target("linux/arm64", "cp312")
-    monkeypatch.setattr("builder.applier.outcomes.Target.here", lambda: here)
+    monkeypatch.setattr(Target, "here", lambda: here)
     versions = {"nvcc": "13.0.88", "host": "12.2.0"}
     nvcc = Compiler(nvcc=tmp_path / "nvcc", cuda="13.0", versions=versions)
-    monkeypatch.setattr("builder.compile.stage.find_compiler", lambda *_: nvcc)
-    monkeypatch.setattr("builder.compile.stage.header_wheels", lambda *_: [])
-    monkeypatch.setattr("builder.compile.stage.refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: NOT_LOADED)
-    monkeypatch.setattr("builder.compile.stage.free_here", lambda: (64.0, 100.0, tmp_path))
+    monkeypatch.setattr(stage_module, "find_compiler", lambda *_: nvcc)
+    monkeypatch.setattr(stage_module, "header_wheels", lambda *_: [])
+    monkeypatch.setattr(stage_module, "refuse_cpu_torch", lambda *_: None)
+    monkeypatch.setattr(facts, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(stage_module, "free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
@@ -494,7 +496,7 @@ def test_compiled_code_reveals_nothing_about_the_base(
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""
     runs = KernelCode("runs", "sm_120f", "enable_sm120_only")
-    monkeypatch.setattr("builder.machinecode.facts.read_module", lambda *_: runs)
+    monkeypatch.setattr(facts, "read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)
     assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}

@@ -14,6 +14,7 @@ import pytest
 from builder.__main__ import run
 from builder.errors import RemoteError, UsageError
 from builder.net.tls import trust
+from builder.registry import transport
 from builder.registry.client import Registry
 from builder.registry.model import Descriptor, sha256_digest
 from builder.registry.options import Options
@@ -124,7 +125,7 @@ def test_no_fallback_to_plain_http(
 ) -> None:
     """Only a registry on this machine may answer in plain http without being asked to."""
     with serve(Reply(200)) as fake:
-        monkeypatch.setattr("builder.registry.transport.is_loopback", lambda _host: False)
+        monkeypatch.setattr(transport, "is_loopback", lambda _host: False)
         repository = Registry(fake.address, QUICK).repository("a")
         with pytest.raises(RemoteError, match="the TLS handshake failed") as caught:
             repository.has("sha256:" + "0" * 64)
@@ -134,7 +135,7 @@ def test_no_fallback_to_plain_http(
 
 def test_plain_http_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(Reply(200)) as fake:
-        monkeypatch.setattr("builder.registry.transport.is_loopback", lambda _host: False)
+        monkeypatch.setattr(transport, "is_loopback", lambda _host: False)
         monkeypatch.setenv("SPARK_BUILD_PLAIN_HTTP", f"other.example, {fake.address}")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         assert Registry(fake.address).repository("a").has("sha256:" + "0" * 64)

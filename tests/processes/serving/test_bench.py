@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from builder.serving import bench
 from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def test_a_stream_of_something_else(server: Server, call: Call) -> None:
 
 
 def test_a_server_that_hangs(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.serving.bench.ANSWER", 0.05)
+    monkeypatch.setattr(bench, "ANSWER", 0.05)
     server.hangs.set()
     result = call("bench", server.url, *SMALL)
     assert result.code == 8

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.engines import scratch
 from builder.engines.layertar import tar_layer
 from builder.util.locks import locked
 from tests.unit.fakes import REPLACE, every_base_is, fake_base, layer_text, vllm_files
@@ -44,7 +45,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(30)
         return made
 
-    monkeypatch.setattr("builder.engines.scratch.tar_layer", stopping)
+    monkeypatch.setattr(scratch, "tar_layer", stopping)
 
 
 @pytest.mark.usefixtures("slow")
@@ -83,7 +84,7 @@ def test_an_interruption_is_still_reported_as_one(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("builder.engines.scratch.tar_layer", interrupted)
+    monkeypatch.setattr(scratch, "tar_layer", interrupted)
     assert image("--time-limit", "1h").code == 130
 
 

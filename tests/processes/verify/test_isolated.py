@@ -12,6 +12,7 @@ import pytest
 
 from builder.util.paths import cache_dir
 from builder.verify import insandbox, isolation, trust
+from builder.verify import sandbox as sandbox_module
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.sandbox import PreparedSandbox, Sandbox, lay_out
 from builder.verify.torchfolder import Torch
@@ -356,10 +357,8 @@ def test_a_file_that_changed_after_the_check_is_not_extracted() -> None:
 def test_only_known_names_are_installed_for_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution that an image calls nvidia-cutlass-dsl-evil may be anybody's on the index."""
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "builder.verify.sandbox.install_command", lambda *words: asked.append(words)
-    )
-    monkeypatch.setattr("builder.verify.sandbox.call", lambda _: None)
+    monkeypatch.setattr(sandbox_module, "install_command", lambda *words: asked.append(words))
+    monkeypatch.setattr(sandbox_module, "call", lambda _: None)
     sandbox = Sandbox.__new__(Sandbox)
     sandbox.python = Path(sys.executable)
     with pytest.raises(OSError, match="No such file"):

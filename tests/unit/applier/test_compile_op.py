@@ -31,6 +31,7 @@ from builder.documents.compiled import StageRequest
 from builder.documents.plan import BakedPlan
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
+from builder.machinecode import fatbin, modules
 from builder.machinecode.facts import read_module
 from builder.machinecode.modules import KernelCode as Reading
 from builder.machinecode.modules import Summary
@@ -40,6 +41,7 @@ from builder.plan.planner import hints, refuse_plan
 from builder.publish.sbom import inputs_of
 from builder.util.documents import read
 from builder.util.paths import data_dir
+from builder.verify import binaries
 from builder.verify.interpreters import Probes
 from builder.verify.necessity import prove, whole
 from builder.verify.parts import Parts
@@ -435,7 +437,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("builder.machinecode.fatbin.find_tool", no_tool)
+    monkeypatch.setattr(fatbin, "find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
     with pytest.raises(EngineError, match="is unknown, and its architectures") as caught:
         read_module(tree, MODULE, KERNELS)
@@ -465,8 +467,8 @@ def test_machine_code_proves_that_the_layer_is_necessary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
-    monkeypatch.setattr("builder.machinecode.modules.summarise", fake_summary)
-    monkeypatch.setattr("builder.verify.binaries.find_tool", lambda _: tmp_path)
+    monkeypatch.setattr(modules, "summarise", fake_summary)
+    monkeypatch.setattr(binaries, "find_tool", lambda _: tmp_path)
     plan = planned(MADE)
     (decision,) = plan.decisions
     patched = OverlayTree(MemoryTree(BASE))

@@ -11,10 +11,12 @@ from builder.applier.digests import sha256_hex
 from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
+from builder.bases import released as released_module
 from builder.bases.identify import asks_engine, identify
 from builder.bases.imagetree import Survey, survey_of
 from builder.bases.model import BaseRequest
 from builder.bases.remote import known_base, survey_image
+from builder.engines import docker
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.publish.subject import read_subject
 from builder.pypi.index import PackageIndex, WheelFile
@@ -30,6 +32,7 @@ from builder.registry.model import (
     Descriptor,
     RawManifest,
 )
+from builder.rootfs import scan
 from builder.rootfs.base import Base, OpenedImage
 from builder.rootfs.image import find_image, open_image
 from builder.rootfs.layers import LayerCache
@@ -326,7 +329,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             read.append(path)
             return files[path]
 
-    monkeypatch.setattr("builder.bases.released.RemoteWheel", Wheel)
+    monkeypatch.setattr(released_module, "RemoteWheel", Wheel)
     monkeypatch.setattr(
         PackageIndex, "choose", lambda *_: WheelFile(filename="w", url="", sha256="")
     )
@@ -335,7 +338,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forget_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no file's bytes but what says which files are whose."""
-    monkeypatch.setattr("builder.rootfs.scan.worth_keeping", lambda path, _: "RECORD" in path)
+    monkeypatch.setattr(scan, "worth_keeping", lambda path, _: "RECORD" in path)
 
 
 def test_a_file_of_a_released_wheel_is_read_from_there(
@@ -654,12 +657,12 @@ def identify_named(ref: str) -> Base:
 def test_order_in_which_an_image_is_looked_up(
     monkeypatch: pytest.MonkeyPatch, ref: str, engine: str, wanted: bool | None, answers: bool
 ) -> None:
-    monkeypatch.setattr("builder.engines.docker.answers", lambda: answers)
+    monkeypatch.setattr(docker, "answers", lambda: answers)
     assert asks_engine(ref, engine) == (answers if wanted is None else wanted)
 
 
 def test_an_image_that_does_not_exist_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.engines.docker.answers", lambda: False)
+    monkeypatch.setattr(docker, "answers", lambda: False)
     with pytest.raises(SparkBuildError) as caught:
         identify_named("127.0.0.1:1/nothing:here")
     assert caught.value.code == 8

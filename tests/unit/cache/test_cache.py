@@ -308,7 +308,7 @@ def test_two_threads_share_one_lock(cache: Path, monkeypatch: pytest.MonkeyPatch
             both.wait(0.2)  # until the other thread is here, too, if it can be
         return real(*words, **more)
 
-    monkeypatch.setattr("builder.util.paths.os.open", opened)
+    monkeypatch.setattr(os, "open", opened)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(in_use_lock, [cache, cache])
     assert first is not None

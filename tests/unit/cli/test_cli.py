@@ -13,9 +13,12 @@ from builder.__main__ import run
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
 from builder.bases.identify import IDENTIFIERS
+from builder.engines.scratch import Scratch
 from builder.errors import RemoteError
+from builder.pipeline import verify
 from builder.verify.checks import Check
 from builder.verify.report import Report
+from builder.verify.sandbox import Sandbox
 from tests.unit.fakes import (
     every_base_is,
     fake_base,
@@ -190,10 +193,10 @@ class TestExitCodes:
     def test_1_internal_error(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, debug: bool
     ) -> None:
-        def broken(*words: object, **options: object) -> None:
+        def broken(_request: object, _rest: str) -> Base:
             raise RuntimeError("unexpected")
 
-        monkeypatch.setattr("builder.pipeline.inputs.make_plan", broken)
+        monkeypatch.setitem(IDENTIFIERS, "pypi", broken)
         words = ["plan", "-l", "fix", "-b", BASE]
         if debug:
             with pytest.raises(RuntimeError, match="unexpected"):
@@ -283,7 +286,7 @@ class TestExitCodes:
         def full(*words: object, **options: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("builder.engines.scratch.Scratch.add_layer", full)
+        monkeypatch.setattr(Scratch, "add_layer", full)
         result = call("image", "-l", "fix", "-b", BASE, "--engine", "oci")
         assert result.code == 7
         assert list((tmp_path / "work").iterdir()) == []
@@ -317,10 +320,10 @@ class TestExitCodes:
         )
 
     def test_130_interrupted(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*words: object, **options: object) -> None:
+        def interrupted(_request: object, _rest: str) -> Base:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("builder.pipeline.inputs.make_plan", interrupted)
+        monkeypatch.setitem(IDENTIFIERS, "pypi", interrupted)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == 130
         assert "no partial output was left" in result.err
@@ -331,10 +334,10 @@ class TestExitCodes:
     ) -> None:
         """What ``__set_name__`` raises comes out of Python 3.11 as the cause of a RuntimeError."""
 
-        def imports(*words: object, **options: object) -> None:
+        def imports(_request: object, _rest: str) -> Base:
             raise RuntimeError("Error calling __set_name__ on 'Field' instance") from cause
 
-        monkeypatch.setattr("builder.pipeline.inputs.make_plan", imports)
+        monkeypatch.setitem(IDENTIFIERS, "pypi", imports)
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == (130 if isinstance(cause, KeyboardInterrupt) else 1)
         assert ("interrupted" in result.err) == (result.code == 130)
@@ -423,7 +426,7 @@ class TestStreams:
     ) -> None:
         check = Check(level="static", name="x", status="fail", expected="a", seen="b")
         report = Report(target="oci:out", plan=planned(), checks=[check])
-        monkeypatch.setattr("builder.pipeline.verify.verify", lambda *_: report)
+        monkeypatch.setattr(verify, "verify", lambda *_: report)
         words = ["image", "-l", "fix", "-b", BASE, "--engine", "oci", "-o", "oci:out"]
         result = call(*words)
         assert result.code == 5
@@ -558,8 +561,8 @@ class TestDirectory:
     ) -> None:
         """Files are all it needs; a sandbox is a download of hundreds of megabytes."""
         asked: list[object] = []
-        monkeypatch.setattr("builder.verify.sandbox.Sandbox.prepare", asked.append)
-        monkeypatch.setattr("builder.verify.sandbox.Sandbox.dsl", lambda *_: site)
+        monkeypatch.setattr(Sandbox, "prepare", asked.append)
+        monkeypatch.setattr(Sandbox, "dsl", lambda *_: site)
         call("apply", site, "-l", "fix")
         assert call("verify", f"dir:{site}", "-l", "fix", "--level", "static").code == 0
         assert asked == []

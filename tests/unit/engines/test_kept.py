@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tarfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content
-from builder.engines import layercache
+from builder.engines import layercache, scratch
 from builder.engines.layercache import LayerInputs, layer_key
 from builder.engines.layertar import Owners
 from builder.engines.model import BuildRequest, BuiltImage
@@ -61,7 +62,7 @@ def test_an_unchanged_layer_is_not_made_again(
 ) -> None:
     first = build(tmp_path / "a", plan_of())
     assert cached(first) == {"fix": False, "more": False, "spark-build": False}
-    monkeypatch.setattr("builder.engines.scratch.tar_layer", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(scratch, "tar_layer", lambda *_: pytest.fail("made again"))
     again = build(tmp_path / "b", plan_of())
     assert cached(again) == {"fix": True, "more": True, "spark-build": True}
     assert again.digest == first.digest == layout_digest(tmp_path / "b")
@@ -174,7 +175,7 @@ def test_a_full_cache_disk_is_not_an_error(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(layercache, "MOST_BYTES", 1 << 20)
-    monkeypatch.setattr("builder.engines.layercache.shutil.copyfile", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     build(tmp_path / "b", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.engines import overlay
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import write_dockerfile
@@ -131,7 +132,7 @@ def test_an_unwritable_dockerfile_is_printed_instead(
 
     plan = plan_of("pypi")
     made = OciEngine().build(BuildRequest(plan=plan, tag="me/a:1", output=tmp_path / "out"))
-    monkeypatch.setattr("builder.engines.overlay.write_atomically", full)
+    monkeypatch.setattr(overlay, "write_atomically", full)
     assert write_dockerfile(plan, made) is None
     assert "cannot write out.Dockerfile" in capsys.readouterr().err
     assert "    COPY --from=overlay / /" in run_commands(plan, made).text().splitlines()

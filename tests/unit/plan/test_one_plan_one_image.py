@@ -14,7 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.diagnose.catalog import load_catalog
-from builder.engines import devicedata
+from builder.engines import devicedata, toolfiles
 from builder.engines.metadata import read_plan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
@@ -129,7 +129,7 @@ def at_another_time(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_another_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("builder.engines.toolfiles.__version__", "99.0")
+    patch.setattr(toolfiles, "__version__", "99.0")
 
 
 def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_after_the_plan_clock_and_environment_are_ignored(
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         monkeypatch.setattr("time.time", lambda: 4e9)
         monkeypatch.setattr("sys.argv", ["spark-build", "image", "--single-layer"])
-        monkeypatch.setattr("builder.engines.toolfiles.__version__", "99.0")
+        monkeypatch.setattr(toolfiles, "__version__", "99.0")
         monkeypatch.chdir("/")
 
     before = Asked(tmp_path / "one")()

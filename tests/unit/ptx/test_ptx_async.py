@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.ptx import grid
 from builder.ptx.constants import SHARED_BASE
 from builder.ptx.errors import Deadlock, Fault
 from builder.ptx.grid import Schedule
@@ -484,6 +485,6 @@ def test_coverage_names_the_blocks_that_ran() -> None:
 @pytest.mark.parametrize("schedule", ALL, ids=str)
 def test_an_endless_loop(schedule: Schedule) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builder.ptx.grid._ENDLESS", 100)
+        patch.setattr(grid, "_ENDLESS", 100)
         with pytest.raises(Fault, match="a loop that does not end"):
             run("HERE: bra HERE;", schedule=schedule)

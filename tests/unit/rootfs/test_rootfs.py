@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
+from builder.rootfs import index
 from builder.rootfs.index import LayerIndex
 from tests.unit.chance import CASES
 from tests.unit.images import Item, folder, hardlink, packed, symlink, tar_of, view_of
@@ -323,7 +324,7 @@ def test_random_layers_match_their_unpacked_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     if seed % 2:  # as layers that have too many entries to be held in memory
-        monkeypatch.setattr("builder.rootfs.index._SMALL", 0)
+        monkeypatch.setattr(index, "_SMALL", 0)
     dice = random.Random(seed)
     layers = [random_layer(dice, number) for number in range(dice.randrange(1, 6))]
     wanted = unpack(layers)

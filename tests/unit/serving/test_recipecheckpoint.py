@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
 from builder.serving.modelconfig import read_config
 from builder.serving.recipe import recipe_of
@@ -146,7 +147,7 @@ def test_positions_that_are_scaled_count(
 def test_the_command(
     spark_build: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
+    monkeypatch.setattr(recipe_module, "served_profile", lambda *_: served())
     words = ("recipe", "nemotron-3-super", "--checkpoint", folder(tmp_path, LLAMA))
     result = spark_build(*words)
     assert result.code == 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
 from builder.serving.explain import explanation
 from builder.serving.interface import Flag
@@ -199,7 +200,7 @@ def test_a_checkpoint_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 def test_the_command(
     spark_build: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.cli.recipe.served_profile", lambda *_: served())
+    monkeypatch.setattr(recipe_module, "served_profile", lambda *_: served())
     words = ("recipe", "nemotron-3-super", "--checkpoint", held(tmp_path, 110))
     result = spark_build(*words)
     assert result.code == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.pipeline import inputs
 from builder.util.hints import of_the_system, os_hint
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import every_base_is, fake_base, vllm_files, write_tree
@@ -156,7 +157,7 @@ def test_os_errors_are_not_internal_errors(
     def refused(*_: Any, **__: Any) -> None:
         raise system(errno.EACCES, str(site / "vllm"))
 
-    monkeypatch.setattr("builder.pipeline.inputs.make_plan", refused)
+    monkeypatch.setattr(inputs, "make_plan", refused)
     result = spark_build("plan", "-l", "fix", "-b", f"dir:{site}", "--json")
     assert result.code == 2
     assert result.json["error"]["message"] == f"cannot use {site}/vllm: Permission denied"

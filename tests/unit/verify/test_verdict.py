@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from builder.documents.plan import ExpectedChoice
+from builder.pipeline import verify as verify_module
 from builder.pipeline.show import CheckLines
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
@@ -227,7 +228,7 @@ def test_image_ends_with_the_verdict(
     words = ["image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out"]
     for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
         verdict = report.verdict()
-        monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report))
+        monkeypatch.setattr(verify_module, "verify", verifier(report))
         done = call(*words, *(["--json"] if json else []))
         assert done.code == 0
         assert verdict.sentence in done.err
@@ -247,7 +248,7 @@ def test_verify_does_not_call_an_unproven_target_verified(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call("image", "-l", "fix", "-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
-    monkeypatch.setattr("builder.pipeline.verify.verify", verifier(report_of(STATIC, *UNASKED)))
+    monkeypatch.setattr(verify_module, "verify", verifier(report_of(STATIC, *UNASKED)))
     done = call("-q", "verify", "oci:out")
     assert (done.code, done.out) == (0, "NOT PROVEN oci:out\n")
     assert "NOT PROVEN: which kernels vLLM selects" in done.err
