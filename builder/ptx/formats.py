@@ -125,8 +125,9 @@ def saturated(values: Lanes) -> Lanes:
     return np.where(values > 0, np.minimum(values, np.float32(1)), np.float32(0))
 
 
-#: float32 by the bits of float16.
-_F16 = one_nan(np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32))
+with np.errstate(invalid="ignore"):  # a processor for 64-bit Arm reports signalling NaN
+    #: float32 by the bits of float16.
+    _F16 = one_nan(np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32))
 
 
 def flush(values: Lanes) -> Lanes:

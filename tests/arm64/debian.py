@@ -28,7 +28,7 @@ _HANDLERS = Path("/proc/sys/fs/binfmt_misc")
 #: Where the checkout is, and what a run writes.
 SOURCE, HOME = "/src", "/root"
 
-#: In a mount namespace of its own: the checkout, read-only, /proc, and a few devices.
+#: In a mount namespace of its own: the checkout, read-only, /proc, a few devices, shared memory.
 _ENTER = """
 set -e
 mount --bind "$1" "$2/src"
@@ -38,6 +38,8 @@ for name in null zero random urandom; do
     touch "$2/dev/$name"
     mount --bind "/dev/$name" "$2/dev/$name"
 done
+mkdir -p "$2/dev/shm"
+mount -t tmpfs tmpfs "$2/dev/shm"
 root=$2
 shift 2
 exec chroot "$root" "$@"
