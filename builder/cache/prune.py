@@ -71,7 +71,7 @@ def check_ours(cache: Path) -> None:
         )
 
 
-def prune(cache: Path, wish: PruneRequest, *, dry_run: bool = False) -> Pruned:
+def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Pruned:
     """Remove entries as requested; an entry is removed completely or not at all.
 
     While other runs use the cache, entries used in the last day are kept.
@@ -82,14 +82,14 @@ def prune(cache: Path, wish: PruneRequest, *, dry_run: bool = False) -> Pruned:
     check_ours(cache)
     with _alone(cache) as alone:
         now = time.time()
-        found = sorted(entries(cache, wish.kinds), key=lambda entry: (entry.used, entry.path))
+        found = sorted(entries(cache, request.kinds), key=lambda entry: (entry.used, entry.path))
         total = sum(entry.bytes for entry in found)
         removed: list[CacheEntry] = []
         in_use = 0
         for entry in found:
-            if wish.older_than is not None and now - entry.used < wish.older_than:
+            if request.older_than is not None and now - entry.used < request.older_than:
                 continue
-            if wish.keep_bytes is not None and total <= wish.keep_bytes:
+            if request.keep_bytes is not None and total <= request.keep_bytes:
                 break
             if not alone and now - entry.used < IN_USE:
                 in_use += 1

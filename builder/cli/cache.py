@@ -57,12 +57,12 @@ def prune_command(
     """
     if older_than is None and keep_bytes is None:
         older_than = _PRUNE_AGE
-    wish = PruneRequest(
+    request = PruneRequest(
         kinds=kinds_named(kinds),
         older_than=None if older_than is None else seconds_of(older_than),
         keep_bytes=None if keep_bytes is None else bytes_of(keep_bytes),
     )
-    done = prune(cache_dir(), wish, dry_run=dry_run)
+    done = prune(cache_dir(), request, dry_run=dry_run)
     kept = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
     if older_than is not None:
         nothing = f"every entry was used within the last {older_than}{kept}"
@@ -78,16 +78,16 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
         UsageError: there is no terminal, or the directory is not a cache of spark-build.
         SparkBuildError: there is nothing to do, or the user declined.
     """
-    wish = PruneRequest(kinds=kinds_named(kinds))
+    request = PruneRequest(kinds=kinds_named(kinds))
     cache = cache_dir()
-    done = prune(cache, wish, dry_run=True)
+    done = prune(cache, request, dry_run=True)
     if done.removed and not dry_run:
         if not yes:
             action = f"remove {megabytes(done.freed)} of {cache}"
             confirm(
                 action, "; needed entries will be fetched or built again", "nothing was removed"
             )
-        done = prune(cache, wish)
+        done = prune(cache, request)
     _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
 
 

@@ -118,12 +118,12 @@ def _work(
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
         check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
         proofs = _proofs(options, opened, targets)
-    wish = PublishRequest(
+    request = PublishRequest(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
     )
 
     def there(repository: PublishRepository) -> PublishResult:
-        return publish(opened, repository, proofs, wish, places)
+        return publish(opened, repository, proofs, request, places)
 
     return there, _Read(plan_digest, opened.overlay, proofs)
 

@@ -89,10 +89,10 @@ def plan_changes(
     return _PullStage(before, after, patched, ops).planned(judged)
 
 
-def _lay(laid: PatchedSource, op: Compile) -> list[JudgedFile]:
+def _lay(patched: PatchedSource, op: Compile) -> list[JudgedFile]:
     if not op.change:
-        return laid.diff(op.diff)
-    laid.known(op.change)
+        return patched.diff(op.diff)
+    patched.known(op.change)
     return []
 
 
@@ -110,12 +110,12 @@ def _has_it(op: Compile, before: SourceBuild) -> SparkBuildError:
 def _work(
     before: SourceBuild,
     after: SourceBuild,
-    laid: PatchedSource,
+    patched: PatchedSource,
     ops: Sequence[Compile],
     sources: FoundSources,
 ) -> CompileWork | Unstaged:
     """The work for all changes together."""
-    texts = laid.texts
+    texts = patched.texts
     found = affected_units(before, after, texts)
     # only for the last op: earlier ones have reported already
     mine = {path for path in ops[-1].files if path in found.unreached}
@@ -185,7 +185,7 @@ class _PullStage:
 
     before: SourceBuild
     after: SourceBuild
-    laid: PatchedSource
+    patched: PatchedSource
     ops: Sequence[Compile]
 
     def planned(self, judged: Sequence[JudgedFile]) -> CompileWork | AlreadyPresent | Unstaged:
@@ -204,7 +204,7 @@ class _PullStage:
         if found == POST and self._released(counting):
             return AlreadyPresent(self._extensions(counting), replace(facts, found="there"))
         try:
-            return _work(self.before, self.after, self.laid, self.ops, facts)
+            return _work(self.before, self.after, self.patched, self.ops, facts)
         except SparkBuildError as error:
             if error.code not in (Exit.NEEDS_REBUILD, Exit.USAGE):
                 raise

@@ -50,7 +50,7 @@ def publish(
     opened: StoredImage | EngineImage,
     repository: PublishRepository,
     proofs: Mapping[str, Proof],
-    wish: PublishRequest,
+    request: PublishRequest,
     places: Locations,
 ) -> PublishResult:
     """Publish to one repository.
@@ -60,7 +60,7 @@ def publish(
         SparkBuildError: a moving tag was requested for an unverified image (exit 5).
     """
     verified = all(proof.verified for proof in proofs.values())
-    moving = check_moving(wish.moving)
+    moving = check_moving(request.moving)
     if moving and not verified:
         raise SparkBuildError(
             f"{', '.join(moving)}: a moving tag cannot point to an unverified image, even with "
@@ -70,7 +70,7 @@ def publish(
         )
     tag = opened.name.tag(verified=verified)
     if isinstance(opened, EngineImage):
-        if wish.dry_run and repository.digest_of(tag) is None:
+        if request.dry_run and repository.digest_of(tag) is None:
             return _engine_dry_run(opened, repository, tag, verified=verified)
         pushed = _push_from_engine(opened, repository, tag)
         (proof,) = proofs.values()
@@ -79,10 +79,10 @@ def publish(
         proofs = {claim.digest: proof for claim in stored.claims}
     else:
         stored, pushed = opened, False
-    publication = _publication(stored, tag, moving, proofs, wish, places)
+    publication = _publication(stored, tag, moving, proofs, request, places)
     origins = _bases_beside(stored, repository, places)
     publication = replace(publication, origins=origins)
-    return _carry_out(publication, repository, wish, verified=verified, pushed=pushed)
+    return _carry_out(publication, repository, request, verified=verified, pushed=pushed)
 
 
 def _publication(
@@ -90,11 +90,11 @@ def _publication(
     tag: str,
     moving: tuple[str, ...],
     proofs: Mapping[str, Proof],
-    wish: PublishRequest,
+    request: PublishRequest,
     places: Locations,
 ) -> Publication:
     claims = {claim.digest: claim for claim in stored.claims}
-    mirrors, notes = mirrors_of(stored, places) if wish.mirror_base else ((), {})
+    mirrors, notes = mirrors_of(stored, places) if request.mirror_base else ((), {})
     return Publication(
         subject=stored.subject,
         source=stored.source,
@@ -131,7 +131,7 @@ def _bases_beside(
 def _carry_out(
     publication: Publication,
     repository: PublishRepository,
-    wish: PublishRequest,
+    request: PublishRequest,
     *,
     verified: bool,
     pushed: bool,
@@ -140,19 +140,19 @@ def _carry_out(
     copies = []
     for step in steps:
         console.say(f"  {step.kind:<9}{step.what}  {megabytes(step.size) if step.size else ''}")
-        if wish.dry_run:
+        if request.dry_run:
             continue
         copied = with_retries(step.run)
         if copied is not None:
             copies.append(copied)
-    if not wish.dry_run:
+    if not request.dry_run:
         tagged = pushed or any(step.kind == "tag" for step in steps)
         confirm(publication, repository, tagged=tagged)
     return PublishResult.of(
         repository.name,
         publication.tag,
         publication.subject.digest,
-        PLANNED if wish.dry_run else PUBLISHED if steps or pushed else UP_TO_DATE,
+        PLANNED if request.dry_run else PUBLISHED if steps or pushed else UP_TO_DATE,
         verified=verified,
         steps=steps,
         moved={tag: _previous(steps, tag) for tag in publication.moving},

@@ -147,8 +147,8 @@ def _from_file(path: Path, against: Path | None) -> Audit:
     if against is not None:
         if not against.is_dir():
             raise UsageError(f"--against {against} is not a folder", hint="--against DIR")
-        held, _share, _why = _checkpoint(against)
-        compared = compare(str(against), held, modules, loaded.packed, loaded.renamed)
+        stored, _share, _why = _checkpoint(against)
+        compared = compare(str(against), stored, modules, loaded.packed, loaded.renamed)
     made = _audit(
         loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM loaded them", unknown
     )
@@ -176,8 +176,8 @@ def read_loaded(path: Path) -> LoadedModel:
 def _from_model(model: Model) -> Audit:
     weights, made, unknown = weights_of_model(model)
     methods = tuple(
-        Method(name=held.kind, modules=None, bytes=None, read=None, source=held.source)
-        for held in model.holds
+        Method(name=layers.kind, modules=None, bytes=None, read=None, source=layers.source)
+        for layers in model.holds
     )
     if not methods:
         unknown.append("kinds of layers: no source lists them")

@@ -44,18 +44,18 @@ def compare(
     renamed: Callable[[str], str],
 ) -> Comparison:
     """Find modules that are quantised in only one of them."""
-    held: dict[_Key, list[Module]] = defaultdict(list)
+    by_key: dict[_Key, list[Module]] = defaultdict(list)
     for module in checkpoint:
         name = renamed(f"{module.name}.weight").removesuffix(".weight")
-        held[_key(module, name)].append(module)
+        by_key[_key(module, name)].append(module)
     known = {**_PACKED, **packed}
     same, used = 0, set[_Key]()
     differ: list[tuple[Module, str, bool]] = []
     strange = []
     for module in loaded:
-        parts = [key for key in _parts(_key(module, module.name), known) if key in held]
+        parts = [key for key in _parts(_key(module, module.name), known) if key in by_key]
         used.update(parts)
-        theirs = [one for key in parts for one in held[key]]
+        theirs = [one for key in parts for one in by_key[key]]
         if not theirs:
             if module.bytes:
                 strange.append(module)
@@ -64,7 +64,7 @@ def compare(
         else:
             kinds = ", ".join(sorted({one.method for one in theirs}))
             differ.append((module, kinds, plain))
-    rest = [one for key, group in held.items() if key not in used for one in group]
+    rest = [one for key, group in by_key.items() if key not in used for one in group]
     return Comparison(
         checkpoint=folder,
         same=same,

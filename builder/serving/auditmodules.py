@@ -73,11 +73,11 @@ class Module:
 
 def checkpoint_modules(tensors: Iterable[Tensor], layers: int | None) -> list[Module]:
     """The modules of a checkpoint; their kind follows from the tensors' dtypes and names."""
-    held: dict[str, list[Tensor]] = defaultdict(list)
+    by_module: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
-        held[tensor.name.rpartition(".")[0]].append(tensor)
+        by_module[tensor.name.rpartition(".")[0]].append(tensor)
     made = []
-    for name, own in held.items():
+    for name, own in by_module.items():
         dtypes: dict[str, int] = defaultdict(int)
         for tensor in own:
             dtypes[tensor.dtype] += tensor.bytes

@@ -209,9 +209,9 @@ def _model(server: _Server, wanted: str) -> str:
         return names[0]
     if wanted in names:
         return wanted
-    said = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
+    problem = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
     raise UsageError(
-        f"{server.url} has {said}: {', '.join(names)}", hint=f"--model {shlex.quote(names[0])}"
+        f"{server.url} has {problem}: {', '.join(names)}", hint=f"--model {shlex.quote(names[0])}"
     )
 
 

@@ -283,9 +283,9 @@ class _Follow:
             fields[name] = replace(fields[name], choices=kept)
 
     def _with(self, words: Words, key: str, value: ast.expr) -> Words:  # noqa: PLR0911 - one a key
-        said = ast.unparse(value)
+        source = ast.unparse(value)
         if key == "type":
-            return self._typed(words, said)
+            return self._typed(words, source)
         if key == "nargs":
             counted = {"?": "optional", "*": "many", "+": "many"}.get(_text(value))
             return replace(words, takes=counted) if counted else words  # type: ignore[arg-type]
@@ -294,20 +294,20 @@ class _Follow:
         if key == "action":
             if _text(value) in _STORE_TRUE:
                 return replace(words, takes="nothing", kind="true-or-false")
-            if said.endswith(_SWITCH):
+            if source.endswith(_SWITCH):
                 return replace(words, takes="nothing", kind="true-or-false", switch=True)
             return replace(words, switch=False)
         return words
 
     @staticmethod
-    def _typed(words: Words, said: str) -> Words:
+    def _typed(words: Words, source: str) -> Words:
         """``type=``: json.loads, int, optional_type(str), and a lambda that folds."""
-        if ".lower()" in said and ".replace(" in said:
+        if ".lower()" in source and ".replace(" in source:
             return replace(words, folds=True)
-        inner = said.removeprefix("optional_type(").removesuffix(")")
+        inner = source.removeprefix("optional_type(").removesuffix(")")
         kind = _TYPES.get(inner.removeprefix("parse_type("), words.kind)
         keys = words.keys if kind == "object" else ()
-        return replace(words, kind=kind, nullable=inner != said, keys=keys)
+        return replace(words, kind=kind, nullable=inner != source, keys=keys)
 
     def _choices(self, node: ast.expr) -> tuple[str, ...]:
         """The values of a list, or of a literal type; nothing where they depend on the machine."""
@@ -338,8 +338,8 @@ class _Follow:
             if keyword.arg == "deprecated":
                 deprecated = deprecated or "deprecated"
             elif keyword.arg == "help":
-                said = self._text_of(keyword.value)
-                deprecated = said if "deprecated" in said else deprecated
+                text = self._text_of(keyword.value)
+                deprecated = text if "deprecated" in text else deprecated
             elif keyword.arg is not None:
                 words = self._with(words, keyword.arg, keyword.value)
         yield self._made(names, words, deprecated)

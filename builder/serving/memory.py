@@ -116,7 +116,7 @@ def _refuse_cache_options(request: MemoryRequest) -> None:
         "--sequences": request.sequences != MemoryRequest.sequences,
         KV_DTYPE: request.kv_cache_dtype != MemoryRequest.kv_cache_dtype,
     }
-    for name in (name for name, said in given.items() if said):
+    for name in (name for name, is_given in given.items() if is_given):
         raise UsageError(
             f"{name} needs the checkpoint's folder: the model's file of {request.subject} does not "
             "list layers and heads, so its KV cache is unknown",

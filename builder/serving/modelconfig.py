@@ -227,8 +227,8 @@ def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
     if kinds[SLIDING]:
         if not text.sliding_window:
             raise Unknown(f"{CONFIG} has layers with a sliding window, and no sliding_window")
-        held = min(context, text.sliding_window - 1 + BATCHED_TOKENS)
-        windows = kinds[SLIDING] * _values(text, whole=False) * size * held
+        positions = min(context, text.sliding_window - 1 + BATCHED_TOKENS)
+        windows = kinds[SLIDING] * _values(text, whole=False) * size * positions
     state = _state(text) if kinds[RECURRENT] else 0
     # vLLM makes an attention block as large as a state, so each such layer may waste one
     fixed = state * (kinds[RECURRENT] + kinds[FULL])

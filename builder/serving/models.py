@@ -97,7 +97,7 @@ class ParserChoice(_When, frozen=True, kw_only=True):
     ] = None
 
 
-class FlagWish(_When, frozen=True, kw_only=True):
+class RecommendedFlag(_When, frozen=True, kw_only=True):
     """A flag of ``vllm serve`` that the model should be served with."""
 
     flag: Annotated[str, Meta(pattern="^--[a-z]")]
@@ -105,7 +105,7 @@ class FlagWish(_When, frozen=True, kw_only=True):
     why: Text
 
 
-class VariableWish(_When, frozen=True, kw_only=True):
+class RecommendedVariable(_When, frozen=True, kw_only=True):
     """An environment variable that the model should be served with."""
 
     name: Annotated[str, Meta(pattern="^[A-Z]")]
@@ -178,14 +178,14 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     tool_parsers: tuple[ParserChoice, ...] = ()
     speculation: Speculation | None = None
     tensorrt_llm: TensorRtLlm | None = None
-    flags: tuple[FlagWish, ...] = ()
-    variables: tuple[VariableWish, ...] = ()
+    flags: tuple[RecommendedFlag, ...] = ()
+    variables: tuple[RecommendedVariable, ...] = ()
     measured: tuple[Measured, ...] = ()
     failures: tuple[KnownFailure, ...] = ()
 
     def kinds(self) -> set[str]:
         """The kinds of its layers; empty if unknown."""
-        return {held.kind for held in self.holds}
+        return {layers.kind for layers in self.holds}
 
     def unknown(self) -> list[str]:
         """The names of its unknown values."""

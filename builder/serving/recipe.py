@@ -16,7 +16,7 @@ from builder.serving.profile import official_image
 from builder.serving.recipecheckpoint import checkpoint_config, unlike
 from builder.serving.recipechosen import choose, refuse_gpus, refuse_parsers
 from builder.serving.recipedraft import Draft
-from builder.serving.recipememory import MemoryAsked, judge
+from builder.serving.recipememory import MemoryInputs, judge
 from builder.serving.topology import common_flags, nodes_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _memory(draft: Draft, config: ModelConfig | None) -> RecipeMemory | None:
             draft.notes.append("memory is estimated for one Spark, and not for one model over two")
         return None
     judged = judge(
-        MemoryAsked(request.model, request.checkpoint, request.served.vllm, draft.flags, config)
+        MemoryInputs(request.model, request.checkpoint, request.served.vllm, draft.flags, config)
     )
     if judged.flag is not None:
         draft.flags[UTILIZATION] = judged.flag
@@ -126,12 +126,12 @@ def _refuse(request: RecipeRequest) -> None:
             f"({model.needs.source})",
             hint="--release 0.33.0",
         )
-    for held in model.holds:  # what is said of experts depends on a flag, which is left out then
-        if held.kind in served.refused and held.kind not in _EXPERTS:
+    for layers in model.holds:  # the flag for refused experts is left out instead
+        if layers.kind in served.refused and layers.kind not in _EXPERTS:
             raise UsageError(
-                f"{served.name} on vLLM {served.vllm} does not serve {held.kind} layers, and "
-                f"{model.name} has them ({held.source}): vLLM stops with "
-                f"{served.refused[held.kind]!r} (0.28.0 and later use another kernel for them)",
+                f"{served.name} on vLLM {served.vllm} does not serve {layers.kind} layers, and "
+                f"{model.name} has them ({layers.source}): vLLM stops with "
+                f"{served.refused[layers.kind]!r} (0.28.0 and later use another kernel for them)",
                 hint="--profile marlin",
             )
 
@@ -142,12 +142,12 @@ def _refuse(request: RecipeRequest) -> None:
 def _from_model(draft: Draft) -> None:
     model, vllm = draft.request.model, draft.request.served.vllm
 
-    def wish(flag: str, value: object, source: str) -> None:
+    def add_flag(flag: str, value: object, source: str) -> None:
         draft.flag(flag, None if value is None else str(value), f"model: {source}")
 
     for known in model.flags:
         if known.holds_for(vllm):
-            wish(known.flag, known.value, f"{known.why} ({known.source})")
+            add_flag(known.flag, known.value, f"{known.why} ({known.source})")
     for variable in model.variables:
         if variable.holds_for(vllm):
             draft.variable(variable.name, variable.value, f"model: {variable.source}")
@@ -158,10 +158,10 @@ def _from_model(draft: Draft) -> None:
     }
     for name, figure in figures.items():
         if figure is not None:
-            wish(name, figure.value, figure.source)
+            add_flag(name, figure.value, figure.source)
     _parser(draft, REASONING_FLAG, model.reasoning_parsers)
     if _parser(draft, TOOL_FLAG, model.tool_parsers):
-        wish("--enable-auto-tool-choice", None, f"a model with a tool parser: {TOOL_FLAG}")
+        add_flag("--enable-auto-tool-choice", None, f"a model with a tool parser: {TOOL_FLAG}")
     if draft.request.speculate:
         _speculate(draft)
 

@@ -41,7 +41,7 @@ _OPTIONS = {"--context": CONTEXT, "--sequences": SEQUENCES, KV_DTYPE: KV_DTYPE}
 
 
 @dataclass(frozen=True)
-class MemoryAsked:
+class MemoryInputs:
     """The inputs of the estimate for one Spark."""
 
     model: Model
@@ -61,44 +61,44 @@ class MemoryJudged:
     notes: tuple[str, ...] = ()
 
 
-def judge(asked: MemoryAsked) -> MemoryJudged:
+def judge(inputs: MemoryInputs) -> MemoryJudged:
     """Estimate whether it fits; with a larger share of the memory if only that is missing.
 
     Raises:
         UsageError: the checkpoint cannot be read.
     """
-    made = _estimate(asked)
-    share, source = _share(asked)
-    least, fits, room = made.utilization.least, *_fits(asked, made, share)
+    made = _estimate(inputs)
+    share, source = _share(inputs)
+    least, fits, room = made.utilization.least, *_fits(inputs, made, share)
     flag = None
-    mine = asked.flags.get(UTILIZATION)
-    free = (mine is None or mine.origin != SET) and KV_BYTES not in asked.flags
+    mine = inputs.flags.get(UTILIZATION)
+    free = (mine is None or mine.origin != SET) and KV_BYTES not in inputs.flags
     if fits == "no" and free and least is not None and share < least <= LARGEST_FRACTION:
         source = f"memory: {_need(made)} do not fit at {share:g} ({source})"
         flag = Setting(name=UTILIZATION, value=f"{least:.2f}", origin=source)
         share = least
-        fits, room = _fits(asked, made, share)
+        fits, room = _fits(inputs, made, share)
     memory = RecipeMemory(
-        checkpoint=str(asked.checkpoint or ""), utilization=share, source=source,
+        checkpoint=str(inputs.checkpoint or ""), utilization=share, source=source,
         weights=made.weights, kv_cache=made.kv_cache, room=room, fits=fits,
     )  # fmt: skip
-    return MemoryJudged(memory, flag, (_why(asked, made, memory),) if fits == "no" else ())
+    return MemoryJudged(memory, flag, (_why(inputs, made, memory),) if fits == "no" else ())
 
 
-def _estimate(asked: MemoryAsked) -> MemoryEstimate:
-    context = number_of(asked.flags, CONTEXT)
-    longest = asked.config.text.max_position_embeddings if asked.config else None
+def _estimate(inputs: MemoryInputs) -> MemoryEstimate:
+    context = number_of(inputs.flags, CONTEXT)
+    longest = inputs.config.text.max_position_embeddings if inputs.config else None
     if context and longest:
         context = min(context, longest)
-    dtype = asked.flags[KV_DTYPE].value if KV_DTYPE in asked.flags else "auto"
+    dtype = inputs.flags[KV_DTYPE].value if KV_DTYPE in inputs.flags else "auto"
     known = dtype == "auto" or dtype in KV_DTYPES
     request = MemoryRequest(
-        subject=str(asked.checkpoint or asked.model.name),
+        subject=str(inputs.checkpoint or inputs.model.name),
         context=context,
-        sequences=number_of(asked.flags, SEQUENCES) or 1,
+        sequences=number_of(inputs.flags, SEQUENCES) or 1,
         kv_cache_dtype=dtype if known and dtype else "auto",
     )
-    return estimate_of(asked.model, asked.checkpoint if known else None, request)
+    return estimate_of(inputs.model, inputs.checkpoint if known else None, request)
 
 
 def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
@@ -112,19 +112,19 @@ def number_of(flags: Mapping[str, Setting], name: str) -> int | None:
     return number if number > 0 else None
 
 
-def _share(asked: MemoryAsked) -> tuple[float, str]:
+def _share(inputs: MemoryInputs) -> tuple[float, str]:
     """The share of the memory that vLLM uses, and the source."""
     default = next(v for versions, v in _DEFAULTS if SpecifierSet(versions).contains(
-        asked.vllm, prereleases=True
+        inputs.vllm, prereleases=True
     ))  # fmt: skip
-    given = asked.flags.get(UTILIZATION)
+    given = inputs.flags.get(UTILIZATION)
     if given is None:
-        return default, f"vLLM {asked.vllm} by itself"
+        return default, f"vLLM {inputs.vllm} by itself"
     return float(given.value or default), given.origin
 
 
 def _fits(
-    asked: MemoryAsked, made: MemoryEstimate, share: float
+    inputs: MemoryInputs, made: MemoryEstimate, share: float
 ) -> tuple[Literal["yes", "no", "unknown"], int | None]:
     """Whether it fits, and the bytes that are left for the KV cache."""
     if made.weights is None:
@@ -132,7 +132,7 @@ def _fits(
     room = int(share * TOTAL.bytes) - made.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
     needed = made.kv_cache.reserved if made.kv_cache else 1
     if (
-        given := number_of(asked.flags, KV_BYTES)
+        given := number_of(inputs.flags, KV_BYTES)
     ) is not None:  # vLLM then does not look at the share
         most = int(LARGEST_FRACTION * TOTAL.bytes) - int(share * TOTAL.bytes) + room
         needed = made.kv_cache.bytes if made.kv_cache else 1
@@ -151,15 +151,15 @@ def _need(made: MemoryEstimate) -> str:
     return " and ".join(parts)
 
 
-def _why(asked: MemoryAsked, made: MemoryEstimate, memory: RecipeMemory) -> str:
+def _why(inputs: MemoryInputs, made: MemoryEstimate, memory: RecipeMemory) -> str:
     room = _gib(memory.room) if memory.room and memory.room > 0 else "nothing"
     given = f"{UTILIZATION} {memory.utilization:g}"
-    if KV_BYTES in asked.flags:
-        given = f"{KV_BYTES} {asked.flags[KV_BYTES].value}"
+    if KV_BYTES in inputs.flags:
+        given = f"{KV_BYTES} {inputs.flags[KV_BYTES].value}"
     least = made.utilization.least
     if least is not None and least <= LARGEST_FRACTION:
         step = f"--set {UTILIZATION[2:]}={least:.2f}"
-        if KV_BYTES in asked.flags and made.kv_cache:
+        if KV_BYTES in inputs.flags and made.kv_cache:
             step = f"--set {KV_BYTES[2:]}={made.kv_cache.reserved}"
     else:
         step = _step(next_step(made))
