@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 LANES = 32
+#: The bytes of a mask without any lane, and with all of them.
+NO_LANES, ALL_LANES = bytes(LANES), b"\1" * LANES
 #: The position of a lane that has ended.
 EXIT = 1 << 30
 #: The first address of the parameter space.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from builder.ptx.block import Block
-from builder.ptx.constants import EXIT, LANES
+from builder.ptx.constants import ALL_LANES, EXIT, LANES
 from builder.ptx.errors import Deadlock, Fault
 from builder.ptx.launch import Launch, LaunchState
 
@@ -182,7 +182,7 @@ class Grid:
             if warp.pcs is not None:
                 warp.pc = self._apart(warp.pcs)
                 lanes = warp.pcs == warp.pc
-                if np.count_nonzero(lanes) == LANES:
+                if lanes.tobytes() == ALL_LANES:
                     warp.pcs = None
                 else:
                     mask = lanes

@@ -10,6 +10,7 @@ import numpy as np
 
 from builder.ptx.constants import SHARED_BASE
 from builder.ptx.errors import Fault
+from builder.ptx.formats import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ class GlobalMemory:
             return None
         places = (addresses - region.address) // size
         # as unsigned numbers, negative ones are large
-        outside = np.count_nonzero(places.view(np.uint64) >= len(elements))
+        outside = some(places.view(np.uint64) >= len(elements))
         return None if outside else (elements, places)
 
     def load(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
@@ -164,7 +165,7 @@ class SharedMemory:
         """
         found = np.asarray(addresses).astype(np.int64) - SHARED_BASE
         # as unsigned numbers, negative ones are large
-        if size > self.size or np.count_nonzero(found.view(np.uint64) > self.size - size):
+        if size > self.size or some(found.view(np.uint64) > self.size - size):
             wrong = found[(found < 0) | (found + size > self.size)][0]
             raise Fault(
                 f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "

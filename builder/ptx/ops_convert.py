@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, U16, U32, Decoder, Mask, Step, type_named
+from builder.ptx.decoder import F32, U16, U32, Decoder, Mask, Step, put, type_named
 from builder.ptx.formats import (
     finite_bf16,
     flush,
@@ -83,7 +83,7 @@ def _packed(
         value = function(rows[sources[0]]).astype(np.uint32)
         for source in sources[1:]:
             value = value << shift | function(rows[source]).astype(np.uint32)
-        np.copyto(w.views[kind.view][out], value, where=m, casting="unsafe")
+        put(w.views[kind.view][out], value, m)
 
     return run
 
@@ -110,7 +110,7 @@ def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         codes = w.views[U16][a].astype(kind).view(np.uint8)
-        np.copyto(w.views[U32][out], table[codes].view(np.uint32), where=m)
+        put(w.views[U32][out], table[codes].view(np.uint32), m)
 
     return run
 
@@ -127,7 +127,7 @@ def _double(d: Decoder, i: Instruction) -> Step:
         value = w.views[source.view][a]
         with np.errstate(all="ignore"):
             value = value.astype(np.float64 if to.bits == 64 else np.float32)
-        np.copyto(w.views[to.view][out], value, where=m)
+        put(w.views[to.view][out], value, m)
 
     return run
 
@@ -142,7 +142,7 @@ def _from_half(d: Decoder, i: Instruction, function: Callable[[Any], Any]) -> St
     out, a = d.out(i, i.operands[0], _FLOAT), d.source(i, i.operands[1], half)
 
     def run(w: Warp, m: Mask) -> None:
-        np.copyto(w.views[F32][out], function(w.views[U16][a]), where=m)
+        put(w.views[F32][out], function(w.views[U16][a]), m)
 
     return run
 
@@ -190,7 +190,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
                 value = np.clip(exact, limits.min, limits.max)
         else:
             value = value.astype(narrow)
-        np.copyto(w.views[view][index], value.astype(wide), where=m, casting="unsafe")
+        put(w.views[view][index], value.astype(wide), m)
 
     return run
 

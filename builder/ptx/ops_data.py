@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.constants import LOCAL_WINDOW, SHARED_WINDOW
-from builder.ptx.decoder import PRED, U16, U32, U64, Decoder, Emitter, Mask, Step, Type, type_named
+from builder.ptx.decoder import (
+    PRED,
+    U16,
+    U32,
+    U64,
+    Decoder,
+    Emitter,
+    Mask,
+    Step,
+    Type,
+    put,
+    type_named,
+)
 from builder.ptx.errors import Fault
 from builder.ptx.formats import flush, from_bf16, from_f16
 from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
@@ -60,7 +72,7 @@ def _move(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[view]
-        np.copyto(rows[out], rows[value], where=m)
+        put(rows[out], rows[value], m)
 
     return run
 
@@ -82,7 +94,7 @@ def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
     def run(w: Warp, m: Mask) -> None:
         parts, rows = w.views[view][source].view(held), w.views[part.view]
         for number, out in outs:
-            np.copyto(rows[out], parts[number::count], where=m)
+            put(rows[out], parts[number::count], m)
 
     return run
 
@@ -98,7 +110,7 @@ def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
     def run(w: Warp, m: Mask) -> None:
         parts, rows = w.views[view][out].view(held), w.views[part.view]
         for number, one in enumerate(sources):
-            np.copyto(parts[number::count], rows[one], where=m, casting="unsafe")
+            put(parts[number::count], rows[one], m)
 
     return run
 
@@ -152,13 +164,16 @@ def _compare(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows, flags = w.views[view], w.views[PRED]
         if plain:
-            function(rows[a], rows[b], out=flags[out], where=m)
+            if m is True:
+                function(rows[a], rows[b], out=flags[out])
+            else:
+                function(rows[a], rows[b], out=flags[out], where=m)
             return
         values = (rows[a], rows[b]) if held is None else (held(rows[a]), held(rows[b]))
         holds = function(*values)
         if join is not None:
             holds = join(holds, ~flags[c] if negated else flags[c])
-        np.copyto(flags[out], holds, where=m)
+        put(flags[out], holds, m)
 
     return run
 
@@ -175,7 +190,7 @@ def _select(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[view]
-        np.copyto(rows[out], np.where(w.views[PRED][p], rows[a], rows[b]), where=m)
+        put(rows[out], np.where(w.views[PRED][p], rows[a], rows[b]), m)
 
     return run
 
@@ -193,7 +208,7 @@ def _convert_address(d: Decoder, i: Instruction) -> Step:
     change = np.uint64(-window % 2**64 if i.has("to") else window)
 
     def run(w: Warp, m: Mask) -> None:
-        np.copyto(w.views[U64][out], w.views[U64][a] + change, where=m)
+        put(w.views[U64][out], w.views[U64][a] + change, m)
 
     return run
 
@@ -216,7 +231,7 @@ def load_parameter(d: Decoder, i: Instruction) -> Step:
         values = np.frombuffer(data, np.uint8, kind.bytes * len(outs), first).view(read)
         for slot, value in zip(outs, values, strict=True):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
-            np.copyto(row, value, where=m, casting="unsafe")
+            put(row, value, m)
 
     return run
 

@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import F32, F64, U16, U32, U64, Decoder, Emitter, Mask, Step, type_named
-from builder.ptx.formats import flush, from_bf16, from_f16, one_nan, to_bf16, to_f16
+from builder.ptx.decoder import (
+    F32,
+    F64,
+    U16,
+    U32,
+    U64,
+    Decoder,
+    Emitter,
+    Mask,
+    Step,
+    put,
+    type_named,
+)
+from builder.ptx.formats import flush, from_bf16, from_f16, one_nan, some, to_bf16, to_f16
 
 if TYPE_CHECKING:
     from builder.ptx.block import Warp
@@ -52,7 +64,7 @@ def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitt
             rows = w.views[F32]
             values = [flush(rows[s]) if ftz else rows[s] for s in sources]
             result = function(*values)
-            np.copyto(rows[out], one_nan(flush(result) if ftz else result), where=m)
+            put(rows[out], one_nan(flush(result) if ftz else result), m)
 
         return run
 
@@ -79,7 +91,7 @@ def _double(d: Decoder, i: Instruction) -> Step:
             result = function(rows[a], rows[b])
         if i.opcode != "div":
             result = np.where(np.isnan(rows[b]), rows[b], result)
-        np.copyto(rows[out], result, where=m)
+        put(rows[out], result, m)
 
     return run
 
@@ -114,7 +126,7 @@ def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
             both = halves[1](result).astype(np.uint16).view(np.uint32)
         else:
             both = one_nan(flush(result) if ftz else result).view(np.uint64)
-        np.copyto(rows[out], both, where=m)
+        put(rows[out], both, m)
 
     return run
 
@@ -137,7 +149,7 @@ def _mixed(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[F32]
-        np.copyto(rows[out], one_nan(widen(w.views[U16][a]) + rows[c]), where=m)
+        put(rows[out], one_nan(widen(w.views[U16][a]) + rows[c]), m)
 
     return run
 
@@ -151,7 +163,7 @@ def _half(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[U16]
         result = function(*(from_bf16(rows[s]) for s in sources))
-        np.copyto(rows[out], to_bf16(result).astype(np.uint16), where=m)
+        put(rows[out], to_bf16(result).astype(np.uint16), m)
 
     return run
 
@@ -168,7 +180,7 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
     or where these are subnormal and so lie elsewhere.
     """
     total = np.multiply(a, b, dtype=np.float64) + c
-    if np.count_nonzero(total.view(np.int64) & _BELOW == _HALF) or np.count_nonzero(
+    if some(total.view(np.int64) & _BELOW == _HALF) or some(
         (np.abs(total) < _NORMAL) & (total != 0)
     ):
         return _odd(a, b, c).astype(np.float32)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.decoder import PRED, Decoder, Emitter, Mask, Step, Type, type_named
+from builder.ptx.decoder import PRED, Decoder, Emitter, Mask, Step, Type, put, type_named
 from builder.ptx.source import Number
 
 if TYPE_CHECKING:
@@ -27,14 +27,20 @@ def elementwise(function: Any, kind: Type, out: int, sources: tuple[int, ...]) -
 
         def one(w: Warp, m: Mask) -> None:
             rows = w.views[view]
-            function(rows[a], out=rows[out], where=m)
+            if m is True:  # a mask costs time, also this one
+                function(rows[a], out=rows[out])
+            else:
+                function(rows[a], out=rows[out], where=m)
 
         return one
     a, b = sources
 
     def two(w: Warp, m: Mask) -> None:
         rows = w.views[view]
-        function(rows[a], rows[b], out=rows[out], where=m)
+        if m is True:
+            function(rows[a], rows[b], out=rows[out])
+        else:
+            function(rows[a], rows[b], out=rows[out], where=m)
 
     return two
 
@@ -80,7 +86,7 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
         product = rows[a].astype(whole) * rows[b].astype(whole)
         target = rows[out] if half else w.views[wide.view][out]
         product = product >> whole(shift) if half else product
-        np.copyto(target, product.astype(target.dtype), where=m)
+        put(target, product.astype(target.dtype), m)
 
     return run
 
@@ -95,7 +101,7 @@ def _multiply_add(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
-        np.copyto(rows[out], rows[a] * rows[b] + rows[c], where=m)
+        put(rows[out], rows[a] * rows[b] + rows[c], m)
 
     return run
 
@@ -112,7 +118,7 @@ def _divide(d: Decoder, i: Instruction) -> Step:
         divisor = np.where(rows[b] == 0, 1, rows[b])
         rest = np.fmod(rows[a], divisor)
         value = rest if remainder else (rows[a] - rest) // divisor
-        np.copyto(rows[out], np.where(rows[b] == 0, ~np.zeros_like(value), value), where=m)
+        put(rows[out], np.where(rows[b] == 0, ~np.zeros_like(value), value), m)
 
     return run
 
@@ -146,7 +152,7 @@ def _shift(d: Decoder, i: Instruction) -> Step:
         value = np.left_shift(row[a], within) if left else np.right_shift(row[a], within)
         if not signed:
             value = np.where(by < bits, value, 0)
-        np.copyto(row[out], value, where=m, casting="unsafe")
+        put(row[out], value, m)
 
     return run
 
@@ -168,7 +174,7 @@ def _logic3(d: Decoder, i: Instruction) -> Step:
                 first = x if number & 4 else ~x
                 second = y if number & 2 else ~y
                 value |= first & second & (z if number & 1 else ~z)
-        np.copyto(rows[out], value, where=m)
+        put(rows[out], value, m)
 
     return run
 
@@ -192,7 +198,7 @@ def _permute(d: Decoder, i: Instruction) -> Step:
             sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
             byte = np.where(chosen & np.uint32(8), sign, byte).astype(np.uint32)
             value |= byte << np.uint32(8 * number)
-        np.copyto(rows[out], value, where=m)
+        put(rows[out], value, m)
 
     return run
 

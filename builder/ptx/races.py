@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.constants import SHARED_BASE
+from builder.ptx.formats import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -202,10 +203,10 @@ class Races:
         clock = self._known(clocks)
         # a warp knows its own
         bad = written > clock[writer]
-        if not asynchronous and not np.count_nonzero(bad):
+        if not asynchronous and not some(bad):
             return
         never = writer < 0
-        if np.count_nonzero(never):
+        if some(never):
             hit = _chosen(places, never)
             self._report("read of uninitialised memory", agent, line, hit, agent, 0)
         bad &= ~never
@@ -217,7 +218,7 @@ class Races:
             if unseen.any():
                 self._report_write("asynchronous read of a write without fence.proxy.async",
                                    agent, line, _chosen(places, unseen))  # fmt: skip
-        if np.count_nonzero(bad):
+        if some(bad):
             kind = "read without order after a write"
             self._report_write(kind, agent, line, _chosen(places, bad))
 
@@ -232,12 +233,12 @@ class Races:
         # an agent's copies are not ordered among each other
         writer = self._writer[places]
         bad = self._written[places] > clock[writer]
-        if np.count_nonzero(bad) and np.count_nonzero(bad := bad & (writer >= 0)):
+        if some(bad) and some(bad := bad & (writer >= 0)):
             kind = "write without order after a write"
             self._report_write(kind, agent, line, _chosen(places, bad))
         # a warp knows its own reads
         late = self._read[:, places] > clock[: self.warps, None]
-        if np.count_nonzero(late):
+        if some(late):
             row = int(np.flatnonzero(late.any(axis=1))[0])
             hit = _chosen(places, late[row])
             other_line = int(self._read_line[row, hit[0]])
@@ -246,7 +247,7 @@ class Races:
         if not self._copies_read:
             return
         bad = self._copied[places] > clock[self._copier[places]]
-        if np.count_nonzero(bad):
+        if some(bad):
             hit = _chosen(places, bad)
             kind = "write while a copy may still read"
             other_line = int(self._copy_line[hit[0]])
