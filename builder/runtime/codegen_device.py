@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -162,8 +163,9 @@ def find_source_quickly() -> None:
         inspect.findsource = findsource
 
 
-#: The DSL's own function for the same purpose, from 4.8 on.
-LOCATIONS, LOCATE = "cutlass._mlir_helpers.op", "_fast_frameinfo"
+#: The DSL's own function for the same purpose, from 4.8 on; and the one that it asks about the
+#: module of every frame.
+LOCATIONS, LOCATE, OWN = "cutlass._mlir_helpers.op", "_fast_frameinfo", "_is_framework_module"
 
 
 def remember_source() -> None:
@@ -176,6 +178,8 @@ def remember_source() -> None:
     module: Any = sys.modules.get(LOCATIONS)
     if hasattr(module, LOCATE):
         setattr(module, LOCATE, remembered(getattr(module, LOCATE)))
+    if hasattr(module, OWN):
+        setattr(module, OWN, functools.cache(getattr(module, OWN)))
 
 
 def remembered(ask: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import importlib
 import inspect
 import os
@@ -136,7 +135,6 @@ def vllm_on_cpu(ask: dict[str, Any], probe: Any) -> Any:
         probe.note(f"vLLM's configuration: the CPU, and at most {MOST_TOKENS} tokens in a batch")
     torch.Tensor.cuda = lambda tensor, *_args, **_kwargs: tensor
     torch.set_grad_enabled(False)
-    gc.freeze()  # tensors that a launch may reach are made later
     return config
 
 

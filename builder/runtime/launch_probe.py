@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         call_table,
         codegen_child,
         codegen_device,
+        codegen_kernels,
         codegen_probe,
         launch_host,
         launch_recorder,
@@ -69,6 +70,7 @@ else:
     import call_table
     import codegen_child
     import codegen_device
+    import codegen_kernels
     import codegen_probe
     import launch_host
     import launch_recorder
@@ -79,6 +81,8 @@ SCHEMA = 1
 Json = dict[str, Any]
 #: vLLM's own layers: the functions of ``launch_layers`` that make their cases.
 LAYERS = {"vllm-linear": "linear_cases", "vllm-moe": "expert_cases"}
+#: The settings that are the same for all requests of one child.
+APART = ("sms", "many", "narrow", "mode")
 
 #: The DSL's variable for the libraries that host code is linked against.
 LIBRARIES = "CUTE_DSL_LIBS"
@@ -148,6 +152,19 @@ def failed(asks: list[Json], error: Json) -> list[Json]:
     return [{"request": ask, "error": error, "launches": [], "seconds": 0.0} for ask in asks]
 
 
+def prepare_torch(probe: Any) -> None:
+    """Limit torch to one thread, as each child has one core, and let torch.empty fill its memory.
+
+    It fills with NaN and the largest integer: uninitialised memory that a kernel reads is the same
+    in each run, and visible.  This imports torch's compiler, which takes a second, so it is done
+    once, before any child starts.
+    """
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    probe.note("torch.empty: filled with NaN, or the largest integer")
+
+
 def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> list[Json]:
     """Make every launch of some requests, one after the other, in a child process."""
     recorder = launch_recorder.Recorder()
@@ -156,12 +173,6 @@ def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> 
     try:
         use_library(library.path)
         launch_instead(recorder)
-        torch = importlib.import_module("torch")
-        torch.set_num_threads(1)  # each child has a core
-        # then torch.empty fills with NaN and the largest integer: uninitialised memory that a
-        # kernel reads is the same in each run, and visible
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        probe.note("torch.empty: filled with NaN, or the largest integer")
     except Exception as error:
         traceback.print_exc()
         return failed(asks, codegen_child.describe(error, "call"))
@@ -204,16 +215,22 @@ def launch_kernel(
     return reply
 
 
-def together(ask: Json) -> str:
-    """The key of requests that share a child: the source and the SMs, or vLLM's import.
+def together(asks: list[Json]) -> list[list[int]]:
+    """The numbers of the requests that share a child; vLLM's layers come last.
 
-    FlashInfer caches compiled code by number of SMs, and the DSL caches the source.
+    FlashInfer caches kernels, compiled for one number of SMs, and its own settings; the DSL caches
+    the source.  The layers of vLLM change more of the process.
     """
-    if ask["kind"] in LAYERS:
-        return "vllm"
-    apart = ("shapes", "inputs", "seed", "tile")
-    same = {key: value for key, value in ask.items() if key not in apart}
-    return codegen_probe.key_of(same)
+    groups: dict[str, list[int]] = {}
+    for number in sorted(range(len(asks)), key=lambda number: asks[number]["kind"] in LAYERS):
+        same = codegen_probe.key_of({name: asks[number].get(name) for name in APART})
+        groups.setdefault(same, []).append(number)
+    return list(groups.values())
+
+
+def slowest(asks: list[Json]) -> str:
+    """The kind of the request that takes longest."""
+    return str(max((ask["kind"] for ask in asks), key=lambda kind: kind in codegen_kernels.SLOW))
 
 
 def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
@@ -222,12 +239,11 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
     said = codegen_probe.prepare(request, probe)
     if said:
         return failed(asks, said)
+    prepare_torch(probe)
     gc.collect()
     gc.freeze()  # tensors that a launch may reach are made later
     folder = Path(request["folder"])
-    groups: dict[str, list[int]] = {}
-    for number, ask in enumerate(asks):
-        groups.setdefault(together(ask), []).append(number)
+    groups = together(asks)
 
     def work(group: Json, scratch: Path) -> Json:
         replies = launch_kernels(group["asks"], probe, library, folder / scratch.name)
@@ -237,14 +253,14 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
         return {"replies": failed(group["asks"], error)}
 
     work_on = [
-        {"kind": asks[numbers[0]]["kind"], "asks": [asks[number] for number in numbers]}
-        for numbers in groups.values()
+        {"kind": slowest(given := [asks[number] for number in numbers]), "asks": given}
+        for numbers in groups
     ]
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         jobs = int(request.get("jobs", 2))
         done = codegen_child.in_children(work_on, jobs, Path(scratch), work, crashed)
     replies: dict[int, Json] = {}
-    for numbers, group in zip(groups.values(), done, strict=True):
+    for numbers, group in zip(groups, done, strict=True):
         replies.update(zip(numbers, group["replies"], strict=True))
     for words in (words for reply in replies.values() for words in reply.pop("simulated", ())):
         probe.note(words)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from builder.runtime import launch_host
 else:
@@ -84,9 +84,11 @@ class Recorder:
             for at in range(0, len(parameters) - 7, 4)
         }
         inputs = {t.untyped_storage().data_ptr() for t in self.case.inputs}
+        kinds = {torch.Tensor, *subclasses(torch.Tensor)}
+        tensors: list[Any] = [held for held in gc.get_objects() if type(held) in kinds]
         stores = {}
-        for one in gc.get_objects():
-            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
+        for one in tensors:
+            if one.device.type == "cpu":
                 storage = one.untyped_storage()
                 stores[storage.data_ptr()] = storage
         found: list[Json] = []
@@ -110,6 +112,14 @@ class Recorder:
             "exact": "exact.f64",
             "bound": "bound.f64",
         }
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    """All classes below another."""
+    direct: list[type] = type.__subclasses__(kind)
+    for one in direct:
+        yield one
+        yield from subclasses(one)
 
 
 class Compiling:

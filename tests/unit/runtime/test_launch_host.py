@@ -244,13 +244,61 @@ def test_a_function_compiled_with_options_is_recorded_too(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_requests_that_compile_the_same_source_share_a_child() -> None:
+def test_requests_for_the_same_device_share_a_child() -> None:
+    """What a child keeps holds for one number of SMs, and for what it was told to choose."""
     tile = {"kind": "dense-b12x", "tile": [64, 64], "shapes": [[64, 64, 128]]}
-    same = [tile, {**tile, "shapes": [[64, 128, 256]], "inputs": "degenerate", "seed": 1}]
-    same += [{**tile, "tile": [64, 128]}, {"kind": "dense-b12x", "shapes": [[1, 64, 128]]}]
-    others = [{**tile, "sms": 2}, {"kind": "dense-w4a16", "sms": 2}, {"kind": "vllm-linear"}]
-    assert len({launch_probe.together(one) for one in same}) == 1
-    assert len({launch_probe.together(one) for one in (tile, *others)}) == 4
+    asks = [{"kind": "vllm-linear"}, tile, {**tile, "inputs": "degenerate"}, {"kind": "moe-b12x"}]
+    asks += [{**tile, "sms": 2}, {"kind": "dense-w4a16", "sms": 2}]
+    asks += [{"kind": "moe-b12x", **apart} for apart in ({"many": True}, {"narrow": True})]
+    shared = launch_probe.together(asks)
+    assert shared == [[1, 2, 3, 0], [4, 5], [6], [7]], "vLLM's layer last"
+    slow = [launch_probe.slowest([asks[number] for number in group]) for group in shared]
+    assert slow == ["moe-b12x", "dense-b12x", "moe-b12x", "moe-b12x"]
+
+
+def test_memory_of_any_tensor_that_a_parameter_points_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its class is FlashInfer's or vLLM's; a tensor on a GPU has no memory here."""
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    made = [kind() for kind in (Tensor, Parameter, Grandchild)]
+    other, remote = Tensor(), Tensor("cuda")
+    recorder = launch_recorder.Recorder()
+    recorder.case = types.SimpleNamespace(inputs=made[:1])
+    pointers = [one.data_ptr() + 4 for one in (*made, remote)]
+    found = recorder._memory(tmp_path, struct.pack("<4Q", *pointers))
+    assert {one["address"]: one["writable"] for one in found} == {
+        one.data_ptr(): one is not made[0] for one in made
+    }
+    assert other.data_ptr() not in {one["address"] for one in found}
+
+
+class Tensor:
+    """As much of a tensor as the recorder asks for."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = types.SimpleNamespace(type=device)
+        self._bytes = ctypes.create_string_buffer(16)
+
+    def data_ptr(self) -> int:
+        """Where its memory begins."""
+        return ctypes.addressof(self._bytes)
+
+    def nbytes(self) -> int:
+        """The size of its memory."""
+        return len(self._bytes)
+
+    def untyped_storage(self) -> Tensor:
+        """Its memory."""
+        return self
+
+
+class Parameter(Tensor):
+    """A class of torch's own."""
+
+
+class Grandchild(Parameter):
+    """One of somebody else's."""
 
 
 def test_a_place_in_the_code_is_looked_up_once() -> None:
