@@ -49,6 +49,7 @@ KINDS = (
     CacheKind("dispatch", ("dispatch",), "replies of vLLM about the kernels that it selects"),
     CacheKind("codegen", ("codegen",), "results of compiled kernels"),
     CacheKind("numbers", ("numbers",), "results of kernels run without a GPU"),
+    CacheKind("launches", ("launches",), "launches of kernels, recorded to be run without a GPU"),
     CacheKind("interfaces", ("interfaces",), "what `vllm serve` of releases understands"),
     CacheKind("binaries", ("binaries",), "summaries of compiled modules"),
     CacheKind("operators", ("operators",), "operator libraries from wheels"),

@@ -25,6 +25,7 @@ from builder.util.documents import Part
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.recordings import keep, restore
 from builder.verify.replies import LaunchReply, RecordedKernel
 from builder.verify.results import Results
 from builder.verify.sandbox import Sandbox, ask_probe, lay_out, python_files, requirements_for
@@ -46,6 +47,8 @@ UNREAD = "read"
 LAYER, MOE_LAYER, NO_LAYER = "vllm-linear", "vllm-moe", "layer"
 #: The stage of an error that says that a release has no such kernel.
 ABSENT = "absent"
+#: Errors that the same files give every time.
+FINAL = (NO_LAYER, ABSENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,13 +301,22 @@ def sandbox_launcher(
         with _folder() as folder:
             paths = [str(dsl), str(rest), str(torch.folder)]
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
-            recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, PROBE)
+            recorded = restore(inputs, Path(folder))
+            if recorded is None:
+                recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, PROBE)
+                if not recorded.fatal and all(map(_final, recorded.kernels)):
+                    keep(inputs, Path(folder), recorded)
             replies = _run_all(recorded, int(request["jobs"]), torch.what)
-        if all(not one.error or one.stage in (NO_LAYER, ABSENT) for one in replies.replies):
+        if all(not one.error or one.stage in FINAL for one in replies.replies):
             results().put(inputs, replies)
         return replies
 
     return launch
+
+
+def _final(kernel: RecordedKernel) -> bool:
+    """Whether the same files give the same launches, or the same error."""
+    return kernel.error is None or kernel.error.stage in FINAL
 
 
 @contextmanager

@@ -28,12 +28,13 @@ class Results:
     #: our programs that produce them, as folder and file name
     programs: tuple[tuple[str, str], ...]
     most: int
+    suffix: str = ".json"
 
     def file(self, inputs: Sequence[object]) -> Path:
         """The path of the result for these inputs."""
         texts = [package_file(*program).read_text("utf-8") for program in self.programs]
         name = sha256_hex(canonical_json([*texts, *inputs]))
-        return cache_dir() / self.folder / f"{name}.json"
+        return cache_dir() / self.folder / f"{name}{self.suffix}"
 
     def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
         """The cached result for the same inputs, or None."""
@@ -49,6 +50,10 @@ class Results:
         """Cache a result; the oldest ones are removed."""
         file = self.file(inputs)
         write_atomically(file, json.dumps(plain(result)).encode())
-        files = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[: -self.most]:
+        self.remove_oldest()
+
+    def remove_oldest(self) -> None:
+        """Remove all but the latest results."""
+        files = list((cache_dir() / self.folder).glob(f"*{self.suffix}"))
+        for old in sorted(files, key=lambda path: path.stat().st_mtime)[: -self.most]:
             old.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_lau
 from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
-from builder.verify import launches, replies
+from builder.verify import launches, recordings, replies
 from builder.verify.dslmirror import NoDsl
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
@@ -548,12 +549,34 @@ def test_launches_are_kept_where_the_user_wants_them(
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "keep"))
     assert not launch(request).kept, "a result of before has no launches"
     assert run_file(tmp_path / "keep" / "0" / "launch.json").runs
+    assert len(recorded) == 1, "nothing was compiled again"
     with pytest.raises(UsageError, match="keep is not empty"):
         launch(request)
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="SPARK_BUILD_KEEP_LAUNCHES"):
         launch(request)
+
+
+def test_kernels_are_not_compiled_again_for_another_executor(
+    recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorded launches depend on the probe alone; damaged ones are made again."""
+    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "a"}, {"kind": "b"}]}
+    first = launch(request)
+    shutil.rmtree(cache_dir() / "numbers")
+    again = launch(request)
+    assert (again.kept, again, len(recorded)) == (False, first, 1)
+    (archive,) = (cache_dir() / "launches").iterdir()
+    for damaged in (archive.read_bytes()[:-30], b""):
+        archive.write_bytes(damaged)
+        shutil.rmtree(cache_dir() / "numbers")
+        assert launch(request) == first
+    assert len(recorded) == 3
+    names = {name for _, name in recordings.RECORDINGS.programs}
+    assert {"launch_probe.py", "device_cases.py"} <= names
+    assert "ops_matrix.py" not in names
 
 
 def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[str, Any]]) -> None:
@@ -571,6 +594,7 @@ def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> Non
     launch(request)
     assert len(recorded) == 2
     assert not (cache_dir() / "numbers").exists()
+    assert not (cache_dir() / "launches").exists()
 
 
 def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> None:
