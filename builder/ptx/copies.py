@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from builder.ptx.constants import LANES
+from builder.ptx.formats import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +33,8 @@ class Operation:
     clocks: VectorClocks | None = None
 
 
-#: The group of a copy that its lane has not committed yet.
-_OPEN = -1
+#: The group of a copy that its lane has not committed yet: it comes after all others.
+_OPEN = np.iinfo(np.int32).max
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Issued:
 
     def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
         """The lanes in which it is in an earlier group than the given one."""
-        found: NDArray[np.bool_] = self.lanes & (self.group != _OPEN) & (self.group < last)
+        found: NDArray[np.bool_] = self.lanes & (self.group < last)
         return found
 
 
@@ -73,11 +74,11 @@ class LaneGroups:
     def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
         """The operations in all but the latest groups of these lanes."""
         last = self.committed - latest
-        return [one.operation for one in self.issued if (one.before(last) & mask).any()]
+        return [one.operation for one in self.issued if some(one.before(last) & mask)]
 
     def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
         """Record that these lanes have waited for due operations."""
         last = self.committed - latest
         for one in self.issued:
             one.lanes &= ~(one.before(last) & mask)
-        self.issued = [one for one in self.issued if one.lanes.any()]
+        self.issued = [one for one in self.issued if some(one.lanes)]
