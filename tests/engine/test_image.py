@@ -36,6 +36,7 @@ APPLIED = (
     "flashinfer-b12x-moe-barrier",
     "flashinfer-b12x-store-wait",
     "vllm-b12x-backend",
+    "vllm-b12x-experts-scales",
     "b12x-env",
 )
 BAKED = {

@@ -22,7 +22,13 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 #: Layers that change files, but none that vLLM runs.
 IDLE = {"b12x-env", "flashinfer-sm121"}
 #: Layers that make a selected kernel right, and select none.
-CURES = {"flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait", "flashinfer-w4a16-store-wait"}
+CURES = {
+    "flashinfer-b12x-moe-barrier",
+    "flashinfer-narrow-experts",
+    "flashinfer-b12x-store-wait",
+    "flashinfer-w4a16-store-wait",
+    "vllm-b12x-experts-scales",
+}
 
 
 def names(paths: list[Path]) -> list[str]:

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.
 PROFILES = ("b12x-full", "cutlass-sm12x", "flashinfer-cutlass", "marlin")
-#: Layers that no profile has -> what is selected for them: the profile whose files they change.
-SCALES = "vllm-b12x-experts-scales"
-OPTIONAL = {"ray": "ray", SCALES: f"b12x-full,{SCALES}"}
+#: The layer that no profile has.
+RAY = "ray"
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
 VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
 
@@ -94,8 +93,7 @@ class Planner:
     def states(self, ref: str, platform: str | None = None) -> dict[str, str]:
         """The state of every layer, of profiles and of none."""
         merged: dict[str, str] = {}
-        optional = [self(ref, layers, platform) for layers in OPTIONAL.values()]
-        for made in [*self.of_all(ref, platform), *optional]:
+        for made in [*self.of_all(ref, platform), self(ref, RAY, platform)]:
             merged |= made.states
         return merged
 

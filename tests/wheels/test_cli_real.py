@@ -68,14 +68,16 @@ def test_plan_json_is_in_order_of_application(plans: tuple[Ran, Ran]) -> None:
         "flashinfer-b12x",
         "flashinfer-sm121",
         "flashinfer-b12x-moe-barrier",
+        "flashinfer-narrow-experts",
         "flashinfer-b12x-store-wait",
         "flashinfer-w4a16-store-wait",
         "vllm-b12x-backend",
         "vllm-b12x-reachable",
         "vllm-linear-fallback",
+        "vllm-b12x-experts-scales",
         "b12x-env",
     ]
-    assert sum(layer["state"] == "needed" for layer in layers) == 8
+    assert sum(layer["state"] == "needed" for layer in layers) == 9
 
 
 def test_plan_is_the_same_everywhere(plans: tuple[Ran, Ran]) -> None:
@@ -95,7 +97,9 @@ def test_plan_has_nothing_local(plans: tuple[Ran, Ran]) -> None:
 
 
 BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
-W4A16 = "flashinfer-w4a16-store-wait"
+W4A16, NARROW = "flashinfer-w4a16-store-wait", "flashinfer-narrow-experts"
+#: What vLLM's own code lacks in every release, and the kernels do not.
+EXPERTS = {"vllm-b12x-experts-scales": ["flashinfer_b12x_moe.py"]}
 
 
 @pytest.mark.parametrize(
@@ -103,11 +107,13 @@ W4A16 = "flashinfer-w4a16-store-wait"
     [
         ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in ("dynamic", "micro", "static")],
                     WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"]}),
+        ("0.30.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"],
+                    NARROW: ["moe_dispatch.py"], W4A16: ["dense_gemm_bf16_fp4_sm12x.py"]}),
         ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"],
                     W4A16: ["dense_gemm_bf16_fp4_sm12x.py"]}),
     ],
 )  # fmt: skip
-def test_a_recent_release_needs_only_kernel_fixes(
+def test_a_recent_release_needs_only_fixes_of_values(
     tmp_path: Path, release: str, kernels: dict[str, list[str]]
 ) -> None:
     words = ("plan", "--layers", "b12x-full", "--base", f"pypi:vllm=={release}", "--json")
@@ -118,7 +124,7 @@ def test_a_recent_release_needs_only_kernel_fixes(
         for layer in ran.json()["layers"]
         if layer["state"] == "needed"
     }
-    assert needed == {**kernels, "b12x-env": []}
+    assert needed == {**kernels, **EXPERTS, "b12x-env": []}
     assert ran.json()["serve_flags"] == ["--linear-backend", "flashinfer_b12x"]
 
 

@@ -38,6 +38,7 @@ LAYERS = (
     "flashinfer-b12x-moe-barrier",
     "flashinfer-b12x-store-wait",
     "vllm-b12x-backend",
+    "vllm-b12x-experts-scales",
     "b12x-env",
 )
 OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"

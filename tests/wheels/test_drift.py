@@ -24,7 +24,7 @@ from builder.applier.versions import all_match
 from builder.errors import Exit
 
 from .cli import called
-from .support import OPTIONAL, SCALES, lay_out, probed_files, snapshot, write
+from .support import lay_out, probed_files, snapshot, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,7 @@ BASES = {
     ("flashinfer-sm121", "fi-0.6.9"): ("pypi:vllm==0.20.1",),
     ("flashinfer-sm121", "fi-0.6.10"): ("pypi:vllm==0.22.1",),
     ("flashinfer-b12x-moe-barrier", "fi-0.6.9"): ("pypi:vllm==0.20.1", "pypi:vllm==0.33.0"),
+    ("flashinfer-narrow-experts", "fi-0.6.17"): ("pypi:vllm==0.30.0",),
     ("flashinfer-b12x-store-wait", "fi-0.6.9"): ("pypi:vllm==0.20.1",),
     ("flashinfer-b12x-store-wait", "fi-0.6.10"): ("pypi:vllm==0.22.1",),
     ("flashinfer-b12x-store-wait", "fi-0.6.14"): ("pypi:vllm==0.28.0",),
@@ -52,11 +53,11 @@ BASES = {
     ("vllm-b12x-reachable", "vllm-0.24"): ("pypi:vllm==0.25.1",),
     ("vllm-linear-fallback", "vllm-0.24"): ("pypi:vllm==0.25.1",),
     ("vllm-marlin-fp8", "vllm-0.19"): ("pypi:vllm==0.20.1",),
-    (SCALES, "vllm-0.20"): ("pypi:vllm==0.20.1",),
-    (SCALES, "vllm-0.25"): ("pypi:vllm==0.33.0",),
+    ("vllm-b12x-experts-scales", "vllm-0.20"): ("pypi:vllm==0.20.1",),
+    ("vllm-b12x-experts-scales", "vllm-0.25"): ("pypi:vllm==0.33.0",),
 }
 #: The profile that a layer is in, where that is another.
-PROFILES = {"vllm-marlin-fp8": "marlin", **OPTIONAL}
+PROFILES = {"vllm-marlin-fp8": "marlin"}
 
 
 def ops_of(kind: str) -> list[tuple[str, str, int]]:
@@ -272,6 +273,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
         "cutlass-dsl-sm121a": "pypi:vllm==0.33.0",
         "flashinfer-b12x": "pypi:vllm==0.33.0",
         "flashinfer-sm121": "pypi:vllm==0.24.0",
+        "flashinfer-narrow-experts": "pypi:vllm==0.31.0",
         "flashinfer-b12x-store-wait": "pypi:vllm==0.29.0",
         "vllm-b12x-backend": "pypi:vllm==0.22.0",
         "vllm-b12x-reachable": "pypi:vllm==0.28.0",

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.layers.catalog import Catalog
 from builder.verify.launches import LAUNCHED, MOE_LAYER, launch_request
 from builder.verify.numbers import UNWRITTEN
 from builder.verify.targets import target_of_plan
-
-from .support import OPTIONAL, SCALES
 
 if TYPE_CHECKING:
     from builder.verify.launches import Reply
@@ -20,7 +19,12 @@ if TYPE_CHECKING:
 
 BACKENDS = {"linear_backend": "auto", "moe_backend": "flashinfer_b12x"}
 FORCED = {"FLASHINFER_B12X_FORCE_MOE_W4A16": "1"}
+SCALES = "vllm-b12x-experts-scales"
 EXPERTS = "vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py"
+#: The layers of the profile but this one.
+WITHOUT = ",".join(
+    name for name in Catalog.discover().profile("b12x-full").layers if name != SCALES
+)
 #: FlashInfer 0.6.9, 0.6.16.post3 and 0.7.2.post1.
 OLD, BEFORE, NEW = "0.20.1", "0.28.0", "0.33.0"
 (NVFP4,) = (
@@ -44,11 +48,11 @@ def assert_right(reply: Reply, values: int) -> None:
 @pytest.mark.parametrize(
     ("release", "layers", "wrong"),
     [
-        (OLD, "b12x-full", DEFECT),
-        (OLD, OPTIONAL[SCALES], DOWN_CURED),
-        (BEFORE, OPTIONAL[SCALES], DOWN_CURED),
-        (NEW, "b12x-full", DEFECT),
-        (NEW, OPTIONAL[SCALES], CURED),
+        (OLD, WITHOUT, DEFECT),
+        (OLD, "b12x-full", DOWN_CURED),
+        (BEFORE, "b12x-full", DOWN_CURED),
+        (NEW, WITHOUT, DEFECT),
+        (NEW, "b12x-full", CURED),
     ],
 )
 def test_small_scales(release: str, layers: str, wrong: dict[str, int], planned: Planner) -> None:
@@ -71,7 +75,7 @@ def test_small_scales_in_other_kernels(
     tokens: list[int], more: dict[str, str], planned: Planner
 ) -> None:
     """More tokens have a kernel of their own, and so have activations of bfloat16."""
-    made = planned(f"pypi:vllm=={NEW}", OPTIONAL[SCALES])
+    made = planned(f"pypi:vllm=={NEW}")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     asked = {**NVFP4.request, "tokens": tokens}
     wanted = [replace(NVFP4, request={**asked, "small": small}) for small in ("down", "up")]
@@ -84,7 +88,7 @@ def test_small_scales_in_other_kernels(
 @pytest.mark.parametrize("release", [BEFORE, NEW])
 def test_w4a16_experts_stay_right(release: str, planned: Planner) -> None:
     """The same class serves them, without scales of a checkpoint for the activations."""
-    made = planned(f"pypi:vllm=={release}", OPTIONAL[SCALES])
+    made = planned(f"pypi:vllm=={release}")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     # FlashInfer's own kernels for them take the factors, too
     for more in ({}, FORCED):
@@ -97,7 +101,7 @@ def test_w4a16_experts_stay_right(release: str, planned: Planner) -> None:
 @pytest.mark.parametrize("release", [OLD, "0.23.0", BEFORE, "0.29.0", NEW])
 def test_what_stays_of_the_products(release: str, planned: Planner) -> None:
     """For gate and up where FlashInfer takes no scale of the activations, else none."""
-    made = planned(f"pypi:vllm=={release}", OPTIONAL[SCALES])
+    made = planned(f"pypi:vllm=={release}")
     content = made.decision(SCALES).outcome.changes[EXPERTS]
     assert content is not None
     text = content.read().decode()

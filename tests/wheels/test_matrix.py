@@ -128,7 +128,7 @@ def test_every_setting_is_read_by_its_release(planned: Planner, release: str) ->
 
 @pytest.mark.parametrize("release", [r for r in TABLE["release"] if r >= "0.28.0"])
 def test_recent_releases_need_settings_and_kernel_fixes(planned: Planner, release: str) -> None:
-    """Of FlashInfer's files nothing but those kernels' changes, and nothing of vLLM's."""
+    """Those kernels of FlashInfer, the scales of vLLM's experts, and nothing else."""
     made = planned(f"pypi:vllm=={release}")
     assert {made.states[name] for name in FILE_LAYERS} == {UPSTREAM}
     changed = {path for path in made.plan.changes if not path.startswith(".spark-build/")}
@@ -140,8 +140,11 @@ def test_recent_releases_need_settings_and_kernel_fixes(planned: Planner, releas
     # FlashInfer 0.6.18: the next batch, no more the tile, and the W4A16 GEMM
     late = {"generic.py", "gated.py", "dense_gemm_bf16_fp4_sm12x.py"}
     assert {path.rpartition("/")[2] for path in changed if "RECORD" not in path} == {
-        "moe_micro_kernel.py", *(late if release >= "0.29.0" else early),
-    }  # fmt: skip
+        "moe_micro_kernel.py",
+        "flashinfer_b12x_moe.py",
+        *(late if release >= "0.29.0" else early),
+        *({"moe_dispatch.py"} if "0.29.0" <= release < "0.31.0" else ()),
+    }
 
 
 def test_b12x_is_not_applicable_before_0_20(planned: Planner) -> None:

@@ -361,6 +361,11 @@ def test_exactly_these_checks_flip(
 
 
 def followed(made: Planned) -> set[tuple[str, str]]:
-    """The checks of the modules that the backend layer edits."""
-    paths = [path for path in made.decision(BACKEND).changes if path.endswith(".py")]
+    """The checks of the modules that the backend layer edits, and no layer after it."""
+    others = {path for one in made.plan.needed if one.name != BACKEND for path in one.changes}
+    paths = [
+        path
+        for path in made.decision(BACKEND).changes
+        if path.endswith(".py") and path not in others
+    ]
     return {("imports", f"names used by {path}") for path in paths}

@@ -41,11 +41,13 @@ PROOFS = {
     "flashinfer-b12x": ("dispatch", "nvfp4-linear", "FlashInfer b12x requires SM120+"),
     "flashinfer-sm121": None,
     "flashinfer-b12x-moe-barrier": None,
+    "flashinfer-narrow-experts": None,
     "flashinfer-b12x-store-wait": None,
     "flashinfer-w4a16-store-wait": None,
     "vllm-b12x-backend": ("static", "layer b12x-env", "is not a choice of vllm 0.20.1"),
     "vllm-b12x-reachable": None,
     "vllm-linear-fallback": None,
+    "vllm-b12x-experts-scales": None,
     "b12x-env": ("dispatch", "nvfp4-linear", "Using FlashInferCutlassNvFp4LinearKernel"),
 }
 #: These change the source of a kernel: what it computes, level ``numbers`` alone can tell
@@ -102,9 +104,10 @@ def test_the_command_proves_necessity_with_the_given_levels(tmp_path: Path) -> N
     verdicts = {v["layer"]: v["necessary"] for v in report["necessity"]}
     assert verdicts.pop("vllm-b12x-reachable") is False
     assert verdicts.pop("vllm-linear-fallback") is False
+    assert verdicts.pop("flashinfer-narrow-experts") is False
     assert verdicts.pop("flashinfer-w4a16-store-wait") is False
     assert set(verdicts.values()) == {"unknown"}
-    assert "without b12x-env (1 of 8)" in ran.err
+    assert "without b12x-env (1 of 9)" in ran.err
 
 
 def test_a_full_set_that_fails_is_a_failure(tmp_path: Path) -> None:

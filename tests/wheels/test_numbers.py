@@ -92,10 +92,12 @@ A16_RACE = (
     rf"race, write while a copy may still read: line \d+ \(warp \d, {re.escape(A16)}:\d+\) and "
     rf"line \d+ \(asynchronous copy, {re.escape(A16)}:\d+\)"
 )
+#: FlashInfer 0.6.18.post1 multiplies words of its workspace that no thread wrote by zero.
+NAN = r"(\d+) of \1 values wrong, \1 of them NaN"
 NEWEST = "pypi:vllm==0.33.0"
 #: FlashInfer 0.6.18.post1.
 UNPADDED = "pypi:vllm==0.30.0"
-#: layer -> kernel -> in which schedules its values are wrong without the layer, and the race
+#: layer -> kernel -> in which schedules its values are wrong without the layer, and what is seen
 DEFECTS = {
     "flashinfer-b12x-moe-barrier": {
         name: (
@@ -112,9 +114,10 @@ DEFECTS = {
         )
     },
     "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy, random 1)", A16_RACE)},
+    "flashinfer-narrow-experts": dict.fromkeys(NARROW, ("wrong values in 3 runs of 3", NAN)),
 }
 #: The release whose FlashInfer has the defect, where that is not the one of 0.20.1.
-AFFECTED = {"flashinfer-w4a16-store-wait": NEWEST}
+AFFECTED = {"flashinfer-w4a16-store-wait": NEWEST, "flashinfer-narrow-experts": UNPADDED}
 
 
 @pytest.mark.parametrize("layer", DEFECTS)
@@ -135,10 +138,10 @@ def test_without_the_layer_the_values_are_wrong(
     assert len(rest) == len(target.layers) - 1
     checks = {one.name: one for one in check_numbers(put_together(parts, target, rest, layer))}
     assert {one.name for one in checks.values() if one.status != "not-run"} == set(defects)
-    for name, (schedules, race) in defects.items():
+    for name, (schedules, seen) in defects.items():
         assert checks[name].status == "fail"
         assert schedules in checks[name].seen
-        assert re.search(race, checks[name].seen), checks[name].seen
+        assert re.search(seen, checks[name].seen), checks[name].seen
 
 
 def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
@@ -166,16 +169,17 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
         assert noticed in caught(mutant, [launch]), name
 
 
-def test_what_nobody_wrote_is_seen(planned: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashInfer 0.6.18.post1 multiplies words of its workspace that no thread wrote by zero."""
+def test_narrow_experts_are_right_with_the_layer(
+    planned: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer 0.6.18.post1 with all layers of the profile."""
     kernels = tuple(one for one in LAUNCHED if one.name in NARROW)
     monkeypatch.setattr(launches, "LAUNCHED", kernels)
     made = planned(UNPADDED)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {one.name: one for one in check_numbers(target)}
     for name in NARROW:
-        assert checks[name].status == "fail"
-        assert re.search(r"(\d+) of \1 values wrong, \1 of them NaN", checks[name].seen)
+        assert checks[name].status == "pass", checks[name].seen
 
 
 NEEDED = Path(__file__).parents[1] / "unit" / "golden" / "ptx_instructions.txt"
@@ -317,7 +321,7 @@ FP4_MOE = "vllm/model_executor/layers/quantization/utils/flashinfer_fp4_moe.py"
 EXPERTS = "vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py"
 REORDERED = "        w13, w13_scale = reorder_w1w3_to_w3w1(w13, w13_scale)\n"
 SWIZZLE = "        {0} = swizzle_blockscale({0})\n"
-FOLDED = "layer.{0}_weight_scale.float() * layer.{0}_weight_scale_2.view(-1, 1, 1)"
+FOLDED = "layer.w13_weight_scale.float() * layer.w13_weight_scale_2.view(-1, 1, 1)"
 #: Where the code begins that serves this kernel, in files that serve others too.
 BEGIN = {KERNELS: B12X, FP4_MOE: "def prepare_nvfp4_moe_layer_for_fi_or_cutlass"}
 
@@ -331,8 +335,8 @@ BEGIN = {KERNELS: B12X, FP4_MOE: "def prepare_nvfp4_moe_layer_for_fi_or_cutlass"
         (FP4_MOE, SWIZZLE.format("w13_scale"), ""),
         (FP4_MOE, SWIZZLE.format("w2_scale"), ""),
         (FP4_MOE, REORDERED, "        pass\n"),
-        (EXPERTS, FOLDED.format("w13"), "layer.w13_weight_scale.float()"),
-        (EXPERTS, FOLDED.format("w2"), "layer.w2_weight_scale.float()"),
+        (EXPERTS, FOLDED, "layer.w13_weight_scale.float()"),
+        (EXPERTS, "w2_alpha=self.g2_alphas", "w2_alpha=torch.ones_like(self.g2_alphas)"),
     ],
     ids=[
         "no swizzle",

@@ -20,7 +20,7 @@ from builder.pypi.wheels import WheelTree
 from builder.verify.static import check_static
 from builder.verify.target import VerifyTarget
 
-from .support import OPTIONAL, SCALES, VENDORED, expected_states, lay_out, probed_files, snapshot
+from .support import VENDORED, expected_states, lay_out, probed_files, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,14 +40,14 @@ TEXT_LAYERS = (
     "cutlass-dsl-sm121a",
     "flashinfer-sm121",
     "flashinfer-b12x-moe-barrier",
+    "flashinfer-narrow-experts",
     "flashinfer-b12x-store-wait",
     "flashinfer-w4a16-store-wait",
     "vllm-b12x-backend",
     "vllm-b12x-reachable",
     "vllm-linear-fallback",
+    "vllm-b12x-experts-scales",
 )
-#: In no profile.
-OPTIONAL_TEXT = (SCALES,)
 WHEEL_LAYERS = ("cutlass-dsl-cu13", "flashinfer-b12x")
 MMA = "nvidia_cutlass_dsl/python_packages/cutlass/cute/nvgpu/warp/mma.py"
 
@@ -66,9 +66,7 @@ def needed_in(table: Mapping[str, Any], layers: tuple[str, ...]) -> list[tuple[s
 
 def cases() -> list[tuple[str, str]]:
     """(layer, base) of every text layer on every release that needs it."""
-    pinned = [
-        (name, f"pypi:vllm=={r}") for name, r in needed_in(TABLE, TEXT_LAYERS + OPTIONAL_TEXT)
-    ]
+    pinned = [(name, f"pypi:vllm=={r}") for name, r in needed_in(TABLE, TEXT_LAYERS)]
     dsl = [
         (name, f"pypi:vllm==0.20.1,nvidia-cutlass-dsl{extra}=={version}")
         for name, release in needed_in(TABLE["dsl"], TEXT_LAYERS)
@@ -111,7 +109,7 @@ def apply_one(root: Path, made: Planned, layer: str, sources: IndexSources) -> O
 def test_text_layer_round_trip(
     planned: Planner, sources: IndexSources, tmp_path: Path, layer: str, ref: str
 ) -> None:
-    made = planned(ref, OPTIONAL.get(layer, "b12x-full"))
+    made = planned(ref)
     decision = made.decision(layer)
     before = made.before(layer)
     files = set(decision.outcome.changes) | probed_files(decision.layer)
