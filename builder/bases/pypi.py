@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.parser
+import re
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,11 +21,13 @@ from builder.util.documents import plain
 from builder.util.hints import instead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from builder.bases.model import BaseRequest
     from builder.pypi.index import PackageIndex
 
+#: The name at the start of a requirement (PEP 508); parsing a whole one takes 0.1 ms.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Site-packages of the official vLLM images; for another path, an overlay needs
 #: --site-packages.
 DEFAULT_SITE_PACKAGES = "/usr/local/lib/python{major}.{minor}/dist-packages"
@@ -54,11 +57,14 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
     return named
 
 
-def requirements_of(metadata: bytes) -> Iterator[Requirement]:
-    """Requirements in a distribution's METADATA, ignoring markers."""
+def requirements_of(metadata: bytes, names: Collection[str] | None = None) -> Iterator[Requirement]:
+    """Requirements in a distribution's METADATA, ignoring markers; ``names`` limits them."""
     text = metadata.decode("utf-8", "replace")
     lines = email.parser.Parser().parsestr(text, headersonly=True).get_all("Requires-Dist", [])
-    yield from map(Requirement, lines)
+    for line in lines:
+        name = _NAME.match(line.strip())
+        if names is None or name is None or normalize(name[0]) in names:
+            yield Requirement(line)
 
 
 class _Resolver:
@@ -89,9 +95,8 @@ class _Resolver:
             file = self.index.choose(name, version, self.platform)
             self.found[name] = RemoteWheel(file, self.index)
         wanted = [
-            (requirement, dependency)
+            (requirement, normalize(requirement.name))
             for requirement in self._requirements(self.found[name], extras)
-            if (dependency := normalize(requirement.name)) in self.tracked
         ]
         for requirement, dependency in wanted:  # what is nearer to vLLM pins for what is deeper
             for spec in requirement.specifier:
@@ -105,7 +110,7 @@ class _Resolver:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
-        for requirement in requirements_of(wheel.read(f"{wheel.info_dir}/METADATA")):
+        for requirement in requirements_of(wheel.read(f"{wheel.info_dir}/METADATA"), self.tracked):
             marker = requirement.marker
             if marker is None or any(
                 marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)
