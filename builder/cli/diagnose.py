@@ -70,7 +70,7 @@ def _refuse(logs: Sequence[str], results: Sequence[Diagnosis], *, json: bool) ->
         print_json(Diagnosed.of(results))
     only = logs[0] if logs and logs[0] != "-" else "standard input"
     said = [f"{result.file or only}: {result.verdict.sentence}" for result in results]
-    raise UsageError("\n  ".join(said) or "there is no log in it", hint=_PIPE)
+    raise UsageError("\n  ".join(said) or "it contains no log", hint=_PIPE)
 
 
 def _growing(logs: Sequence[str], *, watch: bool) -> int | None:

@@ -29,7 +29,7 @@ DOCUMENTS = {
         ),
     ),
     "audit-loaded": Entry(
-        "What spark_build_audit.py writes beside vLLM: the modules of the model that it loaded",
+        "The modules of the model that vLLM loaded, as spark_build_audit.py writes them",
         ("builder.serving.auditdocuments:LoadedModel",),
     ),
     "bake": Entry(
@@ -135,14 +135,12 @@ DOCUMENTS = {
     "matrix": Entry(
         "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
     ),
-    "lint": Entry(
-        "`lint --json`: what is wrong with serve commands", ("builder.lint.rules:LintReport",)
-    ),
+    "lint": Entry("`lint --json`: problems in serve commands", ("builder.lint.rules:LintReport",)),
     "lint-rules": Entry(
         "`lint --rules --json`: what lint looks for", ("builder.lint.rules:RuleList",)
     ),
     "memory": Entry(
-        "`memory --json`: whether a model fits into a GB10's memory, and what its files hold",
+        "`memory --json`: whether a model fits into a GB10's memory, and the contents of its files",
         ("builder.serving.memory:MemoryEstimate",),
     ),
     "models-list": Entry(

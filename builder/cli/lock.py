@@ -19,7 +19,7 @@ def lock_command(options: PlanOptions, *, check: bool, json: bool) -> None:
     if check:
         done.refuse_stale()
         if not json:
-            print(f"{done.lock} holds for {len(done.requests)}")
+            print(f"{done.lock} is up to date for {len(done.requests)}")
         return
     if json:
         return

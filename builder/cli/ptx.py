@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from builder.ptx.findings import FoundRace
     from builder.ptx.userkernel import OwnRun, Stopped
 
-_HINT = "docs/ptx.md says what each finding means"
+_HINT = "docs/ptx.md explains each finding"
 
 
 def run_command(

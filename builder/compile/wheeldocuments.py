@@ -117,7 +117,7 @@ class AbiFacts(Part, frozen=True, kw_only=True):
     ]
     needed: tuple[Text, ...]
     newest_versions: Annotated[
-        dict[str, Text], Meta(description="family of versions -> the newest that is asked for")
+        dict[str, Text], Meta(description="family of versions -> the newest required version")
     ]
     faults: tuple[Text, ...]
     stand_ins: Annotated[

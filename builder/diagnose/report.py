@@ -56,7 +56,7 @@ def lines_of(result: Diagnosis) -> Iterator[str]:
                 f"    {LABELS[chosen.kind]:<{label}}  {chosen.kernel:<{kernel}}  line {chosen.line}"
             )
     else:
-        yield "  no line says which kernels were selected (the start of the log is needed)"
+        yield "  no line shows the selected kernels (the start of the log is needed)"
     yield ""
     for finding in result.findings:
         yield from _finding(finding)

@@ -27,7 +27,7 @@ class Outcome(Part, frozen=True, kw_only=True):
     }
 
     selected: Text = ""
-    line: Annotated[Text, Meta(description="the log line that says so")] = ""
+    line: Annotated[Text, Meta(description="the log line that shows it")] = ""
     refused: Text = ""
     not_applicable: Text = field(default="", name="not-applicable")
 

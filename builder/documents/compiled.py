@@ -46,7 +46,7 @@ class MachineCode(Part, frozen=True, kw_only=True):
     arch: str | None = None
     guard: Annotated[
         str | None,
-        Meta(description="part of the kernels' names that says which chips they admit"),
+        Meta(description="part of the kernels' names that shows the supported chips"),
     ] = None
 
 

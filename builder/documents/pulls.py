@@ -76,7 +76,7 @@ class PatchedFile(Part, frozen=True, kw_only=True):
     ]
     offsets: Annotated[
         tuple[int, ...],
-        Meta(description="lines between where the diff says and where it is"),
+        Meta(description="lines between the position in the diff and the actual one"),
     ]
 
 
@@ -92,7 +92,9 @@ class Conflict(Part, frozen=True, kw_only=True):
 
     path: Text
     hunk: Annotated[int, Meta(ge=1, description="from 1")]
-    line: Annotated[Count, Meta(description="where the diff says it is, from 1; 0 without one")]
+    line: Annotated[
+        Count, Meta(description="its line according to the diff, from 1; 0 without one")
+    ]
     why: Text
     expected: tuple[str, ...] = always(())
     found_line: Annotated[

@@ -153,7 +153,7 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
         first, last = _UNREACHABLE
         release = Version(checked.interface.vllm)
         if name == "--linear-backend" and value == "flashinfer_b12x" and first <= release < last:
-            message = f"vLLM {release} knows {name} flashinfer_b12x, but has no such kernel"
+            message = f"vLLM {release} accepts {name} flashinfer_b12x, but has no such kernel"
             advice = "an image with the profile b12x-full, or vLLM 0.28.0 and later"
             if _OFFICIAL.search(checked.command.image) or not checked.command.image:
                 yield checked.finding("b12x-unreachable", flag.line, message, advice)

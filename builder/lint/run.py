@@ -113,7 +113,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             found += check(Checked.of(command, interface, known))
         if not served and not broken:
             raise UsageError(
-                f"{name}: there is no vllm serve command in it",
+                f"{name} contains no vllm serve command",
                 hint=READS,
             )
         ignored_in = _Ignored(text)

@@ -42,7 +42,7 @@ class IndexSources:
                 raise RemoteError(f"{name}, pinned by a layer, is not on the package index")
             if file.sha256 != pin.sha256:
                 raise RemoteError(
-                    f"{name}: the package index says sha256 {file.sha256}, "
+                    f"{name}: the package index has sha256 {file.sha256}, "
                     f"the layer pins {pin.sha256}",
                     hint="do not build from it; find out why the file changed",
                 )

@@ -121,7 +121,9 @@ def add_image(made: Path, target: Path, name: str) -> None:
             console.say(f"  {name} was {', '.join(gone)} in {target}, and is replaced")
         _sweep(there, replaced, index["manifests"])
     if len(index["manifests"]) > 1:
-        console.say(f"  {target} holds {len(index['manifests'])} images; this one is named {name}")
+        console.say(
+            f"  {target} contains {len(index['manifests'])} images; this one is named {name}"
+        )
 
 
 def _move(made: Path, target: Path) -> None:

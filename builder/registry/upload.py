@@ -290,7 +290,7 @@ class _Upload:
         drain(response)
         match = _RANGE.fullmatch(response.headers.get("Range", ""))
         if response.status_code not in _STORED or match is None:
-            raise _SessionLost("the registry no longer knows the upload")
+            raise _SessionLost("the registry has lost the upload")
         # "0-0" is also how registries report that they have nothing
         stored = int(match[1]) + 1 if match[1] != "0" else 0
         if not begin <= stored <= begin + size:

@@ -142,7 +142,7 @@ def _from_file(path: Path, against: Path | None) -> Audit:
     modules = loaded_modules(loaded)
     unknown = []
     if any(module.group == EXPERTS and module.experts is None for module in modules):
-        unknown.append(f"ceiling: {path} does not say how many experts a token uses")
+        unknown.append(f"ceiling: {path} does not give the number of experts per token")
     compared = None
     if against is not None:
         if not against.is_dir():

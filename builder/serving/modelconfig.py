@@ -177,7 +177,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         if not total:
             return 1, 1
         if not used or used > total:
-            raise Unknown(f"{CONFIG} does not say how many of {total} experts a token uses")
+            raise Unknown(f"{CONFIG} does not give the number of experts per token, of {total}")
         return used, total
 
 
@@ -304,7 +304,9 @@ def _state(text: ModelConfig) -> int:
         width, depth = text.mamba_head_dim, text.ssm_state_size
         kernel = text.conv_kernel
     if not (heads and width and depth and groups and kernel):
-        raise Unknown(f"{CONFIG} does not say the state of its Mamba or linear-attention layers")
+        raise Unknown(
+            f"{CONFIG} does not give the state size of its Mamba or linear-attention layers"
+        )
     return heads * width * depth * 4 + (heads * width + 2 * groups * depth) * (kernel - 1) * 2
 
 

@@ -267,4 +267,4 @@ def _notes(draft: Draft, *, fits: bool) -> Iterator[str]:
         yield f"{served.image} was not checked: it must contain {served.name} on vLLM {served.vllm}"
     if draft.plugins:
         files = ", ".join(plugin.name for plugin in draft.plugins)
-        yield f"{files} comes with the checkpoint: put it beside this recipe first"
+        yield f"{files} comes with the checkpoint: put it next to this recipe first"

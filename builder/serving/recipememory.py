@@ -164,7 +164,7 @@ def _why(inputs: MemoryInputs, made: MemoryEstimate, memory: RecipeMemory) -> st
     else:
         step = _step(next_step(made))
     return (
-        f"it does not fit: {_need(made)}, and {given} leaves {room} for the KV cache beside "
+        f"it does not fit: {_need(made)}, and {given} leaves {room} for the KV cache, besides "
         f"{_gib(ACTIVATIONS.bytes + GRAPHS.bytes)} for activations and CUDA graphs; {step}"
     )
 

@@ -32,10 +32,10 @@ def expert_share(config: ModelConfig | None, groups: set[str]) -> tuple[int, int
     if config is None:
         if EXPERTS not in groups:
             return 1, 1
-        raise Unknown(f"no {CONFIG} says how many experts a token uses")
+        raise Unknown(f"no {CONFIG} gives the number of experts per token")
     used, total = config.routed_experts()
     if (total > 1) != (EXPERTS in groups):
-        raise Unknown(f"{CONFIG} says {total} experts, and the names of the tensors do not agree")
+        raise Unknown(f"{CONFIG} has {total} experts, which the names of the tensors contradict")
     return used, total
 
 

@@ -32,8 +32,8 @@ EXPECTED = "every value within its bound in every schedule; no race, no deadlock
 #: W4A16 layers by their kinds, and what is not run of them: by the kernel's name, why.
 W4A16 = {"w4a16-linear": "W4A16 linear layers", "w4a16-moe": "W4A16 MoE layers"}
 NOT_RUN = {
-    "marlin": "vLLM takes Marlin: CUDA C++ that comes as machine code, and this level runs the PTX "
-    "of kernels in the CuTe DSL. It says nothing about Marlin's numbers.",
+    "marlin": "vLLM uses Marlin, which is shipped as machine code, and this level runs the PTX "
+    "of kernels in the CuTe DSL. It does not test Marlin's numbers.",
 }
 #: Of experts with 16-bit activations whose kernel is another's.
 ROUNDED = (

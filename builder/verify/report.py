@@ -76,10 +76,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
     necessity: Annotated[
         tuple[Necessity, ...] | None,
-        Meta(
-            description="a verdict on each layer, in order of application; "
-            "only when it was asked for"
-        ),
+        Meta(description="a verdict on each layer, in order of application; only if requested"),
     ] = None
 
 

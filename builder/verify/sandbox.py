@@ -264,7 +264,7 @@ def ask_probe(
     except (OSError, ValueError, RecursionError) as error:
         raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
     if not isinstance(result, dict):
-        raise SandboxUnavailable(f"{probe} gave no result: {answer[:80]!r} is no object")
+        raise SandboxUnavailable(f"{probe} gave no result: {answer[:80]!r} is not an object")
     reply = reply_of(result, form)
     return reply if apart is None else reply.simulating(apart.said())
 

@@ -67,7 +67,7 @@ def _plan(target: VerifyTarget, label: str) -> Check:
         planned = {layer.name: layer.digest for layer in target.plan.layers}
         names = sorted(n for n in digests | planned if digests.get(n) != planned.get(n))
         if names:
-            wrong = f"layers.json holds another {', '.join(names)} than the plan"
+            wrong = f"layers.json has another {', '.join(names)} than the plan"
     return Check(
         level="static",
         name="plan",
@@ -182,7 +182,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     for path, digests in claims.items():
         current = target.tree.digest(path)
         if path in true and digests != {current}:
-            strange.append(f"{path} (RECORD says otherwise)")
+            strange.append(f"{path} (differs from RECORD)")
         elif current in digests:
             same += 1
         elif any(explained(path, digest, current, receipts) for digest in digests):
@@ -191,7 +191,7 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
             strange.append(path)
     strange += [f"{path} (in no RECORD)" for path in _unlisted(target, true, claims)]
     strange += _unaccounted(target, receipts)
-    seen = f"{counted(same, 'file')} as RECORD says, {other} changed as in receipts"
+    seen = f"{counted(same, 'file')} match RECORD, {other} changed as in receipts"
     if strange:
         seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
     return Check(

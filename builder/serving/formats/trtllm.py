@@ -29,7 +29,7 @@ def refuse_settings(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value is not None and value is not False and value != ():
             raise UsageError(
-                f"{name} is for vLLM, and --format trtllm prints what the model's file says about "
+                f"{name} is for vLLM, and --format trtllm prints the model file's settings for "
                 "TensorRT-LLM",
                 hint=f"leave {name} out",
             )
@@ -44,7 +44,7 @@ def trtllm(model: Model, port: int) -> dict[str, str]:
     known = model.tensorrt_llm
     if known is None:
         raise UsageError(
-            f"the file of {model.name} does not say how TensorRT-LLM serves it",
+            f"the file of {model.name} has no settings for TensorRT-LLM",
             hint="--format docker",
         )
     head = f"# {model.id.value} on TensorRT-LLM, {known.image}\n# source: {known.source}\n"

@@ -513,7 +513,7 @@ def test_text_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     out = capsys.readouterr().out
     assert re.search(r"error +line \d+: b12x-linear-unreachable", out)
     assert "fix: " in out
-    assert "no line says which kernels were selected" in out
+    assert "no line shows the selected kernels" in out
     # lines of the log are quoted whole, for a search
     assert max(len(line) for line in out.splitlines() if " | " not in line) <= 100
 

@@ -53,7 +53,7 @@ def test_a_warning_is_a_note(text: str, note: str) -> None:
         (
             "linear-backend=flashinfer_b12x",
             {"served": served("0.25.0", interface=interface("0.25.0"), **OFFICIAL)},
-            "--set linear-backend=flashinfer_b12x: vLLM 0.25.0 knows --linear-backend",
+            "--set linear-backend=flashinfer_b12x: vLLM 0.25.0 accepts --linear-backend",
         ),
         (
             "distributed-executor-backend=ray",

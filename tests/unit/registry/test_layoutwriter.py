@@ -229,7 +229,7 @@ def test_several_images_in_one_layout(call: Call, tmp_path: Path) -> None:
     first = call(*image, "-o", "oci:out:me/a:1")
     second = call(*image, "-o", "oci:out", "-t", "me/b:1", "--single-layer")
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "holds 2 images; this one is named me/b:1" in second.err
+    assert "contains 2 images; this one is named me/b:1" in second.err
     assert second.out.startswith("oci:out@sha256:")
     assert set(names(tmp_path / "work" / "out")) == {"me/a:1", "me/b:1"}
     asked = call("verify", "oci:out", "--level", "static")

@@ -144,7 +144,7 @@ def test_the_same_name_in_many_layers_is_one_row(tmp_path: Path) -> None:
 def test_without_a_config_the_share_of_experts_is_unknown(tmp_path: Path) -> None:
     made = of(checkpoint(tmp_path, NEMOTRON, None))
     assert made.ceiling is None
-    assert made.unknown == ("ceiling: no config.json says how many experts a token uses",)
+    assert made.unknown == ("ceiling: no config.json gives the number of experts per token",)
     assert all(row.share is None for row in made.kept)
 
 

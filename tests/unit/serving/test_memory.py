@@ -86,10 +86,13 @@ def test_an_embedding_that_is_the_output_head_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "unknown"),
     [
-        (None, ("ceiling: no config.json says how many experts", "KV cache: ")),
-        (EXPERTS | {"num_experts_per_tok": None}, ("ceiling: config.json does not say how many",)),
-        (EXPERTS | {"num_experts_per_tok": 9}, ("ceiling: config.json does not say how many",)),
-        (DENSE, ("ceiling: config.json says 1 experts, and the names",)),
+        (None, ("ceiling: no config.json gives the number of experts", "KV cache: ")),
+        (
+            EXPERTS | {"num_experts_per_tok": None},
+            ("ceiling: config.json does not give the number",),
+        ),
+        (EXPERTS | {"num_experts_per_tok": 9}, ("ceiling: config.json does not give the number",)),
+        (DENSE, ("ceiling: config.json has 1 experts, which the names",)),
     ],
 )
 def test_without_figures_there_is_no_ceiling(
@@ -148,7 +151,7 @@ def test_windows_mla_and_nested_configs() -> None:
         ({"hidden_size": None}, "has no head_dim"),
         ({"dtype": None}, "does not say the dtype"),
         ({"ssm_state_size": 128}, "does not list which layers"),
-        ({"hybrid_override_pattern": "M*"}, "does not say the state"),
+        ({"hybrid_override_pattern": "M*"}, "does not give the state size"),
         ({"hybrid_override_pattern": "M?"}, "has '?', which is not supported"),
         ({"layer_types": ["mlp"]}, "has 1 layers, num_hidden_layers is 2"),
         ({"layer_types": ["mlp", "sliding_attention"]}, "no sliding_window"),

@@ -396,8 +396,8 @@ def test_layers_that_are_not_run_are_named_with_the_reason() -> None:
     refused = ExpectedChoice(kind="w4a16-moe", refused="'FLASHINFER_B12X' does not support")
     replies = [reply_of(GOOD)] * len(wanted_launches([LINEAR]))
     for expected, name, words in (
-        (selected, "W4A16 linear layers", "Marlin: CUDA C++ that comes as machine code"),
-        (experts, "W4A16 MoE layers", "It says nothing about Marlin's numbers"),
+        (selected, "W4A16 linear layers", "Marlin, which is shipped as machine code"),
+        (experts, "W4A16 MoE layers", "It does not test Marlin's numbers"),
     ):
         *ran, last = check_numbers(target_of(replies, LINEAR, expected))
         assert {check.status for check in ran} == {"pass"}

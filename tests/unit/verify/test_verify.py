@@ -234,7 +234,7 @@ def test_a_changed_plan_fails(changes: dict[str, Any], label: str, seen: str) ->
 @pytest.mark.parametrize("layers", [(), (make_layer("fix", BACKEND),)])
 def test_layers_that_differ_from_the_plan_fail(layers: tuple[Layer, ...]) -> None:
     target = dataclasses.replace(baked(target_of(LAYER)), layers=layers)
-    assert "layers.json holds another fix" in static(target)["plan"].seen
+    assert "layers.json has another fix" in static(target)["plan"].seen
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"plan_digest": "x"}'])
@@ -347,7 +347,7 @@ def test_files_of_a_wheel_layer_are_compared_with_its_record() -> None:
     files = vllm_files() | dist_files("lib", "1.0", {"lib/__init__.py": "", "lib/old.py": ""})
     target = target_of(layer, files=files, wheels=[wheel])
     assert {check.status for check in static(target).values()} == {"pass"}
-    assert "7 files as RECORD" in static(target)["no other file touched"].seen
+    assert "7 files match RECORD" in static(target)["no other file touched"].seen
     broken = edited(target, "lib/__init__.py", b"v = 3\n")
     assert static(broken)["no other file touched"].where == "lib/__init__.py"
 
