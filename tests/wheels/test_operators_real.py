@@ -5,15 +5,13 @@ Nothing is compiled: a release's own build files and sources are read.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.documents import validated
+from .cli import called
 
 #: release -> CUDA units, and for how many of them the operators are found
 SURVEY = {
@@ -29,12 +27,10 @@ SURVEY = {
 
 @cache
 def survey(release: str) -> dict[str, Any]:
-    words = ["compile", "show", "--vllm", release, "--operators", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "builder", *words], capture_output=True, text=True, check=True
-    )
-    rows = validated("compile-show", json.loads(done.stdout))["operators"]
-    return {row["path"]: row for row in rows}
+    """Units by path; in this process, where other tests have read the same build files."""
+    ran = called("compile", "show", "--vllm", release, "--operators", "--json", cwd=Path.cwd())
+    assert ran.code == 0, ran.err
+    return {row["path"]: row for row in ran.json()["operators"]}
 
 
 def named(row: dict[str, Any]) -> set[str]:
