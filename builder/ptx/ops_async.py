@@ -128,7 +128,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
 
 
 def _copy(d: Decoder, i: Instruction) -> Step:
-    """``cp.async.bulk``: tiles of tensors between global and shared memory, and their groups."""
+    """``cp.async.bulk``: bytes and tiles of tensors, between global and shared memory; groups."""
     words = i.modifiers
     if words[:2] != ("async", "bulk"):
         return element_copy(d, i)
@@ -145,7 +145,48 @@ def _copy(d: Decoder, i: Instruction) -> Step:
             return _load_tile(d, i)
         if rest == ["global", "shared::cta", "bulk_group"]:
             return _store_tile(d, i)
+    rest = [m for m in words[2:] if m != "L2::cache_hint"]
+    if rest == ["shared::cta", "global", "mbarrier::complete_tx::bytes"]:
+        return _load_bytes(d, i)
     raise d.unknown(i)
+
+
+def _load_bytes(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.bulk``: bytes from global to shared memory, which count for the mbarrier.
+
+    The addresses and the size are multiples of 16.
+    """
+    to, source = d.address(i, i.operands[0]), d.address(i, i.operands[1], 64)
+    size, barrier = d.source(i, i.operands[2], _WORD), d.address(i, i.operands[3])
+    line = i.line
+
+    def start(w: Warp, lane: int) -> None:
+        block, count = w.block, int(w.views[U32][size][lane])
+        place, origin, signal = int(to(w)[lane]), int(source(w)[lane]), int(barrier(w)[lane])
+        first = place - SHARED_BASE
+        if count % 16 or place % 16 or origin % 16:
+            raise Fault(f"a copy of {count} bytes from {origin:#x} to offset {first}: not by 16")
+        if first < 0 or first + count > block.shared.size:
+            raise Fault(f"a copy of {count} bytes to offset {first} of {block.shared.size} bytes")
+        region = block.state.memory.find(origin, origin + count)
+        block.mbarrier(signal)
+        races = block.races
+        copy = races.issue(w.number, (place, signal), line) if races else None
+        if races and copy:
+            races.signals(copy, signal)
+
+        def act() -> None:
+            clocks = None
+            if races and copy:
+                races.copy_writes(copy, first, count)
+                clocks = races.finish(copy)
+            at = origin - region.address
+            block.shared.bytes[first : first + count] = region.data[at : at + count]
+            block.transferred(signal, count, clocks)
+
+        block.issue(Operation("load", act, line, copy=copy))
+
+    return _each_lane(start)
 
 
 def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int]]:

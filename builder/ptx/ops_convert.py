@@ -92,16 +92,22 @@ def _halves(values: Any) -> Any:
     return to_f16(values.reshape(-1)).astype(np.uint16)
 
 
+def _bf16_halves(values: Any) -> Any:
+    return to_bf16(values.reshape(-1)).astype(np.uint16)
+
+
 _BYTES = np.arange(256, dtype=np.uint8)
-#: By modifiers: the float16 bits of a byte's one value or two, and the bits of the source.
+#: By modifiers: the half-precision bits of a byte's one value or two, and the bits of the source.
 _UNPACKED: dict[str, tuple[Any, str]] = {
     "rn.f16x2.e4m3x2": (_halves(from_e4m3(_BYTES)), "b16"),
     "rn.f16x2.e2m1x2": (_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
+    "rn.bf16x2.e4m3x2": (_bf16_halves(from_e4m3(_BYTES)), "b16"),
+    "rn.bf16x2.e2m1x2": (_bf16_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
 }
 
 
 def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
-    """``cvt.rn.f16x2`` of ``e4m3x2`` or ``e2m1x2``: exact; the low part goes into the low half."""
+    """``cvt.rn`` of ``e4m3x2`` or ``e2m1x2`` to two halves: exact; the low part goes to the low."""
     source, word = type_named(held), type_named("b32")
     assert source is not None
     assert word is not None

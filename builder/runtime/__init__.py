@@ -39,6 +39,7 @@ LAUNCH_PROBE = (
     "device_layers.py",
     "device_probe.py",
     "launch_layers.py",
+    "launch_package.py",
     "launch_recorder.py",
     "launch_probe.py",
 )

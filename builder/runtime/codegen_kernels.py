@@ -211,11 +211,21 @@ def build_package(ask: Json) -> None:
     api.mm_nvfp4(a, a_scale, b, b_scale, torch.ones(1), out_dtype=torch.bfloat16)
 
 
-def import_package(ask: Json) -> Any:
+#: What the package imports of Triton.
+PACKAGE_TRITON = (
+    *TRITON,
+    "triton.language.extra",
+    "triton.language.extra.cuda",
+    "triton.language.extra.cuda.libdevice",
+)
+
+
+def import_package(ask: Json, *, session: bool = False) -> Any:
     """Import the package's GEMM as on a machine with the device.
 
     Call it in a child, whose state it changes. Without Triton, torch has to be
-    imported completely first: it would use the stand-in as the real one.
+    imported completely first: it would use the stand-in as the real one. With ``session``, the
+    package prepares what a call needs; without it, it only compiles.
     """
     torch = importlib.import_module("torch")
     torch.cuda.is_available = lambda: True
@@ -224,8 +234,10 @@ def import_package(ask: Json) -> Any:
     if ask.get("stand_in") and importlib.util.find_spec("triton") is None:
         importlib.import_module("torch._dynamo")
         importlib.import_module("torch._inductor.utils")
-        sys.modules.update({name: StubModule(name) for name in TRITON})
+        sys.modules.update({name: StubModule(name) for name in PACKAGE_TRITON})
     api = importlib.import_module("b12x.gemm.blockscaled.api")
+    if session:
+        return api
     with contextlib.suppress(ImportError):  # from 1.5 on; until then the call itself compiles
         compile_without_session(importlib.import_module("b12x.gemm.blockscaled._preparation"))
     return api

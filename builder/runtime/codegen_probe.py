@@ -132,8 +132,10 @@ def check_kinds(kernels: list[Json]) -> None:
             raise ValueError(f"unknown kind {ask.get('kind')!r}; known: {', '.join(known)}")
 
 
+#: Kernels of the package ``b12x``; those behind the first are launched too.
+OF_PACKAGE = ("dense-b12x-package", "package-dense", "package-dense-a16")
 #: Kernels that need no FlashInfer: if its import fails, only the others fail.
-WITHOUT_FLASHINFER = ("mma-gate", "dense-b12x-package")
+WITHOUT_FLASHINFER = ("mma-gate", *OF_PACKAGE)
 
 
 def prepare(request: Json, probe: Probe) -> Json | None:
@@ -141,7 +143,7 @@ def prepare(request: Json, probe: Probe) -> Json | None:
     importlib.import_module("cutlass.cute.nvgpu.warp")
     remember_source()
     kinds = {ask["kind"] for ask in request["kernels"]}
-    if "dense-b12x-package" in kinds:
+    if kinds & {*OF_PACKAGE}:
         describe_device_to_torch(probe)
         probe.note("package b12x: told that a device is there; its session prepares no memory")
     if kinds <= {*WITHOUT_FLASHINFER}:

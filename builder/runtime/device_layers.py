@@ -20,6 +20,7 @@ Json = dict[str, Any]
 #: ModelOpt's names of the quantisation in checkpoints.
 QUANTISATIONS: dict[str, tuple[str, Json]] = {
     "nvfp4-linear": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
+    "w4a16-linear": ("ModelOptNvFp4Config", {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
     "nvfp4-moe": ("ModelOptNvFp4Config", {"quant_algo": "NVFP4", "group_size": 16}),
     "w4a16-moe": ("ModelOptNvFp4Config", {"quant_algo": "W4A16_NVFP4", "group_size": 16}),
     "fp8-linear": ("ModelOptFp8Config", {"quant_algo": "FP8"}),
@@ -103,7 +104,7 @@ def kernel_name(found: Any) -> str:
 
 
 class Linear:
-    """vLLM's linear layer with one case's weights; NVFP4 or FP8."""
+    """vLLM's linear layer with one case's weights: NVFP4, weights alone in FP4, or FP8."""
 
     def __init__(self, kind: str, case: Any, device: str) -> None:
         torch = importlib.import_module("torch")

@@ -50,7 +50,7 @@ class Language:
 
     int32 = torch.int32
     constexpr = int
-    range = staticmethod(range)
+    range = static_range = staticmethod(range)
     where = staticmethod(torch.where)
 
     def __init__(self) -> None:
@@ -59,6 +59,10 @@ class Language:
     def program_id(self, axis: int) -> int:
         """Which program runs."""
         return self.place[axis]
+
+    @staticmethod
+    def debug_barrier() -> None:
+        """A barrier of the program's threads: every block of numbers is complete here."""
 
     @staticmethod
     def arange(begin: int, end: int) -> Any:

@@ -73,11 +73,12 @@ def dense_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """Calls of FlashInfer's b12x GEMM, one for each requested shape and kind of input."""
     for m, n, k in ask["shapes"]:
         made = ExactCases("fp4", seed=int(ask.get("seed", 0)))
-        for case in _linear(made, ask.get("inputs", "random"), m, n, k):
+        for case in linear(made, ask.get("inputs", "random"), m, n, k):
             yield _dense(ask, case)
 
 
-def _linear(made: Any, inputs: str, m: int, n: int, k: int) -> Iterator[Any]:
+def linear(made: Any, inputs: str, m: int, n: int, k: int) -> Iterator[Any]:
+    """The cases of one shape."""
     if inputs == "degenerate":
         yield made.any_scales(m, n, k)
         yield made.single(m, n, k)
@@ -122,7 +123,7 @@ def a16_cases(ask: dict[str, Any]) -> Iterator[Case]:
         raise AbsentError("this FlashInfer has no GEMM of bfloat16 and FP4")
     for m, n, k in ask["shapes"]:
         made = cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
-        for case in _linear(made, ask.get("inputs", "random"), m, n, k):
+        for case in linear(made, ask.get("inputs", "random"), m, n, k):
             yield _a16(gemm, case)
 
 
@@ -179,20 +180,21 @@ class AbsentError(Exception):
 def as_for_narrow_experts() -> None:
     """Make few tokens use FlashInfer's kernel for experts at most 512 wide.
 
-    FlashInfer asks CUDA's driver whether the kernel can have as many threads as it needs: it can,
-    if the PTX requires them ("Performance-Tuning Directives: .reqntid").
-
     Raises:
         AbsentError: this FlashInfer has only one such kernel.
     """
     dispatch: Any = importlib.import_module(DISPATCH)
     if not hasattr(dispatch, "compiled_direct_micro_accepts_block_dim"):
         raise AbsentError("this FlashInfer has no experts' kernel without tensor cores")
+    dispatch.compiled_direct_micro_accepts_block_dim = accepts_block
 
-    def accepts(compiled: Any, threads: int) -> bool:
-        return any(f".reqntid {threads}, 1, 1" in text for text in compiled.ptx)
 
-    dispatch.compiled_direct_micro_accepts_block_dim = accepts
+def accepts_block(compiled: Any, threads: int) -> bool:
+    """Whether a kernel can have as many threads as it wants, which CUDA's driver is asked.
+
+    It can, where the PTX requires them ("Performance-Tuning Directives: .reqntid").
+    """
+    return any(f".reqntid {threads}, 1, 1" in text for text in compiled.ptx)
 
 
 def as_for_wide_experts() -> None:

@@ -69,6 +69,8 @@ def topk_softmax(
 class Handed:
     """Replaces FlashInfer's GEMM, to record what vLLM passes to it in the current case."""
 
+    name = "flashinfer.mm_fp4"
+
     def __init__(self) -> None:
         self.case: Any = None
         self.called = False
@@ -143,11 +145,28 @@ _FOR_GOOD = contextlib.ExitStack()
 _READY: list[Any] = []
 
 
+#: vLLM's name for the kernels of the package ``b12x``.
+PACKAGE = "b12x"
+
+
+def packages(probe: Any) -> Any:
+    """What stands in front of the package ``b12x``, which is ready when this returns."""
+    package: Any = importlib.import_module("launch_package")
+    package.ready(probe)
+    return package
+
+
 def ready(ask: dict[str, Any], probe: Any) -> Any:
     """vLLM's configuration, with the backends of the first request."""
     if not _READY:
         try:
-            _READY.append(vllm_on_cpu(ask, probe))
+            if PACKAGE in (ask.get("linear_backend"), ask.get("moe_backend")):
+                package = packages(probe)
+                _FOR_GOOD.enter_context(package.OrdinaryMemory())
+                with package.without_triton():
+                    _READY.append(vllm_on_cpu(ask, probe))
+            else:
+                _READY.append(vllm_on_cpu(ask, probe))
         except NotSimulated as error:
             _READY.append(error)
     if isinstance(_READY[0], NotSimulated):
@@ -162,26 +181,29 @@ def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """
     layers = importlib.import_module("device_layers")
     ready(ask, probe)
-    handed = Handed()
+    package = ask.get("linear_backend") == PACKAGE
+    handed = packages(probe).handed_gemm() if package else Handed()
+    kind = ask.get("layer", "nvfp4-linear")
     for shape in ask["shapes"]:
-        draw = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
+        activations = "bf16" if kind == "w4a16-linear" else "fp4"
+        draw = launch_cases.ExactCases(activations, seed=int(ask.get("seed", 0)))
         for made in (draw.ordinary(*shape), draw.single(*shape)):
             try:
-                layer = layers.Linear("nvfp4-linear", made, "cpu")
+                layer = layers.Linear(kind, made, "cpu")
             except (ImportError, layers.UnknownLayerError) as error:
                 raise NotSimulated(f"{type(error).__name__}: {error}") from error
             handed.case = _case(layer, made, handed)
             yield handed.case
 
 
-def _case(layer: Any, made: Any, handed: Handed) -> Any:
+def _case(layer: Any, made: Any, handed: Any) -> Any:
     methods, shape = ", ".join(layer.methods), tuple(made.expected.exact.shape)
 
     def call() -> None:
         handed.called = False
         output = layer()
         if not handed.called:
-            raise NotSimulated(f"{methods} does not call flashinfer.mm_fp4")
+            raise NotSimulated(f"{methods} does not call {handed.name}")
         if tuple(output.shape) != shape:
             raise RuntimeError(f"the layer gives {tuple(output.shape)}, not {shape}")
 
@@ -269,12 +291,14 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     layers = importlib.import_module("device_layers")
     experts = importlib.import_module("device_experts")
     config = ready(ask, probe)
-    launch_cases.as_for_wide_experts()
+    package = ask.get("moe_backend") == PACKAGE
+    if not package:
+        launch_cases.as_for_wide_experts()
     forced = launch_cases.a16_is_forced()
     if forced:
         launch_cases.as_for_a16_experts()
     finer = bool(ask.get("finer", forced))
-    handed = handed_experts()
+    handed = packages(probe).handed_experts() if package else handed_experts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
     made = experts.make_experts(count, hidden, inner, finer=finer)
     small = ask.get("small")

@@ -83,6 +83,8 @@ Json = dict[str, Any]
 LAYERS = {"vllm-linear": "linear_cases", "vllm-moe": "expert_cases"}
 #: The settings that are the same for all requests of one child.
 APART = ("sms", "many", "narrow", "mode")
+#: Kernels of the package ``b12x``, which ``launch_package`` knows, and vLLM's name for them.
+PACKAGE, OF_PACKAGE = "package-", "b12x"
 
 #: The DSL's variable for the libraries that host code is linked against.
 LIBRARIES = "CUTE_DSL_LIBS"
@@ -143,6 +145,9 @@ def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
     if ask["kind"] in LAYERS:
         layers = importlib.import_module("launch_layers")
         yield from getattr(layers, LAYERS[ask["kind"]])(ask, probe)
+    elif ask["kind"].startswith(PACKAGE):
+        package = importlib.import_module("launch_package")
+        yield from package.KINDS[ask["kind"]](ask, probe)
     else:
         yield from importlib.import_module("launch_cases").KINDS[ask["kind"]](ask)
 
@@ -223,8 +228,13 @@ def together(asks: list[Json]) -> list[list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for number in sorted(range(len(asks)), key=lambda number: asks[number]["kind"] in LAYERS):
-        same = codegen_probe.key_of({name: asks[number].get(name) for name in APART})
-        groups.setdefault(same, []).append(number)
+        ask = asks[number]
+        key = {name: ask.get(name) for name in APART}
+        # what is done for the package concerns every tensor
+        of_package = ask["kind"].startswith(PACKAGE) or ask.get("moe_backend") == OF_PACKAGE
+        if of_package:
+            key["package"] = ask["kind"] in LAYERS
+        groups.setdefault(codegen_probe.key_of(key), []).append(number)
     return list(groups.values())
 
 

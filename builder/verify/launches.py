@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from builder.util.documents import Part
 from builder.util.paths import package_file
 from builder.verify.dslmirror import mirror, texts_of
 from builder.verify.installer import SandboxUnavailable
+from builder.verify.launched import LAYER, MOE_LAYER, OF_PACKAGE, Launched
 from builder.verify.recordings import keep, restore
 from builder.verify.replies import LaunchReply, RecordedKernel
 from builder.verify.results import Results
@@ -43,24 +43,12 @@ PROBE = LAUNCH_PROBE[-1]
 TIMEOUT = 600.0
 #: The stage of an error that is the executor's: it does not know an instruction.
 UNREAD = "read"
-#: vLLM's own layers in front of a kernel; and the stage of the error where one cannot be run here.
-LAYER, MOE_LAYER, NO_LAYER = "vllm-linear", "vllm-moe", "layer"
+#: The stage of the error where vLLM's own layer cannot be run here.
+NO_LAYER = "layer"
 #: The stage of an error that says that a release has no such kernel.
 ABSENT = "absent"
 #: Errors that the same files give every time.
 FINAL = (NO_LAYER, ABSENT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """A kernel whose numbers are to be checked: the calls that launch it."""
-
-    name: str
-    #: the kind of layer that it serves
-    serves: str
-    request: Mapping[str, Any]
-    #: what the line that a profile expects has in it, in small letters
-    line: str = "b12x"
 
 
 def _tile(rows: int, columns: int) -> Launched:
@@ -232,14 +220,21 @@ LAUNCHED = (
 )
 
 
-def wanted_launches(expectations: Sequence[ExpectedChoice]) -> list[Launched]:
-    """The kernels of the lines that a profile expects."""
+def wanted_launches(
+    expectations: Sequence[ExpectedChoice], *, package: bool = False
+) -> list[Launched]:
+    """The kernels of the lines that a profile expects.
+
+    Those of the package ``b12x`` are for where it is installed, as one more choice of vLLM's.
+    """
     lines = [(expected.kind, (expected.line or "").lower()) for expected in expectations]
-    return [
+    found = [
         one
         for one in LAUNCHED
         if any(kind == one.serves and one.line in line for kind, line in lines)
     ]
+    chosen = any("b12x" in line for _, line in lines)
+    return [*found, *(OF_PACKAGE if chosen and package else ())]
 
 
 class Reply(Part, frozen=True, kw_only=True):
@@ -384,10 +379,11 @@ def launch_request(
     settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What the probe is asked; ``settings`` are those of vLLM's that select its kernels."""
-    chosen = [settings if one.request["kind"] in (LAYER, MOE_LAYER) else None for one in wanted]
+    layers = [one.request["kind"] in (LAYER, MOE_LAYER) for one in wanted]
+    chosen = [(settings or {}) if layer else {} for layer in layers]
     return {
         "env": dict(env),
         "arch": arch,
         "jobs": min(4, os.cpu_count() or 1),
-        "kernels": [{**one.request, **(s or {})} for one, s in zip(wanted, chosen, strict=True)],
+        "kernels": [{**s, **one.request} for one, s in zip(wanted, chosen, strict=True)],
     }

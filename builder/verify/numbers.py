@@ -15,7 +15,7 @@ from builder.runtime.dispatch_expect import backends
 from builder.verify.checks import Check
 from builder.verify.codegen import ARCH
 from builder.verify.dslmirror import NoDsl
-from builder.verify.kernels import headline
+from builder.verify.kernels import PACKAGE, headline
 from builder.verify.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from builder.ptx.findings import FoundRace, Run
     from builder.verify.checks import Status
-    from builder.verify.launches import Launched, Replies, Reply
+    from builder.verify.launched import Launched
+    from builder.verify.launches import Replies, Reply
     from builder.verify.target import VerifyTarget
 
 #: A tile may have rows that no token needs, which are multiplied all the same.
@@ -63,7 +64,8 @@ def check_numbers(target: VerifyTarget) -> Iterator[Check]:
 
 
 def _run_expected(target: VerifyTarget) -> Iterator[Check]:
-    wanted = wanted_launches(target.plan.expect)
+    installed = PACKAGE in target.tree.distributions()
+    wanted = wanted_launches(target.plan.expect, package=installed)
     if not wanted:
         said = "the profile expects no b12x kernel, and no other is known to this level"
         yield Check(
@@ -95,7 +97,7 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
 
 def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
     simulated = (*replies.simulated, *SIMULATED)
-    where = _where(reply, replies, target)
+    where = _where(one, reply, replies, target)
     if reply.stage == ABSENT:
         said = headline(reply.error.partition(": ")[2], "")
         return _check(one, "not-run", where=where, reason=said, moot=True)
@@ -205,8 +207,9 @@ def _coverage(reply: Reply) -> str:
     return f"{' and '.join(parts)} basic blocks ran"
 
 
-def _where(reply: Reply, replies: Replies, target: str) -> str:
-    labels = (("flashinfer-python", "FlashInfer"), ("nvidia-cutlass-dsl", "CuTe DSL"))
+def _where(one: Launched, reply: Reply, replies: Replies, target: str) -> str:
+    library = (PACKAGE, PACKAGE) if one.serves == PACKAGE else ("flashinfer-python", "FlashInfer")
+    labels = (library, ("nvidia-cutlass-dsl", "CuTe DSL"))
     named = [f"{label} {replies.versions[n]}" for n, label in labels if replies.versions.get(n)]
     kept = ", run before from the same files" if replies.kept else ""
     ptx = dict.fromkeys(ran.ptx[:12] for ran in reply.ran)

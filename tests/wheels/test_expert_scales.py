@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.layers.catalog import Catalog
-from builder.verify.launches import LAUNCHED, MOE_LAYER, launch_request
+from builder.verify.launched import MOE_LAYER
+from builder.verify.launches import LAUNCHED, launch_request
 from builder.verify.numbers import UNWRITTEN
 from builder.verify.targets import target_of_plan
 

@@ -124,6 +124,11 @@ NARROW = "cvt.rn.f32.f64 %r5, %rd7;"
         # E2M1 to f16: the low code is the low half: 6 and -0.5; 0.5 and -0
         (f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", (0x97,), 0xB8004600),
         (f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", (0x12381,), 0x80003800),
+        # the same to bf16
+        ("mov.b32 {%rs1, _}, %r1; cvt.rn.bf16x2.e4m3x2 %r5, %rs1;", (0xFE38,), 0xC3E03F80),
+        ("mov.b32 {%rs1, _}, %r1; cvt.rn.bf16x2.e4m3x2 %r5, %rs1;", (0xFF01,), 0x7FFF3B00),
+        (f"{BYTE} cvt.rn.bf16x2.e2m1x2 %r5, b; }}", (0x97,), 0xBF0040C0),
+        (f"{BYTE} cvt.rn.bf16x2.e2m1x2 %r5, b; }}", (0x12381,), 0x80003F00),
         # pairs of bfloat16, each rounded once: 1.5 * 2, and a tie to the even 1 + 2**-6
         ("mul.rn.bf16x2 %r5, %r1, %r2;", (0x3FC03F83, 0x40003F83), 0x40403F86),
         ("mul.bf16x2 %r5, %r1, %r2;", (0x7F80FFC0, 0x00003F80), 0x7FFF7FFF),

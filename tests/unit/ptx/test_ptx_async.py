@@ -281,6 +281,55 @@ def test_a_tile_of_more_dimensions_with_a_cache_hint(rank: int, name: str) -> No
     assert (found.out.view(np.uint16).reshape(16, 16) == wanted).all()
 
 
+BYTES = (
+    "mov.u64 %rd7, {source}; mov.b32 %r11, {size}; "
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [dynamic+{to}], [%rd7], "
+    "%r11, [dynamic];"
+)
+
+
+def load_bytes(
+    data: Any, source: int = TENSOR + 32, size: int = 512, to: int = 1024, **options: Any
+) -> Result:
+    """Copy bytes, 512 of which the threads read."""
+    load = BYTES.format(source=source, size=size, to=to)
+    wait = options.pop("wait", WAIT.format(at="dynamic", parity=0))
+    body = TILE.format(
+        bytes=512, load=load, wait=wait, fence="fence.mbarrier_init.release.cluster;"
+    )
+    tensor = descriptor((20, 40), (48,), (16, 16))
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), False, "tensor")
+    return run(body, more=MORE, extra=tensor, memory=(region,), **options)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_bytes_that_are_copied_in_bulk(schedule: Schedule) -> None:
+    data = rows(40, 24)
+    found = load_bytes(data, schedule=schedule, watch=True)
+    assert found.outcome.races == []
+    assert (found.out.view(np.uint16).reshape(-1) == data.reshape(-1)[16:272]).all()
+
+
+def test_bytes_that_are_copied_in_bulk_and_nobody_waits_for() -> None:
+    races = load_bytes(rows(40, 24), wait="", watch=True).outcome.races
+    assert "asynchronous copy" in str(races[0])
+
+
+def test_bytes_that_cannot_be_copied_in_bulk() -> None:
+    with pytest.raises(Deadlock, match="256 bytes missing"):
+        load_bytes(rows(40, 24), size=256)
+    wrong: list[tuple[dict[str, int], str]] = [
+        ({"size": 520}, "a copy of 520 bytes .* not by 16"),
+        ({"source": TENSOR + 8}, "not by 16"),
+        ({"to": 1032}, "not by 16"),
+        ({"source": TENSOR + 1904}, "outside every buffer"),
+        ({"to": 1 << 20}, "a copy of 512 bytes to offset 1048576 of"),
+    ]
+    for given, words in wrong:
+        with pytest.raises(Fault, match=words):
+            load_bytes(rows(40, 24), **given)
+
+
 @pytest.mark.parametrize("before", [0, 8, 40])
 @pytest.mark.parametrize("at", [(0, 0), (16, 3), (-8, -2), (48, 30)])
 def test_a_box_by_parts_is_the_box_byte_by_byte(

@@ -1,7 +1,8 @@
-"""Every instruction that FlashInfer's kernels need is implemented, and has a test of its own.
+"""Every instruction that the kernels need is implemented, and has a test of its own.
 
 ``golden/ptx_instructions.txt`` lists them by name with all modifiers, over the FlashInfer releases
-that `b12x-full` supports.  ``tests/wheels/test_numbers.py`` holds launches of releases against it.
+that `b12x-full` supports and the package ``b12x``.  ``tests/wheels/test_numbers.py`` holds launches
+of releases against it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
     (PAIR + "mad.lo.s64 %rd7, %rd5, %rd6, %rd5;" + HIGH, (0, 3, 5, 0), 18),
     ("mul.lo.u32 %r5, %r1, %r2;", (0x10001, 0x10001), 0x20001),
     ("max.u32 %r5, %r1, %r2;", (M1, 1), M1),
+    (PAIR + "min.u64 %rd7, %rd5, %rd6;" + HIGH, (0, 12, 0, 0x80000000), 12),
+    ("rem.u32 %r5, %r1, %r2;", (M1, 10), 5),
     ("shr.b32 %r5, %r1, 4;", (0x80000000,), 0x08000000),
     (
         "setp.lt.u32 %p2, %r1, 3; setp.gt.u32 %p3, %r1, 1; and.pred %p1, %p2, %p3;" + FLAG,
@@ -109,6 +112,20 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         0xFFFF34FF,
     ),
     (SHARED + "st.shared.s32 [%r9], %r1; ld.shared.b32 %r5, [%r9];", (M1,), M1),
+    (SHARED + "st.shared.u32 [%r9], %r1; ld.shared.u32 %r5, [%r9];", (M1,), M1),
+    (SHARED + "st.shared.b32 [%r9], %r1; ld.volatile.shared.s32 %r5, [%r9];", (M1,), M1),
+    (
+        SHARED + "st.shared.v4.f32 [%r9], {%r1, %r2, %r3, %r4}; "
+        "ld.shared.v4.f32 {%r6, %r7, %r8, %r5}, [%r9];",
+        (1, 2, 3, 4),
+        4,
+    ),
+    (
+        SHARED + HALVES + "st.shared.b32 [%r9], %r2; st.shared.b16 [%r9+2], %rs1; "
+        "ld.shared.b32 %r5, [%r9];",
+        (0x1234, M1),
+        0x1234FFFF,
+    ),
     # loads and stores of global and local memory
     (
         SPACE + "st.global.b32 [%rd8], %r1; ld.global.b16 %rs3, [%rd8+2];" + WHOLE,
@@ -143,6 +160,18 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         0xFF34FFFF,
     ),
     (SPACE + "st.global.s32 [%rd8], %r1; ld.global.b32 %r5, [%rd8];", (M1,), M1),
+    (
+        SPACE + "st.global.v4.f32 [%rd8], {%r1, %r2, %r3, %r4}; "
+        "ld.global.v4.f32 {%r6, %r7, %r8, %r5}, [%rd8];",
+        (1, 2, 3, 4),
+        4,
+    ),
+    (
+        SPACE + "st.global.b32 [%rd8], %r1; red.relaxed.gpu.global.add.s32 [%rd8], %r2; "
+        "ld.global.b32 %r5, [%rd8];",
+        (5, M1),
+        4,
+    ),
     (SPACE + PAIR + "st.global.u64 [%rd8], %rd5; ld.global.b32 %r5, [%rd8+4];", (1, 2), 2),
     (
         SPACE + "st.global.v4.u32 [%rd8], {%r1, %r2, %r3, %r4}; ld.global.b32 %r5, [%rd8+12];",
@@ -150,8 +179,9 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         4,
     ),
     (".local .align 4 .b8 own[8]; st.local.b32 [own+4], %r1; ld.local.b32 %r5, [own+4];", (9,), 9),
+    ("redux.sync.add.s32 %r5, %r1, -1;", (3,), 96),
     # what changes no value
-    ("mov.u32 %r5, %r1; membar.gl;", (3,), 3),
+    ("mov.u32 %r5, %r1; membar.gl; fence.acq_rel.gpu;", (3,), 3),
     ("mov.u32 %r5, %r1; griddepcontrol.wait; griddepcontrol.launch_dependents;", (3,), 3),
     ("mov.u32 %r5, %r1; mov.b64 %rd5, p_in; prefetch.tensormap [%rd5];", (3,), 3),
     (

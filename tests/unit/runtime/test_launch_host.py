@@ -254,6 +254,8 @@ def test_requests_for_the_same_device_share_a_child() -> None:
     assert shared == [[1, 2, 3, 0], [4, 5], [6], [7]], "vLLM's layer last"
     slow = [launch_probe.slowest([asks[number] for number in group]) for group in shared]
     assert slow == ["moe-b12x", "dense-b12x", "moe-b12x", "moe-b12x"]
+    package = [{"kind": "vllm-moe", "moe_backend": "b12x"}, {"kind": "package-dense"}, tile]
+    assert launch_probe.together(package) == [[1], [2], [0]], "it changes every tensor"
 
 
 def test_memory_of_any_tensor_that_a_parameter_points_into(

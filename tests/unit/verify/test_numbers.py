@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -26,11 +27,11 @@ from builder.verify import launches, recordings, replies
 from builder.verify.dslmirror import NoDsl
 from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import Bubblewrap
+from builder.verify.kernels import PACKAGE
+from builder.verify.launched import LAYER, MOE_LAYER, OF_PACKAGE
 from builder.verify.launches import (
     ABSENT,
     LAUNCHED,
-    LAYER,
-    MOE_LAYER,
     NO_LAYER,
     Replies,
     Reply,
@@ -41,7 +42,7 @@ from builder.verify.launches import (
 from builder.verify.numbers import check_numbers
 from builder.verify.target import VerifyTarget
 from builder.verify.trust import IsolatedRun, TrustedSources
-from tests.unit.fakes import fake_base, vllm_files
+from tests.unit.fakes import dist_files, fake_base, vllm_files
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
@@ -442,6 +443,32 @@ def test_each_kind_of_layer_has_its_kernels() -> None:
     for one in linear:
         depths = {k // 128 % 2 for _, _, k in one.request["shapes"]}
         assert depths == {0, 1} or one.request.get("inputs"), f"{one.name}: both parities"
+
+
+def test_the_package_is_run_where_it_is_installed() -> None:
+    """As one more choice of vLLM's, which its layers are told of."""
+    every = wanted_launches([LINEAR], package=True)
+    assert every == [*wanted_launches([LINEAR]), *OF_PACKAGE]
+    assert wanted_launches([MARLIN], package=True) == []
+    settings = {"linear_backend": "flashinfer_b12x", "moe_backend": "flashinfer_b12x"}
+    request = launch_request({}, "sm_121a", every, settings)
+    for one, asked in zip(every, request["kernels"], strict=True):
+        if one.request["kind"] in (LAYER, MOE_LAYER):
+            wanted = PACKAGE if one in OF_PACKAGE else "flashinfer_b12x"
+            assert (asked["linear_backend"], asked["moe_backend"]) == (wanted, wanted)
+    answers = Replies(
+        replies=(reply_of(GOOD),) * len(every),
+        versions={PACKAGE: "1.5.1", "flashinfer-python": "0.7", "nvidia-cutlass-dsl": "4.8.0"},
+        simulated=(),
+    )
+    files = {**vllm_files(), **dist_files(PACKAGE, "1.5.1", {})}
+    target = dataclasses.replace(
+        target_of([], LINEAR), tree=fake_base(files).tree, launch=lambda _request: answers
+    )
+    checks = {one.name: one for one in check_numbers(target)}
+    for one in every:
+        library = "b12x 1.5.1" if one in OF_PACKAGE else "FlashInfer 0.7"
+        assert checks[one.name].where.startswith(f"{library} + CuTe DSL 4.8.0 of ")
 
 
 # ------------------------------------------------------------------------------- where launches are

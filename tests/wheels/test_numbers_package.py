@@ -1,0 +1,85 @@
+"""Level ``numbers`` on the package ``b12x``, which vLLM uses where it is asked to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from builder.ptx.launchfile import read_launch
+from builder.ptx.runs import program_of
+from builder.verify import launches
+from builder.verify.launched import OF_PACKAGE
+from builder.verify.launches import launch_request
+from builder.verify.numbers import check_numbers
+from builder.verify.targets import target_of_plan
+from tests.mutants import Mutant, caught
+
+from .test_numbers import _nothing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from .support import Planner
+
+RELEASE = "pypi:vllm[b12x]==0.33.0"
+EXPERTS = "package b12x, vLLM's NVFP4 experts"
+#: The leader of a block writes the next batch where other warps may still read the last.
+RACE = "race, write without order after a read: line "
+
+
+def test_every_kernel_of_the_package_is_run(
+    planned: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "LAUNCHED", ())
+    made = planned(RELEASE)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    checks = {check.name: check for check in check_numbers(target)}
+    assert set(checks) == {one.name for one in OF_PACKAGE}
+    failed = {name: one.seen for name, one in checks.items() if one.status != "pass"}
+    assert set(failed) == {EXPERTS}
+    assert failed[EXPERTS].startswith(RACE), "and no value is wrong"
+    for one in checks.values():
+        assert one.where.startswith("b12x 1.5.1 + CuTe DSL 4.8.0 of ")
+        assert any("package b12x: its tensors" in words for words in one.simulated)
+    kernels = checks["package b12x, vLLM's W4A16 experts"]
+    assert "rounded to FP4" not in kernels.seen
+
+
+#: What is made of all instructions of a name, and what notices that.
+MUTANTS = {
+    "bar.sync": (_nothing, "race"),
+    "mbarrier.arrive": (_nothing, "deadlock"),
+    "cp.async.bulk.shared": (_nothing, "deadlock"),
+    "cvt.rn.bf16x2.e2m1x2": (_nothing, "numbers"),
+    "cvt.rn.bf16x2.e4m3x2": (_nothing, "numbers"),
+    "fence.mbarrier_init": (_nothing, "race"),
+    "fence.proxy.async": (_nothing, "race"),
+    "stmatrix": (_nothing, "numbers"),
+}
+
+
+def test_what_a_changed_gemm_of_the_package_gives_is_noticed(
+    planned: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(RELEASE)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    (one,) = (one for one in OF_PACKAGE if one.name == "package b12x, W4A16 GEMM")
+    one = replace(one, request={**one.request, "shapes": [[9, 72, 320]]})
+    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
+    assert target.launch is not None
+    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [one])).replies
+    (ran,) = reply.ran
+    assert "b12x" in ran.kernel
+    assert [(run.values, run.wrong, run.races, run.fault) for run in ran.runs] == [
+        (648, 0, (), "")
+    ] * 3
+    (path,) = (tmp_path / "kept").rglob("launch.json")
+    launch = read_launch(path)
+    kernel = program_of(launch, path).kernel
+    for name, (change, noticed) in MUTANTS.items():
+        code = tuple(change(i) if i.name.startswith(name) else i for i in kernel.code)
+        assert code != kernel.code, name
+        mutant = Mutant(name, 0, name, replace(kernel, code=code))
+        assert noticed in caught(mutant, [launch]), name
