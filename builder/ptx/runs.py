@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,3 +191,24 @@ def run_folders(folders: Sequence[str]) -> CallRuns:
         return CallRuns(ran=tuple(run_files(paths)))
     except PtxError as error:
         return CallRuns(error=str(error))
+
+
+def run_calls(calls: Sequence[Sequence[str]], jobs: int) -> list[CallRuns]:
+    """Run the launches of some calls in processes; those of the same kernels in the same one."""
+    groups: dict[tuple[bytes, ...], list[int]] = {}
+    for number, folders in enumerate(calls):
+        same = tuple((Path(folder) / "kernel.ptx").read_bytes() for folder in folders)
+        groups.setdefault(same, []).append(number)
+    if len(groups) < 2:
+        return [run_folders(folders) for folders in calls]
+    order = [[calls[number] for number in numbers] for numbers in groups.values()]
+    # not forked: numpy may have threads here
+    with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
+        found = [one for many in pool.map(_run_each, order) for one in many]
+    numbers = [number for numbers in groups.values() for number in numbers]
+    ran = dict(zip(numbers, found, strict=True))
+    return [ran[number] for number in range(len(calls))]
+
+
+def _run_each(calls: Sequence[Sequence[str]]) -> list[CallRuns]:
+    return [run_folders(folders) for folders in calls]

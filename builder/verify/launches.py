@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,19 +339,13 @@ def _folder() -> Iterator[str]:
 
 def _run_all(recorded: LaunchReply, jobs: int, torch: str) -> Replies:
     """Run every launch that a probe recorded, some at a time."""
-    from builder.ptx.runs import run_folders
+    from builder.ptx.runs import run_calls
 
     kernels = recorded.kernels
     if recorded.fatal:
         kernels = (RecordedKernel(error=recorded.fatal),) * max(len(kernels), 1)
     calls = [call for kernel in kernels for call in kernel.launches]
-    folders = [call.folders for call in calls]
-    if len(calls) < 2:
-        ran = dict(zip(calls, map(run_folders, folders), strict=True))
-    else:
-        # not forked: numpy may have threads here
-        with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
-            ran = dict(zip(calls, pool.map(run_folders, folders), strict=True))
+    ran = dict(zip(calls, run_calls([call.folders for call in calls], jobs), strict=True))
     return Replies(
         replies=tuple(
             _reply(kernel, [ran[call] for call in kernel.launches]) for kernel in kernels
