@@ -1,10 +1,14 @@
-"""Write the table of docs/kernel-defects.md from what level ``numbers`` found, or check it.
+"""Write the tables of docs/kernel-defects.md from what level ``numbers`` found, or check them.
 
     python -m benchmarks.kernel_defects [--check]
 
 Each file of docs/evidence/numbers is what this printed, for one release:
 
     spark-build verify pypi:vllm==RELEASE --layers b12x-full --level numbers --json
+
+and those of the package b12x this:
+
+    spark-build verify 'pypi:vllm[b12x]==RELEASE' --layers b12x-full --level numbers --json
 """
 
 from __future__ import annotations
@@ -27,17 +31,20 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, EVIDENCE = DOCS / "kernel-defects.md", DOCS / "evidence" / "numbers"
 BEGIN = "<!-- of evidence/numbers, by python -m benchmarks.kernel_defects -->\n"
+BEGIN_PACKAGE = "<!-- of evidence/numbers/b12x-*.json, by python -m benchmarks.kernel_defects -->\n"
 END = "<!-- end -->"
+#: What the names of the package's checks begin with.
+PACKAGE = "package b12x, "
 
 
-def records(folder: Path = EVIDENCE) -> list[dict[str, Any]]:
-    """The evidence, a record for each release.
+def records(folder: Path = EVIDENCE, pattern: str = "vllm-*.json") -> list[dict[str, Any]]:
+    """The evidence, a record for each release of vLLM or of the package.
 
     Raises:
         ValueError: a file is no such record.
     """
     found = []
-    for path in sorted(folder.glob("vllm-*.json")):
+    for path in sorted(folder.glob(pattern)):
         try:
             record = json.loads(path.read_text("utf-8"))
             versions(record)
@@ -45,7 +52,7 @@ def records(folder: Path = EVIDENCE) -> list[dict[str, Any]]:
             raise ValueError(f"{path} is not what verify --json prints: {error}") from None
         found.append(record)
     if not found:
-        raise ValueError(f"{folder} has no vllm-*.json")
+        raise ValueError(f"{folder} has no {pattern}")
     return found
 
 
@@ -83,16 +90,40 @@ def table(given: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(text: str, made: str) -> str:
+def package_table(given: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each kernel of the package b12x, a column for each of its releases.
+
+    Raises:
+        ValueError: a record has no check of the package.
+    """
+    by: dict[str, dict[str, Mapping[str, Any]]] = {}
+    dsl: dict[str, str] = {}
+    for record in given:
+        checks = [check for check in record["checks"] if str(check["name"]).startswith(PACKAGE)]
+        found = checks and re.match(r"b12x (\S+) \+ CuTe DSL (\S+) of", str(checks[0]["where"]))
+        if not found:
+            raise ValueError(f"{record['target']} has no check of the package b12x")
+        dsl[found[1]] = found[2]
+        by[found[1]] = {check["name"].removeprefix(PACKAGE): check for check in checks}
+    releases = sorted(by, key=Version)
+    heads = ["package b12x", *releases]
+    lines = [heads, ["---"] * len(heads), ["CuTe DSL", *(dsl[release] for release in releases)]]
+    for name in dict.fromkeys(name for release in reversed(releases) for name in by[release]):
+        cells = (cell(by[release][name]) if name in by[release] else "" for release in releases)
+        lines.append([name, *cells])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page(text: str, made: str, begin_mark: str = BEGIN) -> str:
     """The page with a table in the place of its own.
 
     Raises:
         ValueError: the page has no place for it.
     """
-    before, begin, rest = text.partition(BEGIN)
+    before, begin, rest = text.partition(begin_mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN.strip()} or {END}")
+        raise ValueError(f"the page lacks {begin_mark.strip()} or {END}")
     return f"{before}{begin}{made}{end}{after}"
 
 
@@ -106,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text = asked.page.read_text("utf-8")
         wanted = page(text, table(records(asked.evidence)))
+        of_package = package_table(records(asked.evidence, "b12x-*.json"))
+        wanted = page(wanted, of_package, BEGIN_PACKAGE)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.USAGE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import kernel_defects
-from benchmarks.kernel_defects import EVIDENCE, PAGE, main, table, versions
+from benchmarks.kernel_defects import EVIDENCE, PAGE, main, package_table, table, versions
 from builder.errors import Exit
 
 if TYPE_CHECKING:
@@ -64,6 +64,22 @@ def test_a_page_without_a_place_for_the_table_is_named(
     (tmp_path / "page.md").write_text("# Other\n")
     assert main(["--page", str(tmp_path / "page.md")]) == Exit.USAGE
     assert "the page lacks <!--" in capsys.readouterr().err
+
+
+def test_a_record_without_the_package_is_named() -> None:
+    with pytest.raises(ValueError, match=r"vllm==0\.33\.0 has no check of the package b12x"):
+        package_table([record for record in RECORDS if record["target"].endswith("0.33.0")])
+
+
+def test_every_failure_of_the_package_is_a_known_defect() -> None:
+    rows = PAGE.read_text("utf-8").partition("## The package b12x")[2].splitlines()
+    (record,) = kernel_defects.records(pattern="b12x-*.json")
+    of_package = [c for c in record["checks"] if c["name"].startswith(kernel_defects.PACKAGE)]
+    failed = [check for check in of_package if check["status"] == "fail"]
+    assert failed
+    for check in failed:
+        name = check["name"].removeprefix(kernel_defects.PACKAGE)
+        assert [row for row in rows if row.startswith(f"| {name}") and "barrier" in row], name
 
 
 def test_a_kernel_that_a_release_lacks_has_no_result() -> None:
