@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OUTPUT = f"{OUTPUT}; --thin leaves the base's blobs out"
 _TEMPORARY = f"free some space, or {TEMPORARY}"
 _CACHE = "spark-build cache prune"
+_ELSEWHERE = "SPARK_BUILD_CACHE can name a folder on another disk"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Need:
     @classmethod
     def cache(cls, size: int, what: str) -> Need:
         """In the cache."""
-        return cls(cache_dir(), size, what, _CACHE)
+        return cls(cache_dir(), size, f"{what} ({_ELSEWHERE})", _CACHE)
 
 
 def check_room(needs: Iterable[Need]) -> None:
