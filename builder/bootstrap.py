@@ -113,8 +113,8 @@ def use_ordinary_pip(folder: Path) -> None:
     os.environ["PIP_CONFIG_FILE"] = str(target)  # pip then reads no file of the user's
 
 
-#: Lanes that run side by side.  That of the engine often waits for it, and its base image is made
-#: while the first tests there run; in the next, fast tests come first.
+#: Lanes that run side by side, as arguments of pytest.  That of the engine often waits for it, and
+#: its base image is made while the first tests there run; in the next, fast tests come first.
 _LANES = {
     "engine": ("tests/arm64", "tests/engine"),
     "machine": tuple(
@@ -123,7 +123,8 @@ _LANES = {
             "unit", "processes", "package", "compiled", "browser", "registry", "actions", "clients",
         )
     ),
-    "wheels": ("tests/wheels",),
+    "wheels": ("tests/wheels", "--ignore=tests/wheels/kernels"),
+    "kernels": ("tests/wheels/kernels",),
 }  # fmt: skip
 
 #: Tests that compile.

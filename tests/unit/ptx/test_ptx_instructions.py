@@ -1,8 +1,8 @@
 """Every instruction that the kernels need is implemented, and has a test of its own.
 
 ``golden/ptx_instructions.txt`` lists them by name with all modifiers, over the FlashInfer releases
-that `b12x-full` supports and the package ``b12x``.  ``tests/wheels/test_numbers.py`` holds launches
-of releases against it.
+that `b12x-full` supports and the package ``b12x``.  ``tests/wheels/kernels/test_numbers.py`` holds
+launches of releases against it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
     from builder.verify.checks import Check
     from builder.verify.target import VerifyTarget
-
-    from .support import Planned, Planner
+    from tests.wheels.support import Planned, Planner
 
 STACK = "pypi:vllm==0.20.1"
 #: The same with the DSL that b12x-full chooses for it; without the profile it would be the newest.

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from builder.ptx.source import Instruction
     from builder.verify.replies import LaunchReply
-
-    from .support import Planner
+    from tests.wheels.support import Planner
 
 LAYER = "vLLM's NVFP4 linear layer"
 EXPERTS_LAYER = "vLLM's NVFP4 experts"
@@ -175,7 +174,7 @@ def test_narrow_experts_are_right_with_the_layer(
         assert checks[name].status == "pass", checks[name].seen
 
 
-NEEDED = Path(__file__).parents[1] / "unit" / "golden" / "ptx_instructions.txt"
+NEEDED = Path(__file__).parents[2] / "unit" / "golden" / "ptx_instructions.txt"
 
 
 @pytest.mark.parametrize("release", ["pypi:vllm==0.20.1", UNPADDED, "pypi:vllm[b12x]==0.33.0"])

@@ -21,7 +21,7 @@ from tests.mutants import CATCHERS, caught, drawn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .support import Planner
+    from tests.wheels.support import Planner
 
 COUNT, SEED = "SPARK_BUILD_MUTANTS", "SPARK_BUILD_MUTANTS_SEED"
 #: Survivors of the draw that is made without these: each computes the same.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .cli import called
+from tests.wheels.cli import called
 
 UNIT = "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .cli import called
+from tests.wheels.cli import called
 
 #: release -> CUDA units, and for how many of them the operators are found
 SURVEY = {

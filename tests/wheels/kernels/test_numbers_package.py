@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from .support import Planner
+    from tests.wheels.support import Planner
 
 RELEASE = "pypi:vllm[b12x]==0.33.0"
 EXPERTS = "package b12x, vLLM's NVFP4 experts"

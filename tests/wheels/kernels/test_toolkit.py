@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from builder.pypi.index import PackageIndex
 
 HERE = Target.here().platform
-SOURCE = Path(__file__).parents[1] / "compiled" / "prebuilt.cu"
+SOURCE = Path(__file__).parents[2] / "compiled" / "prebuilt.cu"
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="NOT RUN: no g++, which nvcc hands the host's part to"
 )

@@ -15,8 +15,7 @@ from builder.verify.targets import target_of_plan
 
 if TYPE_CHECKING:
     from builder.verify.launches import Reply
-
-    from .support import Planner
+    from tests.wheels.support import Planner
 
 BACKENDS = {"linear_backend": "auto", "moe_backend": "flashinfer_b12x"}
 FORCED = {"FLASHINFER_B12X_FORCE_MOE_W4A16": "1"}

@@ -16,8 +16,7 @@ from builder.compile.changes import rendered_change
 from builder.compile.source import release_source
 from builder.util.paths import cache_dir
 from tests.forge import LocalForge, Pull, Repository
-
-from .cli import Ran, called
+from tests.wheels.cli import Ran, called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

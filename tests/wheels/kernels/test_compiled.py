@@ -29,8 +29,7 @@ from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex
 from builder.util.documents import plain, read
 from tests.forge import Repository
-
-from .support import Planner
+from tests.wheels.support import Planner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

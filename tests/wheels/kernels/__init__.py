@@ -1,0 +1,1 @@
+"""Tests that compile or execute kernels of released wheels."""
