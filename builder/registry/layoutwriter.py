@@ -58,25 +58,25 @@ def check_layout_target(target: Path) -> None:
 @contextlib.contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
     """A temporary folder on the disk of ``target``; also removes those of killed runs."""
-    parent, prefix, stack = target, _WORK, contextlib.ExitStack()
+    parent, prefix = target, _WORK
     if not target.is_dir():
         parent, prefix = target.parent, f".{target.name}{_WORK}"
         parent.mkdir(parents=True, exist_ok=True)
-    with LayoutDirectory(target).lock():
-        for old in parent.glob(f"{prefix}*"):
-            handle = os.open(old, os.O_RDONLY)
-            with contextlib.suppress(OSError):
+    with contextlib.ExitStack() as stack:  # open before the folder: a signal may come at any time
+        with LayoutDirectory(target).lock():
+            for old in parent.glob(f"{prefix}*"):
+                handle = os.open(old, os.O_RDONLY)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(old, ignore_errors=True)
+                os.close(handle)
+            work = parent / f"{prefix}{identity() or os.getpid()}-{os.urandom(4).hex()}"
+            stack.enter_context(noted(work))
+            work.mkdir(0o700)
+            handle = os.open(work, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            with contextlib.suppress(OSError):  # where it cannot be locked, no other run removes it
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old, ignore_errors=True)
-            os.close(handle)
-        work = parent / f"{prefix}{identity() or os.getpid()}-{os.urandom(4).hex()}"
-        stack.enter_context(noted(work))
-        work.mkdir(0o700)
-        handle = os.open(work, os.O_RDONLY)
-        stack.callback(os.close, handle)
-        with contextlib.suppress(OSError):  # where it cannot be locked, no other run removes it
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with stack:
         yield work
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,12 @@ from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine, base_bytes
 from builder.errors import UsageError
 from builder.registry.layout import REF_NAME, LayoutDirectory
-from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target
+from builder.registry.layoutwriter import (
+    LayoutWriter,
+    add_image,
+    check_layout_target,
+    work_folder,
+)
 from builder.registry.locations import layout_place
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 from tests.unit.engines.test_patched import base_of
@@ -187,6 +193,25 @@ def test_a_failure_at_any_step_leaves_the_target_unchanged(
             else:
                 break
     assert number > (4 if there else 0)
+
+
+def test_an_interruption_before_the_folder_is_locked_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives after ``mkdir``; the exception is kept, as the end of a program does."""
+    target = tmp_path / "out"
+    lock = fcntl.flock
+
+    def interrupted(handle: int, how: int) -> None:
+        if list(tmp_path.glob(".out.spark-build*")):
+            raise KeyboardInterrupt
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept, work_folder(target):
+        pytest.fail("it was not interrupted")
+    assert kept.tb is not None
+    assert not list(tmp_path.glob(".out.spark-build*"))
 
 
 def test_existing_blobs_are_not_fetched_again(tmp_path: Path) -> None:
