@@ -166,27 +166,44 @@ def _load_bytes(d: Decoder, i: Instruction) -> Step:
         first = place - SHARED_BASE
         if count % 16 or place % 16 or origin % 16:
             raise Fault(f"a copy of {count} bytes from {origin:#x} to offset {first}: not by 16")
-        if first < 0 or first + count > block.shared.size:
-            raise Fault(f"a copy of {count} bytes to offset {first} of {block.shared.size} bytes")
+        _check_fits(f"a copy of {count} bytes to", first, count, block)
         region = block.state.memory.find(origin, origin + count)
-        block.mbarrier(signal)
-        races = block.races
-        copy = races.issue(w.number, (place, signal), line) if races else None
-        if races and copy:
-            races.signals(copy, signal)
+        at = origin - region.address
 
-        def act() -> None:
-            clocks = None
-            if races and copy:
-                races.copy_writes(copy, first, count)
-                clocks = races.finish(copy)
-            at = origin - region.address
+        def write() -> None:
             block.shared.bytes[first : first + count] = region.data[at : at + count]
-            block.transferred(signal, count, clocks)
 
-        block.issue(Operation("load", act, line, copy=copy))
+        _load(w, place, signal, count, write, line)
 
     return _each_lane(start)
+
+
+def _check_fits(words: str, first: int, size: int, block: Block) -> None:
+    total = block.shared.size
+    if first < 0 or first + size > total:
+        raise Fault(f"{words} offset {first} of {total} bytes")
+
+
+def _load(
+    w: Warp, place: int, signal: int, size: int, write: Callable[[], None], line: int
+) -> None:
+    """Issue a copy to shared memory whose bytes count for an mbarrier when it happens."""
+    block = w.block
+    block.mbarrier(signal)
+    races = block.races
+    copy = races.issue(w.number, (place, signal), line) if races else None
+    if races and copy:
+        races.signals(copy, signal)
+
+    def act() -> None:
+        write()
+        clocks = None
+        if races and copy:
+            races.copy_writes(copy, place - SHARED_BASE, size)
+            clocks = races.finish(copy)
+        block.transferred(signal, size, clocks)
+
+    block.issue(Operation("load", act, line, copy=copy))
 
 
 def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int]]:
@@ -215,12 +232,11 @@ def _signed(values: Any, lane: int) -> int:
     return int(values.view(np.int32)[lane])
 
 
-def _check_tile(tensor: TensorMap, place: int, shared: int) -> None:
+def _check_tile(tensor: TensorMap, place: int, block: Block) -> None:
     first = place - SHARED_BASE
     if place % 128:
         raise Fault(f"a tile at shared memory offset {first}, not a multiple of 128")
-    if first < 0 or first + tensor.size > shared:
-        raise Fault(f"a tile of {tensor.size} bytes at offset {first} of {shared} bytes")
+    _check_fits(f"a tile of {tensor.size} bytes at", first, tensor.size, block)
 
 
 def _load_tile(d: Decoder, i: Instruction) -> Step:
@@ -237,23 +253,12 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
         tensor = _map_at(block, int(where(w)[lane]))
         at = [_signed(w.views[U32][one], lane) for one in coordinates]
         place, signal = int(to(w)[lane]), int(barrier(w)[lane])
-        _check_tile(tensor, place, block.shared.size)
-        block.mbarrier(signal)
-        races = block.races
-        copy = races.issue(w.number, (place, signal), line) if races else None
-        if races and copy:
-            races.signals(copy, signal)
+        _check_tile(tensor, place, block)
 
-        def act() -> None:
-            data = tensor.gather(block.state.memory, at)
-            clocks = None
-            if races and copy:
-                races.copy_writes(copy, place - SHARED_BASE, tensor.size)
-                clocks = races.finish(copy)
-            tensor.lay(block.shared, place, data)
-            block.transferred(signal, tensor.size, clocks)
+        def write() -> None:
+            tensor.lay(block.shared, place, tensor.gather(block.state.memory, at))
 
-        block.issue(Operation("load", act, line, copy=copy))
+        _load(w, place, signal, tensor.size, write, line)
 
     return _each_lane(start)
 
@@ -268,7 +273,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         tensor = _map_at(block, int(where(w)[lane]))
         at = [_signed(w.views[U32][one], lane) for one in coordinates]
         place = int(source(w)[lane])
-        _check_tile(tensor, place, block.shared.size)
+        _check_tile(tensor, place, block)
         races = block.races
         copy = races.issue(w.number, (_STORE, place), line) if races else None
 

@@ -164,10 +164,7 @@ def _compare(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows, flags = w.views[view], w.views[PRED]
         if plain:
-            if m is True:
-                function(rows[a], rows[b], out=flags[out])
-            else:
-                function(rows[a], rows[b], out=flags[out], where=m)
+            function(rows[a], rows[b], out=flags[out], where=m)
             return
         values = (rows[a], rows[b]) if held is None else (held(rows[a]), held(rows[b]))
         holds = function(*values)

@@ -27,20 +27,14 @@ def elementwise(function: Any, kind: Type, out: int, sources: tuple[int, ...]) -
 
         def one(w: Warp, m: Mask) -> None:
             rows = w.views[view]
-            if m is True:  # a mask costs time, also this one
-                function(rows[a], out=rows[out])
-            else:
-                function(rows[a], out=rows[out], where=m)
+            function(rows[a], out=rows[out], where=m)
 
         return one
     a, b = sources
 
     def two(w: Warp, m: Mask) -> None:
         rows = w.views[view]
-        if m is True:
-            function(rows[a], rows[b], out=rows[out])
-        else:
-            function(rows[a], rows[b], out=rows[out], where=m)
+        function(rows[a], rows[b], out=rows[out], where=m)
 
     return two
 
