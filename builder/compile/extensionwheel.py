@@ -205,7 +205,7 @@ def _must_load(linked: Linked, vllm: str) -> None:
     if linked.proof.faults:
         shown = "\n  ".join(linked.proof.faults[:12])
         raise SparkBuildError(
-            f"the extension wheel would not loadnext to vllm {vllm} of this base:\n  {shown}",
+            f"the extension wheel would not load next to vllm {vllm} of this base:\n  {shown}",
             Exit.VERIFY_FAILED,
             hint="compile with the base's own toolkit and torch: see docs/compiling.md",
         )
