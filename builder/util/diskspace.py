@@ -45,7 +45,7 @@ class Need:
     @classmethod
     def cache(cls, size: int, what: str) -> Need:
         """In the cache."""
-        return cls(cache_dir(), size, f"{what} ({_ELSEWHERE})", _CACHE)
+        return cls(cache_dir(), size, what, _CACHE)
 
 
 def check_room(needs: Iterable[Need]) -> None:
@@ -64,6 +64,7 @@ def check_room(needs: Iterable[Need]) -> None:
             continue
         rows = [f"{need.place}: {megabytes(need.bytes)} for {need.what}" for need in wanted]
         largest = max(wanted, key=lambda need: need.bytes)
+        rows += [_ELSEWHERE] if largest.hint == _CACHE else []
         raise BuildFailed(
             f"not enough room on the disk of {largest.place}: {megabytes(total)} are needed, "
             f"{megabytes(free)} are free:\n  " + "\n  ".join(rows),

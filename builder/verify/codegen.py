@@ -22,6 +22,7 @@ from builder.util.documents import plain
 from builder.verify.checks import Check
 from builder.verify.dispatch import lacking
 from builder.verify.dslmirror import NoDsl, mirror, texts_of
+from builder.verify.interpreters import CODEGEN
 from builder.verify.kernels import (
     ADVICE,
     PACKAGE,
@@ -39,7 +40,7 @@ from builder.verify.replies import (
     KernelReply,
     MalformedReply,
 )
-from builder.verify.results import Results
+from builder.verify.results import Results, cached
 from builder.verify.sandbox import (
     Sandbox,
     ask_probe,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 #: The CuTe DSL's default architecture on a GB10.
 ARCH = "sm_121a"
-PROBE = CODEGEN_PROBE[-1]
 
 
 def check_codegen(target: VerifyTarget) -> Iterator[Check]:
@@ -195,8 +195,8 @@ class Context:
             )
             if of.get(name)
         ]
-        kept = ", cached from the same files" if self.reply.kept else ""
-        return f"{' + '.join(parts) or 'the compiler'} of {self.target.name}{kept}"
+        named = " + ".join(parts) or "the compiler"
+        return f"{named} of {self.target.name}{cached(self.reply.kept)}"
 
     def _result(
         self, kernel: Kernel, status: Status, seen: str, where: str, reason: str = ""
@@ -304,7 +304,7 @@ def sandbox_compiler(
         lay_out(tree)
         paths = [str(dsl), str(rest), str(torch.folder)]
         full = {**asked, "paths": paths, "pretend_triton": True}
-        reply = ask_probe(sandbox.python, full, CodegenReply, CODEGEN_TIMEOUT, PROBE, apart=apart)
+        reply = ask_probe(sandbox.python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
         reply = reply.simulating(
             torch.what,
             "the CuTe DSL's shared libraries are this machine's build of the same wheels",
@@ -327,4 +327,4 @@ def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
 
 def python_compiler(python: Path) -> Callable[[CodegenRequest], CodegenReply]:
     """A function that compiles with the packages of a local environment."""
-    return lambda request: ask_probe(python, plain(request), CodegenReply, CODEGEN_TIMEOUT, PROBE)
+    return lambda request: ask_probe(python, plain(request), CodegenReply, CODEGEN_TIMEOUT, CODEGEN)

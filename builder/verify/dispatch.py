@@ -17,6 +17,7 @@ from builder.util.documents import read
 from builder.verify.checks import Check
 from builder.verify.imports import PACKAGES
 from builder.verify.replies import Ask, DispatchRequest, MalformedReply
+from builder.verify.results import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +140,7 @@ def _compare(
         status="fail" if met is None else "pass",
         expected=wanted,
         seen=headline(answer) if met is None else met,
-        where=f"log of vllm in {target.name}{', cached from the same files' if reply.kept else ''}",
+        where=f"log of vllm in {target.name}{cached(reply.kept)}",
         reason=_why(answer, default) if met is None else f"without these settings: {_of(default)}",
         simulated=reply.simulated,
         refusal="" if met is None else limit(expectation, met),

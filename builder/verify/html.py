@@ -18,7 +18,7 @@ from builder.model.base import base_kind
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 from builder.verify.levels import LEVELS
-from builder.verify.report import kernel_of, layer_words, serve_lines, verdict_of
+from builder.verify.report import kernel_of, layer_words, serve_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +164,7 @@ def render_html(
         links=links_of(report.plan),
         tag=tag_of(report.target),
         words=lambda layer: layer_words(report, layer),
-        verdict=verdict_of(report, require),
+        verdict=report.verdict(require),
         required=list(require),
         failed=report.of("fail"),
         bad=BAD,

@@ -17,6 +17,7 @@ from builder.verify.codegen import ARCH
 from builder.verify.dslmirror import NoDsl
 from builder.verify.kernels import PACKAGE, headline
 from builder.verify.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
+from builder.verify.results import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -211,10 +212,9 @@ def _where(one: Launched, reply: Reply, replies: Replies, target: str) -> str:
     library = (PACKAGE, PACKAGE) if one.serves == PACKAGE else ("flashinfer-python", "FlashInfer")
     labels = (library, ("nvidia-cutlass-dsl", "CuTe DSL"))
     named = [f"{label} {replies.versions[n]}" for n, label in labels if replies.versions.get(n)]
-    kept = ", run before from the same files" if replies.kept else ""
     ptx = dict.fromkeys(ran.ptx[:12] for ran in reply.ran)
     files = f"; PTX {', '.join(ptx)}" if ptx else ""
-    return f"{' + '.join(named) or 'the compiler'} of {target}{kept}{files}"
+    return f"{' + '.join(named) or 'the compiler'} of {target}{cached(replies.kept)}{files}"
 
 
 def _many(number: int, one: str, several: str = "") -> str:

@@ -113,7 +113,7 @@ class Report:
 
     def verdict(self, require: Sequence[str] = ()) -> Verdict:
         """The overall verdict; ``require`` are the levels that must run."""
-        return verdict_of(self, require)
+        return _verdict_of(self, require)
 
     def document(self, require: Sequence[str] = ()) -> ReportDocument:
         """The evidence."""
@@ -129,8 +129,7 @@ class Report:
         )
 
 
-def verdict_of(report: Report, require: Sequence[str] = ()) -> Verdict:
-    """The verdict on a report; ``require`` are the levels that must run."""
+def _verdict_of(report: Report, require: Sequence[str]) -> Verdict:
     ran = {check.level for check in report.checks}
     missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
     absent = [level for level in require if level not in ran]

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Part)
 
 
+def cached(kept: bool) -> str:
+    """What the place of a check adds if its result is from the cache."""
+    return ", cached from the same files" if kept else ""
+
+
 @dataclass(frozen=True)
 class Results:
     """One kind of results, in a folder of the cache."""

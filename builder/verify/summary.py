@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.verify.report import layer_words, verdict_of
+from builder.verify.report import layer_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ _NECESSARY = {True: "**yes**", False: "no", "unknown": "unknown"}
 
 def render_summary(report: Report, require: Sequence[str] = ()) -> str:
     """The verdict first, then one table of layers, one of checks; ends with a newline."""
-    verdict = verdict_of(report, require)
+    verdict = report.verdict(require)
     vllm = report.plan.base.packages.get("vllm", "?")
     lines = [
         f"### {_cell(report.target)}: {_VERDICTS[verdict.status]}",

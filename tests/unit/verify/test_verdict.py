@@ -14,7 +14,7 @@ from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
 from builder.verify.checks import Check
 from builder.verify.html import render_html
-from builder.verify.report import Report, family_of, kernel_of, serve_lines, verdict_of
+from builder.verify.report import Report, family_of, kernel_of, serve_lines
 from builder.verify.summary import render_summary
 from tests.documents import validated
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
@@ -191,7 +191,7 @@ def test_kernels_have_their_common_names(seen: str, kernel: str, family: str) ->
 
 def test_the_page_and_the_summary_start_with_the_verdict() -> None:
     for report in (report_of(STATIC, *DISPATCH), report_of(STATIC, *UNASKED)):
-        verdict = verdict_of(report)
+        verdict = report.verdict()
         title, _, first, *rest = render_summary(report).splitlines()
         assert first == f"**{verdict.sentence.replace('_', chr(92) + '_')}**"
         assert title.endswith("passed" if verdict.status == "proven" else "**NOT PROVEN**")
