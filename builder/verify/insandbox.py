@@ -42,10 +42,8 @@ def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str
     packages = dict(base.identity.packages)
 
     def asking(tree: Tree, _env: Mapping[str, str]) -> Probes:
-        ask, why = sandbox_asker(tree, packages, trust)
         return Probes(
-            ask=ask,
-            cannot_ask=why,
+            ask=SandboxProbe(tree, packages, trust),
             compile=sandbox_compiler(tree, packages, trust),
             launch=sandbox_launcher(tree, packages, trust),
         )
@@ -74,9 +72,11 @@ class SandboxProbe:
     run isolated.
     """
 
-    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: TrustedSources) -> None:
+    def __init__(
+        self, tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
+    ) -> None:
         self._tree = tree
-        self._trust = trust
+        self._trust = trust or TrustedSources()
         self._packages = {**packages, **versions(tree)}
 
     def maker(self) -> Callable[[], PreparedSandbox]:
@@ -123,19 +123,11 @@ class SandboxProbe:
         return reply.simulating(made.torch.what)
 
 
-def sandbox_asker(
-    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
-) -> tuple[SandboxProbe | None, str]:
-    """A function that queries the vLLM of a tree in a sandbox, or why there is none."""
-    return SandboxProbe(tree, packages, trust or TrustedSources()), ""
-
-
 def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] | None:
     """The sandbox to prepare before an image is built, or None."""
     patched = OverlayTree(tree)
     patched.update(plan.changes)
-    ask, _ = sandbox_asker(patched, dict(plan.base.packages))
     try:
-        return ask.maker() if ask else None
+        return SandboxProbe(patched, plan.base.packages).maker()
     except SparkBuildError:  # which the level itself will say
         return None

@@ -21,7 +21,7 @@ from builder.rootfs.base import Base
 from builder.util.console import console
 from builder.util.documents import plain
 from builder.verify.codegen import python_compiler, sandbox_compiler
-from builder.verify.insandbox import in_sandbox, sandbox_asker
+from builder.verify.insandbox import SandboxProbe, in_sandbox
 from builder.verify.launches import sandbox_launcher
 from builder.verify.ongpu import GpuOptions
 from builder.verify.parts import Parts, parts_of_image, without_foreign_hooks
@@ -94,7 +94,6 @@ def target_of_plan(
         tree = overlay
         env |= plan.env
         trust = trust.with_changes(plan.changes)
-    ask, why = _ask_of(tree, base, trust)
     return VerifyTarget(
         name=name,
         kind=base.identity.kind,
@@ -102,8 +101,7 @@ def target_of_plan(
         layers=[d.layer for d in plan.decisions],
         tree=tree,
         env=env,
-        ask=ask,
-        cannot_ask=why,
+        ask=_ask_of(tree, base, trust),
         compile=_compiler_of(tree, base, trust, patched=patched),
         launch=sandbox_launcher(tree, dict(base.identity.packages), trust),
         close=base.close,
@@ -126,11 +124,11 @@ def own_python(base: Base) -> Path | None:
     return python if here and python.exists() else None
 
 
-def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> tuple[AskDispatch | None, str]:
+def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> AskDispatch:
     python = own_python(base)
     if python is not None:
-        return (lambda request: ask_probe(python, plain(request), DispatchReply)), ""
-    return sandbox_asker(tree, dict(base.identity.packages), trust)
+        return lambda request: ask_probe(python, plain(request), DispatchReply)
+    return SandboxProbe(tree, base.identity.packages, trust)
 
 
 def open_overlay(
@@ -175,7 +173,6 @@ def open_overlay(
         judged_plan = make_plan(judged, opening.selection, opening.sources)
         opened = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
         return dataclasses.replace(opened, parts=lambda: parts, brought=tuple(files))
-    ask, why = sandbox_asker(overlay, plan.base.packages, trust)
     console.say(f"  {name} is an overlay; it is checked on the files of {plan.base.ref}")
     return VerifyTarget(
         name=name,
@@ -187,8 +184,7 @@ def open_overlay(
         layers=layers,
         tree=overlay,
         env=env,
-        ask=ask,
-        cannot_ask=why,
+        ask=SandboxProbe(overlay, plan.base.packages, trust),
         compile=sandbox_compiler(overlay, plan.base.packages, trust),
         launch=sandbox_launcher(overlay, plan.base.packages, trust),
         label=label,

@@ -23,7 +23,7 @@ from builder.model.plan import digest_of
 from builder.pypi.wheels import WheelTree
 from builder.util.documents import plain, read
 from builder.verify.codegen import sandbox_compiler
-from builder.verify.insandbox import sandbox_asker
+from builder.verify.insandbox import SandboxProbe
 from builder.verify.run import verify
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
@@ -111,9 +111,9 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     tree.update(changes)
     packages = target.plan.base.packages
     trust = TrustedSources(everything=True)  # the mutations are ours
-    ask, why = sandbox_asker(tree, packages, trust)
+    ask = SandboxProbe(tree, packages, trust)
     compiler = sandbox_compiler(tree, packages, trust)
-    return dataclasses.replace(target, tree=tree, ask=ask, cannot_ask=why, compile=compiler)
+    return dataclasses.replace(target, tree=tree, ask=ask, compile=compiler)
 
 
 def edited(path: str, old: str, new: str, count: int = 1) -> Callable[..., VerifyTarget]:
