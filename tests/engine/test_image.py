@@ -12,6 +12,7 @@ import pytest
 
 from builder.engines.toolfiles import programs
 from builder.runtime import TERMS
+from tests.stack import APPLIED
 
 from . import base, machine, support
 from .support import LINEAR, MOE, PROFILE, SHARE, Built, Cli, Done
@@ -28,17 +29,6 @@ ENV = {
     "FLASHINFER_DISABLE_VERSION_CHECK": "1",
     "VLLM_NVFP4_GEMM_BACKEND": "flashinfer-b12x",
 }
-APPLIED = (
-    "cutlass-dsl-cu13",
-    "cutlass-dsl-sm121a",
-    "flashinfer-b12x",
-    "flashinfer-sm121",
-    "flashinfer-b12x-moe-barrier",
-    "flashinfer-b12x-store-wait",
-    "vllm-b12x-backend",
-    "vllm-b12x-experts-scales",
-    "b12x-env",
-)
 BAKED = {
     "plan.json": 0o644,
     "layers.json": 0o644,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.__main__ import run
 from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
 from builder.compile import stage
@@ -28,41 +27,22 @@ from tests.unit.applier.test_compile_op import (
     TEXT,
     WHEEL,
 )
+from tests.unit.caller import Call
 from tests.unit.fakes import every_base_is, fake_base, no_sandbox, snapshot, vllm_files, write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    Call = Callable[..., "Result"]
 
 REF = "pypi:vllm==0.20.1"
 WORDS = ("-l", "mine", "-b", REF)
 KERNELS = f"{PACKAGE}/kernels.so"
 
 
-class Result:
-    """What a command left behind."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        """The one JSON document on stdout."""
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Run one command."""
-
-    def called(*words: object) -> Result:
-        capsys.readouterr()
-        code = run([str(word) for word in words])
-        return Result(code, *capsys.readouterr())
-
-    return called
+    return Call(capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -66,6 +66,12 @@ def entry_of(project: Path) -> Any:
     return entry
 
 
+@pytest.fixture
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was locked before is in another cache."""
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
+
+
 # ---------------------------------------------------------------------------------- where it lies
 
 
@@ -258,48 +264,42 @@ class TestLocked:
             assert result.json["pulls"][0]["commit"] == world.pulls[pw.OPEN].head
         assert forge.requests == []
 
+    @pytest.mark.usefixtures("cold_cache")
     def test_a_forced_push_is_fetched_by_commit_when_the_cache_is_cold(
         self,
         spark_build: Call,
         forge: LocalForge,
         world: World,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         forge.pulls[pw.OPEN].head = world.pulls[pw.UNRELATED].head
-        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
         result = spark_build("plan", *self.WORDS, *BASE, "--locked", "--json")
         assert result.json["pulls"][0]["commit"] == world.pulls[pw.OPEN].head
         (path,) = forge.paths
         assert path.endswith(f"...{world.pulls[pw.OPEN].head}")
 
+    @pytest.mark.usefixtures("cold_cache")
     def test_a_missing_commit_is_a_clear_error(
         self,
         spark_build: Call,
         forge: LocalForge,
         world: World,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         forge.forgotten.add(world.pulls[pw.OPEN].head)
-        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
         result = spark_build("plan", *self.WORDS, *BASE, "--locked")
         assert result.code == 8
         assert f"pinned at {world.pulls[pw.OPEN].head}" in result.err
         assert "no longer has (force-pushed or deleted)" in result.err
         assert "spark-build lock --upgrade" in result.err
 
+    @pytest.mark.usefixtures("cold_cache")
     def test_another_diff_for_the_same_commit_is_refused(
         self,
         spark_build: Call,
         forge: LocalForge,
         world: World,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         forged = world.repository.run("diff", "v1.0.0", world.pulls[pw.UNRELATED].head)
         forge.faults.append(Fault("/compare/", 200, body=forged))
-        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
         result = spark_build("plan", *self.WORDS, *BASE, "--locked")
         assert result.code == 8
         assert "do not build from it" in result.err
@@ -368,16 +368,14 @@ class TestLocked:
         assert "has no entry for" in result.err
         assert "try: spark-build lock" in result.err
 
+    @pytest.mark.usefixtures("cold_cache")
     def test_a_replaced_wheel_is_refused(
         self,
         spark_build: Call,
         wheels: FakeIndex,
         world: World,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         wheels.add("vllm", "1.0.0", {**world.release("1.0.0"), "vllm/more.py": b""})
-        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cold"))
         result = spark_build("plan", *self.WORDS, *BASE, "--locked")
         assert result.code == 8
         assert "which is locked, differs from the file on the package index" in result.err

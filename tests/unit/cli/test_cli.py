@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from builder import settings
-from builder.__main__ import run
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
 from builder.bases.identify import IDENTIFIERS
@@ -19,6 +17,7 @@ from builder.pipeline import verify
 from builder.verify.checks import Check
 from builder.verify.report import Report
 from builder.verify.sandbox import Sandbox
+from tests.unit.caller import Call
 from tests.unit.fakes import (
     every_base_is,
     fake_base,
@@ -31,12 +30,10 @@ from tests.unit.fakes import (
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from builder.rootfs.base import Base
 
-    Call = Callable[..., "Result"]
 
 LAYER = layer_text('op = "replace"\nfile = "vllm/core.py"\nold = "OLD"\nnew = "NEW"\n')
 FIX = LAYER.replace("OLD", "BACKEND = 'cutlass'").replace("NEW", "BACKEND = 'b12x'")
@@ -83,32 +80,10 @@ def base(monkeypatch: pytest.MonkeyPatch) -> None:
     no_sandbox(monkeypatch)
 
 
-class Result:
-    """What a command left behind."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        """The one JSON document on stdout."""
-        return json.loads(self.out)
-
-
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Run one command."""
-
-    def called(*words: object) -> Result:
-        capsys.readouterr()
-        try:
-            code = run([str(word) for word in words])
-        except SystemExit as stop:
-            code = int(str(stop.code))
-        out, err = capsys.readouterr()
-        return Result(code, out, err)
-
-    return called
+    return Call(capsys)
 
 
 # ----------------------------------------------------------------------------------- usage errors

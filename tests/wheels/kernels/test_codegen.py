@@ -19,6 +19,7 @@ from builder.verify import codegen
 from builder.verify.codegen import check_codegen, sandbox_compiler
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
+from tests.stack import APPLIED
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
 STACK = "pypi:vllm==0.20.1"
 #: The same with the DSL that b12x-full chooses for it; without the profile it would be the newest.
 PINNED = f"{STACK},nvidia-cutlass-dsl==4.4.2"
-LAYERS = (
-    "cutlass-dsl-cu13",
-    "cutlass-dsl-sm121a",
-    "flashinfer-b12x",
-    "flashinfer-sm121",
-    "flashinfer-b12x-moe-barrier",
-    "flashinfer-b12x-store-wait",
-    "vllm-b12x-backend",
-    "vllm-b12x-experts-scales",
-    "b12x-env",
-)
 OMMA = "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"
 GATE, TILE, SMALL = "NVFP4 warp MMA", "b12x GEMM, tile 128x128", "b12x GEMM, 1 token"
 EVERY = "b12x GEMM, every tile"
@@ -73,7 +63,7 @@ def seen_in(target: VerifyTarget) -> dict[str, Check]:
 
 def without(planned: Planner, layer: str) -> dict[str, Check]:
     """The checks of b12x-full on a base that every layer but one was applied to."""
-    others = planned(PINNED, ",".join(name for name in LAYERS if name != layer))
+    others = planned(PINNED, ",".join(name for name in APPLIED if name != layer))
     overlay = OverlayTree(others.base.tree)
     overlay.update(others.plan.changes)
     return seen_in(with_tree(patched(planned(STACK)), overlay))

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.ptx.launchfile import read_launch
-from builder.ptx.runs import program_of
-from builder.ptx.source import Name, kernels_of
+from builder.ptx.source import kernels_of
 from builder.verify import launches
 from builder.verify.insandbox import in_sandbox
 from builder.verify.launched import MOE_LAYER, Launched
@@ -22,7 +20,8 @@ from builder.verify.parts import Parts
 from builder.verify.reassembly import put_together
 from builder.verify.targets import target_of_plan
 from builder.verify.trust import TrustedSources
-from tests.mutants import Mutant, caught
+
+from .mutated import LaunchedAlone, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,22 +142,12 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
     made = planned("pypi:vllm==0.33.0")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     (one,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token, narrow experts")
-    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
-    assert target.launch is not None
-    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [one])).replies
-    (ran,) = reply.ran
-    assert "moe_direct_micro_kernel" in ran.kernel
-    assert [(run.values, run.wrong, run.races, run.fault) for run in ran.runs] == [
+    alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
+    assert "moe_direct_micro_kernel" in alone.ran.kernel
+    assert [(run.values, run.wrong, run.races, run.fault) for run in alone.ran.runs] == [
         (512, 0, (), "")
     ] * 3
-    (path,) = (tmp_path / "kept").rglob("launch.json")
-    launch = read_launch(path)
-    kernel = program_of(launch, path).kernel
-    for name, (change, noticed) in NARROW_MUTANTS.items():
-        code = tuple(change(i) if i.name.startswith(name) else i for i in kernel.code)
-        assert code != kernel.code, name
-        mutant = Mutant(name, 0, name, replace(kernel, code=code))
-        assert noticed in caught(mutant, [launch]), name
+    alone.check_mutants(NARROW_MUTANTS)
 
 
 def test_narrow_experts_are_right_with_the_layer(
@@ -204,18 +193,13 @@ def _instead(opcode: str, *modifiers: str) -> Callable[[Instruction], Instructio
     return lambda one: replace(one, opcode=opcode, modifiers=modifiers)
 
 
-def _nothing(one: Instruction) -> Instruction:
-    register = Name("%r1")
-    return replace(one, opcode="mov", modifiers=("b32",), operands=(register, register))
-
-
 #: What is made of all instructions of a name, and what notices that.
 NARROW_MUTANTS = {
-    "bar.sync": (_nothing, "race"),
+    "bar.sync": (without_effect, "race"),
     "setp.lt.bf16": (_instead("setp", "gt", "bf16"), "numbers"),
     "mul.rn.f64": (_instead("sub", "rn", "f64"), "numbers"),
     "cvt.rn.f16x2.e2m1x2": (_instead("cvt", "u32", "u8"), "numbers"),
-    "atom": (_nothing, "deadlock"),
+    "atom": (without_effect, "deadlock"),
 }
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.ptx.launchfile import read_launch
-from builder.ptx.runs import program_of
 from builder.verify import launches
 from builder.verify.launched import OF_PACKAGE
-from builder.verify.launches import launch_request
 from builder.verify.numbers import check_numbers
 from builder.verify.targets import target_of_plan
-from tests.mutants import Mutant, caught
 
-from .test_numbers import _nothing
+from .mutated import LaunchedAlone, without_effect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,14 +45,14 @@ def test_every_kernel_of_the_package_is_run(
 
 #: What is made of all instructions of a name, and what notices that.
 MUTANTS = {
-    "bar.sync": (_nothing, "race"),
-    "mbarrier.arrive": (_nothing, "deadlock"),
-    "cp.async.bulk.shared": (_nothing, "deadlock"),
-    "cvt.rn.bf16x2.e2m1x2": (_nothing, "numbers"),
-    "cvt.rn.bf16x2.e4m3x2": (_nothing, "numbers"),
-    "fence.mbarrier_init": (_nothing, "race"),
-    "fence.proxy.async": (_nothing, "race"),
-    "stmatrix": (_nothing, "numbers"),
+    "bar.sync": (without_effect, "race"),
+    "mbarrier.arrive": (without_effect, "deadlock"),
+    "cp.async.bulk.shared": (without_effect, "deadlock"),
+    "cvt.rn.bf16x2.e2m1x2": (without_effect, "numbers"),
+    "cvt.rn.bf16x2.e4m3x2": (without_effect, "numbers"),
+    "fence.mbarrier_init": (without_effect, "race"),
+    "fence.proxy.async": (without_effect, "race"),
+    "stmatrix": (without_effect, "numbers"),
 }
 
 
@@ -67,19 +63,9 @@ def test_what_a_changed_gemm_of_the_package_gives_is_noticed(
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     (one,) = (one for one in OF_PACKAGE if one.name == "package b12x, W4A16 GEMM")
     one = replace(one, request={**one.request, "shapes": [[9, 72, 320]]})
-    monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
-    assert target.launch is not None
-    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [one])).replies
-    (ran,) = reply.ran
-    assert "b12x" in ran.kernel
-    assert [(run.values, run.wrong, run.races, run.fault) for run in ran.runs] == [
+    alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
+    assert "b12x" in alone.ran.kernel
+    assert [(run.values, run.wrong, run.races, run.fault) for run in alone.ran.runs] == [
         (648, 0, (), "")
     ] * 3
-    (path,) = (tmp_path / "kept").rglob("launch.json")
-    launch = read_launch(path)
-    kernel = program_of(launch, path).kernel
-    for name, (change, noticed) in MUTANTS.items():
-        code = tuple(change(i) if i.name.startswith(name) else i for i in kernel.code)
-        assert code != kernel.code, name
-        mutant = Mutant(name, 0, name, replace(kernel, code=code))
-        assert noticed in caught(mutant, [launch]), name
+    alone.check_mutants(MUTANTS)
