@@ -71,7 +71,7 @@ def ready(probe: Any) -> Any:
 
     It stays so to the end of the process.
     """
-    probe.note("package b12x: its tensors are in ordinary memory, and say that they are not")
+    probe.note("package b12x: its tensors are in host memory and report a CUDA device")
     return _imported()
 
 
