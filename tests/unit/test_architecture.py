@@ -84,12 +84,3 @@ def test_imports_for_type_checking_count_too() -> None:
         "ignore_imports",
         "depth",
     }
-
-
-def test_no_module_is_longer_than_400_lines() -> None:
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in (ROOT / "builder").rglob("*.py")
-        if (count := len(path.read_text("utf-8").splitlines())) > 400
-    }
-    assert not long

@@ -170,10 +170,6 @@ def test_the_applier_has_no_import_cycle() -> None:
     assert circle(own | {"digests": {"commandline"}}) >= {"digests", "commandline"}
 
 
-def test_no_module_of_the_applier_is_large() -> None:
-    assert max(len(path.read_text().splitlines()) for path in APPLIER) <= 400
-
-
 def test_the_bundle_is_the_same_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     first = applier_bundle()
     monkeypatch.setattr("time.time", lambda: 4e9)
