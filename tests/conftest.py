@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a background job ignores SIGINT, and so would every program that a test starts to interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # as ``nohup`` has it, which is meant for this run: what tests start does not ignore a hang-up
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 use_ordinary_pip(environment())
 make_iri_grammar_late()

@@ -72,8 +72,12 @@ class Debian:
         made = cache.entry(f"arm64/{cache.key([SUITE, *PACKAGES])}", partial(_make))
         self.root = made / "root"
 
-    def run(self, *command: str, timeout: float) -> subprocess.CompletedProcess[str]:
-        """Run a command in it, with the checkout at `SOURCE`; ``timeout`` is in seconds."""
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it, with the checkout at `SOURCE`, however long that takes.
+
+        An emulated processor takes seconds for what takes a tenth of one natively, and on a busy
+        machine any limit is reached; each minute the last line of the command's stderr is shown.
+        """
         env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": HOME,
@@ -86,14 +90,28 @@ class Debian:
             **host_index(),
         }
         enter = ["unshare", "--mount", "--propagation", "private", "bash", "-c", _ENTER, "enter"]
-        return subprocess.run(
-            [*enter, str(CHECKOUT), str(self.root), *command],
-            env=env,
-            text=True,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
+        words = [*enter, str(CHECKOUT), str(self.root), *command]
+        process = subprocess.Popen(
+            words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+        with process:
+            try:
+                out, err = _until_the_end(process)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _until_the_end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process wrote to stdout and stderr; says each minute that it still runs."""
+    while True:
+        try:
+            return process.communicate(timeout=600)
+        except subprocess.TimeoutExpired as late:
+            so_far: bytes = late.stderr or b""  # bytes, also where the process's text is asked for
+            lines = so_far.decode(errors="replace").strip().splitlines()
+            cache.say(f"arm64, emulated: {lines[-1] if lines else 'no message yet'}")
 
 
 def _make(folder: Path) -> None:

@@ -33,9 +33,7 @@ def test_first_readme_command_passes_dispatch_on_arm64(
     assert {check["status"] for check in checks} == {"pass"}, checks
     for check in checks:
         assert any(re.match(r"torch 2\.11\.0 \(CUDA build", part) for part in check["simulated"])
-    machine = debian.run(
-        f"{HOME}/venv/bin/python", "-c", "import os; print(os.uname().machine)", timeout=60
-    )
+    machine = debian.run(f"{HOME}/venv/bin/python", "-c", "import os; print(os.uname().machine)")
     assert machine.stdout == "aarch64\n"
 
     layout = f"oci:{tmp_path}/out"

@@ -13,7 +13,6 @@ from tests.processes.runtime import test_launch_host as launch_host
 from tests.processes.runtime import test_stub_driver as stub_driver
 from tests.unit.runtime.test_stub_driver import MANY
 
-from .conftest import TIMEOUT
 from .debian import HOME, SOURCE
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def written(debian: Debian) -> Iterator[Callable[[str, bytes], str]]:
 
 
 def said(debian: Debian, program: str, *arguments: str) -> str:
-    done = debian.run("python3", "-I", "-c", program, *arguments, timeout=120)
+    done = debian.run("python3", "-I", "-c", program, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,7 +72,7 @@ def test_a_library_for_another_machine_does_not_load(
     debian: Debian, written: Callable[[str, bytes], str]
 ) -> None:
     path = written("other.so", shared_library("other.so", ["cuInit"], "x86_64"))
-    done = debian.run("python3", "-c", f"import ctypes; ctypes.CDLL({path!r})", timeout=60)
+    done = debian.run("python3", "-c", f"import ctypes; ctypes.CDLL({path!r})")
     assert "OSError" in done.stderr
 
 
@@ -93,11 +92,11 @@ def test_each_function_calls_its_own_callback(
 @pytest.mark.usefixtures("made")
 def test_the_executor_gives_the_bits_of_a_gpu(debian: Debian) -> None:
     words = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", PYTEST]
-    done = debian.run(PYTHON, *words, f"pytest=={pytest.__version__}", timeout=600)
+    done = debian.run(PYTHON, *words, f"pytest=={pytest.__version__}")
     assert done.returncode == 0, done.stderr
     run = f"cd {SOURCE} && PYTHONPATH={PYTEST} exec {PYTHON} -W error::RuntimeWarning -m pytest"
     options = f"--noconftest -p no:cacheprovider -q {RECORDED}"
-    done = debian.run("sh", "-c", f"{run} {options}", timeout=TIMEOUT)
+    done = debian.run("sh", "-c", f"{run} {options}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
@@ -112,7 +111,7 @@ from builder.verify import launches
 (one,) = (one for one in launches.LAUNCHED if one.name == "b12x GEMM, 1 token")
 request = {{**one.request, "shapes": [[1, 128, 128]]}}
 launches.LAUNCHED = (replace(one, request=request),)
-launches.TIMEOUT = {TIMEOUT}
+launches.TIMEOUT = 86400.0
 sys.exit(run(["verify", "oci:{HOME}/out", "--level", "numbers", "--json"]))
 """
 
@@ -120,7 +119,7 @@ sys.exit(run(["verify", "oci:{HOME}/out", "--level", "numbers", "--json"]))
 @pytest.mark.usefixtures("made")
 def test_a_released_kernel_is_launched_and_its_values_are_right(debian: Debian) -> None:
     """FlashInfer's own host code, compiled by the CuTe DSL for Arm, calls the generated library."""
-    done = debian.run(PYTHON, "-W", "error::RuntimeWarning", "-c", ONE_KERNEL, timeout=TIMEOUT)
+    done = debian.run(PYTHON, "-W", "error::RuntimeWarning", "-c", ONE_KERNEL)
     checks = json.loads(done.stdout)["checks"]
     (check,) = (check for check in checks if check["name"] == "b12x GEMM, 1 token")
     assert check["status"] == "pass", done.stdout + done.stderr

@@ -59,7 +59,7 @@ def checks(nvcc: str, tmp_path: Path) -> Callable[..., dict[str, Check]]:
         for code in codes:
             virtual = code.replace("sm_", "compute_")
             command += ["-gencode", f"arch={virtual},code={code}"]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
         plan = make_plan_of(fake_base(dist_files("vllm", "0.20.1", {})))
         lines = [{"kind": "any", "line": line} for line in LINES[kernels]]
         target = VerifyTarget(

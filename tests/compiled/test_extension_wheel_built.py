@@ -32,7 +32,7 @@ def compiled(folder: Path, *words: str, arch: str = "121a", code: str = "sm") ->
     target = folder / "kernels.o"
     command = ["nvcc", "-Xcompiler", "-fPIC", "-DCUTLASS_KERNELS", *words, "-c", str(SOURCE)]
     command += ["-gencode", f"arch=compute_{arch},code={code}_{arch}", "-o", str(target)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     return target
 
 

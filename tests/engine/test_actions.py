@@ -49,7 +49,7 @@ def test_the_docker_lane_frees_disk_builds_and_publishes(
     assert not unused.parent.exists()
     assert used.is_dir()
     url = f"{registry.url}/v2/somebody/spark-build/tags/list"
-    tags = requests.get(url, timeout=10).json()["tags"]
+    tags = requests.get(url, timeout=600).json()["tags"]
     assert any(tag.startswith("0.20.1-marlin-") for tag in tags)
     assert ("action.yml", "runs", "3") in machine.ran
 

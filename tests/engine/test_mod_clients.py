@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "builder" / "runtime"
 RECIPE = ROOT / "recipes" / "sparkrun" / "nemotron-3-super.yaml"
-#: What the mod takes whole from the index on the release of the base image, and what it cuts out.
-WHOLE = ("flashinfer_python-0.6.9-", "nvidia_cutlass_dsl_libs_cu13-4.4.2-")
+#: The one of these two distributions that has a wheel for each machine and Python.
+NATIVE = "nvidia-cutlass-dsl-libs-cu13==4.4.2"
+#: What the mod takes whole from the index on the release of the base image.
+WHOLE = ("flashinfer_python-0.6.9-", f"{NATIVE.replace('-', '_').replace('==', '-')}-")
 
 
 @pytest.fixture
@@ -63,10 +66,16 @@ def vendored(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vendored")
     release = base.requirements()["vllm"]
     cli("mods", "export", MOD, "--vendor", release, "--in", folder).ok()
-    kept = folder / MOD / VENDORED
-    (own,) = (cache.root() / "mod-wheels").glob(f"{WHOLE[1]}*")
-    shutil.copy(own, kept / own.name)
+    (own,) = cache.entry(f"native-wheel/{cache.key(NATIVE, base.SITE)}", native_wheel).iterdir()
+    shutil.copy(own, folder / MOD / VENDORED / own.name)
     return folder / MOD
+
+
+def native_wheel(folder: Path) -> None:
+    """Download the wheel of `NATIVE` for this machine and the Python of the base image."""
+    python = base.SITE.split("/python")[1].partition("/")[0]
+    words = ("--no-deps", "--only-binary=:all:", f"--python-version={python}", "--dest", folder)
+    cache.call(sys.executable, "-m", "pip", "download", "--quiet", NATIVE, *words)
 
 
 def probed(engine: Engine, held: str, *options: str) -> list[list[str]]:

@@ -299,7 +299,7 @@ def test_an_interruption(proxy: FaultProxy, tmp_path: Path) -> None:
             time.sleep(0.05)
         began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=600)
     assert time.monotonic() - began < 10
     assert "KeyboardInterrupt" in said
     assert not (tmp_path / "to" / "index.json").exists()

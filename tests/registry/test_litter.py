@@ -76,7 +76,7 @@ class Machine:
 
     def run(self, *words: str) -> None:
         process = self.start(*words)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=600)
         assert process.returncode == 0, said
 
     def start_until(self, stall: Callable[[str, str], bool], *words: str) -> subprocess.Popen[str]:
@@ -91,7 +91,7 @@ class Machine:
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=600)
         self.line.by_path = lambda _method, _path: None
 
     def litter(self) -> set[str]:

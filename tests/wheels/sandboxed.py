@@ -95,7 +95,7 @@ class Release:
             input=json.dumps(given),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             # torch is imported before the request's paths count
             env={"PYTHONPATH": self.torch}
             | {name: os.environ[name] for name in keep if name in os.environ},

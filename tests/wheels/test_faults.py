@@ -439,7 +439,7 @@ def run_with_little_room(world: World, place: Path, kilobytes: int, words: list[
         env=environment(world.env),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         preexec_fn=limit,
     )
@@ -529,7 +529,7 @@ def start(world: World, *words: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> Ran:
     """Wait for a started command."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert "Traceback" not in err, err
     assert process.returncode != 1, err
     return Ran(process.returncode, out, err)
@@ -600,7 +600,7 @@ def interrupted(world: World, words: list[str], after: float, number: signal.Sig
             time.sleep(0.002)
         time.sleep(after)
         process.send_signal(number)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
     return Ran(process.returncode, out, said.read_text())
 
 
@@ -642,7 +642,7 @@ def test_an_interruption_while_it_starts(world: World, after: float) -> None:
     process = start(world, *world.image_words())
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert world.leftovers() == []
     if "Traceback" in err:  # then Python had not come to our own code yet
         assert "in run\n" not in err, err
@@ -690,7 +690,7 @@ def run_mod(world: World, layers: str, *more: str) -> Ran:
         env=environment(world.env),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert "Traceback" not in ended.stderr, ended.stderr

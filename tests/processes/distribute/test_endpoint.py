@@ -39,7 +39,7 @@ def endpoint(subject: Subject, tmp_path: Path) -> Iterator[Endpoint]:
 
 def get(endpoint: Endpoint, path: str, **headers: str) -> requests.Response:
     address = f"http://127.0.0.1:{endpoint.port}/v2/{path}"
-    return requests.get(address, headers=headers, timeout=10)
+    return requests.get(address, headers=headers, timeout=600)
 
 
 def test_manifests_and_blobs(endpoint: Endpoint, subject: Subject) -> None:
@@ -53,7 +53,7 @@ def test_manifests_and_blobs(endpoint: Endpoint, subject: Subject) -> None:
     for blob in subject.blobs():
         answer = get(endpoint, f"{repository}/blobs/{blob.digest}")
         assert f"sha256:{hashlib.sha256(answer.content).hexdigest()}" == blob.digest
-        head = requests.head(answer.url, timeout=10)
+        head = requests.head(answer.url, timeout=600)
         assert int(head.headers["Content-Length"]) == blob.size
         assert head.content == b""
     sent = endpoint.counted(repository)
@@ -93,7 +93,7 @@ def test_nothing_else_is_served(endpoint: Endpoint, subject: Subject) -> None:
     ):
         assert get(endpoint, path).status_code == 404, path
     address = f"http://127.0.0.1:{endpoint.port}/v2/{repository}/blobs/uploads/"
-    assert requests.post(address, timeout=10).status_code == 501
+    assert requests.post(address, timeout=600).status_code == 501
 
 
 def test_a_tls_client_gets_a_clear_error(endpoint: Endpoint) -> None:

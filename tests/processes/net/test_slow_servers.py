@@ -154,7 +154,7 @@ def interrupt(server: Dripping, work: Callable[[], object]) -> list[BaseExceptio
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert server.reached.wait(10)
+    assert server.reached.wait(600)
     end_waits()
     thread.join(10)
     assert not thread.is_alive()
@@ -268,10 +268,10 @@ def test_a_signal_or_a_time_limit_ends_the_program(
             text=True,
         )
         try:
-            assert server.reached.wait(20)
+            assert server.reached.wait(600)
             if end:
                 process.send_signal(end)
-            _, err = process.communicate(timeout=10)
+            _, err = process.communicate(timeout=600)
         finally:
             process.kill()
     assert process.returncode == code, err

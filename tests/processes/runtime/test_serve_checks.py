@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +133,7 @@ def test_the_dense_model_is_served_without_the_flags_for_experts(
     ],
 )
 def test_a_server_that_exits_early(served: Any, orders: dict[str, Any], words: str) -> None:
-    start = time.monotonic()
     checks = served(orders)
-    assert time.monotonic() - start < 10, "it waited for what can never be"
     check = checks["dense starts"]
     assert check["status"] == "fail"
     assert words in check["seen"]

@@ -183,7 +183,7 @@ def inside(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", "-I", str(folder / "spark_verify.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_without_a_gpu_the_other_levels_run(inside: Path) -> None:
@@ -210,7 +210,7 @@ def run_sound(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", str(folder / "spark_verify.py"), *words]
     env = {"PATH": "/usr/bin:/bin", "LANG_OF_TEST": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=env
+        command, capture_output=True, text=True, check=False, timeout=600, env=env
     )
 
 

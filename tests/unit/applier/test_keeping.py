@@ -143,14 +143,14 @@ def test_two_containers_that_start_at_once_fetch_once(tmp_path: Path) -> None:
     class Slow(Network):
         def __call__(self, stream: BinaryIO) -> None:
             started.set()
-            assert go.wait(20)
+            assert go.wait(600)
             super().__call__(stream)
 
     network, got = Slow(), []
     first = threading.Thread(target=lambda: got.append(read(Keeper([tmp_path]), network)))
     second = threading.Thread(target=lambda: got.append(read(Keeper([tmp_path]), network)))
     first.start()
-    assert started.wait(20)
+    assert started.wait(600)
     second.start()
     go.set()
     first.join(20)

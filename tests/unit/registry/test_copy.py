@@ -214,7 +214,7 @@ def test_a_lost_upload_is_read_again() -> None:
 
 def test_one_failure_ends_the_others() -> None:
     made = layers(*((digest, 10, "x") for digest in DIGESTS[1:50]))
-    begun = threading.Barrier(3, timeout=10)
+    begun = threading.Barrier(3, timeout=600)
 
     class Fails(Fake):
         def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
@@ -245,7 +245,7 @@ def test_progress_is_reported_at_intervals(
         put(self, blob, content)
         for _ in range(2):  # the first may have been under way already
             reported.clear()
-            assert reported.wait(30)
+            assert reported.wait(600)
 
     def seen(self: progress.Bars, line: str) -> None:
         say(self, line)

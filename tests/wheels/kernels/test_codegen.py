@@ -7,7 +7,6 @@ which spark-build installs; without it these tests fail: nothing here is skipped
 from __future__ import annotations
 
 import dataclasses
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -129,9 +128,7 @@ def test_a_warm_run_compiles_nothing(planned: Planner, monkeypatch: pytest.Monke
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(codegen, "ask_probe", refuse)
-    began = time.monotonic()
     again = seen_in(target)
-    assert time.monotonic() - began < 30
     assert [c.seen for c in again.values()] == [c.seen for c in first.values()]
     assert all("cached from the same files" in c.where for c in again.values())
 

@@ -82,7 +82,7 @@ def compiled(compiler: Compiler, folder: Path) -> Path:
     target = folder / f"{compiler.host.command}.o"
     words = [str(compiler.nvcc), *compiler.host.words, *FLAGS, "-DCUTLASS_KERNELS", str(SOURCE)]
     words += ["-gencode", "arch=compute_121a,code=sm_121a", "-c", "-o", str(target)]
-    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    subprocess.run(words, check=True, capture_output=True, timeout=600)
     return target
 
 

@@ -42,7 +42,7 @@ def compiled(nvcc: Path, folder: Path, *words: str) -> Path:
     command += ["-gencode", "arch=compute_121a,code=sm_121a", "-o", str(target)]
     # neither the toolkit on PATH nor a variable of it may help
     clean = {"PATH": "/usr/bin:/bin"}
-    subprocess.run(command, check=True, capture_output=True, timeout=120, env=clean)
+    subprocess.run(command, check=True, capture_output=True, timeout=600, env=clean)
     return target
 
 
