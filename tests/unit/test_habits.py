@@ -1,4 +1,4 @@
-"""Habits of tests that are wrong however the test is written: patches by string, asserted durations."""
+"""Habits of tests that are wrong however the test is written: patched strings, durations."""
 
 from __future__ import annotations
 
