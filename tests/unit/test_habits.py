@@ -9,7 +9,7 @@ TESTS = Path(__file__).resolve().parents[1]
 #: A path in a string is not found when a module moves.
 PATCH = re.compile(r"""setattr\(\s*["'](builder|tests)\.[\w.]+""")
 #: How long something took depends on what else the machine does: count what was done instead.
-DURATION = re.compile(r"assert\b[^\n]*\b(monotonic|perf_counter|process_time|time)\(\) - ")
+DURATION = re.compile(r"assert\b[^\n]*\b(monotonic|perf_counter|process_time|time)\(\) - \w+ <")
 
 
 def uses(habit: re.Pattern[str]) -> set[str]:
