@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.diagnose import catalogview
-from builder.diagnose.documents import Diagnosed, Entries, EntryRow
-from builder.diagnose.judging import diagnose
+from builder.diagnose import report
 from builder.diagnose.live import IDLE, watched
-from builder.diagnose.manylogs import earliest_failure_first
-from builder.diagnose.report import lines_of, lines_of_several
+from builder.diagnose.report import Diagnosed, Entries, EntryRow, lines_of, lines_of_several
 from builder.diagnose.sources import Source, found, texts
+from builder.diagnose.verdict import diagnose, earliest_failure_first
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.util.console import console, print_json
 from builder.util.hints import os_hint
@@ -23,7 +21,7 @@ from builder.util.hints import os_hint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.diagnose.findings import Diagnosis, Finding
+    from builder.diagnose.verdict import Diagnosis, Finding
 
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
 _AGAIN = "when the server runs again, check its log: " + _PIPE
@@ -143,26 +141,26 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
     if word == "show" and not names:
         raise UsageError("no entry named", hint="spark-build diagnose list")
     entries = (
-        [catalogview.find_entry(name) for name in names]
+        [report.find_entry(name) for name in names]
         if word == "show"
-        else catalogview.entries_to_check(())
+        else report.entries_to_check(())
     )
     if json:
         print_json(Entries(entries=tuple(map(EntryRow.of, entries))))
     elif word == "table":
-        print(catalogview.page(entries), end="")
+        print(report.page(entries), end="")
     elif word == "show":
         for entry in entries:
-            print("\n".join(catalogview.entry_lines(entry)))
+            print("\n".join(report.entry_lines(entry)))
     else:
         for entry in entries:
-            print(f"{entry.id:<36} {entry.severity:<8} {catalogview.releases(entry)}")
+            print(f"{entry.id:<36} {entry.severity:<8} {report.releases(entry)}")
 
 
 def _check(names: Sequence[str]) -> None:
     """Run the examples of entries; exit 5 if one fails."""
-    entries = catalogview.entries_to_check(names)
-    wrong = catalogview.failed_examples(entries)
+    entries = report.entries_to_check(names)
+    wrong = report.failed_examples(entries)
     for entry, example, why in wrong:
         print(f"{entry}: {f'example {example}: ' if example else ''}{why}")
     if wrong:

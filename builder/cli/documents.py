@@ -76,11 +76,11 @@ DOCUMENTS = {
         "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
     ),
     "diagnose": Entry(
-        "`diagnose --json`: what a log shows", ("builder.diagnose.documents:Diagnosed",)
+        "`diagnose --json`: what a log shows", ("builder.diagnose.report:Diagnosed",)
     ),
     "diagnose-list": Entry(
         "`diagnose list --json` and `diagnose show ID --json`: entries of the catalogue",
-        ("builder.diagnose.documents:Entries",),
+        ("builder.diagnose.report:Entries",),
     ),
     "dispatch-ask": Entry(
         "`dispatch ask --json`: the kernels that releases select, as recorded in docs/evidence",

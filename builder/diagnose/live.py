@@ -10,15 +10,15 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.judging import diagnose, judged
 from builder.diagnose.scan import Scan
 from builder.diagnose.sources import SAMPLE, joined, texts
+from builder.diagnose.verdict import diagnose, judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-    from builder.diagnose.findings import Diagnosis, Finding
+    from builder.diagnose.verdict import Diagnosis, Finding
 
 #: Seconds without a new line after which the log is judged.
 IDLE = 1.0

@@ -8,24 +8,218 @@ time grows with the size of the log and memory does not.
 from __future__ import annotations
 
 import bisect
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from builder.diagnose.dispatch import FORMS, Selection, selection
-from builder.diagnose.entries import SKIPPED, Condition, Entry, Pattern, Regex
+from msgspec import Meta
+
+from builder.diagnose.catalog import SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
-from builder.diagnose.literals import fixed_text
-from builder.diagnose.reading import Reader
-from builder.diagnose.settings import TRIGGERS, Setting, settings_in
+from builder.diagnose.lines import Reader
+from builder.util.documents import Count, Part, Text
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterable, Iterator, Mapping
 
-    from builder.diagnose.reading import Line
+    from builder.diagnose.lines import Line
+
+
+class Selection(Part, frozen=True):
+    """One kernel that was selected for one kind of layer, and its first log line."""
+
+    kind: Text
+    kernel: Text
+    line: Count
+    file: Annotated[str, Meta(description="the log it is in, of several")] = ""
+
+
+class Form(NamedTuple):
+    """One form of such a line.  ``kernel`` is a group of the pattern."""
+
+    kind: str
+    pattern: str
+
+
+FORMS = (
+    # NVFP4: `Using NvFp4LinearBackend.MARLIN for` to 0.19, a class name from 0.20
+    Form("nvfp4-linear", r"Using (?P<kernel>[\w.-]+) for NVFP4 GEMM"),
+    Form("nvfp4-moe", r"Using '(?P<kernel>\w+)' NvFp4 MoE backend"),
+    # FP8, per tensor and per block; the class name tells which
+    Form("fp8-linear", r"Selected (?P<kernel>\w+Kernel) for \w+"),
+    Form("fp8-moe", r"Using '?(?P<kernel>\w+)'? Fp8 MoE backend"),
+    # MX formats
+    Form("mxfp8-linear", r"Using (?P<kernel>\w+)(?: backend)? for MXFP8 GEMM"),
+    Form("mxfp8-moe", r"Using '(?P<kernel>\w+)' MxFp8 MoE backend"),
+    Form("mxfp4-linear", r"Using (?P<kernel>\w+) for MXFP4 GEMM"),
+    Form("mxfp4-moe", r"Using '(?P<kernel>\w+)' Mxfp4 MoE backend"),  # from 0.19
+    Form("mxfp4-moe", r"Using (?P<kernel>FlashInfer MXFP4 [\w ]+?) backend"),
+    Form("mxfp4-moe", r"Using (?P<kernel>Marlin|Triton) backend$"),  # to 0.18
+    # weight-only integers
+    Form("wna16-linear", r"Using (?P<kernel>\w+LinearKernel) for \w*(?:GPTQ|AWQ|WNA16)\w*"),
+    Form("wna16-moe", r"Using '(?P<kernel>\w+)' WNA16 MoE backend"),
+    Form("wna16-moe", r"Using (?P<kernel>\w+) backend for WNA16 MoE"),  # to 0.22
+    Form("w4a8-linear", r"Using (?P<kernel>\w+) for CompressedTensorsW4A8\w+"),
+    Form("w4a8-moe", r"Using '?(?P<kernel>\w+)'? W4A8 (?:Int8 )?MoE backend"),
+    Form("int8-moe", r"Using '?(?P<kernel>\w+)'? Int8 MoE backend"),
+    # unquantised experts, usually of a draft model
+    Form("unquantized-moe", r"Using (?P<kernel>\w+) Unquantized MoE (?:LoRA )?backend"),
+    Form("unquantized-moe", r"Using (?P<kernel>[\w ]+?) backend for Unquantized MoE"),  # to 0.19
+    # attention: selected automatically, or requested
+    Form("attention", r"Using (?P<kernel>\w+) attention backend out of potential backends"),
+    Form("attention", r"Using AttentionBackendEnum\.(?P<kernel>\w+) backend\."),
+    Form("mla-prefill", r"Using (?P<kernel>\w+) MLA prefill backend"),
+    Form("vision-attention", r"Using (?:AttentionBackendEnum\.)?(?P<kernel>\w+) for MMEncoder"),
+    Form(
+        "vision-attention",
+        r"Using backend (?:AttentionBackendEnum\.)?(?P<kernel>\w+) for vit attention",
+    ),
+    # TensorRT-LLM logs little: its fall-back, and its configuration
+    Form("moe", r"Using (?P<kernel>CutlassFusedMoE) instead"),
+    Form("moe", r"moe_config=MoeConfig\([^)]*?backend=['\"](?P<kernel>\w+)['\"]"),
+    Form("moe", r"\bmoe_backend='(?P<kernel>CUTLASS|CUTEDSL|TRTLLM|VANILLA|TRITON|WIDEEP)'"),
+    Form("attention", r"\battn_backend=['\"](?P<kernel>\w+)['\"]"),
+)
+
+#: Names of kinds in the report.
+LABELS: Mapping[str, str] = {
+    "nvfp4-linear": "NVFP4 linear",
+    "nvfp4-moe": "NVFP4 MoE",
+    "fp8-linear": "FP8 linear",
+    "fp8-block": "FP8 linear, block scales",
+    "fp8-moe": "FP8 MoE",
+    "int8-linear": "INT8 linear",
+    "int8-moe": "INT8 MoE",
+    "mxfp8-linear": "MXFP8 linear",
+    "mxfp8-moe": "MXFP8 MoE",
+    "mxfp4-linear": "MXFP4 linear",
+    "mxfp4-moe": "MXFP4 MoE",
+    "wna16-linear": "WNA16 linear",
+    "wna16-moe": "WNA16 MoE",
+    "w4a8-linear": "W4A8 linear",
+    "w4a8-moe": "W4A8 MoE",
+    "unquantized-moe": "unquantised MoE",
+    "attention": "attention",
+    "mla-prefill": "MLA prefill attention",
+    "vision-attention": "vision attention",
+    "moe": "MoE",
+}
+
+
+def selection(kind: str, match: re.Match[str], line: int) -> Selection:
+    """The selection in a matching line."""
+    kernel = match["kernel"].removeprefix("NvFp4LinearBackend.")
+    if kind == "fp8-linear":
+        if re.search(r"Int8", kernel):
+            kind = "int8-linear"
+        elif re.search(r"Block|DeepG(?:EMM|emm)", kernel):
+            kind = "fp8-block"
+    return Selection(kind, kernel, line)
+
+
+_FLAGS = (
+    "linear_backend",
+    "moe_backend",
+    "attention_backend",
+    "reasoning_parser",
+    "tool_call_parser",
+    "quantization",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "nnodes",
+)
+_BACKENDS = (
+    "auto|cutlass|b12x|marlin|triton|emulation|humming|deep[-_]gemm|flashinfer[-_](?:b12x|cutlass|"
+    "cutedsl|trtllm|cudnn)"
+)
+_VARIABLE = re.compile(
+    r"\b((?:VLLM|TLLM|FLASHINFER)_[A-Z0-9_]+|CUTE_DSL_ARCH|(?:GLOO|NCCL)_SOCKET_IFNAME)="
+    r"[\"']?([^\s\"',;)\]}]*)"
+)
+_FLAG = re.compile(rf"--(linear|moe)[-_]backend[= ][\"']?({_BACKENDS})\b")
+_ARGUMENT = re.compile(rf"'({'|'.join(_FLAGS)})': '?([\w.-]+)")
+_CONFIG = re.compile(r"\b(linear_backend|moe_backend|quantization)='?([\w.-]+)")
+_DRAFT = re.compile(
+    r"'speculative_config': \{[^{}]*\}|speculative_config=SpeculativeConfig\([^)]*\)"
+)
+_DRAFT_ENTRY = re.compile(r"'?moe_backend'?[:=] ?'([\w-]+)'")
+#: Prefixes of NAME=VALUE in an assignment.
+_SETTERS = (
+    "export",
+    "-e",
+    "-e=",
+    "--env",
+    "--env=",
+    "env",
+    "ENV",
+    "+",
+    "-",
+    "-x",
+    '"',
+    "'",
+    "[",
+    ",",
+    "{",
+)
+
+#: Text before a flag that a message only recommends.
+_ADVICE = ("use ", "pass ", "set ", "try ", "with ", "to ")
+
+#: Texts, one of which is in every line with a setting.
+TRIGGERS = (
+    "VLLM_",
+    "TLLM_",
+    "FLASHINFER_",
+    "CUTE_DSL_ARCH=",
+    "_SOCKET_IFNAME=",
+    "-backend",
+    "non-default args",
+    "KernelConfig(",
+)
+
+
+class Setting(NamedTuple):
+    """One requested setting."""
+
+    name: str
+    value: str
+    line: int
+
+
+def settings_in(text: str, line: int) -> list[Setting]:
+    """Settings requested in one line of a log."""
+    found = [
+        Setting(match[1], match[2], line)
+        for match in _VARIABLE.finditer(text)
+        if _is_set(text, match.start())
+    ]
+    echo = "non-default args" in text or "KernelConfig(" in text
+    if not echo:
+        found += [
+            Setting(f"{match[1]}_backend", match[2].replace("-", "_"), line)
+            for match in _FLAG.finditer(text)
+            if not text[: match.start()].lower().endswith(_ADVICE)
+        ]
+        return [s for s in found if s.value != "auto"]
+    for draft in _DRAFT.findall(text):
+        found += [Setting("draft.moe_backend", m, line) for m in _DRAFT_ENTRY.findall(draft)]
+    own = _DRAFT.sub("", text)
+    for match in [*_ARGUMENT.finditer(own), *_CONFIG.finditer(own)]:
+        found.append(Setting(match[1], match[2], line))
+    return [s for s in found if s.value not in ("auto", "None")]
+
+
+def _is_set(text: str, start: int) -> bool:
+    """Whether NAME=VALUE at ``start`` is an assignment, not advice in a message."""
+    before = text[:start].rstrip()
+    if not before or before.endswith(_SETTERS):
+        return True
+    last = before.rsplit(None, 1)[-1]
+    return bool(re.fullmatch(r"[\"']?[A-Z][A-Z0-9_]+=\S*", last))
+
 
 _BLOCK = 1 << 18
 #: Maximum number of distinct hits of one entry.

@@ -16,15 +16,14 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
 from builder.applier.agreement import flag_values
-from builder.diagnose.catalog import load_catalog
-from builder.diagnose.entries import SKIPPED
+from builder.diagnose.catalog import SKIPPED, load_catalog
 from builder.util.documents import Part, always, plain, read
 from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.diagnose.entries import Condition, Entry, RequestedSetting
+    from builder.diagnose.catalog import Condition, Entry, RequestedSetting
     from builder.documents.plan import PlanDocument
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from builder.diagnose.judging import diagnose
+from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
 from builder.runtime import serve_client
 from builder.runtime.serve_client import ServeError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.diagnose.findings import Diagnosis
+    from builder.diagnose.verdict import Diagnosis
     from builder.runtime.serve_client import Timing
 
 #: Seconds for a query about the server, and for each read of an answer: a long prompt takes

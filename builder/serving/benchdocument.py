@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from builder.diagnose.dispatch import Selection
+from builder.diagnose.scan import Selection
 from builder.errors import UsageError
 from builder.util.documents import Count, Document, Part, Text, read
 from builder.util.hints import reason

@@ -271,7 +271,7 @@ def _root(check: Check) -> str:
     reason = check.reason
     if check.status != "fail" or check.level != "serve" or "\n" not in reason:
         return reason
-    from builder.diagnose.judging import diagnose
+    from builder.diagnose.verdict import diagnose
 
     found = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
     if not found:

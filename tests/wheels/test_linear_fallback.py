@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.diagnose.judging import diagnose
+from builder.diagnose.verdict import diagnose
 from builder.dispatch import Outcome, setting
 from builder.dispatch.record import read_records
 from builder.verify.kinds import KINDS

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pytest
 
 from builder.cli.diagnose import diagnose_command
-from builder.diagnose.catalog import load_catalog, load_entry
-from builder.diagnose.dispatch import FORMS, LABELS
-from builder.diagnose.judging import diagnose
-from builder.diagnose.literals import MINIMUM, fixed_text
-from builder.diagnose.reading import LONGEST, REPEATS, Reader, clean
-from builder.diagnose.scan import scan
-from builder.diagnose.settings import settings_in
+from builder.diagnose.catalog import MINIMUM, fixed_text, load_catalog, load_entry
+from builder.diagnose.lines import LONGEST, REPEATS, Reader, clean
+from builder.diagnose.scan import FORMS, LABELS, scan, settings_in
+from builder.diagnose.verdict import diagnose
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
 from builder.util.paths import package_file
@@ -28,8 +25,8 @@ from builder.util.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.diagnose.entries import Entry, Example
-    from builder.diagnose.findings import Diagnosis
+    from builder.diagnose.catalog import Entry, Example
+    from builder.diagnose.verdict import Diagnosis
     from tests.unit.caller import Call
 
 RELEASES = [

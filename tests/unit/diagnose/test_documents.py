@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from builder.diagnose.catalogview import find_entry
-from builder.diagnose.documents import Diagnosed, Entries, EntryRow
-from builder.diagnose.judging import diagnose
+from builder.diagnose.report import Diagnosed, Entries, EntryRow, find_entry
+from builder.diagnose.verdict import diagnose
 from builder.util.documents import plain
 from tests.documents import validated, validator
 

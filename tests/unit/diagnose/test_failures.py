@@ -7,8 +7,7 @@ import textwrap
 
 import pytest
 
-from builder.diagnose.findings import UNKNOWN, Diagnosis
-from builder.diagnose.judging import diagnose
+from builder.diagnose.verdict import UNKNOWN, Diagnosis, diagnose
 
 
 def read(text: str) -> Diagnosis:

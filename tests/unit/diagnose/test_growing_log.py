@@ -13,7 +13,7 @@ from builder.diagnose.live import watched
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.diagnose.findings import Diagnosis, Finding
+    from builder.diagnose.verdict import Diagnosis, Finding
 
 START = "(APIServer pid=1) INFO 06-01 09:00:00 [a.py:1] vLLM API server version 0.31.0\n"
 READY = "(APIServer pid=1) INFO:     Application startup complete.\n"

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.judging import diagnose
-from builder.diagnose.lineformats import mended, records
+from builder.diagnose.lines import mended, records
 from builder.diagnose.sources import texts
+from builder.diagnose.verdict import diagnose
 from builder.errors import UsageError
 from tests.unit.chance import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.diagnose.findings import Diagnosis
+    from builder.diagnose.verdict import Diagnosis
 
 STAMP = "2026-06-01T10:00:00.123456789Z"
 

@@ -11,7 +11,7 @@ import pytest
 
 from builder.cli.diagnose import diagnose_command
 from builder.cli.documents import schema
-from builder.diagnose import catalogview
+from builder.diagnose import report
 from builder.diagnose.catalog import load_catalog
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console
@@ -107,12 +107,12 @@ def test_a_server_that_is_not_ready_counts(tmp_path: Path) -> None:
 
 
 def test_every_example_of_the_catalogue_passes() -> None:
-    assert catalogview.failed_examples(catalogview.entries_to_check(())) == []
+    assert report.failed_examples(report.entries_to_check(())) == []
 
 
 def test_the_page_matches_the_catalogue() -> None:
     """``spark-build diagnose table > docs/diagnose.md`` was run."""
-    assert (DOCS / "diagnose.md").read_text("utf-8") == catalogview.page(load_catalog())
+    assert (DOCS / "diagnose.md").read_text("utf-8") == report.page(load_catalog())
 
 
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:

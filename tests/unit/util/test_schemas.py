@@ -17,8 +17,8 @@ import typer.main
 from builder.__main__ import run
 from builder.cli.app import app
 from builder.cli.documents import names, schema
-from builder.diagnose.documents import Diagnosed
-from builder.diagnose.judging import diagnose
+from builder.diagnose.report import Diagnosed
+from builder.diagnose.verdict import diagnose
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.util.documents import plain

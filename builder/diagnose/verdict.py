@@ -1,30 +1,106 @@
-"""The diagnosis of a log: findings of the catalogue, other failures, and the verdict.
-
-Known pitfalls are data (``builder/data/diagnose/``); advice depends on the release, because the
-fix published for one release is often wrong for another.  Failures without an entry are recognised
-by the message formats of Python, CUDA, compilers and the kernel.
-"""
+"""Logs of several ranks or nodes: the first failure, and those that follow from it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
-from builder.diagnose.catalog import SEVERITIES, load_catalog
-from builder.diagnose.entries import Entry, rendered
-from builder.diagnose.findings import UNKNOWN, Diagnosis, Finding, Verdict
-from builder.diagnose.health import COVERED, ENGINE_NAMES
-from builder.diagnose.reading import Reader
+from builder.diagnose.catalog import SEVERITIES, Entry, Severity, load_catalog, rendered
+from builder.diagnose.lines import Reader
 from builder.diagnose.scan import Hit, Scan, scan
+from builder.diagnose.servers import COVERED, ENGINE_NAMES
 from builder.errors import UsageError
+from builder.util.documents import Count, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import BinaryIO
 
     from builder.diagnose.failures import Failure
+    from builder.diagnose.scan import Selection
+
+#: The ID of a failure without an entry.
+UNKNOWN = "not-in-catalogue"
+
+
+class Finding(Part, frozen=True):
+    """One finding, its log line, and the fix."""
+
+    id: Text
+    severity: Severity
+    line: Count
+    message: Text
+    fix: str
+    file: Annotated[str, Meta(description="the log it is in; empty for a single one")] = always("")
+    quote: Annotated[str, Meta(description="the line itself")] = always("")
+    sure: Annotated[
+        str,
+        Meta(
+            description="how certain the cause is: certain, likely, reported; empty if not in "
+            "the catalogue"
+        ),
+    ] = always("")
+    link: Annotated[str, Meta(description="where the cause or fix was published")] = always("")
+    before: Annotated[str, Meta(description="the relevant line before it")] = always("")
+    before_line: Count = always(0)
+    frame: Annotated[str, Meta(description="the innermost relevant frame")] = always("")
+    search: Annotated[str, Meta(description="what to put into a search field")] = always("")
+    process: Annotated[str, Meta(description="which process or rank wrote it")] = always("")
+    became: Annotated[
+        tuple[str, ...], Meta(description="the exceptions that were raised from it")
+    ] = always(())
+    more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
+    when: Annotated[str, Meta(description="MM-DD HH:MM:SS, if the log has it")] = always("")
+    follows: Annotated[bool, Meta(description="only a consequence of another process's exit")] = (
+        always(False)
+    )
+
+
+class Verdict(Part, frozen=True):
+    """The summary of a log, in one sentence."""
+
+    state: Literal["failed", "ready", "stopped", "unclear", "empty"]
+    sentence: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The diagnosis of a log.  ``vllm`` is empty if unknown."""
+
+    vllm: str
+    tensorrt_llm: str
+    #: every vLLM release that the log names, more than one after an upgrade in place
+    releases: tuple[str, ...]
+    lines: int
+    dispatch: tuple[Selection, ...]
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    #: the program that wrote it; empty if unknown
+    engine: str = ""
+    #: the version of a build that is not a release (``0.1.dev1+gabc``)
+    build: str = ""
+    #: the line where the server became ready, or 0
+    ready: int = 0
+    file: str = ""
+    #: whether anything in it is as in the log of a server
+    is_log: bool = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether it shows a failure or an incomplete start."""
+        return self.verdict.state in ("failed", "stopped")
+
+    def in_file(self, name: str) -> Diagnosis:
+        """The same, for one of several logs."""
+        named = tuple(replace(finding, file=name) for finding in self.findings)
+        return dataclasses.replace(self, file=name, findings=named)
+
 
 #: Failures outside the catalogue to show for one log.
 _SHOWN = 3
@@ -327,3 +403,89 @@ def _asked(entry: Entry, read: Scan) -> list[Hit]:
         for setting in read.settings.values()
         if asked.holds(setting.name, setting.value)
     ]
+
+
+#: Sorts after every possible time in a log.
+_LATE = "99"
+
+
+def earliest_failure_first(results: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """The logs, earliest failure first; consequences name the line of their cause."""
+    first = _first(results)
+    ordered = sorted(results, key=lambda r: _rank(r, first))
+    return [_pointed(result, first) for result in ordered]
+
+
+def _errors(result: Diagnosis) -> list[Finding]:
+    return [finding for finding in result.findings if finding.severity == "error"]
+
+
+def _first(results: Sequence[Diagnosis]) -> tuple[str, Finding] | None:
+    """The earliest failure that is not a consequence of another."""
+    found = [
+        (finding.when or _LATE, index, result.file, finding)
+        for index, result in enumerate(results)
+        for finding in _errors(result)
+        if not finding.follows
+    ]
+    if not found:
+        return None
+    _, _, file, finding = min(found, key=lambda f: (f[0], f[1], f[3].line))
+    return file, finding
+
+
+def _rank(result: Diagnosis, first: tuple[str, Finding] | None) -> tuple[bool, bool, str]:
+    errors = _errors(result)
+    roots = [f.when or _LATE for f in errors if not f.follows]
+    times = roots or [f.when or _LATE for f in errors]
+    return (
+        not (first and result.file == first[0]),
+        not errors,
+        ("0" if roots else "1") + min(times, default=_LATE),
+    )
+
+
+def _pointed(result: Diagnosis, first: tuple[str, Finding] | None) -> Diagnosis:
+    """A log whose consequences name the cause."""
+    if first is None or first[0] == result.file:
+        return result
+    file, cause = first
+    findings = tuple(
+        msgspec.structs.replace(
+            finding,
+            message=f"{finding.message} It follows from {file}, line {cause.line}: "
+            f"{cause.quote[:200]}",
+        )
+        if finding.follows and finding.severity == "error"
+        else finding
+        for finding in result.findings
+    )
+    return dataclasses.replace(result, findings=findings)
+
+
+def verdict(results: Sequence[Diagnosis]) -> Verdict:
+    """The summary of all logs."""
+    failed = [r for r in results if r.verdict.state == "failed"]
+    if failed:
+        count = f"{len(failed)} of {len(results)} logs show a failure"
+        first = _first(results)
+        if first is None:
+            return Verdict(
+                "failed",
+                f"{count}, each caused by another rank that died or hangs. The log of that rank "
+                f"is not among them.",
+            )
+        file, cause = first
+        when = f" at {cause.when}" if cause.when else ""
+        return Verdict(
+            "failed", f"{count}. The first is {file}, line {cause.line}{when}: {cause.id}."
+        )
+    for state in ("stopped", "unclear", "empty"):
+        some = [r.file for r in results if r.verdict.state == state]
+        if some and not any(r.verdict.state == "ready" for r in results):
+            return Verdict(
+                state, f"No failure found, but the server did not become ready ({', '.join(some)})."
+            )
+    warnings = sum(f.severity == "warning" for r in results for f in r.findings)
+    what = f"{warnings} warnings" if warnings else "nothing wrong was found"
+    return Verdict("ready", f"The server became ready: {what} in {len(results)} logs.")
