@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.hopper.translate import for_hopper, functions_of
 from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import read_launch
+from builder.ptx.memory import TensorMap
 from builder.ptx.runs import program_of, run_once
-from builder.ptx.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from builder.ptx.launchfile import LaunchFile

@@ -1,5 +1,5 @@
 // What SM12x does in one instruction, for Hopper. The meaning of each is in builder/ptx
-// (ops_matrix.py, ops_convert.py), with its section of the PTX ISA.
+// (warps.py, registers.py), with its section of the PTX ISA.
 
 // -DROLLED: slower, so that the warps of a block drift apart in another way.
 #ifdef ROLLED

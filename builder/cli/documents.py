@@ -160,11 +160,11 @@ DOCUMENTS = {
         ("builder.documents.plan:PlanDocument",),
     ),
     "ptx-races": Entry(
-        "`ptx races --json`: each race of a kernel once", ("builder.ptx.userkernel:KernelRaces",)
+        "`ptx races --json`: each race of a kernel once", ("builder.ptx.runs:KernelRaces",)
     ),
     "ptx-run": Entry(
         "`ptx run --json`: the result of each schedule of a kernel",
-        ("builder.ptx.userkernel:KernelRuns",),
+        ("builder.ptx.runs:KernelRuns",),
     ),
     "publish": Entry(
         "`publish --json`: what was published where",

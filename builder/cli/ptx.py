@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import Exit, SparkBuildError
-from builder.ptx.userkernel import KernelRaces, run_user_kernel
+from builder.ptx.runs import KernelRaces, run_user_kernel
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted, print_json
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.ptx.findings import FoundRace
-    from builder.ptx.userkernel import OwnRun, Stopped
+    from builder.ptx.runs import OwnRun, Stopped
 
 _HINT = "docs/ptx.md explains each finding"
 

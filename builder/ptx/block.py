@@ -1,4 +1,4 @@
-"""A thread block: its warps, shared memory, barriers, mbarriers and pending copies."""
+"""A thread block in a launch: its warps, shared memory, barriers, mbarriers and pending copies."""
 
 from __future__ import annotations
 
@@ -7,20 +7,137 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.constants import EXIT, LANES, SHARED_BASE
-from builder.ptx.copies import LaneGroups, Operation
-from builder.ptx.errors import Fault
+from builder.ptx.machine import EXIT, LANES, SHARED_BASE, Fault, some
 from builder.ptx.memory import POISON, SharedMemory
 from builder.ptx.races import Races, Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from builder.ptx.launch import LaunchState
-    from builder.ptx.races import VectorClocks
-    from builder.ptx.tensormap import TensorMap
+    from builder.ptx.memory import GlobalMemory, TensorMap
+    from builder.ptx.races import Copy, VectorClocks
+    from builder.ptx.source import Places
+
+# ---------------------------------------------------------------------------- what its blocks share
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The arguments of a launch, from the host."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    #: dynamic shared memory in bytes
+    shared: int
+    #: the parameter space
+    parameters: bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The registers and memory that a kernel's code needs."""
+
+    #: the number of registers of each width, and the constants after them, one row each
+    counts: Mapping[int, int]
+    constants: Mapping[int, NDArray[Any]]
+    #: the index of each special register among those of 32 bits
+    special: Mapping[str, int]
+    shared_bytes: int
+    local_bytes: int
+    #: the smallest access to shared memory, in bytes
+    granule: int
+
+
+@dataclass
+class LaunchState:
+    """A running launch."""
+
+    launch: Launch
+    layout: Layout
+    memory: GlobalMemory
+    #: the lines of the source that made the PTX
+    places: Places
+    #: copies happen when they are issued
+    eager: bool
+    #: races are looked for
+    watch: bool
+    #: counts events that may unblock a warp
+    events: int = 0
+
+
+# ------------------------------------------------------------------------------ asynchronous copies
+
+
+@dataclass
+class Operation:
+    """A copy that was issued, but not performed."""
+
+    kind: str
+    act: Callable[[], None]
+    #: the PTX line that issued it
+    line: int = 0
+    done: bool = False
+    #: whether a thread waits for it
+    awaited: bool = False
+    copy: Copy | None = None
+    clocks: VectorClocks | None = None
+
+
+#: The group of a copy that its lane has not committed yet: it comes after all others.
+_OPEN = np.iinfo(np.int32).max
+
+
+@dataclass
+class Issued:
+    """An operation: the lanes that issued it, and its group in each lane."""
+
+    operation: Operation
+    lanes: NDArray[np.bool_]
+    group: NDArray[np.int32] = field(default_factory=lambda: np.full(LANES, _OPEN, np.int32))
+
+    def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """The lanes in which it is in an earlier group than the given one."""
+        found: NDArray[np.bool_] = self.lanes & (self.group < last)
+        return found
+
+
+@dataclass
+class LaneGroups:
+    """A warp's pending operations of one kind, in groups by lane."""
+
+    committed: NDArray[np.int32] = field(default_factory=lambda: np.zeros(LANES, np.int32))
+    issued: list[Issued] = field(default_factory=list)
+
+    def add(self, operation: Operation, lanes: object) -> None:
+        """Add an operation that these lanes issued."""
+        chosen = np.zeros(LANES, np.bool_)
+        chosen[lanes] = True  # type: ignore[call-overload]
+        self.issued.append(Issued(operation, chosen))
+
+    def commit(self, mask: NDArray[np.bool_] | bool) -> None:
+        """Close the group of these lanes since their last one, even if it is empty."""
+        for one in self.issued:
+            mine = one.lanes & (one.group == _OPEN) & mask
+            one.group[mine] = self.committed[mine]
+        self.committed += mask
+
+    def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
+        """The operations in all but the latest groups of these lanes."""
+        last = self.committed - latest
+        return [one.operation for one in self.issued if some(one.before(last) & mask)]
+
+    def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
+        """Record that these lanes have waited for due operations."""
+        last = self.committed - latest
+        for one in self.issued:
+            one.lanes &= ~(one.before(last) & mask)
+        self.issued = [one for one in self.issued if some(one.lanes)]
+
+
+# ---------------------------------------------------------------------------------------- the block
+
 
 #: Bits of a transaction count ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
 TRANSACTION_LIMIT = 2**20 - 1

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.constants import ALL_LANES, NO_LANES, PARAMETERS, SHARED_BASE, SPECIAL
-from builder.ptx.errors import PtxError
+from builder.ptx.machine import ALL_LANES, NO_LANES, PARAMETERS, SHARED_BASE, SPECIAL, PtxError
 from builder.ptx.source import (
     SIZES,
     Address,

@@ -11,8 +11,8 @@ from builder.util.documents import Count, Part, Text, always
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.ptx.places import Places
     from builder.ptx.races import Race
+    from builder.ptx.source import Places
 
 
 class Line(Part, frozen=True):

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from builder.ptx.block import Block
-from builder.ptx.constants import ALL_LANES, EXIT, LANES
-from builder.ptx.errors import Deadlock, Fault
-from builder.ptx.launch import Launch, LaunchState
+from builder.ptx.block import Block, Launch, LaunchState
+from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

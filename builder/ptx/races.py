@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.constants import SHARED_BASE
-from builder.ptx.formats import some
+from builder.ptx.machine import SHARED_BASE, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

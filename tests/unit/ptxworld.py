@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from builder.ptx.block import Launch
 from builder.ptx.grid import Grid, Outcome, Schedule
-from builder.ptx.launch import Launch
 from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of

@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from builder.ptx import formats
-from builder.ptx.errors import PtxError
+from builder.ptx import machine
+from builder.ptx.machine import PtxError
 from tests.unit.ptxworld import one, run
 
 
@@ -276,17 +276,17 @@ def test_e2m1_rounds_to_the_nearest_and_ties_to_even() -> None:
     """Every tie and its neighbours; beyond 6 it is 6, NaN is 6 and positive."""
     given = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 1e9, -0.0, math.nan, -math.inf]
     wanted = [0, 2, 2, 4, 4, 6, 6, 7, 7, 8, 7, 15]
-    assert formats.to_e2m1(np.array(given, np.float32)).tolist() == wanted
+    assert machine.to_e2m1(np.array(given, np.float32)).tolist() == wanted
     near = np.nextafter(np.array(given[:7], np.float32), np.float32(9))
-    assert formats.to_e2m1(near).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert machine.to_e2m1(near).tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_every_e4m3_code_survives_a_round_trip() -> None:
-    values = formats.UE4M3[:127].astype(np.float32)
-    assert formats.to_e4m3(values).tolist() == list(range(127))
-    assert formats.to_e4m3(-values).tolist() == [128 + code for code in range(127)]
+    values = machine.UE4M3[:127].astype(np.float32)
+    assert machine.to_e4m3(values).tolist() == list(range(127))
+    assert machine.to_e4m3(-values).tolist() == [128 + code for code in range(127)]
     odd = np.array([math.nan, 449.0, 1e9, 2.0**-10, 3 * 2.0**-10, -(2.0**-20)], np.float32)
-    assert formats.to_e4m3(odd).tolist() == [0x7F, 0x7E, 0x7E, 0, 2, 0x80]
+    assert machine.to_e4m3(odd).tolist() == [0x7F, 0x7E, 0x7E, 0, 2, 0x80]
     assert values[0x7E] == 448
     assert values[1] == 2.0**-9
 
@@ -295,11 +295,11 @@ def test_bf16_against_the_definition() -> None:
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2**32, 4096, dtype=np.uint32).view(np.float32)
     values = values[np.isfinite(values)]
-    found = formats.from_bf16(formats.to_bf16(values)).astype(np.float64)
+    found = machine.from_bf16(machine.to_bf16(values)).astype(np.float64)
     exact = values.astype(np.float64)
     inside = np.isfinite(found)
-    low = formats.from_bf16(values.view(np.uint32) >> np.uint32(16)).astype(np.float64)
-    high = formats.from_bf16((values.view(np.uint32) >> np.uint32(16)) + 1).astype(np.float64)
+    low = machine.from_bf16(values.view(np.uint32) >> np.uint32(16)).astype(np.float64)
+    high = machine.from_bf16((values.view(np.uint32) >> np.uint32(16)) + 1).astype(np.float64)
     best = np.minimum(np.abs(low - exact), np.abs(high - exact))
     assert (np.abs(found - exact)[inside] <= best[inside]).all()
 
@@ -331,7 +331,7 @@ def test_every_e2m1_code_is_its_value_in_either_half() -> None:
         byte = code | (code ^ 15) << 4
         both = one(f"{BYTE} cvt.rn.f16x2.e2m1x2 %r5, b; }}", byte)
         halves = np.array([both], np.uint32).view(np.float16).astype(np.float64)
-        assert halves.tolist() == [formats.E2M1[code], formats.E2M1[code ^ 15]]
+        assert halves.tolist() == [machine.E2M1[code], machine.E2M1[code ^ 15]]
         assert (np.signbit(halves) == [code > 7, code < 8]).all()
 
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from builder.ptx import grid
-from builder.ptx.constants import SHARED_BASE
-from builder.ptx.errors import Deadlock, Fault
 from builder.ptx.grid import Schedule
-from builder.ptx.memory import GlobalMemory, Region, SharedMemory
-from builder.ptx.tensormap import TensorMap
+from builder.ptx.machine import SHARED_BASE, Deadlock, Fault
+from builder.ptx.memory import GlobalMemory, Region, SharedMemory, TensorMap
 from tests.unit.ptxworld import Result, run
 
 EAGER, LAZY = Schedule("eager"), Schedule("lazy")

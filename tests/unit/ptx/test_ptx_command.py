@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from builder.ptx.arrays import TYPES, as_numbers, encoded
-from builder.ptx.formats import to_bf16
+from builder.ptx.launchfile import TYPES, as_numbers, encoded
+from builder.ptx.machine import to_bf16
 from tests.documents import validated, validator
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from builder.ptx.errors import Fault, PtxError
 from builder.ptx.grid import Schedule
+from builder.ptx.machine import Fault, PtxError
 from tests.unit.ptxworld import run
 
 EAGER, LAZY = Schedule("eager"), Schedule("lazy")

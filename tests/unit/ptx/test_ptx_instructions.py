@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder.ptx.errors import PtxError
-from builder.ptx.instructions import EMITTERS
+from builder.ptx.machine import PtxError
 from builder.ptx.memory import Region
+from builder.ptx.program import EMITTERS
 from builder.ptx.source import kernels_of
 from tests.unit.ptx.test_ptx_device import RECORDED
 from tests.unit.ptxworld import one, run, source

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.ptx import ops_memory
-from builder.ptx.errors import Fault, PtxError
+from builder.ptx import accesses
 from builder.ptx.grid import Schedule
+from builder.ptx.machine import Fault, PtxError
 from builder.ptx.memory import Region
 from tests.unit.ptxworld import IN, run
 
@@ -127,10 +127,10 @@ def test_a_reduction_at_once_gives_what_lane_after_lane_gives(
         calls.append(given)
         return old
 
-    monkeypatch.setattr(ops_memory, "_AT_ONCE", {form: other})
+    monkeypatch.setattr(accesses, "_AT_ONCE", {form: other})
     assert reduced(body) != at_once, "the way that was meant is taken"
     assert calls
-    monkeypatch.setattr(ops_memory, "_AT_ONCE", {})
+    monkeypatch.setattr(accesses, "_AT_ONCE", {})
     assert reduced(body) == at_once
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.ptx.places import Places, without_places
-from builder.ptx.source import kernels_of
+from builder.ptx.source import Places, kernels_of, without_places
 
 PLAIN = """.version 9.1
 .target sm_121a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.ptx.errors import PtxError
+from builder.ptx.machine import PtxError
 from builder.ptx.program import Program
 from builder.ptx.source import Address, Name, Number, Pair, Vector, kernels_of, split
 from tests.unit.ptxworld import one, source

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from builder.ptx.errors import Fault, PtxError
-from builder.ptx.formats import E2M1, UE4M3, to_bf16, to_f16
+from builder.ptx.machine import E2M1, UE4M3, Fault, PtxError, to_bf16, to_f16
 from tests.unit.ptxworld import run
 
 if TYPE_CHECKING:

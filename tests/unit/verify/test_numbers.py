@@ -17,9 +17,9 @@ from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError, UsageError
 from builder.ptx import runs
 from builder.ptx.findings import FoundRace, Line, Ran, Run
-from builder.ptx.formats import from_bf16, to_bf16
 from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_launch
+from builder.ptx.machine import from_bf16, to_bf16
 from builder.ptx.runs import run_file, run_files
 from builder.util.documents import plain, read
 from builder.util.paths import cache_dir, package_file
@@ -603,7 +603,7 @@ def test_kernels_are_not_compiled_again_for_another_executor(
     assert len(recorded) == 3
     names = {name for _, name in recordings.RECORDINGS.programs}
     assert {"launch_probe.py", "device_cases.py"} <= names
-    assert "ops_matrix.py" not in names
+    assert "warps.py" not in names
 
 
 def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[str, Any]]) -> None:
@@ -638,7 +638,7 @@ def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> N
 def test_another_executor_runs_it_again() -> None:
     """The name of a kept result holds every module of the executor and the probe."""
     names = {name for _, name in launches.results().programs}
-    assert {"ops_matrix.py", "races.py", "launch_probe.py", "device_cases.py"} <= names
+    assert {"warps.py", "races.py", "launch_probe.py", "device_cases.py"} <= names
     folder = package_file("ptx", "runs.py").parent
     assert {path.name for path in folder.glob("*.py")} <= names
 

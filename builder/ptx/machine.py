@@ -1,7 +1,8 @@
-"""Number formats that numpy lacks: bfloat16, E4M3, UE4M3 and E2M1, by their bits.
+"""The machine that PTX is written for: lanes, special registers, address windows, faults, formats.
 
-PTX ISA, "Alternate Floating-Point Data Formats"; OCP 8-bit Floating Point Specification (E4M3) and
-OCP Microscaling Formats (E2M1).  Rounding is to nearest, ties to even.
+numpy lacks bfloat16, E4M3, UE4M3 and E2M1: they are computed here from their bits.  PTX ISA,
+"Alternate Floating-Point Data Formats"; OCP 8-bit Floating Point Specification (E4M3) and OCP
+Microscaling Formats (E2M1).  Rounding is to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -10,6 +11,65 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from builder.errors import SparkBuildError
+
+LANES = 32
+#: The bytes of a mask without any lane, and with all of them.
+NO_LANES, ALL_LANES = bytes(LANES), b"\1" * LANES
+#: The position of a lane that has ended.
+EXIT = 1 << 30
+#: The first address of the parameter space.
+PARAMETERS = 1 << 60
+#: The windows of shared and local memory in the generic address space.
+SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
+#: The offset of a block's own shared memory in the shared window: the first KiB is reserved.
+SHARED_BASE = 1024
+
+#: Special registers that are set when a warp is created ("Special Registers").
+SPECIAL = (
+    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+    "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
+    "%lanemask_ge", "%lanemask_gt",
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+class PtxError(SparkBuildError):
+    """PTX that is malformed, or has an unknown instruction."""
+
+    def __init__(self, message: str, line: int = 0, hint: str = "") -> None:
+        super().__init__(f"PTX line {line}: {message}" if line else message, hint=hint)
+        self.line = line
+
+
+class Fault(Exception):
+    """An invalid operation of a kernel: a wrong address, alignment, or set of lanes."""
+
+    def __init__(self, message: str, line: int = 0, where: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.where = where
+        #: the line of the kernel's own source
+        self.source = ""
+
+    def __str__(self) -> str:
+        """The message, with PTX line, block and warp first."""
+        line = f"PTX line {self.line}" if self.line else ""
+        line += f" ({self.source})" if self.source else ""
+        place = ", ".join(part for part in (line, self.where) if part)
+        return f"{place}: {self.message}" if place else self.message
+
+
+class Deadlock(Fault):
+    """No thread of the grid can continue."""
+
+
+# ------------------------------------------------------------------------------- formats of numbers
+
 
 Lanes = NDArray[Any]
 
