@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.compile.compiler import WHEELS, find_compiler
-from builder.compile.nvcc import installed_nvcc
+from builder.compile.host import installed_nvcc
+from builder.compile.toolchain import WHEELS, find_compiler
 from builder.errors import SparkBuildError
 from builder.pypi.index import PackageIndex
 from tests.engine import debs

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.compile.build import compile_units
+from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
 from builder.compile.changes import named_change, patched
-from builder.compile.compiler import find_compiler
-from builder.compile.cost import Cost, cost_of_units
-from builder.compile.documents import CompiledRelease, CompileRun
-from builder.compile.includes import Sources, touched
-from builder.compile.operatortable import operator_rows
-from builder.compile.outcome import UnitRow, outcome, runs_on_gb10, sm12x_units
+from builder.compile.outcome import (
+    CompiledRelease,
+    CompileRun,
+    UnitRow,
+    operator_rows,
+    outcome,
+    runs_on_gb10,
+    sm12x_units,
+)
 from builder.compile.source import SourceTree, source_of
-from builder.compile.toolchain import make_toolchain, pinned_torch, torch_headers
-from builder.compile.unitcheck import CompiledUnit
+from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
+from builder.compile.units import Sources, touched
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex
@@ -26,10 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.compile.changes import SourceChange
-    from builder.compile.cmake import Unit
-    from builder.compile.container import ToolkitChoice
-    from builder.compile.operatortable import Row
-    from builder.compile.outcome import Outcome
+    from builder.compile.executor import ToolkitChoice
+    from builder.compile.outcome import Outcome, Row
+    from builder.compile.units import Unit
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:

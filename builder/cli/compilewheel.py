@@ -10,16 +10,14 @@ from builder.applier.outcomes import Target
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
-from builder.compile.base import DISTRIBUTIONS
+from builder.compile.abi import DISTRIBUTIONS
+from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
-from builder.compile.compiler import find_compiler
-from builder.compile.cost import cost_of_units
-from builder.compile.cputorch import refuse_cpu_torch
-from builder.compile.extensionwheel import build_extension_wheel
-from builder.compile.includes import Sources
-from builder.compile.wheeldocuments import PlannedWheel
+from builder.compile.extensionwheel import PlannedWheel, build_extension_wheel, request_for
+from builder.compile.stage import refuse_cpu_torch
+from builder.compile.toolchain import find_compiler
+from builder.compile.units import Sources
 from builder.compile.wheelplan import plan_wheel
-from builder.compile.wheelrequest import request_for
 from builder.errors import EngineError, UsageError
 from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex
@@ -29,10 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.compile.changes import SourceChange
-    from builder.compile.compiler import Compiler
-    from builder.compile.container import ToolkitChoice
+    from builder.compile.executor import ToolkitChoice
+    from builder.compile.extensionwheel import WheelReport
     from builder.compile.source import SourceTree
-    from builder.compile.wheeldocuments import WheelReport
+    from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
     from builder.rootfs.base import Base
 

@@ -53,24 +53,24 @@ DOCUMENTS = {
     "compile-run": Entry(
         "`compile run --json`: compiled units and their machine code; with --dry-run, the plan",
         (
-            "builder.compile.documents:CompileRun",
-            "builder.compile.documents:CompiledRelease",
+            "builder.compile.outcome:CompileRun",
+            "builder.compile.outcome:CompiledRelease",
         ),
     ),
     "compile-show": Entry(
         "`compile show --json`: what would be compiled, and for which architectures",
-        ("builder.compile.documents:CompiledRelease",),
+        ("builder.compile.outcome:CompiledRelease",),
     ),
     "compile-wheel": Entry(
         "`compile wheel --json`: the wheel and its checks; with --dry-run, the plan",
         (
-            "builder.compile.wheeldocuments:WheelReport",
-            "builder.compile.wheeldocuments:PlannedWheel",
+            "builder.compile.extensionwheel:WheelReport",
+            "builder.compile.extensionwheel:PlannedWheel",
         ),
     ),
     "compile-wheel-plan": Entry(
         "`compile wheel --dry-run --json`: what would be compiled",
-        ("builder.compile.wheeldocuments:PlannedWheel",),
+        ("builder.compile.extensionwheel:PlannedWheel",),
     ),
     "config-show": Entry(
         "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)

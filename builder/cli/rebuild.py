@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from builder import __version__, settings
 from builder.cli.confirm import confirm
-from builder.compile.base import DISTRIBUTIONS
-from builder.compile.compiler import WHEELS, of_wheels
+from builder.compile.abi import DISTRIBUTIONS
+from builder.compile.toolchain import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline import bases
 from builder.pipeline.inputs import stages_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.compile.container import ToolkitChoice
+    from builder.compile.executor import ToolkitChoice
     from builder.documents.plan import PlannedLayer
     from builder.publish.sources import Opened
     from builder.rebuild.replan import BaseLookup

@@ -1,20 +1,26 @@
-"""Compiles selected translation units of a release.
-
-An interrupted run continues where it stopped: objects are kept in the cache, in a folder
-named by the digest of all inputs.
-"""
+"""Compiles units of a release: what it costs, the objects, and their machine code."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.compile.cost import cost_of_units
+from builder.compile.changes import cost_of
 from builder.compile.executor import SOURCE, Compilation
-from builder.errors import UsageError
-from builder.util.console import console
+from builder.errors import BuildFailed, EngineError, UsageError
+from builder.machinecode.sass import disassemble, find_tool
+from builder.util.console import console, counted
+from builder.util.documents import Count, Part, Seconds, Text
+from builder.util.hints import CACHE
 from builder.util.locks import locked
 from builder.util.paths import cache_dir
 
@@ -22,9 +28,121 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.changes import SourceChange
-    from builder.compile.cmake import BuildRecipe, Unit
-    from builder.compile.includes import Sources
     from builder.compile.toolchain import Toolchain
+    from builder.compile.units import BuildRecipe, Sources, Unit
+
+# --------------------------------------------------------------------------------------------- cost
+
+
+#: Gigabytes of disk: a fifth of one for sources, headers and objects, the rest for what nvcc writes
+#: in between and for a library of the base (libtorch_cuda.so: more than one) while it is read.
+DISK = 2.0
+#: Below this share of a unit's measured memory, memory is clearly too small.
+_CLEARLY = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost: units, parallel jobs, seconds, and gigabytes of memory and disk."""
+
+    units: int
+    jobs: int
+    seconds: float
+    memory: float
+    #: gigabytes of memory for the largest unit
+    least: float
+    disk: float = DISK
+
+    def __str__(self) -> str:
+        minutes = max(1, round(self.seconds / 60))
+        return (
+            f"{self.units} unit{'s' if self.units != 1 else ''}, {self.jobs} at once: about "
+            f"{minutes} min, up to {self.memory:.0f} GB of memory, {self.disk:.1f} GB of disk"
+        )
+
+    @property
+    def brief(self) -> str:
+        """A short form for a compile that starts now: without disk space."""
+        return (
+            f"{counted(self.units, 'unit')}, {self.jobs} at once: about "
+            f"{max(1, round(self.seconds / 60))} min and up to {self.memory:.0f} GB of memory"
+        )
+
+
+def free_memory() -> float:
+    """Gigabytes that can be used without swapping (``MemAvailable``)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 1e6
+    return 0.0
+
+
+def cost_of_units(
+    paths: Sequence[str],
+    memory: float | None = None,
+    *,
+    jobs: int | None = None,
+    cores: int | None = None,
+) -> Cost:
+    """The cost to compile some units here.  Memory limits the parallel jobs, then cores.
+
+    Args:
+        paths: the units.
+        memory: free gigabytes; default: of this machine.
+        jobs: parallel jobs; default: by memory and cores.
+        cores: processors; default: those of this machine.
+    """
+    free = free_memory() if memory is None else memory
+    costs = [cost_of(path) for path in paths]
+    largest = max((gigabytes for _, gigabytes in costs), default=1.0)
+    processors = cores or os.cpu_count() or 1
+    count = jobs or max(1, min(processors, len(costs), int(free / largest)))
+    return Cost(
+        units=len(costs),
+        jobs=count,
+        seconds=sum(seconds for seconds, _ in costs) / count,
+        memory=largest * count,
+        least=largest,
+    )
+
+
+def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:
+    """Refuse, before anything starts, what this machine clearly cannot compile.
+
+    Args:
+        cost: the estimated cost.
+        memory: free gigabytes of memory and swap.
+        disk: free gigabytes at ``place``.
+        place: where the cache is.
+
+    Raises:
+        EngineError: memory or disk space is clearly too small.
+    """
+    if memory < cost.least * _CLEARLY:
+        raise EngineError(
+            f"compiling takes {cost.least:.1f} GB of memory for one unit, and {memory:.1f} GB of "
+            "memory and swap are free here",
+            hint="stop other programs, add swap, or use a machine with more memory",
+        )
+    if disk < cost.disk:
+        raise EngineError(
+            f"compiling takes {cost.disk:.1f} GB of disk, and {place} has {disk:.1f} GB left",
+            hint=f"free some space, or {CACHE}",
+        )
+
+
+def free_here() -> tuple[float, float, Path]:
+    """Free gigabytes of memory with swap, and of the cache's disk; and the cache's path."""
+    swap = re.search(r"^SwapFree: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    place = cache_dir()
+    while not place.exists():
+        place = place.parent
+    memory = free_memory() + (int(swap[1]) / 1e6 if swap else 0.0)
+    return memory, shutil.disk_usage(place).free / 1e9, place
+
+
+# ------------------------------------------------------------------------------------------ objects
+
 
 #: Flags of vLLM's build for nvcc, besides torch's and the release's.
 FLAGS = (
@@ -124,3 +242,77 @@ def _lay_out(folder: Path, sources: Sources, texts: dict[str, bytes]) -> None:
         if not target.is_file() or target.read_bytes() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(text)
+
+
+# ------------------------------------------------------------------------------------- machine code
+
+
+class MachineCode(Part, frozen=True, kw_only=True):
+    """One cubin of an object file, or of a library."""
+
+    target: str
+    tensor: Annotated[dict[str, Count], Meta(description="tensor-core instructions by name")]
+    traps: Count
+
+    @property
+    def verdict(self) -> str:
+        """Whether and how a GB10 would run it."""
+        if self.tensor:
+            return "real code" if not self.traps else f"real code and {self.traps} traps"
+        return f"every kernel is a trap ({self.traps})" if self.traps else "no tensor-core code"
+
+
+class CompiledUnit(Part, frozen=True, kw_only=True):
+    """A compiled unit and its machine code."""
+
+    path: Text
+    extension: Text
+    object: Text
+    size: Annotated[Count, Meta(description="bytes")]
+    seconds: Seconds
+    code: tuple[MachineCode, ...]
+
+    @classmethod
+    def of(cls, built: BuiltUnit) -> CompiledUnit:
+        """Read a built unit's machine code.
+
+        Raises:
+            ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
+            BuildFailed: the object has no readable machine code.
+        """
+        return cls(
+            path=built.unit.path,
+            extension=built.unit.extension,
+            object=str(built.object),
+            size=built.object.stat().st_size,
+            seconds=round(built.seconds, 1),
+            code=tuple(machine_code(built.object)),
+        )
+
+    @property
+    def shows_trap(self) -> bool:
+        """Whether a cubin has only traps."""
+        return any(code.traps and not code.tensor for code in self.code)
+
+
+def machine_code(file: Path) -> list[MachineCode]:
+    """Every cubin in an object file.
+
+    Raises:
+        ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
+        BuildFailed: the file has no readable machine code.
+    """
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        done = subprocess.run(
+            [str(find_tool("cuobjdump")), "-xelf", "all", str(file.resolve())],
+            cwd=scratch, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        cubins = sorted(Path(scratch).glob("*.cubin"))
+        if done.returncode or not cubins:
+            message = (done.stderr or done.stdout).strip()[:300]
+            raise BuildFailed(f"{file} has no machine code: {message}")
+        codes = [disassemble(cubin.read_bytes()) for cubin in cubins]
+    return [
+        MachineCode(target=code.target, tensor=dict(code.tensor), traps=code.traps)
+        for code in codes
+    ]

@@ -1,28 +1,40 @@
-"""Runs compilers and linkers on this machine; ``container.py`` does it in a container.
+"""Runs compilers and linkers: on this machine, or in containers of a toolkit image.
 
-Both have the same interface: run commands on files, and return the outputs.
+Both have the same interface: run commands on files, and return the outputs.  All paths in a
+container are fixed, so objects do not depend on the local machine.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from builder.compile.host import NATIVE
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.compile.host import NATIVE, release_in, version_in
+from builder.documents.compiled import ToolkitImage
+from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError
+from builder.pypi.index import write_atomically
 from builder.util.console import console
-from builder.util.paths import cache_dir
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir, package_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.host import HostCompiler
+    from builder.engines.containers import Containers
 
 #: Folder of the sources below a work folder.
 SOURCE = "source"
@@ -196,3 +208,269 @@ def _seconds(log: Path) -> dict[str, float]:
         start, end, _, output, *_ = line.split("\t")
         found[output] = (int(end) - int(start)) / 1000
     return found
+
+
+# ------------------------------------------------------------------------ in containers of an image
+
+
+#: The toolkit release whose compiler supports SM121 and whose runtime GB10's driver supports.
+CUDA = "13"
+_NEEDED = "name an image with nvcc 13 and g++: --toolkit nvidia/cuda:13.0.1-devel-ubuntu22.04"
+#: A shell's exit status of a killed command, for example when memory runs out.
+_KILLED = 137
+_STEP = re.compile(r"spark-build: step (\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCompilers:
+    """The compilers of an image; ``cuda`` is a release (``13.0``), versions are exact."""
+
+    nvcc: str
+    cuda: str
+    versions: dict[str, str]
+    #: whether it has headers of CUDA libraries such as cuSPARSE
+    library_headers: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerExecutor:
+    """An executor that runs each batch as a build; the builder caches finished parts."""
+
+    containers: Containers
+    image: PinnedImage
+    toolkit: ImageCompilers
+    #: a local folder with the image's CUDA runtime and C library, for reading
+    libraries: Path
+
+    host = NATIVE
+    root = ROOT
+
+    @property
+    def c_library(self) -> Path:
+        return self.libraries / "libc.so.6"
+
+    def identity(self, headers: Sequence[Path]) -> tuple[str, ...]:
+        """The identity of the compiler, independent of header folders' paths."""
+        return self.image.digest, self.image.platform, *map(str, headers)
+
+    @property
+    def nvcc(self) -> Path:
+        """The path of nvcc in the image."""
+        return Path(self.toolkit.nvcc)
+
+    @property
+    def alone(self) -> bool:
+        return self.containers.elsewhere
+
+    @property
+    def planned(self) -> ToolkitImage:
+        """Its entry in a plan, without where it runs."""
+        return ToolkitImage(image=self.image.name, digest=self.image.digest)
+
+    def source(self, work: Path) -> Path:
+        del work
+        return ROOT / SOURCE
+
+    def folders(self, folders: Sequence[Path]) -> tuple[Path, ...]:
+        return tuple(ROOT / _header(number) for number in range(len(folders)))
+
+    def tasks(self, batch: Sequence[Compilation], at_once: int) -> list[Task]:
+        """A task for each unit, in as many chains as units are compiled in parallel."""
+        return [
+            Task(
+                name=_unit(number),
+                script=_compile_script(one, f"{ROOT}/out/{_unit(number)}"),
+                after=_unit(number - at_once) if number >= at_once else "",
+            )
+            for number, one in enumerate(batch)
+        ]
+
+    def render(self, units: Sequence[str]) -> str:
+        """The Dockerfile that compiles some units, for display: without mounts of headers."""
+        tasks = self.tasks([Compilation(path=unit, words=()) for unit in units], 1)
+        return self.containers.render(self.image.exact, tasks, [SOURCE])
+
+    def compile(
+        self, work: Path, batch: Sequence[Compilation], at_once: int, headers: Sequence[Path]
+    ) -> dict[str, float]:
+        kept = _kept(work)
+        left = [one for one in batch if one.object not in kept or not (work / one.object).is_file()]
+        if not left:
+            return kept
+        mounts = {SOURCE: work / SOURCE}
+        mounts |= {_header(number): folder for number, folder in enumerate(headers)}
+        tasks = self.tasks(left, at_once)
+        with making(work / "out") as scratch:
+            scratch.mkdir()
+            try:
+                self.containers.run(self.image, tasks, mounts, scratch)
+            except TaskFailed as error:
+                raise self._killed(error) or refused(error.said, work) from None
+            for task, one in zip(tasks, left, strict=True):
+                made = scratch / task.name
+                target = work / one.object
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (made / "object").replace(target)
+                kept[one.object] = float((made / "seconds").read_text())
+        write_atomically(work / "seconds.json", json.dumps(kept).encode())
+        return kept
+
+    def run(self, folder: Path, steps: Sequence[Step], made: Sequence[str]) -> None:
+        task = Task(name="link", script=_link_script(steps, made))
+        with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+            try:
+                self.containers.run(self.image, [task], {"inputs": folder}, Path(scratch))
+            except TaskFailed as error:
+                raise self._killed(error) or _failed_step(steps, error.said) from None
+            for name in made:
+                shutil.copyfile(Path(scratch) / task.name / name, folder / name)
+
+    def _killed(self, error: TaskFailed) -> BuildFailed | None:
+        if error.status != _KILLED and "Killed" not in error.said:
+            return None
+        return BuildFailed(
+            f"a compiler was killed on {self.containers.where}: it has too little memory",
+            hint="compile fewer units at once with -j, or name a builder with more memory",
+        )
+
+
+@dataclass(frozen=True)
+class ToolkitChoice:
+    """The image to compile in, as the user gave it, and where its containers run."""
+
+    image: str
+    containers: Containers
+
+    def open(self, platform: str) -> ContainerExecutor:
+        """Open the image for a platform (``linux/arm64``); raises like ``open_toolkit``."""
+        return open_toolkit(self.containers, self.image, platform)
+
+
+def open_toolkit(containers: Containers, ref: str, platform: str) -> ContainerExecutor:
+    """Open a toolkit image; its compilers are probed once and cached by its digest.
+
+    Args:
+        containers: where to run it.
+        ref: the image, such as ``nvidia/cuda:13.0.1-devel-ubuntu22.04``.
+        platform: the target: ``linux/arm64``.
+
+    Raises:
+        EngineError: there is no builder, the image is for another platform, or it lacks nvcc of
+            CUDA 13, g++ or the CUDA runtime.
+        RemoteError: the image is not available.
+        UsageError: the reference is malformed.
+    """
+    image = containers.resolve(ref, platform)
+    probe = _probe()
+    key = sha256_hex(canonical_json([image.digest, image.platform, probe]))
+    folder = cache_dir() / "toolkits" / key
+    with locked(f"toolkit {key}"):
+        if not (folder / "toolkit.json").is_file():
+            with console.step(f"toolkit {image.name}"):
+                _ask(containers, image, probe, folder)
+    toolkit = ImageCompilers(**json.loads((folder / "toolkit.json").read_bytes()))
+    return ContainerExecutor(
+        containers=containers, image=image, toolkit=toolkit, libraries=folder / "lib"
+    )
+
+
+def _probe() -> str:
+    return package_file("data", "toolkit_probe.sh").read_text()
+
+
+def _ask(containers: Containers, image: PinnedImage, probe: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+        try:
+            containers.run(image, [Task(name="probe", script=probe)], {}, Path(scratch))
+        except TaskFailed as error:
+            raise EngineError(
+                f"{image.name} could not be inspected: {error.said[-400:] or error}",
+                hint=_NEEDED,
+            ) from None
+        answers = Path(scratch) / "probe"
+        toolkit = _read(image, answers)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(answers / "lib", folder / "lib")
+    write_atomically(folder / "toolkit.json", json.dumps(asdict(toolkit)).encode())
+
+
+def _read(image: PinnedImage, answers: Path) -> ImageCompilers:
+    """Parse the reply of the probe.
+
+    Raises:
+        EngineError: a required part is missing.
+    """
+
+    def answer(name: str) -> str:
+        with contextlib.suppress(OSError):
+            return (answers / name).read_text("utf-8", "replace").strip()
+        return ""
+
+    nvcc, version_output = answer("nvcc"), answer("nvcc-version")
+    cuda = release_in(version_output)
+    lacks = ""
+    if not nvcc:
+        lacks = "has no nvcc, on PATH or at /usr/local/cuda/bin/nvcc"
+    elif not cuda:
+        lacks = f"has an nvcc that prints no release: {version_output[:200]!r}"
+    elif cuda.partition(".")[0] != CUDA:
+        lacks = f"has nvcc of CUDA {cuda}, but kernels for SM121 need CUDA {CUDA}"
+    elif not answer("host"):
+        lacks = "has no g++, which nvcc calls"
+    for name in ("libc.so.6", "libcudart.so", f"libcudart.so.{CUDA}"):
+        if not lacks and not (answers / "lib" / name).is_file():
+            lacks = f"has no {name} where {nvcc} links: its toolkit is incomplete"
+    if lacks:
+        raise EngineError(f"{image.name} ({image.digest[:19]}) {lacks}", hint=_NEEDED)
+    return ImageCompilers(
+        nvcc=nvcc,
+        cuda=cuda,
+        versions={"nvcc": version_in(version_output), "host": version_in(answer("host-version"))},
+        library_headers=(answers / "library-headers").exists(),
+    )
+
+
+def _header(number: int) -> str:
+    return f"headers{number}"
+
+
+def _unit(number: int) -> str:
+    return f"unit{number}"
+
+
+def _kept(work: Path) -> dict[str, float]:
+    """Finished objects, with their compile times."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, float] = json.loads((work / "seconds.json").read_bytes())
+        return found
+    return {}
+
+
+def _compile_script(unit: Compilation, out: str) -> str:
+    words = [*unit.words, "-c", f"{ROOT}/{SOURCE}/{unit.path}", "-o", f"{out}/object"]
+    return "\n".join(
+        [
+            f"mkdir -p {out} || exit",
+            "began=$(date +%s)",
+            f"{shlex.join(words)} || exit",
+            f"echo $(( $(date +%s) - began )) > {out}/seconds",
+            "",
+        ]
+    )
+
+
+def _link_script(steps: Sequence[Step], made: Sequence[str]) -> str:
+    rows = [f"mkdir -p {ROOT}/out/link {ROOT}/work && cd {ROOT}/work || exit"]
+    rows.append(f"cp -R {ROOT}/inputs/. . || exit")
+    for number, step in enumerate(steps):
+        rows += [f"echo 'spark-build: step {number}'", f"{shlex.join(step.words)} || exit"]
+    rows.append(f"cp {shlex.join(made)} {ROOT}/out/link/")
+    return "\n".join([*rows, ""])
+
+
+def _failed_step(steps: Sequence[Step], said: str) -> BuildFailed:
+    """The failed step: the last one started; before the first, copying files in failed."""
+    began = list(_STEP.finditer(said))
+    if not began:
+        return BuildFailed(f"no files in the container: {said.strip()[-800:]}")
+    return failed(steps[int(began[-1][1])], said[began[-1].end() :])

@@ -1,9 +1,12 @@
-"""The host C++ compiler that nvcc uses for a platform."""
+"""The compilers of this machine: the host C++ compiler, and an installed nvcc."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from builder.applier.outcomes import Target
 from builder.errors import EngineError
@@ -70,3 +73,74 @@ def _compiler(platform: str) -> HostCompiler:
 
 def _install(platform: str) -> str:
     return f"apt-get install g++-{_TRIPLETS[platform].replace('_', '-')}"
+
+
+# --------------------------------------------------------------------------------------------- nvcc
+
+
+#: Folder of nvcc from the toolkit's packages.
+_USUAL = Path("/usr/local/cuda/bin/nvcc")
+
+
+def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
+    """Find nvcc and its CUDA version.
+
+    Raises:
+        EngineError: it is missing, or its version is unknown.
+    """
+    found = named or installed_nvcc()
+    if found is None or not found.is_file():
+        raise EngineError(
+            f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
+            hint="install the CUDA toolkit 13, or name its compiler with --nvcc, or an image that "
+            "has it with --toolkit",
+        )
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{found} does not run here: {error.strerror}") from None
+    release = release_in(done.stdout)
+    if not release:
+        version_output = (done.stdout + done.stderr)[:200]
+        raise EngineError(f"{found} --version printed no release: {version_output!r}")
+    return found, release
+
+
+def release_in(said: str) -> str:
+    """The CUDA release in the output of ``nvcc --version``, such as ``13.0``, or ``""``."""
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else ""
+
+
+def version_in(said: str) -> str:
+    """The exact version in a compiler's output, such as ``13.0.88``."""
+    found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
+    return (found[1] or found[2]) if found else "unknown"
+
+
+def installed_nvcc() -> Path | None:
+    """nvcc on PATH, or in the toolkit packages' folder; None if missing."""
+    found = Path(shutil.which("nvcc") or _USUAL)
+    return found if found.is_file() else None
+
+
+def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
+    """The exact versions of nvcc, if given, and of the host compiler.
+
+    A cross compiler's name is included, because it may compile differently.
+    """
+    found = {}
+    for name, word in (("nvcc", nvcc), ("host", host.command)):
+        if word is None:
+            continue
+        done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
+        found[name] = version_in(done.stdout)
+    if host != NATIVE:
+        found["host"] = f"{host.command} {found['host']}"
+    return found
+
+
+def has_library_headers(nvcc: Path) -> bool:
+    """Whether nvcc's toolkit also has the library headers."""
+    root = nvcc.resolve().parent.parent
+    return any((root / folder / "cusparse.h").is_file() for folder in ("include", "targets"))

@@ -1,4 +1,4 @@
-"""Shows what a build of a release for SM121 would contain, without compiling."""
+"""What a build of a release for SM121 contains: ``compile show`` and ``compile run``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from builder.compile.cmake import evaluate
-from builder.compile.includes import Sources, dead_guards, touched
+from builder.compile.build import HOST_SUFFIXES, CompiledUnit
+from builder.compile.operators import Discovery, OperatorName
+from builder.compile.units import Sources, dead_guards, evaluate, touched
+from builder.compile.wheelplan import find_operators
 from builder.errors import UsageError, did_you_mean
 from builder.machinecode.fatbin import GB10, Arch
-from builder.util.documents import Part, Text
+from builder.util.documents import Count, Document, Part, Text, always
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from builder.compile.cmake import BuildRecipe, Unit
+    from builder.compile.operators import RelatedUnits
     from builder.compile.source import SourceTree
+    from builder.compile.units import BuildRecipe, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +109,130 @@ def outcome(source: SourceTree, arch_list: str, cuda: str, changed: Sequence[str
         changed=tuple(changed),
         units=tuple(touched(sources, recipe, changed)),
     )
+
+
+# ---------------------------------------------------------------------------------------- operators
+
+
+class Row(Part, frozen=True, kw_only=True):
+    """One unit with its operators, or the reason why they are unknown."""
+
+    path: Text
+    extension: Text
+    operators: Annotated[
+        tuple[OperatorName, ...],
+        Meta(description="the registration that is replaced: an operator for a dispatch key"),
+    ] = always(())
+    between: Annotated[
+        tuple[Text, ...], Meta(description="units that must be compiled together with it")
+    ] = always(())
+    refused: Annotated[
+        str,
+        Meta(description="why its whole extension must be compiled; empty if not"),
+    ] = always("")
+
+    @classmethod
+    def of(cls, unit: Unit, behind: RelatedUnits) -> Row:
+        """The row for a unit and its operators."""
+        return cls(
+            path=unit.path,
+            extension=unit.extension,
+            operators=tuple(map(OperatorName.of, behind.operators)),
+            between=tuple(sibling.path for sibling in behind.siblings),
+        )
+
+
+def operator_rows(source: SourceTree, recipe: BuildRecipe) -> list[Row]:
+    """A row for each CUDA unit of a release, by path; compiles nothing."""
+    sources = Sources(source.root, recipe.generated)
+    discovery = Discovery(sources, recipe, source.version)
+    rows = []
+    for path, unit in sorted(recipe.units.items()):
+        if path.endswith(HOST_SUFFIXES):
+            continue
+        try:
+            rows.append(Row.of(unit, find_operators([unit], discovery)))
+        except UsageError as error:
+            rows.append(Row(path=path, extension=unit.extension, refused=str(error)))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------- documents
+
+
+class DeadKernels(Part, frozen=True, kw_only=True):
+    """A unit for SM12x whose kernels a guard leaves out on SM121."""
+
+    unit: Text
+    guard: Text
+    where: Text
+    condition: Text
+
+
+class CompiledRelease(Document, frozen=True, kw_only=True):
+    """What a release's build would compile, and the cost of a change."""
+
+    vllm: Text
+    source_sha256: Annotated[str, Meta(description="empty for your own source tree")]
+    cuda: Text
+    arch_list: Text
+    archs: tuple[Text, ...]
+    supported_archs: tuple[Text, ...]
+    sm12x_units: Annotated[
+        tuple[UnitRow, ...], Meta(description="sources that were written for this family")
+    ]
+    dead: tuple[DeadKernels, ...]
+    changed: tuple[Text, ...]
+    rebuild: Annotated[
+        tuple[UnitRow | Text, ...],
+        Meta(description="the units of the changed files; only paths from `compile run --dry-run`"),
+    ]
+    units: Annotated[Count, Meta(description="of the whole release")]
+    external_projects: tuple[Text, ...]
+    operators: Annotated[
+        tuple[Row, ...] | None,
+        Meta(description="with --operators: every CUDA unit, and what a change to it compiles"),
+    ] = None
+    jobs: Annotated[Count | None, Meta(description="units compiled at once")] = None
+
+    @classmethod
+    def of(
+        cls,
+        found: Outcome,
+        rebuild: Iterable[UnitRow | str],
+        *,
+        operators: Iterable[Row] | None = None,
+        jobs: int | None = None,
+    ) -> CompiledRelease:
+        """The document for an outcome."""
+        recipe = found.recipe
+        guards = Sources(found.source.root).guards if found.dead else {}
+        dead = (
+            DeadKernels(unit=path, guard=guard, where=where, condition=guards[guard])
+            for path, rows in found.dead.items()
+            for guard, where in rows.items()
+        )
+        return cls(
+            vllm=found.source.version,
+            source_sha256=found.source.sha256,
+            cuda=recipe.cuda,
+            arch_list=recipe.arch_list,
+            archs=tuple(recipe.archs),
+            supported_archs=tuple(recipe.supported),
+            sm12x_units=tuple(map(UnitRow.of, sm12x_units(recipe))),
+            dead=tuple(dead),
+            changed=found.changed,
+            rebuild=tuple(rebuild),
+            units=len(recipe.units),
+            external_projects=tuple(recipe.external),
+            operators=None if operators is None else tuple(operators),
+            jobs=jobs,
+        )
+
+
+class CompileRun(Document, frozen=True, kw_only=True):
+    """Units that were compiled, and their machine code."""
+
+    vllm: Text
+    units: tuple[CompiledUnit, ...]
+    passed: Annotated[bool, Meta(description="false if some unit contains only traps")]

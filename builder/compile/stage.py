@@ -1,4 +1,4 @@
-"""The compile stage of a plan: pins the inputs of a ``compile`` op, and runs it.
+"""The compile stage of a plan: what it compiles, its pinned inputs, and its result.
 
 Planning a stage compiles nothing: it pins the sources, the change, the compiler and the headers.
 Running it makes an extension wheel (``extensionwheel.py``), which goes into an image like any other
@@ -18,35 +18,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
+from msgspec.structs import replace
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder import __version__
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.failures import ApplyError
+from builder.applier.files import judge_file
 from builder.applier.layers import InputPin
 from builder.applier.sources import Stage, Unstaged
-from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, UPSTREAM
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
 from builder.applier.trees import DirTree
 from builder.applier.values import read_value
 from builder.applier.versions import normalize
 from builder.applier.wheels import wheel_members
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.compile.base import DISTRIBUTIONS
-from builder.compile.changes import stage_name
-from builder.compile.compiler import MEMBER, find_compiler
-from builder.compile.cost import cost_of_units, free_here, refuse_machine
-from builder.compile.cputorch import refuse_cpu_torch
-from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.abi import DISTRIBUTIONS
+from builder.compile.build import cost_of_units, free_here, refuse_machine
+from builder.compile.changes import (
+    JudgedFile,
+    PatchedSource,
+    SourceBuild,
+    SourceChange,
+    affected_units,
+    image_of,
+    is_build_file,
+    stage_name,
+    verdict,
+)
+from builder.compile.extensionwheel import build_extension_wheel, request_for
 from builder.compile.outcome import gencode_of
-from builder.compile.patchedsource import SourceBuild
 from builder.compile.source import source_of
-from builder.compile.stageplan import AlreadyPresent, CompileWork, plan_changes
-from builder.compile.toolchain import header_wheels, pinned_torch
-from builder.compile.wheelrequest import request_for
-from builder.documents.compiled import CompiledPull, Input, SourceUnit, StageRequest
-from builder.errors import UsageError
+from builder.compile.toolchain import MEMBER, find_compiler, header_wheels, pinned_torch
+from builder.compile.wheelplan import plan_wheel
+from builder.documents.compiled import (
+    CompiledPull,
+    FoundSources,
+    Input,
+    SourceFile,
+    SourceUnit,
+    StageRequest,
+)
+from builder.errors import Exit, SparkBuildError, UsageError
 from builder.model.platform import Platform
 from builder.pypi.index import write_atomically
 from builder.pypi.wheels import RemoteWheel
@@ -62,12 +77,238 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
-    from builder.compile.compiler import Compiler
-    from builder.compile.container import ToolkitChoice
-    from builder.compile.cost import Cost
+    from builder.compile.build import Cost
+    from builder.compile.executor import ToolkitChoice
+    from builder.compile.source import SourceTree
+    from builder.compile.toolchain import Compiler
+    from builder.compile.wheelplan import WheelPlan
     from builder.forge.store import Forges
     from builder.pypi.index import PackageIndex
     from builder.rootfs.base import Base
+
+
+def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
+    """Refuse a torch without CUDA, against which an extension wheel cannot be checked.
+
+    Raises:
+        SparkBuildError: it is a CPU build (exit 10).
+    """
+    platform = Platform.parse(target.platform, target.python)
+    wheel = RemoteWheel(index.choose("torch", torch, platform), index)
+    if "torch/lib/libtorch_cuda.so" not in wheel.members:
+        raise SparkBuildError(
+            f"torch {torch} for {target.platform} on the package index is a CPU build, but "
+            f"compiled code must be checked against the libraries of a CUDA build",
+            Exit.NEEDS_REBUILD,
+            hint=f"name the target image or environment: --base {image_of(release)}",
+        )
+
+
+# ----------------------------------------------------------------- what it compiles, or why nothing
+
+
+#: Folders that the build of extensions reads.
+_READ = ("csrc/", "cmake/", "CMakeLists.txt")
+#: Names that a reason lists at most.
+_LISTED = 4
+
+
+@dataclass(frozen=True)
+class CompileWork:
+    """A stage's work: sources, changes, and affected units."""
+
+    source: SourceTree
+    change: SourceChange
+    plan: WheelPlan
+    #: changed files, with the sha256 before and after; None for a missing file
+    files: tuple[SourceFile, ...]
+    #: the state of the last change in the sources
+    sources: FoundSources
+    #: why it has no effect, if no later change fixes it
+    refusal: Unstaged | None
+
+
+@dataclass(frozen=True)
+class AlreadyPresent:
+    """The sources already have the last change; the base's binary shows whether the base has it."""
+
+    extensions: tuple[str, ...]
+    sources: FoundSources
+
+
+def plan_changes(
+    before: SourceBuild, ops: Sequence[Compile], folder: Path
+) -> CompileWork | AlreadyPresent | Unstaged:
+    """Apply the changes of ``compile`` ops to a release's sources, and find affected units.
+
+    Args:
+        before: the sources as released.
+        ops: for the same architectures; reasons are about the last one.
+        folder: a new path for the changed sources.
+
+    Raises:
+        SparkBuildError: a built-in change does not match (exit 4), is already in the
+            sources, or is not possible with an extension wheel (exit 10).
+        UsageError: the changed build files cannot be evaluated.
+        EngineError: cmake is missing.
+    """
+    patched = PatchedSource(before.source, folder)
+    for op in ops[:-1]:
+        _lay(patched, op)
+    judged = _lay(patched, ops[-1])
+    after = patched.built(before)
+    if ops[-1].change:
+        if not patched.texts:
+            raise _has_it(ops[-1], before)
+        work = _work(before, after, patched, ops, _facts(ops[-1], before))
+        if isinstance(work, Unstaged):
+            raise SparkBuildError(work.reason, Exit.NEEDS_REBUILD, "; ".join(work.notes))
+        return work
+    return _PullStage(before, after, patched, ops).planned(judged)
+
+
+def _lay(patched: PatchedSource, op: Compile) -> list[JudgedFile]:
+    if not op.change:
+        return patched.diff(op.diff)
+    patched.known(op.change)
+    return []
+
+
+def _has_it(op: Compile, before: SourceBuild) -> SparkBuildError:
+    release = before.source.version
+    return SparkBuildError(
+        f"the sources of vllm {release} have {op.change_name} already, but this base was not "
+        "built for SM121 from them",
+        Exit.NEEDS_REBUILD,
+        hint=f"build yours with TORCH_CUDA_ARCH_LIST={before.arch_list}"
+        + ("" if Version(release).is_devrelease else f", or --base pypi:vllm=={release}"),
+    )
+
+
+def _work(
+    before: SourceBuild,
+    after: SourceBuild,
+    patched: PatchedSource,
+    ops: Sequence[Compile],
+    sources: FoundSources,
+) -> CompileWork | Unstaged:
+    """The work for all changes together."""
+    texts = patched.texts
+    found = affected_units(before, after, texts)
+    # only for the last op: earlier ones have reported already
+    mine = {path for path in ops[-1].files if path in found.unreached}
+    facts = replace(sources, unreached=tuple(sorted(mine)) or None)
+    if found.refusal:
+        return _refused(found.refusal, facts)
+    if not found.rebuilt:
+        return _nothing(before, sorted(texts), facts)
+    counted = {path: text for path, text in texts.items() if path not in found.unreached}
+    change = SourceChange(
+        name=stage_name(ops),
+        texts={p: t for p, t in counted.items() if t is not None and p in after.sources.texts},
+    )
+    plan = plan_wheel(
+        after.source,
+        change,
+        before.arch_list,
+        before.cuda,
+        rebuilt=found.rebuilt,
+        recipe=after.recipe,
+    )
+    pristine = DirTree(before.source.root)
+    files = tuple(
+        SourceFile(
+            path=path,
+            before=pristine.digest(path),
+            after=None if text is None else sha256_hex(text),
+        )
+        for path, text in counted.items()
+    )
+    traps = _refused(found.traps[0], facts, found.traps[1]) if found.traps[0] else None
+    return CompileWork(after.source, change, plan, files, facts, traps)
+
+
+def _facts(op: Compile, before: SourceBuild) -> FoundSources:
+    return FoundSources(
+        change=op.change_name,
+        filename=before.source.origin,
+        sha256=before.source.sha256,
+        found="to-compile",
+    )
+
+
+def _refused(reason: str, facts: FoundSources, hint: str = "") -> Unstaged:
+    updated = replace(facts, found="not-compiled")
+    return Unstaged(NEEDS_REBUILD, reason, updated, notes=(hint,) if hint else ())
+
+
+def _nothing(before: SourceBuild, paths: Sequence[str], facts: FoundSources) -> Unstaged:
+    release, arch = before.source.version, before.arch_list
+    reason = (
+        f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
+        "SM121"
+    )
+    updated = replace(facts, found="nothing", unreached=tuple(paths))
+    return Unstaged(NOT_APPLICABLE, reason, updated)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class _PullStage:
+    """The decision for a pull request's op, the last of some ops."""
+
+    before: SourceBuild
+    after: SourceBuild
+    patched: PatchedSource
+    ops: Sequence[Compile]
+
+    def planned(self, judged: Sequence[JudgedFile]) -> CompileWork | AlreadyPresent | Unstaged:
+        """The decision."""
+        facts = _facts(self.ops[-1], self.before)
+        other = [path for path in self.ops[-1].files if not path.startswith(_READ)]
+        if other:
+            return _refused(f"{_some(other)} are not compiled by nvcc", facts)
+        counting = [one for one in judged if self._counts(one)]
+        if not counting:
+            return _nothing(self.before, list(self.ops[-1].files), facts)
+        found, reason = verdict(counting)
+        if found in (DRIFT, AMBIGUOUS):
+            detail = f"{reason} (in {facts.filename})"
+            return Unstaged(found, detail, replace(facts, found="conflict"))
+        if found == POST and self._released(counting):
+            return AlreadyPresent(self._extensions(counting), replace(facts, found="there"))
+        try:
+            return _work(self.before, self.after, self.patched, self.ops, facts)
+        except SparkBuildError as error:
+            if error.code not in (Exit.NEEDS_REBUILD, Exit.USAGE):
+                raise
+            return _refused(str(error), facts, error.hint)
+
+    def _counts(self, one: JudgedFile) -> bool:
+        """Whether a file is compiled, before or after the change."""
+        paths = {path for path in (one.change.old, one.change.new) if path}
+        reached = self.before.reached | self.after.reached
+        return bool(paths & reached) or any(map(is_build_file, paths))
+
+    def _released(self, counting: Sequence[JudgedFile]) -> bool:
+        """Whether the release has it, without earlier changes."""
+        tree = DirTree(self.before.source.root)
+        again = [JudgedFile(one.change, judge_file(one.change, tree)) for one in counting]
+        return verdict(again)[0] == POST
+
+    def _extensions(self, counting: Sequence[JudgedFile]) -> tuple[str, ...]:
+        """The extensions that use its files; all for build files."""
+        paths = {one.change.path for one in counting}
+        units = self.before.recipe.units
+        hit = {units[unit].extension for unit, all_ in self.before.closures.items() if all_ & paths}
+        return tuple(sorted(hit or {unit.extension for unit in units.values()}))
+
+
+# ---------------------------------------------------------------------------------------- the stage
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.compile.cmake import evaluate
-from builder.compile.cost import cost_of_units
-from builder.compile.demangle import demangled
-from builder.compile.discovery import Discovery, RelatedUnits
-from builder.compile.includes import Sources, touched
-from builder.compile.registration import known_operators, operators_behind, sibling_units
+from builder.compile.build import cost_of_units
+from builder.compile.operators import (
+    Discovery,
+    RelatedUnits,
+    demangled,
+    known_operators,
+    operators_behind,
+    sibling_units,
+)
+from builder.compile.units import Sources, evaluate, touched
 from builder.errors import Exit, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.changes import SourceChange
-    from builder.compile.cmake import BuildRecipe, Unit
-    from builder.compile.registration import Operator
+    from builder.compile.operators import Operator
     from builder.compile.source import SourceTree
+    from builder.compile.units import BuildRecipe, Unit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, Wheel
 from builder.applier.machinecode import CODE
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
-from builder.compile.cmake import gencode_flags
+from builder.compile.units import gencode_flags
 from builder.documents.pulls import read_pin
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.forge.normalize import read_sections

@@ -29,7 +29,7 @@ from builder.util.console import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from builder.compile.container import ToolkitChoice
+    from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.documents.pulls import Pin
     from builder.model.plan import BuildPlan
@@ -62,7 +62,7 @@ def stages_of(
 
 
 def _libraries() -> tuple[str, ...]:
-    from builder.compile.base import DISTRIBUTIONS
+    from builder.compile.abi import DISTRIBUTIONS
 
     return DISTRIBUTIONS
 

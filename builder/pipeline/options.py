@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.compile.container import ToolkitChoice
+    from builder.compile.executor import ToolkitChoice
     from builder.verify.ongpu import GpuOptions
 
 
@@ -81,7 +81,7 @@ def toolkit_choice(
         return None
     if not compiling:
         raise UsageError(f"--toolkit {image} has no effect without --compile", hint="add --compile")
-    from builder.compile.container import ToolkitChoice
+    from builder.compile.executor import ToolkitChoice
     from builder.engines.builders import check_name
     from builder.engines.containers import Containers
 

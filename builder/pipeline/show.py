@@ -71,8 +71,8 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
 
 def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
     """Print a pending compile stage: its sources, compiler and cost."""
-    from builder.compile.compiler import of_wheels
-    from builder.compile.cost import cost_of_units
+    from builder.compile.build import cost_of_units
+    from builder.compile.toolchain import of_wheels
 
     paths = [unit.path for unit in stage.units]
     source = stage.inputs[0].filename

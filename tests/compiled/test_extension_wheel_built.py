@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import InstalledLibraries
-from builder.compile.kernelcheck import prove_kernels
+from builder.compile.abi import InstalledLibraries
+from builder.compile.extensionwheel import prove_kernels
+from builder.compile.host import find_nvcc
 from builder.compile.link import Linked, link, toolkit_libraries
-from builder.compile.nvcc import find_nvcc
-from builder.compile.registration import load_operators
+from builder.compile.operators import load_operators
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 OPERATOR = replace(load_operators()[0], kernels="enable_sm120_only")

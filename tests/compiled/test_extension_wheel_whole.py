@@ -17,16 +17,14 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
-from builder.compile.base import DISTRIBUTIONS, InstalledLibraries
+from builder.compile.abi import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
-from builder.compile.compiler import Compiler
-from builder.compile.extensionwheel import build_extension_wheel
-from builder.compile.nvcc import compiler_versions, find_nvcc
-from builder.compile.registration import load_operators
+from builder.compile.extensionwheel import WheelRequest, build_extension_wheel
+from builder.compile.host import compiler_versions, find_nvcc
+from builder.compile.operators import load_operators
 from builder.compile.source import SourceTree
-from builder.compile.toolchain import Toolchain
+from builder.compile.toolchain import Compiler, Toolchain
 from builder.compile.wheelplan import plan_wheel
-from builder.compile.wheelrequest import WheelRequest
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pypi.index import PackageIndex
 from builder.util.documents import plain

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import InstalledLibraries
-from builder.compile.container import ImageCompilers
+from builder.compile.abi import InstalledLibraries
+from builder.compile.executor import ImageCompilers
 from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.host import find_nvcc
 from builder.compile.link import toolkit_libraries
-from builder.compile.nvcc import find_nvcc
 from builder.util.documents import plain
 from tests.documents import validated
 from tests.processes.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
@@ -25,7 +25,7 @@ from tests.processes.compile.test_toolkit import Here, contained, containers  # 
 from .test_extension_wheel_whole import objects, request_of  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from builder.compile.wheelrequest import WheelRequest
+    from builder.compile.extensionwheel import WheelRequest
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so nothing is compiled here"

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.base import InstalledLibraries
+from builder.compile.abi import InstalledLibraries
 from builder.compile.changes import SourceChange
-from builder.compile.compiler import Compiler
-from builder.compile.container import ContainerExecutor, open_toolkit
-from builder.compile.executor import Compilation, Step
+from builder.compile.executor import Compilation, ContainerExecutor, Step, open_toolkit
 from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.toolchain import Compiler
 from builder.engines.containers import Containers
 from builder.errors import BuildFailed, Exit
 from tests.compiled.test_extension_wheel_whole import FILES, objects, request_of  # noqa: F401 - fixtures
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.compile.wheelrequest import WheelRequest
+    from builder.compile.extensionwheel import WheelRequest
 
     from .machine import Engine, EngineTools, Registry
     from .support import Built, Cli

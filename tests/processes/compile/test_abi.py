@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.abi import AbiBase, check_abi, too_new
-from builder.compile.base import InstalledLibraries
+from builder.compile.abi import AbiBase, InstalledLibraries, check_abi, too_new
 from builder.compile.executor import LocalExecutor
-from builder.compile.glibc import older_versions, shim_source
+from builder.compile.link import older_versions, shim_source
 from builder.errors import UsageError
 from builder.machinecode.elf import ElfFacts, read_elf
 

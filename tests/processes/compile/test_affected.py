@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.states import PRE
-from builder.compile.affected import affected_units
-from builder.compile.patchedsource import PatchedSource, SourceBuild
+from builder.compile.changes import PatchedSource, SourceBuild, affected_units
 from builder.compile.source import SourceTree
 from tests.unit.compile.test_native import GUARDS, LISTS, UTILS
 from tests.unit.fakes import write_tree
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.compile.affected import AffectedUnits
+    from builder.compile.changes import AffectedUnits
 
     Changed = Callable[[dict[str, str | None]], AffectedUnits]
 

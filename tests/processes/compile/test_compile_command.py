@@ -11,7 +11,7 @@ import pytest
 from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
 from builder.compile import stage
-from builder.compile.container import ContainerExecutor, ImageCompilers, ToolkitChoice
+from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.documents.compiled import StageRequest
 from builder.documents.plan import PlannedLayer
 from builder.engines.containers import Containers, PinnedImage

@@ -8,10 +8,9 @@ import pytest
 from msgspec import structs
 
 from builder.applier.outcomes import Target
-from builder.compile import nvcc
-from builder.compile.compiler import find_compiler, of_wheels
+from builder.compile import host
 from builder.compile.host import NATIVE, TARGETS, where_to_compile
-from builder.compile.toolkit import RELEASE
+from builder.compile.toolchain import RELEASE, find_compiler, of_wheels
 from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.pypi.index import PackageIndex
@@ -81,7 +80,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = program(tmp_path / "tools", "g++", GPP).parent
     (folder / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(nvcc, "_USUAL", tmp_path / "none")
+    monkeypatch.setattr(host, "_USUAL", tmp_path / "none")
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.compile.demangle import demangled
+from builder.compile.operators import demangled
 
 
 def test_symbol_names_match_the_sources() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from builder.compile.wheelfile import WheelNames, wheel_bytes
+from builder.compile.extensionwheel import WheelNames, wheel_bytes
 from tests.unit.compile.test_extension_wheel import FILES, NAMES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.compile import cmake
+from builder.compile import units
 from builder.compile.outcome import outcome
 from builder.errors import UsageError
 from tests.unit.compile.test_native import source  # noqa: F401 - a fixture
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_the_build_files_decide(source: SourceTree) -> None:
-    recipe = cmake.evaluate(source, "12.1a;9.0+PTX", "13.0")
+    recipe = units.evaluate(source, "12.1a;9.0+PTX", "13.0")
     assert recipe.archs == ("121a", "90")
     assert {unit.extension for unit in recipe.units.values()} == {"_C"}
     kernel = recipe.units["csrc/a_sm120.cu"]
@@ -31,16 +31,16 @@ def test_the_build_files_decide(source: SourceTree) -> None:
 
 def test_the_same_sources_are_evaluated_once(source: SourceTree) -> None:
     archive = replace(source, sha256="e" * 64)
-    first = cmake.evaluate(archive, "12.1a", "13.0")
+    first = units.evaluate(archive, "12.1a", "13.0")
     (source.root / "CMakeLists.txt").write_text("message(FATAL_ERROR again)")
-    assert cmake.evaluate(archive, "12.1a", "13.0") is first
+    assert units.evaluate(archive, "12.1a", "13.0") is first
     for asked in (
         (archive, "12.0f", "13.0"),
         (archive, "12.1a", "12.8"),
         (source, "12.1a", "13.0"),
     ):
         with pytest.raises(UsageError, match="again"):
-            cmake.evaluate(*asked)
+            units.evaluate(*asked)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_family_guard_admits_it(source: SourceTree) -> None:
 def test_build_files_that_cannot_be_read_are_named(source: SourceTree) -> None:
     (source.root / "CMakeLists.txt").write_text("no_such_command(1)\n")
     with pytest.raises(UsageError, match="no_such_command"):
-        cmake.evaluate(source, "12.1a", "13.0")
+        units.evaluate(source, "12.1a", "13.0")
 
 
 def test_a_missing_file_is_refused(source: SourceTree) -> None:

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.cli import compile as compile_command
-from builder.compile import container as container_module
-from builder.compile.container import ContainerExecutor, ImageCompilers, open_toolkit
-from builder.compile.executor import Compilation, Step
+from builder.compile import executor as container_module
+from builder.compile.executor import (
+    Compilation,
+    ContainerExecutor,
+    ImageCompilers,
+    Step,
+    open_toolkit,
+)
 from builder.compile.host import NATIVE
 from builder.engines import docker
 from builder.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed

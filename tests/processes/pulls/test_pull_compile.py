@@ -12,7 +12,7 @@ from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Pull
 from builder.applier.outcomes import Target
 from builder.compile import stage as stage_module
-from builder.compile.compiler import Compiler
+from builder.compile.toolchain import Compiler
 from builder.forge.normalize import read_sections
 from builder.machinecode import facts
 from builder.pulls.render import ops_of, parts_of

@@ -24,8 +24,8 @@ from builder.applier.sources import Stage
 from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import read_value
+from builder.compile.build import cost_of_units, refuse_machine
 from builder.compile.changes import rendered_change
-from builder.compile.cost import cost_of_units, refuse_machine
 from builder.dispatch.record import decides
 from builder.documents.compiled import StageRequest
 from builder.documents.plan import BakedPlan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.sources import Stage
-from builder.compile.base import DISTRIBUTIONS
+from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
 from builder.machinecode import facts
 from builder.pipeline.bases import identify_base

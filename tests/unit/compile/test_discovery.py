@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.compile.bindings import NO_KEY, registered
 from builder.compile.changes import SourceChange
-from builder.compile.cmake import BuildRecipe, Extension, Unit
-from builder.compile.cppscan import scan
-from builder.compile.cpptext import Macros, holds, read
-from builder.compile.discovery import Discovery, OperatorsUnknown
-from builder.compile.includes import Sources
-from builder.compile.registration import registration_source
-from builder.compile.wheelsources import wheel_sources
+from builder.compile.cplusplus import NO_KEY, Macros, holds, read, registered, scan
+from builder.compile.extensionwheel import wheel_sources
+from builder.compile.operators import Discovery, OperatorsUnknown, registration_source
+from builder.compile.units import BuildRecipe, Extension, Sources, Unit
 
 if TYPE_CHECKING:
     from pathlib import Path

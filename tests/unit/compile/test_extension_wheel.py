@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.compile.cmake import Unit
-from builder.compile.registration import (
+from builder.compile.extensionwheel import WheelNames, wheel_bytes
+from builder.compile.operators import (
     load_operators,
     operators_behind,
     registration_source,
     sibling_units,
 )
-from builder.compile.wheelfile import WheelNames, wheel_bytes
+from builder.compile.units import Unit
 from builder.errors import UsageError
 from builder.pypi.index import write_atomically
 from builder.runtime import wheel_loader as loader

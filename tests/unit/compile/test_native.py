@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.failures import ApplyError
-from builder.compile import cmake
+from builder.compile import units
+from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
-from builder.compile.cmake import Unit, gencode_flags
-from builder.compile.cost import cost_of_units
-from builder.compile.includes import Sources, dead_guards, lets_run
 from builder.compile.outcome import runs_on_gb10
 from builder.compile.source import SourceTree
+from builder.compile.units import Sources, Unit, dead_guards, gencode_flags, lets_run
 from builder.errors import EngineError, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def test_without_cmake_the_hint_names_the_package(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(EngineError) as failed:
-        cmake.cmake_program()
+        units.cmake_program()
     assert isinstance(failed.value, SparkBuildError)
     assert "pip install" in failed.value.hint
 

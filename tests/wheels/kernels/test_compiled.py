@@ -17,9 +17,8 @@ from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.compile.changes import compile_ops
-from builder.compile.cputorch import refuse_cpu_torch
 from builder.compile.source import release_source
-from builder.compile.stage import Stages
+from builder.compile.stage import Stages, refuse_cpu_torch
 from builder.documents.compiled import StageRequest
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges

@@ -14,13 +14,12 @@ import pytest
 
 from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
-from builder.compile.base import InstalledLibraries
+from builder.compile.abi import InstalledLibraries
 from builder.compile.build import FLAGS
-from builder.compile.compiler import find_compiler
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import link, toolkit_libraries
 from builder.compile.stage import Stages
-from builder.compile.toolchain import Toolchain
+from builder.compile.toolchain import Toolchain, find_compiler
 from builder.machinecode.elf import read_elf
 from builder.util.documents import plain
 from tests.compiled.test_extension_wheel_whole import make_request
@@ -32,8 +31,8 @@ from .test_compiled import request_of
 from .test_toolkit import HERE, SOURCE, device_code
 
 if TYPE_CHECKING:
-    from builder.compile.compiler import Compiler
     from builder.compile.link import Linked
+    from builder.compile.toolchain import Compiler
     from builder.pypi.index import PackageIndex
 
 CROSS = "aarch64-linux-gnu-g++"

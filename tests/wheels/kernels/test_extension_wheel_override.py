@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from builder.compile.registration import Operator, load_operators, registration_source
+from builder.compile.operators import Operator, load_operators, registration_source
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import package_file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.compile.wheelfile import WheelNames, wheel_bytes
+from builder.compile.extensionwheel import WheelNames, wheel_bytes
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel
 from builder.util.paths import package_file

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.outcomes import Target
-from builder.compile.compiler import find_compiler
 from builder.compile.link import toolkit_libraries
+from builder.compile.toolchain import find_compiler
 from builder.machinecode.elf import read_elf
 
 if TYPE_CHECKING:
-    from builder.compile.compiler import Compiler
+    from builder.compile.toolchain import Compiler
     from builder.pypi.index import PackageIndex
 
 HERE = Target.here().platform
