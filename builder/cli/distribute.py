@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from builder.distribute.node import Node
 from builder.distribute.run import Distribution
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.publish.overlays import how_to_run
-from builder.publish.sources import EngineImage, StoredImage, open_source
+from builder.publish.sources import EngineImage, StoredImage, how_to_run, open_source
 from builder.registry.locations import Locations
 from builder.registry.reference import parse_reference
 from builder.util.console import console, counted, megabytes, print_json

@@ -168,7 +168,7 @@ DOCUMENTS = {
     ),
     "publish": Entry(
         "`publish --json`: what was published where",
-        ("builder.publish.results:Published",),
+        ("builder.publish.run:Published",),
     ),
     "recipe": Entry(
         "`recipe --json`: what serves a model, with where each value comes from",
@@ -197,8 +197,8 @@ DOCUMENTS = {
     "tags": Entry(
         "`tags --json`: the images of a repository; with --prune, what retention keeps",
         (
-            "builder.publish.inventory:Listing",
-            "builder.publish.prune:Retention",
+            "builder.publish.tags:Listing",
+            "builder.publish.tags:Retention",
         ),
     ),
     "spark-verify": Entry(

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.show import CheckLines, show_report
-from builder.publish.evidence import REQUIRED, Evidence, read_evidence
-from builder.publish.overlays import check_overlay
-from builder.publish.proof import prove
+from builder.publish.evidence import REQUIRED, Evidence, prove, read_evidence
 from builder.publish.repository import PublishRepository, parse_target
-from builder.publish.results import FailedTarget, ProofRow, Published, TrafficRow
-from builder.publish.rollback import roll_back
-from builder.publish.run import PublishRequest, publish
-from builder.publish.sources import EngineImage, open_source
+from builder.publish.run import (
+    FailedTarget,
+    ProofRow,
+    Published,
+    PublishRequest,
+    TrafficRow,
+    publish,
+)
+from builder.publish.sources import EngineImage, check_overlay, open_source
+from builder.publish.tags import roll_back
 from builder.registry.locations import Locations
 from builder.util.console import console, counted, megabytes, print_json
 from builder.util.documents import plain
@@ -25,9 +29,8 @@ from builder.verify.levels import parse_levels
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.publish.evidence import Claim
-    from builder.publish.proof import Proof
-    from builder.publish.results import PublishResult
+    from builder.publish.evidence import Claim, Proof
+    from builder.publish.run import PublishResult
     from builder.publish.sources import Opened
 
 

@@ -14,9 +14,9 @@ from builder.pipeline import bases
 from builder.pipeline.inputs import stages_of
 from builder.pipeline.options import toolkit_choice
 from builder.plan.sources import IndexSources
-from builder.publish.mirror import mirrored_base
+from builder.publish.documents import toolkit_of_layer
 from builder.publish.repository import PublishRepository
-from builder.publish.sbom import toolkit_of_layer
+from builder.publish.run import mirrored_base
 from builder.publish.sources import EngineImage, open_source
 from builder.pypi.index import PackageIndex
 from builder.rebuild.hooks import with_own_hooks

@@ -5,16 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.publish.inventory import HeldRow, Listing, StoredManifest, take_inventory
-from builder.publish.prune import Pruned, Retention, judge, prune, removals
-from builder.publish.repository import PublishRepository, parse_target
-from builder.publish.tagged import TaggedManifests
+from builder.publish.repository import PublishRepository, TaggedManifests, parse_target
+from builder.publish.tags import (
+    HeldRow,
+    Listing,
+    Pruned,
+    Retention,
+    StoredManifest,
+    judge,
+    prune,
+    removals,
+    take_inventory,
+)
 from builder.registry.locations import Locations
 from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
-    from builder.publish.inventory import Inventory
-    from builder.publish.prune import Removal, RetentionDecision
+    from builder.publish.tags import Inventory, Removal, RetentionDecision
 
 _PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 

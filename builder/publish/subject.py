@@ -1,13 +1,22 @@
-"""The image or index to publish, read from any source."""
+"""The image or index to publish: its manifests, its metadata, and the name of its tag."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.engines.metadata import LABEL_PREFIX, PLAN_LABEL, is_overlay
-from builder.errors import RemoteError
-from builder.publish.name import Name, name_of
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.engines.metadata import (
+    LABEL_PREFIX,
+    PLAN_LABEL,
+    SHARE,
+    is_overlay,
+    read_layers,
+    read_plan,
+)
+from builder.errors import RemoteError, UsageError
 from builder.registry.config import ImageConfig, parse_config
 from builder.registry.model import (
     DOCKER_CONFIG,
@@ -17,11 +26,89 @@ from builder.registry.model import (
     OCI_CONFIG,
     Descriptor,
 )
+from builder.rootfs.tar import FILE, LayerTar
+from builder.rootfs.unpack import Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.applier.layers import Layer
+    from builder.documents.plan import BakedPlan
+    from builder.model.plan import RecordedPlan
     from builder.registry.model import ImageSource, RawManifest
+
+# -------------------------------------------------------------------------------- the immutable tag
+
+
+_NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
+_TAG_LIMIT = 128
+#: Hexadecimal digits of the plan digest, as in the names of built images.
+_SHORT = 12
+UNVERIFIED = "-unverified"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Name:
+    """The parts of an immutable tag.
+
+    ``plan_digest`` is the plan's; for images of several plans the sha256 of their sorted digests as
+    canonical JSON.
+    """
+
+    version: str
+    profile: str
+    plan_digest: str
+
+    def tag(self, *, verified: bool) -> str:
+        """``<vllm>-<profile>-<plan12>``, with a mark for unverified images.
+
+        Raises:
+            UsageError: the name is too long for a tag.
+        """
+        short = self.plan_digest.removeprefix("sha256:")[:_SHORT]
+        words = f"{self.version}-{self.profile}-{short}{'' if verified else UNVERIFIED}"
+        tag = _NOT_IN_A_TAG.sub("-", words).lstrip(".-")
+        if len(tag) > _TAG_LIMIT:
+            raise UsageError(
+                f"{tag} is {len(tag)} characters long, a tag may have {_TAG_LIMIT}",
+                hint="create a profile for this selection of layers",
+            )
+        return tag
+
+
+def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
+    """The name for images with these labels under one tag.
+
+    Raises:
+        UsageError: a label is missing, or the images disagree.
+    """
+    plans = sorted({one[PLAN_LABEL] for one in labels})
+    if not plans:
+        raise UsageError(
+            f"{subject} was not made by spark-build; it lacks the label {PLAN_LABEL}",
+            hint="spark-build image --layers b12x-full",
+        )
+
+    def agreed(label: str, default: str) -> str:
+        values = {one.get(label) or default for one in labels}
+        if len(values) > 1:
+            raise UsageError(
+                f"the images of {subject} disagree on {label}: {', '.join(sorted(values))}",
+                hint="publish them one by one",
+            )
+        return values.pop()
+
+    profiles = agreed(f"{LABEL_PREFIX}.profiles", "").replace(",", "-")
+    title = agreed("org.opencontainers.image.title", "custom").removeprefix("spark-build ")
+    return Name(
+        version=agreed("org.opencontainers.image.version", "unknown"),
+        profile=profiles or title,
+        plan_digest=plans[0] if len(plans) == 1 else f"sha256:{sha256_hex(canonical_json(plans))}",
+    )
+
+
+# ---------------------------------------------------------------------------------------- the image
+
 
 #: Limit of an index's entries; real ones have far fewer.
 _ENTRY_LIMIT = 64
@@ -194,3 +281,92 @@ def read_blob(source: ImageSource, blob: Descriptor, limit: int = MANIFEST_LIMIT
         while chunk := stream.read(1 << 16):
             chunks.append(chunk)
     return b"".join(chunks)
+
+
+# ---------------------------------------------------------------------------- metadata in the image
+
+
+_PLAN, _LAYERS = (f"{SHARE}/{name}".lstrip("/") for name in ("plan.json", "layers.json"))
+_METADATA = "workspace/build-metadata.yaml"
+_KEPT = (_PLAN, _LAYERS, _METADATA)
+#: The version of spark-build, as ``build_metadata`` writes it.
+_VERSION = re.compile(rb'^spark_build:\n  version: "([^"\n]*)"$', re.MULTILINE)
+#: Limit of a plan's size; a plan lists every file that it changes, about 100 kB today.
+_METADATA_LIMIT = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baked:
+    """The plan and the rendered layers of an image, and the other files of the same image layer.
+
+    ``files`` maps absolute paths to the sha256 of every regular file; ``version`` is that of
+    the spark-build that made it.
+    """
+
+    version: str
+    recorded: RecordedPlan
+    layers: tuple[Layer, ...]
+    files: Mapping[str, str]
+
+    @property
+    def plan(self) -> BakedPlan:
+        """The plan."""
+        return self.recorded.document
+
+
+def read_baked(source: ImageSource, image: Image) -> Baked:
+    """Read plan and layers, newest image layer first, as far as needed.
+
+    Raises:
+        UsageError: the image has no plan, or not the one that its label names.
+        RemoteError: a layer cannot be read.
+    """
+    for blob in reversed(image.layers):
+        kept, files = _look(source, blob)
+        if _PLAN in kept:
+            plan = read_plan(kept[_PLAN], f"{source.name}: {image.digest}")
+            layers = read_layers(kept.get(_LAYERS, b""), image.digest)
+            stated = plan.document.plan_digest
+            if stated != image.plan_digest:
+                raise UsageError(
+                    f"{source.name}: {image.digest} has the label of plan {image.plan_digest} and "
+                    f"carries plan {stated}: the image was modified after the build"
+                )
+            return Baked(
+                version=version_in(kept.get(_METADATA, b"")),
+                recorded=plan,
+                layers=tuple(layers),
+                files=files,
+            )
+    raise UsageError(
+        f"{source.name}: {image.digest} has no plan, so it was not made by spark-build"
+    )
+
+
+def version_in(metadata: bytes) -> str:
+    """The version of spark-build that ``build-metadata.yaml`` names."""
+    found = _VERSION.search(metadata)
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The wanted files of this layer, and the sha256 of every file in it."""
+    kept: dict[str, bytes] = {}
+    files: dict[str, str] = {}
+    with source.open(blob) as stream:
+        unpacked = Unpacked(stream, f"{source.name}: {blob.digest}")
+        tar = LayerTar(unpacked, f"{source.name}: {blob.digest}")
+        for member in tar:
+            if member.kind != FILE:
+                continue
+            keep = member.path in _KEPT and member.size <= _METADATA_LIMIT
+            pieces, digest = [], hashlib.sha256()
+            for piece in tar.chunks():
+                digest.update(piece)
+                if keep:
+                    pieces.append(piece)
+            files[f"/{member.path}"] = digest.hexdigest()
+            if keep:
+                kept[member.path] = b"".join(pieces)
+        unpacked.finish()
+    return kept, files

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer
-    from builder.publish.baked import Baked
+    from builder.publish.subject import Baked
 
 
 def with_own_hooks(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.engines import docker
 from builder.engines.metadata import SHARE, read_layers
-from builder.publish.baked import Baked, version_in
+from builder.publish.subject import Baked, version_in
 from builder.rebuild.compare import Difference, by_variable, byte_range, compare_documents
 from builder.rebuild.run import OUR_STEP
 from builder.rootfs.layers import LayerCache

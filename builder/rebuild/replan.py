@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from builder.documents.plan import ImageInputs
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
-    from builder.publish.baked import Baked
+    from builder.publish.subject import Baked
     from builder.rebuild.compare import Difference
 
 

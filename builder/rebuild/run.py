@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
-    from builder.publish.baked import Baked
-    from builder.publish.subject import Image
+    from builder.publish.subject import Baked, Image
     from builder.rebuild.replan import BaseLookup
     from builder.registry.model import ImageSource
     from builder.rootfs.base import Base

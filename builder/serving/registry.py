@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from builder.dispatch.record import read_records
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.publish.inventory import Listing
+from builder.publish.tags import Listing
 from builder.pypi.index import write_atomically
 from builder.serving.documents import Topology
 from builder.serving.formats.all import rendered

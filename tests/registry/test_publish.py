@@ -14,10 +14,9 @@ from builder.__main__ import run
 from builder.cli import publish as command
 from builder.engines import metadata
 from builder.errors import RemoteError
+from builder.publish import documents
 from builder.publish import evidence as proof
-from builder.publish import provenance, sbom
-from builder.publish.evidence import Evidence
-from builder.publish.proof import attached_evidence
+from builder.publish.evidence import Evidence, attached_evidence
 from builder.publish.repository import PublishRepository
 from builder.publish.run import _push_from_engine
 from builder.publish.subject import read_subject
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from tests.engine.machine import Programs, Registry
     from tests.faultproxy import FaultProxy
 
-TYPES = {proof.MEDIA_TYPE, provenance.MEDIA_TYPE, sbom.MEDIA_TYPE}
+TYPES = {proof.EVIDENCE_TYPE, documents.PROVENANCE_TYPE, documents.BOM_TYPE}
 
 
 @pytest.fixture(autouse=True)

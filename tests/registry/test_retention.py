@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from builder.__main__ import run
 from builder.cli import tags as command
-from builder.publish.prune import judge
 from builder.publish.repository import PublishRepository
+from builder.publish.tags import judge
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     OCI_CONFIG,

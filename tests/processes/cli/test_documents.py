@@ -11,12 +11,11 @@ import pytest
 from builder.documents.plan import BakedPlan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.publish import provenance as made_by
-from builder.publish import sbom
-from builder.publish.baked import Baked, read_baked
-from builder.publish.provenance import provenance
-from builder.publish.referrers import Attachment
-from builder.publish.subject import Image, read_subject
+from builder.publish import documents
+from builder.publish import documents as made_by
+from builder.publish.documents import provenance
+from builder.publish.repository import Attachment
+from builder.publish.subject import Baked, Image, read_baked, read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import OCI_EMPTY
 from builder.util.documents import plain, read
@@ -59,17 +58,17 @@ def test_bill_of_materials_is_cyclonedx(made: tuple[Image, Baked]) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    data = sbom.bill_of_materials(*made)
+    data = documents.bill_of_materials(*made)
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(data.decode()) is None
-    assert data == sbom.bill_of_materials(*made), "the same every time"
+    assert data == documents.bill_of_materials(*made), "the same every time"
     document = json.loads(data)
     del document["components"][0]["name"]
     assert validator.validate_str(json.dumps(document)) is not None, "the schema is looked at"
 
 
 def test_bill_of_materials_lists_the_additions(made: tuple[Image, Baked]) -> None:
-    document = json.loads(sbom.bill_of_materials(*made))
+    document = json.loads(documents.bill_of_materials(*made))
     parts = {part["bom-ref"]: part for part in document["components"]}
     wheel = parts[f"wheel:{WHEEL.filename}"]
     assert wheel["purl"].startswith("pkg:pypi/lib@2?file_name=")

@@ -11,7 +11,7 @@ from builder.__main__ import run
 from builder.compile.source import source_of
 from builder.errors import RemoteError, UsageError
 from builder.forge.store import Forges
-from builder.publish.sbom import purl
+from builder.publish.documents import purl
 from builder.util.paths import cache_dir
 from tests.forge import Fault, LocalForge, Repository
 

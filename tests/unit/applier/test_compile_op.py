@@ -38,7 +38,7 @@ from builder.machinecode.modules import Summary
 from builder.machinecode.sass import ToolMissing
 from builder.model.plan import digest_of
 from builder.plan.planner import hints, refuse_plan
-from builder.publish.sbom import inputs_of
+from builder.publish.documents import inputs_of
 from builder.util.documents import read
 from builder.util.paths import data_dir
 from builder.verify import binaries

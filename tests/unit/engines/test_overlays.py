@@ -12,10 +12,9 @@ from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import write_dockerfile
 from builder.errors import UsageError
-from builder.publish.inventory import HeldRow, StoredManifest
-from builder.publish.overlays import check_overlay, how_to_run
-from builder.publish.sources import open_source
+from builder.publish.sources import check_overlay, how_to_run, open_source
 from builder.publish.subject import read_subject
+from builder.publish.tags import HeldRow, StoredManifest
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files

@@ -23,7 +23,7 @@ from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model.plan import PLAN_SCHEMA
 from builder.plan.planner import make_plan
-from builder.publish.baked import Baked
+from builder.publish.subject import Baked
 from builder.pypi.index import PackageIndex
 from builder.rebuild.replan import replan
 from builder.runtime import TERMS

@@ -9,16 +9,16 @@ import pytest
 from builder.engines.context import folder_of
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import UsageError
-from builder.publish.inventory import our_layer
-from builder.publish.name import name_of
-from builder.publish.push import check_moving
-from builder.publish.referrers import (
+from builder.publish.repository import (
     holds_signatures,
     is_fallback_tag,
     lists_referrers,
+    parse_target,
     subject_of_tag,
 )
-from builder.publish.repository import parse_target
+from builder.publish.run import check_moving
+from builder.publish.subject import name_of
+from builder.publish.tags import our_layer
 from builder.registry.model import OCI_INDEX, OCI_MANIFEST, RawManifest
 
 PLAN = "sha256:" + "ab" * 32
