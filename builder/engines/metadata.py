@@ -223,7 +223,12 @@ def quoted(value: str) -> str:
     """A value for ENV and LABEL: in double quotes, with no expansion.
 
     JSON is not enough, because Dockerfiles do not support ``\\u`` escapes.
+
+    Raises:
+        UsageError: it has a line break, after which a Dockerfile's next instruction begins.
     """
+    if "\n" in value or "\0" in value:
+        raise UsageError(f"a Dockerfile cannot hold a value with a line break: {value!r:.200}")
     return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 

@@ -17,6 +17,8 @@ import pytest
 
 from builder.errors import UsageError
 from builder.serving.formats.all import rendered
+from builder.serving.recipe import recipe_of
+from tests.unit.serving.served import HARD, request, with_hard_values
 
 from .programs import compose, environment
 
@@ -70,6 +72,47 @@ def test_compose_takes_every_file(recipes: list[Recipe], tmp_path: Path) -> None
     broken = files[0].with_name("broken.yaml")
     broken.write_text(files[0].read_text().replace("    ipc:", "    ipcc:"))
     assert "ipcc" in run(program, "-f", broken, "config", home=tmp_path).stderr
+
+
+def test_compose_reads_a_value_byte_for_byte(tmp_path: Path) -> None:
+    recipe = with_hard_values(recipe_of(request()))
+    (path,) = written([recipe], "compose", tmp_path, ".yaml")
+    asked = ("-f", path, "config", "--format", "json")
+    done = run(compose(), *asked, home=tmp_path, PORT="1", port="2")
+    assert done.returncode == 0, done.stderr
+    # its output is a file for itself: it doubles each dollar sign again
+    service = json.loads(done.stdout.replace("$$", "$"))["services"][recipe.model]
+    assert [*service["entrypoint"], *service["command"]] == recipe.command(recipe.nodes[0])
+    assert service["environment"]["VLLM_DISABLED_KERNELS"] == HARD
+
+
+_WORDS = r"""
+import json, shlex, sys
+from sparkrun.core.bootstrap import get_runtime, init_sparkrun
+from sparkrun.core.recipe import Recipe
+from sparkrun.core.env_templates import render_env_template
+init_sparkrun()
+recipe = Recipe.load(sys.argv[1])
+asked = {"head_ip": "HEAD", "num_nodes": 1, "hosts": ["HEAD"]}
+line = get_runtime(recipe.runtime).generate_command(recipe, {}, False, num_nodes=1)
+env = {name: render_env_template(value, {}, {}) for name, value in recipe.env.items()}
+words = shlex.split(line.replace(" \\\n  ", " "))
+print(json.dumps({"words": words, "env": env}))
+"""
+
+
+@pytest.mark.parametrize("value", [HARD, "{port}", '{"a": {"b": 1}}', "{config.x}", "{{launch.y}"])
+def test_sparkrun_reads_a_value_byte_for_byte(tmp_path: Path, value: str) -> None:
+    recipe = with_hard_values(recipe_of(request()), value)
+    (path,) = written([recipe], "sparkrun", tmp_path, ".yaml")
+    done = run(
+        environment(SPARKRUN, minor=12) / "python", "-c", _WORDS, path, home=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    for word in recipe.command(recipe.nodes[0]):
+        assert word in seen["words"], (word, seen["words"])
+    assert seen["env"]["VLLM_DISABLED_KERNELS"] == value
 
 
 _VALIDATE = """

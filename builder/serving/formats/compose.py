@@ -37,14 +37,19 @@ def _service(recipe: Recipe, node: RecipeNode) -> dict[str, Value]:
     if serves_alone(recipe):
         network = {"ports": [f"{recipe.port}:{recipe.port}"]}
     device = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    # a dollar sign would be a variable of compose's
+    variables = {name: _literal(value) for name, value in recipe.variables(node).items()}
     return {
-        "image": recipe.image.ref,
-        "entrypoint": [program],
-        "command": [word.replace("$", "$$") for word in rest],
-        "environment": {TOKEN: f"${{{TOKEN}:-}}", **recipe.variables(node)},
-        "volumes": [f"{host}:{there}" for host, there in mounts(recipe)],
+        "image": _literal(recipe.image.ref),
+        "entrypoint": [_literal(program)],
+        "command": [_literal(word) for word in rest],
+        "environment": {TOKEN: f"${{{TOKEN}:-}}", **variables},
+        "volumes": [_literal(f"{host}:{there}") for host, there in mounts(recipe)],
         "ipc": "host",
         **network,
         "deploy": {"resources": {"reservations": {"devices": [device]}}},
     }
+
+
+def _literal(text: str) -> str:
+    """A text in which compose fills in no variable."""
+    return text.replace("$", "$$")

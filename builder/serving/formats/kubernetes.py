@@ -87,7 +87,8 @@ def _container(recipe: Recipe) -> dict[str, Value]:
         "valueFrom": {"secretKeyRef": {"name": "huggingface", "key": "token", "optional": True}},
     }
     variables: list[Value] = [
-        {"name": name, "value": value} for name, value in recipe.variables(recipe.nodes[0]).items()
+        {"name": name, "value": _literal(value)}
+        for name, value in recipe.variables(recipe.nodes[0]).items()
     ]
     probe: dict[str, Value] = {
         "httpGet": {"path": _HEALTH, "port": recipe.port},
@@ -96,9 +97,8 @@ def _container(recipe: Recipe) -> dict[str, Value]:
     return {
         "name": "vllm",
         "image": recipe.image.ref,
-        "command": [program],
-        # $(NAME) would be a variable of the pod's
-        "args": [word.replace("$(", "$$(") for word in rest],
+        "command": [_literal(program)],
+        "args": [_literal(word) for word in rest],
         "env": [token, *variables],
         "ports": [{"containerPort": recipe.port, "name": "http"}],
         "resources": {"limits": {"nvidia.com/gpu": 1}},
@@ -121,3 +121,11 @@ def _service(recipe: Recipe, name: str) -> dict[str, Value]:
             "ports": [{"name": "http", "port": recipe.port, "targetPort": "http"}],
         },
     }
+
+
+def _literal(text: str) -> str:
+    """A text in which Kubernetes fills in no variable: ``$$`` becomes ``$``, and ``$(X)`` a value.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables
+    """
+    return text.replace("$", "$$")

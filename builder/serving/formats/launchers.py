@@ -37,6 +37,11 @@ _PLATFORM = ("CUTE_DSL_ARCH",)
 _TOPOLOGIES = {"sparkrun": ("solo", "tp2", "tp2-ray"), "eugr": ("solo", "tp2")}
 #: sparkrun's names for them.
 _RUNTIMES = {"tp2-ray": "vllm-ray"}
+#: A value that no shell reads as something else.
+_ONE_WORD = re.compile(r"[\w.,:/@+-]+", re.ASCII)
+#: What sparkrun 0.4.2 fills in, in a command and in a variable; doubled braces are braces.
+_PLACE = re.compile(r"\{\{|\{[\w.-]+\}")
+_FIELD = re.compile(r"(?<![${])(\{+)((?:config|launch)\.(?:[^{}]*(?=\}))?)(\}*)")
 
 
 def sparkrun(recipe: Recipe) -> dict[str, str]:
@@ -60,7 +65,11 @@ def sparkrun(recipe: Recipe) -> dict[str, str]:
         **counted,
         "max_nodes": nodes,
         "defaults": _defaults(recipe, _SPARKRUN),
-        "env": {one.name: one.value or "" for one in recipe.env if one.name not in _PLATFORM},
+        "env": {
+            one.name: _without_fields(one.value or "")
+            for one in recipe.env
+            if one.name not in _PLATFORM
+        },
         **mods,
         "command": Block(_command(recipe, _SPARKRUN, "{model}") + "\n"),
     }
@@ -128,41 +137,65 @@ def _between_quotes(value: str) -> str:
     return re.sub(r'([\\"$`])', r"\\\1", value)
 
 
+def _without_fields(value: str) -> str:
+    """A value in which sparkrun fills in nothing: ``{config.x}`` is written ``{{config.x}}``."""
+    return _FIELD.sub(_escaped_field, value)
+
+
+def _escaped_field(match: re.Match[str]) -> str:
+    opening, name, closing = match.groups()
+    ends = closing[: len(opening)]
+    more = "}" if len(ends) == len(opening) else ""
+    return f"{{{opening}{name}{ends}{more}{closing[len(opening) :]}"
+
+
+def _is_default(name: str, value: str | None, names: Mapping[str, str]) -> bool:
+    """Whether a flag's value can be a default: the tools fill those in without quotes."""
+    return name in names and value is not None and bool(_ONE_WORD.fullmatch(value))
+
+
 def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
     found: dict[str, Value] = {"tensor_parallel": len(recipe.nodes)}
     for flag in recipe.flags:
-        if flag.name in names and flag.value is not None:
+        if flag.value is not None and _is_default(flag.name, flag.value, names):
             found[names[flag.name]] = _number(flag.value)
     return found
 
 
 def _number(text: str) -> int | float | str:
-    """Numbers as numbers, so that the tools can calculate with them."""
-    if re.fullmatch(r"\d+", text):
+    """Numbers as numbers, so that the tools can calculate with them, if they print them alike."""
+    if re.fullmatch(r"0|[1-9]\d{0,17}", text):
         return int(text)
-    return float(text) if re.fullmatch(r"\d*\.\d+", text) else text
+    return float(text) if re.fullmatch(r"\d{1,9}\.\d{1,6}", text) and _same(text) else text
+
+
+def _same(text: str) -> bool:
+    return str(float(text)) == text
 
 
 def _command(recipe: Recipe, names: Mapping[str, str], model: str, *, doubled: bool = False) -> str:
-    """``vllm serve`` with placeholders in braces; other braces are doubled for eugr."""
-    words: list[str] = []
-    places: dict[str, str] = {}
+    """``vllm serve`` with placeholders in braces; ``doubled``: other braces are doubled."""
     # the launcher joins the nodes, and sets how
     flags = [(flag.name, flag.value) for flag in recipe.flags if flag.name != _EXECUTOR]
     if all(name != "--tensor-parallel-size" for name, _ in flags):
-        flags.append(("--tensor-parallel-size", ""))
+        flags.append(("--tensor-parallel-size", "1"))
+    mark = "PLACE_OF_"  # a word that no shell quotes, and that no value has
+    while any(mark in (value or "") for _, value in flags):
+        mark = f"P{mark}"
+    words: list[str] = []
+    places: dict[str, str] = {}
     for name, value in flags:
         words.append(name)
-        if name in names:  # a word that no shell quotes stands for the place
-            places[f"PLACE_OF_{names[name]}"] = f"{{{names[name]}}}"
-            words.append(f"PLACE_OF_{names[name]}")
+        if _is_default(name, value, names):
+            places[f"{mark}{names[name]}"] = f"{{{names[name]}}}"
+            words.append(f"{mark}{names[name]}")
         elif value is not None:
             words.append(value)
     revision = ["--revision", "{model_revision}"] if recipe.revision else []
-    text = for_shell(["vllm", "serve", "PLACE_OF_MODEL", *words], indent="  ")
-    if doubled:
+    text = for_shell(["vllm", "serve", f"{mark}MODEL", *words], indent="  ")
+    if doubled or _PLACE.search(text):
         text = text.replace("{", "{{").replace("}", "}}")
+    if doubled:
         revision = ["--revision", recipe.revision] if recipe.revision else []
-    for place, shown in {**places, "PLACE_OF_MODEL": " ".join([model, *revision])}.items():
-        text = re.sub(rf"\b{place}\b", shown, text)
-    return text
+    places[f"{mark}MODEL"] = " ".join([model, *revision])
+    return re.sub(rf"\b{mark}\w+\b", lambda match: places.get(match[0], match[0]), text)

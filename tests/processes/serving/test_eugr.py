@@ -11,7 +11,7 @@ import yaml
 from builder.serving.formats.all import rendered
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
-from tests.unit.serving.served import request, served
+from tests.unit.serving.served import request, served, with_hard_values
 from tests.unit.serving.test_formats import PLACES
 
 from .eugr import OVERRIDES, RefusedError, launch_script, mod_folder, started
@@ -57,6 +57,16 @@ def test_it_starts_what_the_recipe_says(model: str, topology: str, patched: bool
     for mod in document.get("mods", []):
         assert mod_folder(mod, ROOT)
     assert bool(document.get("mods")) == patched
+
+
+def test_a_shell_gets_each_word_and_variable_byte_for_byte() -> None:
+    recipe = with_hard_values(recipe_of(request()))
+    (text,) = rendered(recipe, "eugr").values()
+    words, env = started(launch_script(loaded(text)), "VLLM_DISABLED_KERNELS")
+    assert sorted(words) == sorted(
+        [*recipe.command(recipe.nodes[0]), "--tensor-parallel-size", "1"]
+    )
+    assert env == {"VLLM_DISABLED_KERNELS": recipe.env[-1].value}
 
 
 @pytest.mark.parametrize(

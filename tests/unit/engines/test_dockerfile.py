@@ -14,7 +14,7 @@ from builder.engines.buildkit import BuildkitEngine
 from builder.engines.context import write_context
 from builder.engines.overlay import overlay_recipe
 from builder.engines.toolfiles import applier_bundle
-from builder.errors import BuildFailed
+from builder.errors import BuildFailed, UsageError
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
@@ -104,7 +104,26 @@ def dockerfile_value(line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "value", ["plain", 'say "x"', "back\\slash", "it's", "a&b", "<a>", "$HOME/x", "é", '{"a": 1}']
+    "value",
+    [
+        "plain",
+        'say "x"',
+        "back\\slash",
+        "it's",
+        "a&b",
+        "<a>",
+        "$HOME/x",
+        "é",
+        '{"a": 1}',
+        "a: b",
+        "${X} $(id) `id`",
+        "\\",
+        "\\\\n",
+        "# no",
+        "{{ x }}",
+        "{% x %}",
+        "a\r",
+    ],
 )
 @pytest.mark.parametrize("how", ["buildkit", "overlay"])
 def test_values_reach_the_image_unchanged(how: str, value: str) -> None:
@@ -115,6 +134,16 @@ def test_values_reach_the_image_unchanged(how: str, value: str) -> None:
         text = overlay_recipe(make_plan_of(fake_base(FILES), layer), "oci:out")
     (line,) = instructions(text, "ENV")
     assert dockerfile_value(line) == value
+
+
+@pytest.mark.parametrize("value", ["a\nUSER root", "\n", "a\0b"])
+def test_a_value_is_no_instruction(value: str) -> None:
+    layer = make_layer("set", env_op("BACKEND", value, reader="vllm/core.py"))
+    plan = make_plan_of(fake_base(FILES), layer)
+    with pytest.raises(UsageError, match="a value with a line break"):
+        render(layer)
+    with pytest.raises(UsageError, match="a value with a line break"):
+        overlay_recipe(plan, "oci:out")
 
 
 # ------------------------------------------------------------------------------------ the context

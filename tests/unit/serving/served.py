@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
+from builder.serving.documents import Setting
 from builder.serving.interface import Flag, ServeInterface
 from builder.serving.models import Model, Models
 from builder.serving.profile import ServedProfile
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place
+
+if TYPE_CHECKING:
+    from builder.serving.documents import Recipe
 
 _VALUES = (
     "--dtype", "--kv-cache-dtype", "--gpu-memory-utilization", "--reasoning-parser",
@@ -75,3 +81,20 @@ def request(model: str | Model = "nemotron-3-super", **changed: Any) -> RecipeRe
 
 
 TWO: dict[str, Any] = {"addresses": ("10.0.0.1", "10.0.0.2"), "interface": "enp1s0f0np0"}
+
+
+#: All that a shell, compose, Kubernetes, sparkrun, eugr or YAML would read as something else.
+HARD = (
+    "$ { } ( ) ' \" \\ : # `id` $(PORT) $$(PORT) ${HOME} $HOME {port} {{x}} {config.port} a=b %s\n"
+    "  second: 'line'\n- third \\1 \\n"
+)
+
+
+def with_hard_values(recipe: Recipe, value: str = HARD) -> Recipe:
+    """A recipe in which a variable, a flag and a flag that launchers make a default have it."""
+    flags = [structs.replace(f, value=value) if f.name == "--host" else f for f in recipe.flags]
+    return structs.replace(
+        recipe,
+        flags=(*flags, Setting(name="--served-model-name", value=value, origin="a test")),
+        env=(*recipe.env, Setting(name="VLLM_DISABLED_KERNELS", value=value, origin="a test")),
+    )

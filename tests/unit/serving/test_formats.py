@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from builder.errors import UsageError
 from builder.serving.documents import RecipeText
@@ -23,7 +25,7 @@ from builder.serving.topology import Place
 from builder.util.documents import plain
 from tests.documents import validated
 
-from .served import TWO, interface, request, served
+from .served import HARD, TWO, interface, request, served, with_hard_values
 
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe
@@ -444,3 +446,76 @@ def test_the_comment_has_the_command_that_makes_it_again(form: str) -> None:
 def test_a_folder_is_no_file_to_write(call: Call) -> None:
     done = call("recipe", "nemotron-3-super", "--format", "trtllm", "-o", ".")
     assert (done.code, "--format trtllm -o run.sh" in done.err) == (2, True)
+
+
+# ------------------------------------------------------------------- values that a format can break
+
+#: What a reader of some format would take for its own.
+EACH = [*"${}()'\"\\\n:#`!%&|;<>*?~\t=", "$$", "$(PORT)", "$$(PORT)", "${PORT}", "$PORT", "{port}",
+        "{{port}}", "{config.port}", "{{launch.node_rank}}", "}}", "PLACE_OF_port", "007", "0.850",
+        "1e5", "on", "", " a ", "\\\n", "\\1", "--x", "'''", "\u00e9"]  # fmt: skip
+
+
+def kubernetes_value(text: str) -> str:
+    """A text as Kubernetes expands it, and compose interpolates it: ``$$`` is a dollar sign."""
+    assert not re.search(r"(?<!\$)(?:\$\$)*\$(?!\$)", text), f"a variable in {text!r}"
+    return text.replace("$$", "$")
+
+
+def read_back(form: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
+    """The command and the variables that the file of a format says."""
+    (text,) = rendered(recipe, form).values()
+    if form in ("docker", "shell"):
+        words = shlex.split(text.replace(" \\\n    ", " "), comments=True)
+        env = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
+        if form == "shell":
+            return words[words.index("vllm") :], env
+        return ["vllm", *words[words.index(recipe.image.ref) + 1 :]], env
+    document = next(yaml.safe_load_all(text))
+    if form == "compose":
+        service = document["services"][recipe.model]
+        words = [*service["entrypoint"], *service["command"]]
+        env = {k: v for k, v in service["environment"].items() if k != "HF_TOKEN"}
+    else:
+        (container,) = document["spec"]["template"]["spec"]["containers"]
+        words = [*container["command"], *container["args"]]
+        env = {one["name"]: one["value"] for one in container["env"][1:]}
+    return list(map(kubernetes_value, words)), {k: kubernetes_value(v) for k, v in env.items()}
+
+
+@pytest.mark.parametrize("value", [HARD, *EACH])
+@pytest.mark.parametrize("form", ["docker", "shell", "compose", "kubernetes"])
+def test_a_value_arrives_byte_for_byte(form: str, value: str) -> None:
+    recipe = with_hard_values(made(), value)
+    words, env = read_back(form, recipe)
+    assert words == recipe.command(recipe.nodes[0])
+    assert {name: env[name] for name in recipe.variables(recipe.nodes[0])} == recipe.variables(
+        recipe.nodes[0]
+    )
+
+
+@pytest.mark.parametrize("value", [HARD, *EACH])
+def test_eugr_formats_a_value_byte_for_byte(value: str) -> None:
+    recipe = with_hard_values(made(), value)
+    (text,) = rendered(recipe, "eugr").values()
+    document = yaml.safe_load(text)
+    command = document["command"].format(**document["defaults"])
+    words = [*recipe.command(recipe.nodes[0]), "--tensor-parallel-size", "1"]
+    assert shlex.split(command.replace(" \\\n  ", " ")) == words
+    written = document["env"]["VLLM_DISABLED_KERNELS"]
+    assert re.sub(r"\\([\\\"$`])", r"\1", written) == value
+    assert not re.search(r'(?<!\\)(?:\\\\)*["$`]', written), "a shell reads it in double quotes"
+
+
+@pytest.mark.parametrize("value", [HARD, "a b", "x'$(y)", "--x: {a}"])
+def test_tensorrt_llm_has_a_value_byte_for_byte(value: str) -> None:
+    model = Models.discover().model("nemotron-3-super")
+    assert model.tensorrt_llm is not None
+    known = structs.replace(
+        model.tensorrt_llm, variables={"A": value}, flags={"--a": value}, options={"a": value}
+    )
+    files = trtllm(structs.replace(model, tensorrt_llm=known), 9000)
+    words = words_of(files["run.sh"])
+    assert f"A={value}" in words
+    assert words[words.index("--a") + 1] == value
+    assert yaml.safe_load(files["trtllm-options.yaml"]) == {"a": value}
