@@ -122,7 +122,7 @@ def dockerfile_value(line: str) -> str:
         "# no",
         "{{ x }}",
         "{% x %}",
-        "a\r",
+        '"',
     ],
 )
 @pytest.mark.parametrize("how", ["buildkit", "overlay"])
