@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.bases.model import scheme_of
-from builder.engines.kinds import may_use_docker, named
+from builder.engines.choice import may_use_docker, named
 from builder.errors import RemoteError
 from builder.registry.refhints import refuse_wrong_kind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.engines.kinds import AUTO, ENGINES
+from builder.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

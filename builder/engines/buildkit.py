@@ -1,35 +1,114 @@
-"""The BuildKit engine: a rendered Dockerfile and a context of ready files, built by the CLI."""
+"""The BuildKit engine: a rendered Dockerfile and a context of ready files, built by the CLI.
+
+The context has one folder for each layer with its final files.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.engines import docker, metadata
-from builder.engines.builders import ENGINE, cache_words, engine_environment, reached
-from builder.engines.client import LINK_SINCE, Cli, find_cli
-from builder.engines.contents import added_bytes, image_layers
-from builder.engines.context import context_of, fill_context, folder_of
+from builder.engines.buildx import (
+    ENGINE,
+    LINK_SINCE,
+    Cli,
+    cache_words,
+    engine_environment,
+    find_cli,
+    reached,
+    render,
+    run_build,
+)
 from builder.engines.deliver import in_layout, new_layout
-from builder.engines.dockerfile import render
+from builder.engines.metadata import added_bytes, content_bytes, image_layers
 from builder.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
-from builder.engines.running import run_build
 from builder.errors import BuildFailed, EngineError, RemoteError
-from builder.util.console import console
+from builder.util.console import console, megabytes
 from builder.util.diskspace import Need
+from builder.util.hints import TEMPORARY, os_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.engines.builders import Builder
+    from builder.applier.trees import Content
+    from builder.engines.buildx import Builder
     from builder.model.plan import BuildPlan
+
+# -------------------------------------------------------------------------------------- the context
+
+
+def folder_of(name: str) -> str:
+    """A layer's folder; it has no number, so that adding a layer keeps the others cached."""
+    return f"layer-{name}"
+
+
+@contextlib.contextmanager
+def context_of(plan: BuildPlan) -> Iterator[tuple[Path, int]]:
+    """A build context with every layer's files, and their size in bytes."""
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+        yield Path(folder), fill_context(Path(folder), plan)
+
+
+def fill_context(folder: Path, plan: BuildPlan) -> int:
+    """Write every layer's files into a build context; returns their size in bytes."""
+    added = 0
+    for name, files in image_layers(plan):
+        target = folder / folder_of(name)
+        with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
+            size = write_context(target, files, plan.epoch, bar.advance)
+        console.say(f"  {name:<28}{len(files):>5} files {megabytes(size):>10}")
+        added += size
+    return added
+
+
+def write_context(
+    root: Path,
+    files: Mapping[str, Content | None],
+    epoch: int,
+    moved: Callable[[int], object] = lambda _size: None,
+) -> int:
+    """Write a layer's files below ``root`` with fixed times and modes; returns their size in bytes.
+
+    Raises:
+        BuildFailed: the disk is full or not writable.
+    """
+    size = 0
+    try:
+        root.mkdir()
+        for path, content in sorted(files.items()):
+            if content is None:
+                continue
+            target = root / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.read())
+            target.chmod(content.mode)
+            os.utime(target, (epoch, epoch))
+            size += content.size
+            moved(content.size)
+        for folder, _, _ in os.walk(root, topdown=False):
+            Path(folder).chmod(0o755)
+            os.utime(folder, (epoch, epoch))
+    except OSError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        raise BuildFailed(
+            f"cannot write the build context below {root.parent}: {error.strerror}",
+            hint=os_hint(error, TEMPORARY),
+        ) from error
+    return size
+
+
+# --------------------------------------------------------------------------------------- the engine
+
 
 #: buildx's message if a builder's driver does not support cache export.
 _NO_CACHE = re.compile(r"cache export (feature )?is (currently )?not supported", re.IGNORECASE)

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.engines import docker
-from builder.engines.builders import ENGINE, engine_environment, reached
-from builder.engines.client import Cli, find_cli
-from builder.engines.dockerfile import render
-from builder.engines.running import run_build
-from builder.engines.space import engine_root
+from builder.engines.buildx import (
+    ENGINE,
+    Cli,
+    engine_environment,
+    find_cli,
+    reached,
+    render,
+    run_build,
+)
+from builder.engines.docker import engine_root
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.rootfs.image import OtherPlatform, open_image
 

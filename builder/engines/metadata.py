@@ -1,34 +1,298 @@
-"""An image's metadata: plan, layers, the applier and the in-image verifier."""
+"""What a plan adds to an image: files, commands, metadata and the in-image verifier's data.
+
+The metadata is the plan, its layers, the applier and the in-image verifier.  What that checks on a
+GPU comes from ``builder/data/kernels.toml`` and the catalogue of log lines in
+``builder/data/diagnose/``, filtered for the plan's release.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
+from configparser import ConfigParser, Error
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import field, structs
+from packaging.specifiers import SpecifierSet
 
+from builder.applier.agreement import flag_values
 from builder.applier.failures import ApplyError
 from builder.applier.layers import Layer
+from builder.applier.receipts import kept_true
 from builder.applier.trees import Content
+from builder.applier.versions import normalize
+from builder.diagnose.catalog import SKIPPED, load_catalog
 from builder.documents.plan import BakedPlan
-from builder.engines.commands import commands
-from builder.engines.devicedata import device_data
 from builder.engines.toolfiles import APPLIER, programs
 from builder.errors import UsageError
 from builder.model.base import kind_of
 from builder.model.plan import PLAN_SCHEMA, RecordedPlan
 from builder.registry.reference import parse_reference
 from builder.runtime import TERMS
-from builder.util.documents import moment, plain, read
-from builder.util.paths import project_file
+from builder.util.documents import Part, always, moment, plain, read
+from builder.util.paths import package_file, project_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.diagnose.catalog import Condition, Entry, RequestedSetting
+    from builder.documents.plan import PlanDocument
     from builder.model.base import BaseIdentity
-    from builder.model.plan import BuildPlan
+    from builder.model.plan import BuildPlan, LayerDecision
+
+# -------------------------------------------------------------- commands of installed distributions
+
+
+#: ``NAME = MODULE:OBJECT [EXTRA]`` of the specification of entry points.
+_COMMAND_NAME = re.compile(r"[\w.-]+")
+_OBJECT = re.compile(r"(?P<module>[\w.]+)\s*:\s*(?P<object>[\w.]+)\s*(\[.*\])?")
+_ENTRY_POINTS = re.compile(r"(?P<name>[^/]+)-[^-/]+\.dist-info/entry_points\.txt")
+_SCRIPT = """#!{interpreter}
+import sys
+
+from {module} import {first}
+
+sys.exit({object}())
+"""
+
+
+def commands(plan: BuildPlan) -> dict[str, bytes]:
+    """Command -> script, of distributions that the base does not have; it keeps those it has."""
+    found: dict[str, bytes] = {}
+    for path, content in plan.changes.items():
+        match = _ENTRY_POINTS.fullmatch(path)
+        if match and content is not None and normalize(match["name"]) not in plan.base.packages:
+            text = content.read().decode("utf-8", "replace")
+            found |= _scripts(text, plan.base.interpreter)
+    return found
+
+
+def _scripts(text: str, interpreter: str) -> dict[str, bytes]:
+    parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
+    try:
+        parser.read_string(text)
+    except Error:  # no command is lost on anybody who could have used it
+        return {}
+    rows = parser.items("console_scripts") if parser.has_section("console_scripts") else []
+    scripts = {}
+    for name, value in rows:
+        target = _OBJECT.fullmatch(value.strip())
+        if target and _COMMAND_NAME.fullmatch(name):
+            first = target["object"].partition(".")[0]
+            words = {"module": target["module"], "object": target["object"], "first": first}
+            scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
+    return scripts
+
+
+# ------------------------------------------------------- what the in-image verifier checks on a GPU
+
+
+class DeviceKernel(Part, frozen=True, kw_only=True):
+    """A kernel behind an expected log line, and the layers to run it with."""
+
+    kind: str
+    line: str
+    #: patterns for names of CUDA kernels that must run, and that must not run
+    names: tuple[str, ...]
+    never: tuple[str, ...]
+    activations: str
+    shapes: tuple[tuple[int, ...], ...]
+    #: number of roundings of a result
+    roundings: int = always(1)
+
+
+class Marker(Part, frozen=True, kw_only=True):
+    """A catalogue entry for the verifier in an image, with patterns as strings."""
+
+    id: str
+    severity: str
+    patterns: tuple[str, ...]
+    unless: tuple[str, ...]
+    required: tuple[str, ...] = field(name="with")
+    forbidden: tuple[str, ...] = field(name="without")
+    message: str
+    fix: str
+
+
+class DeviceData(Part, frozen=True, kw_only=True):
+    """The data of the in-image verifier for the plan's release."""
+
+    schema: Literal[1] = always(1)
+    vllm: str
+    command: str
+    kinds: tuple[str, ...]
+    kernels: tuple[DeviceKernel, ...]
+    markers: tuple[Marker, ...]
+
+
+class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of ``kernels.toml``; its ``line`` is a pattern."""
+
+    #: vLLM releases; empty means all
+    when: str = ""
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[_KnownKernel, ...]:
+    table = tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))
+    return read(table["kernel"], tuple[_KnownKernel, ...])
+
+
+#: Kinds of layer that a profile does not target; only level ``dispatch`` checks them.
+OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
+
+
+def known_kinds() -> tuple[str, ...]:
+    """Kinds of layer that can be run on a device."""
+    return tuple(dict.fromkeys(kernel.kind for kernel in _kernels()))
+
+
+def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
+    """The known kernel for an expected log line.
+
+    A kind that cannot be run has no shapes.
+    """
+    for kernel in _kernels():
+        if kernel.when and not SpecifierSet(kernel.when).contains(vllm, prereleases=True):
+            continue
+        if kernel.kind == kind and re.search(kernel.line, line):
+            return read(plain(structs.replace(kernel, line=line)), DeviceKernel)
+    return DeviceKernel(kind=kind, line=line, names=(), never=(), activations="", shapes=())
+
+
+def settings_of(plan: PlanDocument) -> dict[str, str]:
+    """Variables and flags that the plan sets, by the names that the catalogue uses."""
+    settings = dict(plan.env)
+    for flag, value in flag_values([*plan.serve_flags, *plan.moe_serve_flags]):
+        settings[flag[2:].replace("-", "_")] = value or ""
+    return settings
+
+
+def _held(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
+    facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
+    return all(facts) if every else any(facts)
+
+
+def _sources(condition: Condition) -> tuple[str, ...]:
+    return tuple(pattern.regex.pattern for pattern in condition.patterns)
+
+
+def marker(entry: Entry, vllm: str) -> Marker:
+    """Convert a catalogue entry for the verifier in an image."""
+    skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
+    return Marker(
+        id=entry.id,
+        severity=entry.severity,
+        patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
+        unless=(*(regex.pattern for regex in entry.unless), *skipped),
+        required=_sources(entry.required),
+        forbidden=_sources(entry.forbidden),
+        message=entry.message,
+        fix=entry.fix_for(vllm),
+    )
+
+
+def markers(plan: PlanDocument) -> tuple[Marker, ...]:
+    """Log lines that must not appear for this release: entries with a line pattern, without notes.
+
+    Conditions on settings are evaluated here, against what the plan sets.
+    """
+    settings = settings_of(plan)
+    return _markers(plan.base.packages.get("vllm", ""), tuple(sorted(settings.items())))
+
+
+@lru_cache(maxsize=8)
+def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
+    settings = dict(given)
+    chosen = []
+    for entry in load_catalog():
+        if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
+            continue
+        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
+            continue
+        if not entry.applies(vllm or None, by_setting=False):
+            continue
+        if not _held(entry.required.settings, settings, every=True):
+            continue
+        if _held(entry.forbidden.settings, settings, every=False):
+            continue
+        chosen.append(marker(entry, vllm))
+    return tuple(chosen)
+
+
+def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
+    """The document for a plan; ``image`` is the image's name in hinted commands."""
+    vllm = plan.base.packages.get("vllm", "")
+    return DeviceData(
+        vllm=vllm,
+        command=f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
+        kinds=known_kinds(),
+        kernels=tuple(
+            kernel_for(e.kind, e.line, vllm)
+            for e in plan.expect
+            if e.line and e.kind not in OTHER_LAYERS
+        ),
+        markers=markers(plan),
+    )
+
+
+# ---------------------------------------------------------------------------- files, layer by layer
+
+
+def added_bytes(plan: BuildPlan) -> int:
+    """Uncompressed size in bytes of the files that a plan adds to an image."""
+    return sum(content_bytes(files) for _, files in image_layers(plan))
+
+
+def content_bytes(files: Mapping[str, Content | None]) -> int:
+    """Size of files in bytes; removed files count as 0."""
+    return sum(file.size for file in files.values() if file is not None)
+
+
+def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
+    """The image's layers as ``(name, absolute path -> content)``, bottom first.
+
+    An overlay has no base, so it has no whiteouts (an engine cannot unpack a whiteout for a file
+    that does not exist): its receipts list removed files, and ``spark_apply.pyz finish`` removes
+    them. It also updates RECORD there, because the image's RECORD has more entries than the
+    wheel's.  For other images the last layer has every RECORD once, in its final form.
+    """
+    alone = plan.base.is_wheels
+    records = kept_true(d.receipt for d in plan.needed if d.receipt is not None)
+    site = plan.base.site_packages
+    layers: list[tuple[str, dict[str, Content | None]]] = []
+    for decision in plan.needed:
+        files = {
+            placed(f"{site}/{path}", plan.base.links): content
+            for path, content in decision.changes.items()
+            if (content is not None or not alone) and path not in _records(decision)
+        }
+        layers.append((decision.name, files))
+    last: dict[str, Content | None] = dict(baked_files(plan))
+    kept = {} if alone else {path: plan.changes[path] for path in sorted(records)}
+    last.update(
+        {
+            placed(f"{site}/{path}", plan.base.links): content
+            for path, content in kept.items()
+            if content is not None  # else the layer that took it away says so
+        }
+    )
+    layers.append(("spark-build", last))
+    return layers
+
+
+def _records(decision: LayerDecision) -> set[str]:
+    """The RECORD files that a layer's changes affect, updated."""
+    return kept_true([decision.receipt] if decision.receipt is not None else [])
+
+
+# ----------------------------------------------------------------------------------------- metadata
+
 
 SHARE = "/usr/share/spark-build"
 #: Owners and modes that a copy into an image cannot set.

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.engines import metadata
-from builder.engines.contents import image_layers
-from builder.engines.layercache import LayerInputs
-from builder.engines.layertar import WHITEOUT
-from builder.engines.scratch import say_layer
+from builder.engines.layers import WHITEOUT, LayerInputs, say_layer
+from builder.engines.metadata import image_layers
 from builder.errors import RemoteError, UsageError
 from builder.pypi.index import write_atomically
 from builder.registry.config import ImageConfig, parse_config
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.documents.plan import PlanDocument
+    from builder.engines.layers import Scratch
     from builder.engines.model import BuiltImage
-    from builder.engines.scratch import Scratch
     from builder.model.plan import BuildPlan, RecordedPlan
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest, no_facts, tracked_for
-from builder.engines.kinds import may_use_docker
+from builder.engines.choice import may_use_docker
 from builder.errors import SparkBuildError, UsageError
 from builder.model.base import kind_of
 from builder.util.console import console

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.engines.builders import cache_words, check_name
-from builder.engines.kinds import ENGINES, named
+from builder.engines.buildx import cache_words, check_name
+from builder.engines.choice import ENGINES, named
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.model.base import kind_of
 from builder.registry.layoutwriter import check_layout_target as check_folder
@@ -22,7 +22,7 @@ from builder.registry.reference import is_digest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.engines.kinds import EngineKind
+    from builder.engines.choice import EngineKind
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.engines.choice import check_docker_host, engine_for, wanted_engine
-from builder.engines.kinds import AUTO, ENGINES
+from builder.engines.choice import AUTO, ENGINES, check_docker_host, engine_for, wanted_engine
 from builder.engines.model import BuildRequest
 from builder.engines.overlay import write_dockerfile
 from builder.engines.runcommands import run_commands

@@ -6,10 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.engines.kinds import named
+from builder.engines.choice import named
 from builder.engines.model import BuildRequest
-from builder.engines.multi import IndexRequest, build_index
-from builder.engines.oci import OciEngine
+from builder.engines.oci import IndexRequest, OciEngine, build_index
 from builder.engines.runcommands import run_commands
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.model.base import kind_of
@@ -32,7 +31,7 @@ from builder.verify.insandbox import sandbox_maker
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.engines.multi import BuiltIndex
+    from builder.engines.oci import BuiltIndex
     from builder.pipeline.options import ImageOptions
     from builder.verify.report import Report
 

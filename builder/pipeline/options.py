@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from builder import settings
-from builder.engines.kinds import AUTO, ENGINES
+from builder.engines.choice import AUTO, ENGINES
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def toolkit_choice(
     if not compiling:
         raise UsageError(f"--toolkit {image} has no effect without --compile", hint="add --compile")
     from builder.compile.executor import ToolkitChoice
-    from builder.engines.builders import check_name
+    from builder.engines.buildx import check_name
     from builder.engines.containers import Containers
 
     return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))

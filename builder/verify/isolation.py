@@ -154,7 +154,7 @@ class Container:
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
     ) -> str:
         """See `Isolation`."""
-        from builder.engines import isolated
+        from builder.engines import docker
 
         if stdin:
             words = [words[0], "-c", _FED, *words[1:]]
@@ -165,11 +165,11 @@ class Container:
         }
         own = [Path("/", name) for name in _SYSTEM if name not in links]
         shown = [Path("/usr"), *own, *map(Path, _SETTINGS), *_not_in_usr(readable)]
-        with contextlib.closing(isolated.connect()) as client:
-            return isolated.run(
+        with contextlib.closing(docker.connect_here()) as client:
+            return docker.run_isolated(
                 client,
                 words,
-                isolated.IsolatedEnvironment(
+                docker.IsolatedEnvironment(
                     env={**ENVIRONMENT, "SPARK_BUILD_REQUEST": stdin},
                     links=links,
                     shown=tuple(path for path in shown if path.exists()),

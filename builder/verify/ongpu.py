@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from builder import settings
-from builder.engines.devicedata import device_data
+from builder.engines.metadata import device_data
 from builder.engines.toolfiles import programs
 from builder.errors import SparkBuildError, UsageError
 from builder.util.console import console

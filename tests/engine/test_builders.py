@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines.layertar import WHITEOUT
+from builder.engines.layers import WHITEOUT
 from builder.registry.client import Registry as Client
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory

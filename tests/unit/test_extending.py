@@ -17,8 +17,8 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import FORMS
 from builder.applier.ops import Ops
-from builder.engines.contents import image_layers
-from builder.engines.kinds import ENGINES, EngineKind
+from builder.engines.choice import ENGINES, EngineKind
+from builder.engines.metadata import image_layers
 from builder.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.layers.keys import OPS
 from builder.layers.layerfile import _Reader

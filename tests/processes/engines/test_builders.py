@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.engines.builders import reached
+from builder.engines.buildx import reached
 from builder.errors import EngineError
 
 if TYPE_CHECKING:

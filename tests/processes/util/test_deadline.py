@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines import scratch
-from builder.engines.layertar import tar_layer
+from builder.engines import layers
+from builder.engines.layers import tar_layer
 from builder.util.locks import locked
 from tests.unit.fakes import REPLACE, every_base_is, fake_base, layer_text, vllm_files
 
@@ -47,7 +47,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         whole.append(made)
         return made
 
-    monkeypatch.setattr(scratch, "tar_layer", stopping)
+    monkeypatch.setattr(layers, "tar_layer", stopping)
     return whole
 
 
@@ -87,7 +87,7 @@ def test_an_interruption_is_still_reported_as_one(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scratch, "tar_layer", interrupted)
+    monkeypatch.setattr(layers, "tar_layer", interrupted)
     assert image("--time-limit", "1h").code == 130
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from builder.engines import space
+from builder.engines import docker
 from builder.engines.docker import find_image
 from builder.errors import RemoteError
 from builder.util import progress
@@ -250,7 +250,7 @@ def test_a_pull_is_counted(
         counted.append((bar.done, bar.total))
 
     monkeypatch.setattr(progress.Bar, "advance", seen)
-    monkeypatch.setattr(space, "pull_needs", lambda *_: [])
+    monkeypatch.setattr(docker, "pull_needs", lambda *_: [])
     engine = Pulling({"status": "Pulling"}, part("a", 1), part("b", 2_000_000), part("a", 5))
     assert find_image(cast("Any", engine), "host/vllm:v1", None) == "image of host/vllm:v1"
     assert engine.asked == ["host/vllm v1"]
@@ -259,7 +259,7 @@ def test_a_pull_is_counted(
 
 
 def test_a_pull_that_the_registry_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space, "pull_needs", lambda *_: [])
+    monkeypatch.setattr(docker, "pull_needs", lambda *_: [])
     engine = Pulling({"error": "toomanyrequests"})
     with pytest.raises(RemoteError, match="toomanyrequests"):
         find_image(cast("Any", engine), "host/vllm:v1", None)

@@ -22,7 +22,7 @@ from builder.applier.receipts import (
 from builder.applier.records import parse_record, row_path, true_records
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
-from builder.engines.contents import image_layers
+from builder.engines.metadata import image_layers
 from builder.verify.static import check_static
 from builder.verify.target import VerifyTarget
 from tests.unit.fakes import (

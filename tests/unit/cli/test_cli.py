@@ -11,7 +11,7 @@ from builder import settings
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
 from builder.bases.identify import IDENTIFIERS
-from builder.engines.scratch import Scratch
+from builder.engines.layers import Scratch
 from builder.errors import RemoteError
 from builder.pipeline import verify
 from builder.verify.checks import Check

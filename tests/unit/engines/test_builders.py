@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.engines.builders import cache_words, check_name
-from builder.engines.progress import read_progress
+from builder.engines.buildx import cache_words, check_name, read_progress
 from builder.errors import UsageError
 
 if TYPE_CHECKING:

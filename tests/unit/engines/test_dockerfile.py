@@ -10,8 +10,7 @@ import pytest
 
 from builder.applier.trees import Content
 from builder.engines import metadata
-from builder.engines.buildkit import BuildkitEngine
-from builder.engines.context import write_context
+from builder.engines.buildkit import BuildkitEngine, write_context
 from builder.engines.overlay import overlay_recipe
 from builder.engines.toolfiles import applier_bundle
 from builder.errors import BuildFailed, UsageError

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content
-from builder.engines import layercache, scratch
-from builder.engines.layercache import LayerInputs, layer_key
-from builder.engines.layertar import Owners
+from builder.engines import layers
+from builder.engines.layers import LayerInputs, Owners, layer_key
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest
@@ -62,7 +61,7 @@ def test_an_unchanged_layer_is_not_made_again(
 ) -> None:
     first = build(tmp_path / "a", plan_of())
     assert cached(first) == {"fix": False, "more": False, "spark-build": False}
-    monkeypatch.setattr(scratch, "tar_layer", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(layers, "tar_layer", lambda *_: pytest.fail("made again"))
     again = build(tmp_path / "b", plan_of())
     assert cached(again) == {"fix": True, "more": True, "spark-build": True}
     assert again.digest == first.digest == layout_digest(tmp_path / "b")
@@ -113,7 +112,7 @@ def test_the_key_depends_on_every_input_of_a_layer(monkeypatch: pytest.MonkeyPat
         ),
         "mode of a folder": key_of(plan_of(), owners=Owners(folder=lambda _: (0o700, 0, 0))),
     }  # fmt: skip
-    monkeypatch.setattr(layercache, "LEVEL", 9)
+    monkeypatch.setattr(layers, "LEVEL", 9)
     others["compression"] = key_of(plan_of())
     monkeypatch.undo()
     monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9")
@@ -167,14 +166,14 @@ def test_a_damaged_layer_is_detected_and_made_again(
 
 
 def test_a_full_cache_disk_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layercache, "MOST_BYTES", 10)
+    monkeypatch.setattr(layers, "MOST_BYTES", 10)
     build(tmp_path / "a", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(layercache, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(layers, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(shutil, "copyfile", full)
     build(tmp_path / "b", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
@@ -185,7 +184,7 @@ def test_the_least_recently_used_is_removed_first(
 ) -> None:
     build(tmp_path / "a", plan_of())
     sizes = [(p / "layer").stat().st_size for p in (cache_dir() / "blobs").iterdir()]
-    monkeypatch.setattr(layercache, "MOST_BYTES", sum(sizes) + 600)
+    monkeypatch.setattr(layers, "MOST_BYTES", sum(sizes) + 600)
     for number in range(2, 6):
         build(tmp_path / str(number), plan_of(number=number))
     assert sum(p.stat().st_size for p in (cache_dir() / "blobs").glob("*/layer")) < sum(sizes) + 600

@@ -18,7 +18,7 @@ import pytest
 from builder.applier.trees import Content
 from builder.engines import metadata
 from builder.engines.choice import get_engine
-from builder.engines.layertar import tar_layer
+from builder.engines.layers import tar_layer
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest, read_layout

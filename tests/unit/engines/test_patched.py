@@ -17,7 +17,7 @@ from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.engines import metadata, patched
 from builder.engines.choice import engine_for
-from builder.engines.load import archive
+from builder.engines.deliver import archive
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.patched import check_writable_base, merged_env

@@ -14,7 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.bases.identify import identify
 from builder.bases.model import BaseRequest
 from builder.diagnose.catalog import load_catalog
-from builder.engines import devicedata, toolfiles
+from builder.engines import metadata, toolfiles
 from builder.engines.metadata import read_plan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
@@ -114,7 +114,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the tool's own files anew, as another process does."""
-    for cached in (maker, programs, load_catalog, devicedata._kernels, devicedata._markers):
+    for cached in (maker, programs, load_catalog, metadata._kernels, metadata._markers):
         cached.cache_clear()
 
 

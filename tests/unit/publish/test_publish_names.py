@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from builder.engines.context import folder_of
+from builder.engines.buildkit import folder_of
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import UsageError
 from builder.publish.repository import (

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.engines.docker import engine_needs, pull_needs
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.engines.space import engine_needs, pull_needs
 from builder.errors import BuildFailed
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Location, Locations
