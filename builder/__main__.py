@@ -11,9 +11,17 @@ from typing import Any
 
 from builder import settings
 from builder.cli import COMMON
+from builder.cli.commands import COMMAND_NAMES
 from builder.errors import Exit
 from builder.util import shutdown, streams
-from builder.util.hints import again, of_the_system, running
+from builder.util.hints import (
+    again,
+    as_started,
+    of_the_system,
+    running,
+    start_of_this_process,
+    started_as,
+)
 
 #: How a run that was ended from outside exits: as a shell shows a program that a signal ended.
 _ENDED = {"SIGHUP": Exit.HUNG_UP, "SIGTERM": Exit.TERMINATED}
@@ -31,7 +39,7 @@ def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
 
         hint = next_command(hint, code)
     if "--json" in words:  # one document: what was found out, and why that is not all
-        problem = {"code": code, "message": message, "hint": hint}
+        problem = {"code": code, "message": as_started(message), "hint": as_started(hint)}
         _print_document({**(console.document or {"schema": 1}), "error": problem})
     else:
         console.error(message, hint)
@@ -155,6 +163,7 @@ def _unexpected(words: list[str], error: Exception) -> int:
 def main() -> None:
     """Console entry point."""
     gc.set_threshold(_BETWEEN_COLLECTIONS)
+    started_as(start_of_this_process(), COMMAND_NAMES)
     shutdown.handle_signals()
     if streams.watch():
         command = shlex.join(["spark-build", *sys.argv[1:]])

@@ -82,3 +82,5 @@ GROUPS = (
     Entry("ptx", "ptxapp", "ptx_app", DEVELOP,
           "Run PTX kernels on the CPU; find races, deadlocks."),
 )  # fmt: skip
+
+COMMAND_NAMES = tuple(entry.name for entry in (*COMMANDS, *GROUPS))

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH, SERVE
+from builder.util.hints import as_started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,10 @@ class Commands(TyperGroup):
         bare = not args and not ctx.resilient_parsing
         return super().parse_args(ctx, ["--help"] if bare else args)
 
+    def get_help(self, ctx: Any) -> str:
+        """Like the base class, with commands as the user starts them."""
+        return as_started(super().get_help(ctx))
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """A section for each group; commands without a group get the section of the base class."""
         shown = [(n, c) for n in self.list_commands(ctx) if (c := self.get_command(ctx, n))]
@@ -120,6 +125,10 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Like the base class, but without pydantic; includes ``--help``."""
         return _as_written(super().get_params(ctx))
+
+    def get_help(self, ctx: Any) -> str:
+        """Like the base class, with commands as the user starts them."""
+        return as_started(super().get_help(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Like the base class, but ``TARGET`` instead of typer's ``{TARGET}``."""

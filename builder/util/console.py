@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from builder.util.escape import below, plain
+from builder.util.hints import as_started
 from builder.util.progress import Bar, Bars, megabytes, on_terminal
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Console:
 
     def say(self, message: str = "") -> None:
         """Print a message."""
-        message = plain(message, styled=self._coloured())
+        message = as_started(plain(message, styled=self._coloured()))
         if self._data:
             print(message)
         elif not self.quiet:
@@ -75,13 +76,13 @@ class Console:
 
     def warn(self, message: str) -> None:
         """Print a warning, also in quiet mode."""
-        self._bars.say(f"{self.style('warning', 'yellow')}: {below(plain(message))}")
+        self._bars.say(f"{self.style('warning', 'yellow')}: {below(as_started(plain(message)))}")
 
     def error(self, message: str, hint: str = "") -> None:
         """Print the error of a failed command, and the next command to try."""
-        print(f"{self.style('error', 'red')}: {below(plain(message))}", file=sys.stderr)
+        print(f"{self.style('error', 'red')}: {below(as_started(plain(message)))}", file=sys.stderr)
         if hint:
-            print(f"  try: {below(plain(hint))}", file=sys.stderr)
+            print(f"  try: {below(as_started(plain(hint)))}", file=sys.stderr)
         sys.stderr.flush()
 
     @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
+import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 PROGRAM = "spark-build"
 #: Hints for unusable places, by kind.
@@ -39,6 +43,72 @@ _SQLITE = {"FULL": errno.ENOSPC, "READONLY": errno.EROFS, "IOERR": errno.EIO, "P
 
 #: The words of the current command.
 _words: list[str] = []
+#: How the user starts the program, and the commands in a text that are started so.
+_start, _commands = PROGRAM, re.compile("(?!)")
+
+
+def started_as(start: str, commands: Iterable[str]) -> None:
+    """Store how the user starts the program; ``commands`` are the names of its commands."""
+    global _start, _commands  # noqa: PLW0603 - of this process, like its arguments
+    names = "|".join(map(re.escape, commands))
+    _start = start
+    _commands = re.compile(rf"(?<![\w./:@=-]){PROGRAM}(?= (?:(?:{names})(?![\w-])|-|\[OPTIONS))")
+
+
+def as_started(text: str) -> str:
+    """A text with its commands of spark-build as the user can run them.
+
+    Texts name the program ``spark-build``.  In a checkout it is ``.venv/bin/spark-build``, with uvx
+    ``uvx --from ... spark-build``.
+    """
+    return text if _start == PROGRAM else _commands.sub(lambda _: _start, text)
+
+
+def start_of_this_process() -> str:
+    """How this process was started, as words that a shell starts it with again."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{_from_here(sys.orig_argv[0])} -m builder"
+    if _of_uvx():
+        return _uvx()
+    on_path = shutil.which(PROGRAM)
+    if program.name != PROGRAM or (on_path and Path(on_path).resolve() == program.resolve()):
+        return PROGRAM
+    words = _from_here(str(program))
+    return words if "/" in words else f"./{words}"
+
+
+def _from_here(program: str) -> str:
+    """The path of a program, as a word of a shell; relative if it is below the current folder."""
+    with suppress(ValueError, OSError):
+        program = str(Path(program).relative_to(Path.cwd()))
+    return shlex.quote(program)
+
+
+def _of_uvx() -> bool:
+    """Whether uvx made this environment, in its cache; uv names itself to what it starts."""
+    return "UV" in os.environ and any(p.startswith("archive-v") for p in Path(sys.prefix).parts)
+
+
+def _uvx() -> str:
+    """The command of uvx for the source of this installation (PEP 610)."""
+    import json
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    source = ""
+    with suppress(metadata.PackageNotFoundError, OSError, ValueError):
+        text = metadata.distribution(PROGRAM).read_text("direct_url.json") or "{}"
+        origin = json.loads(text)
+        address = str(origin.get("url", ""))
+        if "vcs_info" in origin:
+            revision = origin["vcs_info"].get("requested_revision")
+            source = f"{origin['vcs_info']['vcs']}+{address}{f'@{revision}' if revision else ''}"
+        elif address.startswith("file:"):
+            source = unquote(urlsplit(address).path)
+        else:
+            source = address
+    return shlex.join(["uvx", *(["--from", source] if source else []), PROGRAM])
 
 
 def running(begins: Sequence[str]) -> None:

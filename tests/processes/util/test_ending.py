@@ -112,7 +112,7 @@ def shell(tmp_path: Path, script: str, *words: str) -> subprocess.CompletedProce
 def test_a_full_disk_below_stdout(tmp_path: Path, words: Sequence[str]) -> None:
     done = shell(tmp_path, '$SB "$@" > /dev/full', *words)
     assert done.returncode == 2
-    command = f"spark-build {' '.join(words)}"
+    command = f"{sys.executable} -m builder {' '.join(words)}"
     assert done.stderr.splitlines() == [
         "error: cannot write the output: No space left on device",
         f"  try: {command} > FILE, on a disk that has room",
@@ -142,7 +142,7 @@ def test_closed_streams(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: stdout is closed, so the result cannot be printed",
-        "  try: spark-build schema > /dev/null, if the result is not needed",
+        f"  try: {sys.executable} -m builder schema > /dev/null, if the result is not needed",
     ]
     done = shell(tmp_path, "$SB layers show nonsense 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
