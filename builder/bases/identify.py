@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from builder.bases.model import scheme_of
 from builder.engines.choice import may_use_docker, named
 from builder.errors import RemoteError
+from builder.model.base import NEWEST_VLLM
 from builder.registry.refhints import refuse_wrong_kind
+from builder.util.hints import in_place_of, instead, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +62,25 @@ def _image(request: BaseRequest, rest: str) -> Base:
     except RemoteError as error:
         if request.ref.startswith("docker://") or not may_use_docker(request.engine):
             raise  # no Docker Engine was meant
-        more = f"; {error.hint}" if error.hint else ""
-        raise RemoteError(
-            f"no Docker Engine is running, and {rest} could not be read from its registry: {error}",
-            hint=f"start the engine, or name the registry: docker://HOST/{rest}{more}",
-        ) from None
+        from builder.engines.docker import without_engine
+
+        raise without_engine(rest, error, wheels_instead(request.ref)) from None
+
+
+def wheels_instead(ref: str) -> str:
+    """The user's command with released wheels as the base, which need no engine and no registry.
+
+    Empty if the reference does not tell the release: a patched image is not its wheels.
+    """
+    official = re.search(r"\bvllm/vllm-openai(?::v(\d+\.\d+\.\d+)(?![\w.]))?", ref)
+    if official is None:
+        return ""
+    release = official[1] or NEWEST_VLLM
+    if any(word.partition("=")[0] == "--image" for word in words()):
+        return in_place_of("--image", ref, "--release", release)
+    wheels = f"pypi:vllm=={release}"
+    better = instead(ref, wheels)
+    return better if better != wheels else ""
 
 
 #: Identifiers of bases by the scheme of the reference.

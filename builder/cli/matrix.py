@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import groupby
 from json import dumps
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
@@ -38,6 +40,8 @@ _SHORT = {
 }
 
 _DRIFTED = (DRIFT, AMBIGUOUS)
+#: Columns of a terminal that every table fits into.
+_WIDTH = 100
 
 
 def matrix_command(
@@ -79,7 +83,7 @@ def matrix_command(
     if json:
         print_json(Matrix(layers=tuple(names), rows=tuple(rows)))
     else:
-        _print_table(names, rows)
+        print_table(names, rows, listed=bool(releases))
         if dispatch:
             _print_dispatch(rows)
         if choices:
@@ -122,15 +126,15 @@ def _dispatch(
 
 
 def _print_dispatch(rows: list[MatrixRow]) -> None:
-    print(f"\n{'vllm':<10}{'':<18}{'kind':<15}{'by default':<40}as planned")
+    print("\nkernels: by default, and as planned")
     for row in rows:
         if not row.served:
-            print(f"{row.vllm:<10}the profile does not support this release")
+            print(f"{row.vllm:<12}the profile does not support this release")
         for check in row.dispatch or ():
-            default = check.reason.rpartition(": ")[2]
-            line = check.seen.split(" out of ")[0]
             word = "expected refusal" if check.refusal else check.status
-            print(f"{row.vllm:<10}{word:<18}{check.name:<15}{default:<40}{line}")
+            default = check.reason.rpartition(": ")[2]
+            print(f"{row.vllm:<12}{check.name:<15}{word:<18}{default}")
+            print(_wrapped(check.seen.split(" out of ")[0], 45))
 
 
 def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
@@ -142,22 +146,79 @@ def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
 
 
 def _print_choices(rows: list[MatrixRow]) -> None:
-    print(f"\n{'vllm':<10}{'kind':<15}{'choice':<66}unpatched")
     for row in rows:
         for kind, found in (row.choices or {}).items():
+            print(f"\nvllm {row.vllm}, unpatched, {kind}")
             for choice, outcome in found.items():
                 what, text = next(iter(plain(outcome).items()))
-                shown = text if what == "selected" else f"{what}: {text}"
-                print(f"{row.vllm:<10}{kind:<15}{choice or '(nothing set)':<66}{shown}")
+                shown = _wrapped(text if what == "selected" else f"{what}: {text}", 45)
+                name = f"  {choice or '(nothing set)':<43}"
+                print(f"{name}{shown.lstrip()}" if len(name) == 45 else f"{name}\n{shown}")
 
 
-def _print_table(names: list[str], rows: list[MatrixRow]) -> None:
-    widths = [max(len(name), 9) for name in names]
-    print("vllm      " + "  ".join(f"{n:<{w}}" for n, w in zip(names, widths, strict=True)))
-    for row in rows:
-        cells = [
-            f"{_SHORT[row.states[name]]:<{width}}"
-            for name, width in zip(names, widths, strict=True)
-        ]
-        served = "" if row.served else "  (not supported by the profile)"
-        print(f"{row.vllm:<10}" + "  ".join(cells) + served)
+def _wrapped(text: str, indent: int) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+    )
+
+
+def print_table(names: list[str], rows: list[MatrixRow], *, listed: bool) -> None:
+    """Layers as rows, releases as columns; neighbours with the same states are one column."""
+    served = [row for row in rows if row.served]
+    columns = [
+        _Column(_heading([row.vllm for row in run], listed=listed), states)
+        for states, run in groupby(served, key=lambda row: [_SHORT[row.states[n]] for n in names])
+    ]
+    first = max(map(len, names))
+    wide = first + sum(column.width + 2 for column in columns) <= _WIDTH
+    gap = "  " if wide else " "
+    while columns:
+        fitting, room = 0, _WIDTH - first
+        while fitting < len(columns) and (room := room - columns[fitting].width - len(gap)) >= 0:
+            fitting += 1
+        part, columns = columns[: fitting or 1], columns[fitting or 1 :]
+        for number in range(max(len(column.heading) for column in part)):
+            _print_row(gap, "".ljust(first), part, [column.heading[number:][:1] for column in part])
+        for number, name in enumerate(names):
+            _print_row(gap, name.ljust(first), part, [[column.cells[number]] for column in part])
+        print()
+    others = [row.vllm for row in rows if not row.served]
+    if others:
+        print(f"Not supported by the profile: {_run(others) if not listed else ', '.join(others)}")
+    print(
+        "needed: a build applies it. applied, upstream: the release has it. -: not for this release"
+    )
+
+
+class _Column(NamedTuple):
+    """A run of releases with the same states."""
+
+    heading: list[str]
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        """The widest of its texts."""
+        return max(map(len, (*self.heading, *self.cells)))
+
+
+def _heading(releases: list[str], *, listed: bool) -> list[str]:
+    """The releases of a column, in lines; a range only if no release was left out."""
+    if listed or len(releases) < 3:
+        return releases
+    return [f"{releases[0]} -", releases[-1]]
+
+
+def _run(releases: list[str]) -> str:
+    return releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]}"
+
+
+def _print_row(gap: str, name: str, columns: list[_Column], cells: list[list[str]]) -> None:
+    texts = [
+        f"{''.join(cell):<{column.width}}" for column, cell in zip(columns, cells, strict=True)
+    ]
+    print(gap.join([name, *texts]).rstrip())

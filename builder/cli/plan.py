@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.plan.planner import refuse_nothing, refuse_plan
+from builder.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
 from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def plan_command(options: PlanOptions, *, json: bool) -> None:
     if json:
         print_json(made.document)
     else:
+        refuse_unserved(made, inputs.selection)
         with console.as_data():
             show_plan(made, elsewhere=inputs.elsewhere)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")

@@ -66,6 +66,15 @@ def answers() -> bool:
     return True
 
 
+def without_engine(name: str, error: RemoteError, hint: str = "") -> RemoteError:
+    """The error for an image that may be in a Docker Engine, while none is running."""
+    return RemoteError(
+        f"no Docker Engine is running, so the images of this machine cannot be seen, and {name} "
+        f"could not be read from its registry: {error}",
+        hint=hint or "start Docker; or name an image that needs none: docker://HOST/NAME, oci:DIR",
+    )
+
+
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error

@@ -18,6 +18,7 @@ from builder.applier.versions import all_match, normalize
 from builder.documents.plan import ExpectedChoice
 from builder.errors import UsageError, did_you_mean
 from builder.layers.layerfile import load_layer
+from builder.model.base import NEWEST_VLLM
 from builder.runtime.dispatch_expect import MATCHERS
 from builder.util.console import console
 from builder.util.documents import read
@@ -54,17 +55,28 @@ class Profile:
     pins: Mapping[str, str]
     needs: Mapping[str, str]
     needs_reason: str
+    #: why the default base is not the newest release that the profile supports
+    base_reason: str = ""
+    #: layers that mend defects of the kernels, and select none
+    mends: tuple[str, ...] = ()
     #: name of the exported mod
     mod: str = ""
     expect: tuple[Expectation, ...] = ()
+
+    @property
+    def newest(self) -> str:
+        """The newest vLLM release that is recorded and that the profile supports."""
+        packages = {"vllm": NEWEST_VLLM}
+        needs = {name: spec for name, spec in self.needs.items() if name in packages}
+        return NEWEST_VLLM if all_match(needs, packages) else self.pypi.rpartition("==")[2]
 
     def expected(self, packages: Mapping[str, str]) -> list[Expectation]:
         """Expectations for these versions."""
         return [e for e in self.expect if all_match(e.when, packages)]
 
 
-_PROFILE_KEYS = {"summary", "layers", "base", "needs", "expect", "mod"}
-_BASE_KEYS = {"image", "pypi", "pins"}
+_PROFILE_KEYS = {"summary", "layers", "mends", "base", "needs", "expect", "mod"}
+_BASE_KEYS = {"image", "pypi", "pins", "reason"}
 
 
 def load_profile(path: Path) -> Profile:
@@ -84,9 +96,11 @@ def load_profile(path: Path) -> Profile:
             name=path.stem,
             summary=raw["summary"],
             layers=tuple(raw["layers"]),
+            mends=tuple(raw.get("mends", ())),
             image=base["image"],
             pypi=base["pypi"],
             pins={normalize(k): v for k, v in base.get("pins", {}).items()},
+            base_reason=base.get("reason", ""),
             mod=raw.get("mod", path.stem),
             needs_reason=needs.pop("reason", ""),
             needs={normalize(k): v for k, v in needs.items()},

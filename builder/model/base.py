@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from builder.documents.compiled import PinnedWheel
     from builder.model.platform import Platform
 
+#: The newest vLLM release whose kernels are recorded (``docs/evidence``; a test compares them).
+NEWEST_VLLM = "0.33.0"
 #: Name in images of a base that was a local layout.
 LAYOUT = "oci:layout"
 

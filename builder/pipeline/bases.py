@@ -9,14 +9,14 @@ from builder.bases.identify import identify
 from builder.bases.model import BaseRequest, no_facts, tracked_for
 from builder.engines.choice import may_use_docker
 from builder.errors import SparkBuildError, UsageError
-from builder.model.base import kind_of
+from builder.model.base import NEWEST_VLLM, kind_of
 from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.bases.model import FactsOf
-    from builder.layers.catalog import Selection
+    from builder.layers.catalog import Profile, Selection
     from builder.pypi.index import PackageIndex
     from builder.rootfs.base import Base
 
@@ -29,16 +29,28 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
     """
     if not selection.profiles:
         raise UsageError(
-            "no base: give --base, or a profile that has one", hint="--base pypi:vllm==0.20.1"
+            "no base: give --base, or a profile that has one",
+            hint=f"--base pypi:vllm=={NEWEST_VLLM}",
         )
     profile = selection.profiles[0]
+    ref = _default_of(profile, engine, pull=pull)
+    if profile.newest not in ref:
+        why = f": {profile.base_reason}" if profile.base_reason else ""
+        console.say(f"  no --base: {ref}, the default of {profile.name}{why}")
+        of_wheels = kind_of(ref).is_wheels
+        newest = f"{'pypi:vllm==' if of_wheels else 'vllm/vllm-openai:v'}{profile.newest}"
+        console.say(f"  the newest supported release: --base {newest}")
+    return ref
+
+
+def _default_of(profile: Profile, engine: str, *, pull: bool) -> str:
     if may_use_docker(engine):
         from builder.engines import docker
 
         try:
             client = docker.connect()
         except SparkBuildError as error:
-            console.say(f"  {error}; the base is {profile.pypi}")
+            console.say(f"  {error}; released wheels are used")
             return profile.pypi
         try:
             name = profile.image.removeprefix("docker://")

@@ -6,6 +6,12 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
+from builder.applier.states import (
+    AMBIGUOUS,
+    DRIFT,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+)
 from builder.runtime.dispatch_expect import describe
 from builder.util.console import console, counted
 
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from builder.verify.report import Report, Verdict
 
 _STATE_STYLE = {
-    "needed": "green",
+    "needed": "yellow",
     "applied": "green",
     "upstream": "blue",
     "not-applicable": "dim",
@@ -30,9 +36,11 @@ _MARK = {"pass": ("PASS", "green"), "fail": ("FAIL", "red"), "not-run": ("NOT RU
 def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
     """Print a plan as a table; ``elsewhere`` means that another machine compiles."""
     base = plan.base
+    console.say(console.style(_wrapped(verdict_of_plan(plan), ""), "bold"))
+    console.say("")
     listed = ", ".join(f"{name} {version}" for name, version in sorted(base.packages.items()))
     console.say(f"base  {base.ref}  ({base.platform.oci}, {base.digest[:19]})")
-    console.say(console.style(f"      {listed}", "dim"))
+    console.say(console.style(_wrapped(listed, " " * 6), "dim"))
     console.say("")
     for decision in plan.decisions:
         _show_decision(decision, elsewhere=elsewhere)
@@ -50,21 +58,22 @@ def show_plan(plan: BuildPlan, *, elsewhere: bool = False) -> None:
     for expectation in plan.expect:
         console.say(f"  expect {expectation.kind}: {describe(expectation)}")
     for hint in plan.hints:
-        console.say(f"  hint   {hint}")
+        if "needs no patch for" not in hint:  # the first line says so
+            console.say(f"  hint   {hint}")
     console.say(f"\nplan  {plan.digest}")
 
 
 def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
     """Print a layer's state and notes."""
-    state = f"{decision.outcome.state:<15}"
+    state = decision.outcome.state
     since = f" (since {decision.outcome.since})" if decision.outcome.since else ""
-    console.say(
-        f"  {console.style(state, _STATE_STYLE[decision.outcome.state])}"
-        f"{decision.name:<29}{decision.outcome.reason}{since}"
-    )
+    first = f"  {state:<15}{decision.name:<29}"
+    lines = _wrapped(f"{decision.outcome.reason}{since}", " " * len(first)).lstrip(" ")
+    word = console.style(f"{state:<15}", _STATE_STYLE[state])
+    console.say(f"  {word}{decision.name:<29}{lines}")
     if decision.needed:
         for note in decision.outcome.notes:
-            console.say(console.style(_wrapped(f"note: {note}"), "dim"))
+            console.say(console.style(_note(f"note: {note}"), "dim"))
     if decision.stage:
         show_stage(decision.stage, elsewhere=elsewhere)
 
@@ -82,21 +91,71 @@ def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
         nvcc += f" of {stage.toolkit.image} ({stage.toolkit.digest[:19]})"
     cost = cost_of_units(paths, jobs=1 if elsewhere else None)
     line = f"compile: of {source}, with {nvcc}: {cost}"
-    console.say(console.style(_wrapped(line), "dim"))
+    console.say(console.style(_note(line), "dim"))
     for path in paths:
         console.say(console.style(f"{'':<21}{path}", "dim"))
 
 
-def _wrapped(text: str) -> str:
-    """Print a note below its layer, wrapped to the terminal."""
+def verdict_of_plan(plan: BuildPlan) -> str:
+    """What a plan comes to: whether the base needs a patch, and how to serve it."""
+    names = ", ".join(plan.profiles) or plan.name
+    states = {decision.outcome.state for decision in plan.decisions}
+    changing = [d for d in plan.needed if d.outcome.changes or d.outcome.pending]
+    if states & {DRIFT, AMBIGUOUS}:
+        said = f"cannot be patched for {names}: {_in_states(plan, DRIFT, AMBIGUOUS)} does not fit"
+    elif NEEDS_REBUILD in states:
+        said = f"lacks compiled code for {names}: {_in_states(plan, NEEDS_REBUILD)}"
+    elif changing:
+        said = f"{_patched(plan, changing, names)}{_how_to_serve(plan)}"
+    elif plan.needed:
+        said = f"needs no patch for {names}, only settings{_how_to_serve(plan)}"
+    elif states <= {NOT_APPLICABLE}:
+        said = f"has nothing that {names} would change"
+    else:
+        said = f"already has {names}{_how_to_serve(plan)}"
+    return f"vLLM {plan.base.packages.get('vllm', '?')} {said}."
+
+
+def _in_states(plan: BuildPlan, *states: str) -> str:
+    return ", ".join(d.name for d in plan.decisions if d.outcome.state in states)
+
+
+def _patched(plan: BuildPlan, changing: list[LayerDecision], names: str) -> str:
+    """The layers that change files, and the others."""
+    others = len(plan.needed) - len(changing)
+    also = f", {others} {'sets' if others == 1 else 'set'} variables only" if others else ""
+    layers, one = counted(len(changing), "layer"), len(changing) == 1
+    if all(decision.name in plan.mends for decision in changing):
+        verb = "mends" if one else "mend"
+        what = f"no patch to select the kernels of {names}; {layers} {verb} defects of them"
+    else:
+        what = f"a patch for {names}: {layers} {'changes' if one else 'change'} files"
+    return f"needs {what}{also}"
+
+
+def _how_to_serve(plan: BuildPlan) -> str:
+    flags, moe = " ".join(plan.serve_flags), " ".join(plan.moe_serve_flags)
+    if not flags and not moe:
+        return ""
+    both = f"{flags}, and for MoE models that it supports {moe}"
+    return f"; serve with {flags if not moe else both if flags else f'{moe} for MoE models'}"
+
+
+def _note(text: str) -> str:
+    """A note below its layer."""
+    return _wrapped(text, " " * 19, " " * 21)
+
+
+def _wrapped(text: str, indent: str, below: str | None = None) -> str:
+    """A text wrapped to the terminal, its lines indented."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
-    indent = " " * 19
     return textwrap.fill(
         text,
-        width,
+        max(width, len(indent) + 40),
         initial_indent=indent,
-        subsequent_indent=indent + "  ",
+        subsequent_indent=indent if below is None else below,
         break_on_hyphens=False,  # names of images and files have them
+        break_long_words=False,  # paths and variables are copied
     )
 
 

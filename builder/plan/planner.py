@@ -72,6 +72,7 @@ def make_plan(
         maker=maker(),
         epoch=epoch_for(identity, selection.layers) if epoch is None else epoch,
         single_layer=single_layer,
+        mends=frozenset(name for profile in selection.profiles for name in profile.mends),
         hints=tuple(hints(selection, decisions, identity.packages)),
     )
 
@@ -172,8 +173,9 @@ def refuse_unserved(plan: BuildPlan, selection: Selection, subject: str = "the b
             wanted = ", ".join(f"{name} {spec}" for name, spec in profile.needs.items())
             raise NotServed(
                 f"profile {profile.name} needs {wanted}; {subject} has vllm "
-                f"{plan.base.packages.get('vllm')}: {profile.needs_reason}",
-                hint=f"spark-build plan --layers {profile.name} --base {profile.pypi}",
+                f"{plan.base.packages.get('vllm')}: {profile.needs_reason}; the newest supported "
+                f"release is {profile.newest}",
+                hint=f"spark-build plan --layers {profile.name} --base pypi:vllm=={profile.newest}",
             )
 
 

@@ -183,7 +183,7 @@ def open_source(text: str, places: Locations) -> Iterator[Opened]:
         return
     client, image = _in_engine(text)
     if client is None or image is None:
-        yield _stored(text, places)
+        yield _of_registry(text, places)
         return
     try:
         yield EngineImage(
@@ -191,6 +191,17 @@ def open_source(text: str, places: Locations) -> Iterator[Opened]:
         )
     finally:
         client.close()
+
+
+def _of_registry(text: str, places: Locations) -> StoredImage:
+    from builder.engines import docker
+
+    try:
+        return _stored(text, places)
+    except RemoteError as error:
+        if docker.answers():
+            raise
+        raise docker.without_engine(text, error) from None
 
 
 def _is_pinned(text: str) -> bool:

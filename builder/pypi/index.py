@@ -28,9 +28,10 @@ from packaging.version import Version
 from builder.applier.digests import sha256_hex
 from builder.applier.versions import normalize
 from builder.errors import RemoteError, UsageError
+from builder.model.base import NEWEST_VLLM
 from builder.net.messages import no_answer, shown
 from builder.util.console import console
-from builder.util.hints import CACHE, ELSEWHERE, again, os_hint
+from builder.util.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.util.leftovers import making
 from builder.util.paths import cache_dir
 
@@ -279,6 +280,7 @@ class PackageIndex:
             raise UsageError(
                 f"{project} {version} is not on the package index; the nearest releases are "
                 f"{', '.join(near)}",
+                hint=_with_newest(version, releases) if project == "vllm" else "",
             )
         rank = ranks(platform)
         fitting = []
@@ -347,6 +349,14 @@ def write_atomically(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}",
             hint=os_hint(error, CACHE if path.is_relative_to(cache_dir()) else ELSEWHERE),
         ) from error
+
+
+def _with_newest(version: str, releases: list[str]) -> str:
+    """The user's command with the newest release of vLLM instead of one that does not exist."""
+    final = [release for release in releases if not Version(release).is_prerelease]
+    newest = NEWEST_VLLM if NEWEST_VLLM in releases else max(final, key=Version, default="")
+    better = instead(version, newest)
+    return better if better != newest else ""
 
 
 def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from builder.bases.identify import asks_engine, identify
 from builder.bases.model import scheme_of
 from builder.engines import metadata
+from builder.engines.docker import without_engine
 from builder.engines.overlay import labels_of_layout, layout_digest, read_layout
-from builder.errors import UsageError
+from builder.errors import RemoteError, UsageError
 from builder.model.base import kind_of
 from builder.plan.planner import make_plan
 from builder.registry.locations import layout_place
@@ -49,7 +50,12 @@ def open_target(text: str, opening: Opening) -> VerifyTarget:
     if scheme == "docker" and asks_engine(text, "auto"):
         return open_engine_image(rest, opening)
     if kind_of(text).is_image:
-        return open_layered(text, opening)
+        try:
+            return open_layered(text, opening)
+        except RemoteError as error:
+            if text.startswith(("docker://", "oci:")):
+                raise
+            raise without_engine(text, error) from None
     base = identify(opening.request(text))
     try:
         if opening.selection is None:

@@ -14,21 +14,14 @@ from packaging.version import Version
 from builder.dispatch.record import read_records
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
+from builder.model.base import NEWEST_VLLM
 from tests.unit.commandlines import parse, root
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-#: Layers that change files, but none that vLLM runs.
-IDLE = {"b12x-env", "flashinfer-sm121"}
-#: Layers that make a selected kernel right, and select none.
-CURES = {
-    "flashinfer-b12x-moe-barrier",
-    "flashinfer-narrow-experts",
-    "flashinfer-b12x-store-wait",
-    "flashinfer-w4a16-store-wait",
-    "vllm-b12x-experts-scales",
-}
+#: A layer that changes no file that vLLM runs.
+IDLE = "b12x-env"
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -110,16 +103,29 @@ def test_the_table_of_releases_matches_the_evidence() -> None:
     table = README.partition("## Your vLLM release")[2].partition("\n## ")[0]
     ranges = [row for row in rows if f"| {row[0]} to {row[1]} | {row[2]} |" in table]
     assert len(ranges) == 5
+    (profile,) = Catalog.discover().select(["b12x-full"]).profiles
+    mends = set(profile.mends)
+    assert mends < set(profile.layers)
     for record in read_records(ROOT / "docs" / "evidence"):
         version = Version(record.vllm)
         (verdict,) = [w for a, b, w in ranges if Version(a) <= version <= Version(b)]
         assert "CUTLASS" in record.default["nvfp4-linear"].line.upper(), "by default"
         asked = record.profiles.get("b12x-full")
         layers = (asked and asked.layers) or {}
-        needed = {name for name, state in layers.items() if state == "needed"} - IDLE
-        mended = "only for kernel defects" if needed & CURES else "no, settings are enough"
-        wanted = "**needed**" if needed - CURES else mended if layers else "does not help"
+        needed = {name for name, state in layers.items() if state == "needed"} - {IDLE}
+        mended = "only for kernel defects" if needed & mends else "no, settings are enough"
+        wanted = "**needed**" if needed - mends else mended if layers else "does not help"
         assert verdict.startswith(wanted), record.vllm
+
+
+def test_the_newest_release_is_the_newest_with_a_record() -> None:
+    newest = read_records(ROOT / "docs" / "evidence")[-1].vllm
+    assert newest == NEWEST_VLLM
+    for file in (ROOT / "builder").rglob("*.py"):
+        for named in re.findall(r'hint="[^"]*--release ([\d.]+)', file.read_text("utf-8")):
+            assert named == newest, file
+    for profile in Catalog.discover().select(sorted(Catalog.discover().profile_files)).profiles:
+        assert profile.newest == newest, profile.name
 
 
 def test_extras_match_the_package() -> None:

@@ -38,7 +38,7 @@ def tried(result: Called) -> str:
 
 def test_an_option_completes_the_user_s_own_command(spark_build: SparkBuild, own: Path) -> None:
     result = spark_build("plan", "-l", "fix", "--patches", own)
-    assert tried(result) == f"spark-build plan -l fix --patches '{own}' --base pypi:vllm==0.20.1"
+    assert tried(result) == f"spark-build plan -l fix --patches '{own}' --base pypi:vllm==0.33.0"
     result = spark_build("image", "-l", "b12x-full", "-b", "pypi:vllm==0.20.1", "--push")
     assert tried(result).endswith("-b pypi:vllm==0.20.1 --push --tag HOST/NAME:TAG")
 

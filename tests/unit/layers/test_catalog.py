@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, load_profile, order
+from builder.model.base import NEWEST_VLLM
 from builder.plan.planner import hints, make_plan, refuse_nothing, refuse_plan
 from builder.util.paths import package_file
 from tests.unit.fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
@@ -265,3 +267,12 @@ def test_a_patched_base_does_not_report_that_no_patch_is_needed(state: str) -> N
     found = hints(SHIPPED.select(["b12x-full"]), decisions, {"vllm": "0.20.1"})
     said = ["vllm 0.20.1 needs no patch for b12x-full, only settings"]
     assert found == (said if state == "upstream" else [])
+
+
+def test_the_newest_release_of_a_profile() -> None:
+    (profile,) = Catalog.discover().select(["b12x-full"]).profiles
+    assert profile.newest == NEWEST_VLLM
+    assert replace(profile, needs={"vllm": ">=99"}).newest == "0.20.1", "its own base"
+    assert replace(profile, needs={"vllm": ">=0.17", "flashinfer-python": ">=0.6"}).newest == (
+        NEWEST_VLLM
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.unit.conftest import Called
 
+OF_TAG = '"vcs_info": {"vcs": "git", "requested_revision": "v1"}'
 CHECKOUT = ".venv/bin/spark-build"
 
 
@@ -113,8 +114,7 @@ def test_how_a_process_was_started(
             "uvx --from git+https://example.invalid/x.git spark-build",
         ),
         (
-            '{"url": "https://example.invalid/x", '
-            '"vcs_info": {"vcs": "git", "requested_revision": "v1"}}',
+            f'{{"url": "https://example.invalid/x", {OF_TAG}}}',
             "uvx --from git+https://example.invalid/x@v1 spark-build",
         ),
         ('{"url": "file:///a%20b", "dir_info": {}}', "uvx --from '/a b' spark-build"),
