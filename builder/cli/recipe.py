@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
@@ -10,7 +11,13 @@ from builder.lint.recipes import linted_recipe
 from builder.pypi.index import write_atomically
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
-from builder.serving.formats.all import LAUNCHERS, TRTLLM, refuse_format, rendered
+from builder.serving.formats.all import (
+    LAUNCHERS,
+    TRTLLM,
+    refuse_format,
+    refuse_topology,
+    rendered,
+)
 from builder.serving.formats.trtllm import refuse_settings, trtllm
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
@@ -21,7 +28,6 @@ from builder.util.hints import again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from builder.serving.documents import Recipe
 
@@ -57,7 +63,12 @@ def recipe_command(
         interface=interface or "",
         launcher=form if form in LAUNCHERS and topology != "two-solos" else "",
     )
-    model = Models.discover(models).model(name)
+    if "/" in name and Path(name).is_dir():
+        raise UsageError(
+            f"{name} is a folder: name the model, and the folder with --checkpoint",
+            hint=f"spark-build recipe MODEL --checkpoint {shlex.quote(name)}",
+        )
+    model = Models.discover(models).model_or_generic(name)
     made: Recipe | None = None
     if form == TRTLLM:
         given = {
@@ -71,6 +82,7 @@ def recipe_command(
         files = trtllm(model, port)
     else:
         refuse_format(form)
+        refuse_topology(form, place.topology)
         served = served_profile(DEFAULT if profile is None else profile, release, image, patches)
         made = linted_recipe(
             RecipeRequest(

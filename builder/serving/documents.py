@@ -55,10 +55,19 @@ class RecipeImage(Part, frozen=True, kw_only=True):
 
 
 class PluginFile(Part, frozen=True, kw_only=True):
-    """A file of the checkpoint that vLLM needs by its path."""
+    """A file that vLLM needs by its path: of the checkpoint, or one that the user chose."""
 
     name: Text
     path: Annotated[Text, Meta(description="in the container")]
+    host: Annotated[str, Meta(description="on the machine; absent: next to the recipe")] = ""
+    chosen: Annotated[bool, Meta(description="with --set; else it comes with the checkpoint")] = (
+        False
+    )
+
+    @property
+    def source(self) -> str:
+        """The path on the machine, absolute or from the recipe's folder."""
+        return self.host or f"./{self.name}"
 
 
 class RecipeMemory(Part, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 from builder.serving.memorydocuments import GIB
@@ -13,8 +15,23 @@ if TYPE_CHECKING:
 
 
 def explanation(recipe: Recipe) -> str:
-    """The recipe as text, each value with its origin."""
-    return "".join(f"{line}\n" for line in _lines(recipe))
+    """The recipe as text, each value with its origin; lines are as wide as the terminal, or 100.
+
+    Commands and settings are not wrapped.
+    """
+    width = max(40, min(100, shutil.get_terminal_size((100, 24)).columns))
+    return "".join(f"{line}\n" for long in _lines(recipe) for line in _wrapped(long, width))
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    words = line.lstrip(" ")
+    indent = " " * (len(line) - len(words))
+    if words.startswith(("--", "spark-build ")) or len(line) <= width:
+        return [line]
+    return textwrap.wrap(
+        words, width, initial_indent=indent, subsequent_indent=indent or "  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _lines(recipe: Recipe) -> Iterator[str]:
@@ -35,7 +52,7 @@ def _lines(recipe: Recipe) -> Iterator[str]:
     for failure in recipe.failures:
         yield f"known failure: {failure.what}"
         yield f"      helps: {failure.helps} ({failure.source})"
-    yield "measured by others with this profile's kernels, not with this exact recipe:"
+    yield "measured by others with the selected kernels, not with this exact recipe:"
     for figure in recipe.measured:
         yield f"  {figure.tokens_per_second:g} tokens/s at {figure.concurrency}: {figure.setup}"
         yield f"      {figure.source}"

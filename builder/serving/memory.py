@@ -19,6 +19,7 @@ from builder.serving.memorydocuments import (
     LARGEST_FRACTION,
     SYSTEM,
     TOTAL,
+    USUAL_FRACTION,
     Ceiling,
     KvCache,
     MemoryEstimate,
@@ -70,6 +71,8 @@ class _Found:
     need: KvNeed | None = None
     context: int = 0
     ceiling: Ceiling | None = None
+    #: the share of the memory that the model's file advises
+    share: float = USUAL_FRACTION
     held: tuple[WeightsHeld, ...] = ()
     unknown: list[str] = field(default_factory=list)
     not_counted: list[str] = field(default_factory=list)
@@ -160,7 +163,7 @@ def _joined(
             fits = "yes"
     if cache is None:
         least = None
-    flags, refused = _flags(cache, least, most, fits, interface)
+    flags, refused = _flags(cache, found.share if least is None else least, fits, interface)
     return MemoryEstimate(
         model=request.subject, total=TOTAL, weights=found.weights, kv_cache=cache,
         activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
@@ -187,20 +190,18 @@ def next_step(made: MemoryEstimate) -> str:
 
 def _flags(
     cache: KvCache | None,
-    least: float | None,
-    most: float,
+    share: float,
     fits: str,
     interface: ServeInterface | None,
 ) -> tuple[tuple[str, ...], list[str]]:
     """Flags of ``vllm serve`` that the release knows, and why it refuses the others."""
     if fits == "no":
         return (), []
-    wanted = [(UTILIZATION, f"{most if least is None else least:.2f}")]
+    wanted = [(UTILIZATION, f"{share:.2f}")]
     if cache is not None:
         wanted.append(("--max-model-len", str(cache.context)))
         wanted.append(("--max-num-seqs", str(cache.sequences)))
-        if least is not None:
-            wanted.append((KV_BYTES, str(cache.reserved)))
+        wanted.append((KV_BYTES, str(cache.reserved)))
         if cache.dtype in KV_DTYPES and KV_DTYPES[cache.dtype] == 1:
             wanted.append((KV_DTYPE, cache.dtype))
     words: list[str] = []
@@ -272,4 +273,6 @@ def _from_model(model: Model) -> _Found:
     found.unknown.append("KV cache: a model's file has no layers and heads; name a local folder")
     found.weights, found.ceiling, unknown = weights_of_model(model)
     found.unknown += unknown
+    if model.gpu_memory_utilization is not None:
+        found.share = float(model.gpu_memory_utilization.value)
     return found

@@ -36,11 +36,15 @@ GRAPHS = MemoryFigure(
     source="public server logs of GB10s, 2026-05 and 2026-06: 0.03 to 1.73 GiB",
 )
 SYSTEM = MemoryFigure(
-    bytes=10 * 10**9,
-    source="reports of frozen GB10s: leave 10 GB or more (spark-build diagnose show out-of-memory)",
+    bytes=12 * GIB,
+    source="vllm-project/recipes #632: vLLM's default share, 0.92, runs out at startup; 0.90 is in "
+    "NVIDIA's deployment guide for DGX Spark; reports of frozen GB10s: leave 10 GB or more",
 )
 #: The share of the memory above which the system has too little left.
 LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
+#: The share that a GB10 can give, where nothing else is known of a model: vllm-project/recipes #632
+#: started with it, and not with vLLM's default.
+USUAL_FRACTION = 0.85
 
 
 def fraction_refusal(text: str) -> str:

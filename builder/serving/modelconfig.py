@@ -6,7 +6,7 @@ If a value is missing, `Unknown` has the reason.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = "config.json"
+#: ModelOpt's own file beside it.  Some checkpoints name the dtype of their KV cache here alone
+#: (sglang #27906); vLLM reads it only if config.json has no quantization_config
+#: (vllm/transformers_utils/config.py), so such a dtype needs --kv-cache-dtype.
+QUANT_CONFIG = "hf_quant_config.json"
 #: Tokens of one step, vLLM's default for a server on a GPU of this size (EngineArgs of 0.17 to
 #: 0.33); layers with a sliding window keep these besides the window (vLLM's SlidingWindowSpec).
 BATCHED_TOKENS = 8192
@@ -39,6 +43,7 @@ KV_DTYPES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1
 #: Kinds of scaling that max_position_embeddings already includes (vllm/config/model.py).
 _UNSCALED = ("su", "longrope", "llama3")
 
+_Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
 _Size = Annotated[int, Meta(ge=0, le=2**32)]
 
 
@@ -54,6 +59,12 @@ class _KvScheme(msgspec.Struct, frozen=True):
 class _Quantization(msgspec.Struct, frozen=True):
     kv_cache_scheme: _KvScheme | None = None
     kv_cache_quant_algo: str | None = None
+
+
+class _QuantFile(msgspec.Struct, frozen=True):
+    """The part of ``hf_quant_config.json`` that is used."""
+
+    quantization: _Quantization | None = None
 
 
 class _Scaling(msgspec.Struct, frozen=True):
@@ -129,6 +140,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dtype: str | None = None
     torch_dtype: str | None = None
     quantization_config: _Quantization | None = None
+    #: of ``hf_quant_config.json``
+    hf_quant_config: _Quantization | None = None
     text_config: ModelConfig | None = None
     llm_config: ModelConfig | None = None
 
@@ -199,18 +212,41 @@ class KvNeed(NamedTuple):
 
 
 def read_config(folder: Path) -> ModelConfig | None:
-    """The ``config.json`` of a checkpoint; None where there is none.
+    """The ``config.json`` of a checkpoint, with ``hf_quant_config.json``; None without the first.
 
     Raises:
-        UsageError: it is malformed; the message says where.
+        UsageError: one of them is malformed; the message says where.
     """
-    path = folder / CONFIG
-    if not path.exists():
+    if not (folder / CONFIG).exists():
         return None
+    config = _decoded(folder / CONFIG, ModelConfig)
+    beside = folder / QUANT_CONFIG
+    quant = _decoded(beside, _QuantFile).quantization if beside.exists() else None
+    return msgspec.structs.replace(config, hf_quant_config=quant)
+
+
+def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelConfig)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def kv_dtype_beside(config: ModelConfig) -> str:
+    """The dtype of the KV cache that ``hf_quant_config.json`` alone names; empty if there is none.
+
+    vLLM does not take it by itself: it needs ``--kv-cache-dtype``.
+    """
+    quantized = config.quantization_config or config.text.quantization_config
+    said = quantized is not None and (quantized.kv_cache_scheme or quantized.kv_cache_quant_algo)
+    beside = config.hf_quant_config
+    return "fp8" if not said and beside is not None and _fp8_cache(beside) else ""
+
+
+def _fp8_cache(quantized: _Quantization) -> bool:
+    scheme = quantized.kv_cache_scheme
+    fp8 = scheme is not None and (scheme.num_bits, scheme.type) == (8, "float")
+    return fp8 or (quantized.kv_cache_quant_algo or "").upper() == "FP8"
 
 
 def kv_need(config: ModelConfig, dtype: str, context: int) -> KvNeed:
@@ -315,11 +351,10 @@ def _dtype(config: ModelConfig, chosen: str) -> tuple[str, int, str]:
     if chosen in KV_DTYPES:
         return chosen, KV_DTYPES[chosen], "--kv-cache-dtype"
     quantized = config.quantization_config or config.text.quantization_config
-    if quantized is not None:
-        scheme = quantized.kv_cache_scheme
-        fp8 = scheme is not None and (scheme.num_bits, scheme.type) == (8, "float")
-        if fp8 or (quantized.kv_cache_quant_algo or "").upper() == "FP8":
-            return "fp8", 1, f"quantization_config in {CONFIG}"
+    if quantized is not None and _fp8_cache(quantized):
+        return "fp8", 1, f"quantization_config in {CONFIG}"
+    if kv_dtype_beside(config):
+        return "fp8", 1, f"kv_cache_quant_algo in {QUANT_CONFIG}; vLLM needs --kv-cache-dtype fp8"
     text = config.text
     name = text.dtype or text.torch_dtype or config.dtype or config.torch_dtype
     if name not in _MODEL_DTYPES:

@@ -6,6 +6,7 @@ A value without a source is absent, and everything that depends on it is unknown
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ LayerKind = Literal[
     "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
     "mxfp4-moe", "unquantized",
 ]  # fmt: skip
+#: The summary of a model without a file.
+GENERIC = "unverified: spark-build has no file of this model"
+#: An id on Hugging Face: an owner and a name, as the Hub allows them (huggingface_hub,
+#: validate_repo_id).
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/([A-Za-z0-9][\w.-]{0,95})", re.ASCII)
 #: Activations between the experts' two GEMMs, by vLLM's names; kernels support some of them.
 Activation = Literal["silu", "relu2", "gelu_tanh", "swigluoai"]
 
@@ -49,6 +55,12 @@ class KnownCount(_Known, frozen=True, kw_only=True):
     """A number with its source."""
 
     value: Count
+
+
+class KnownFraction(_Known, frozen=True, kw_only=True):
+    """A share of the memory, with its source."""
+
+    value: Annotated[str, Meta(pattern=r"^(0?\.[0-9]{1,4}|1(\.0{1,4})?)$(?!\n)")]
 
 
 class KnownActivation(_Known, frozen=True, kw_only=True):
@@ -173,7 +185,7 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
         KnownCount | None, Meta(description="the fewest batched tokens of a hybrid model")
     ] = None
     kv_cache_dtype: KnownText | None = None
-    gpu_memory_utilization: KnownText | None = None
+    gpu_memory_utilization: KnownFraction | None = None
     reasoning_parsers: tuple[ParserChoice, ...] = ()
     tool_parsers: tuple[ParserChoice, ...] = ()
     speculation: Speculation | None = None
@@ -186,6 +198,11 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     def kinds(self) -> set[str]:
         """The kinds of its layers; empty if unknown."""
         return {layers.kind for layers in self.holds}
+
+    @property
+    def generic(self) -> bool:
+        """Whether there is no file of this model, so that nothing is known of it."""
+        return self.summary.startswith(GENERIC)
 
     def unknown(self) -> list[str]:
         """The names of its unknown values."""
@@ -258,19 +275,48 @@ class Models:
         Raises:
             UsageError: it does not exist, or its file is malformed.
         """
+        model = self._known(name)
+        if model is not None:
+            return model
+        what = (
+            f"{name!r} is neither a folder nor a model" if or_folder else f"unknown model {name!r}"
+        )
+        raise UsageError(
+            f"{what}{did_you_mean(name, (*self.files, *self._ids()))} "
+            "(--models DIR adds your own, DIR/NAME.toml)",
+            hint="spark-build models list",
+        )
+
+    def model_or_generic(self, name: str) -> Model:
+        """One model; for an id on Hugging Face without a file, one of which nothing is known.
+
+        Raises:
+            UsageError: it is neither, or its file is malformed.
+        """
+        model = self._known(name)
+        if model is not None:
+            return model
+        match = _ID.fullmatch(name)
+        if match is None:
+            return self.model(name)
+        short = re.sub(r"[^a-z0-9.-]+", "-", match[1].lower()).strip(".-")
+        return Model(
+            name=short or "model", summary=f"{GENERIC}{did_you_mean(name, self._ids())}",
+            id=KnownText(value=name, source="the command line"),
+        )  # fmt: skip
+
+    def _known(self, name: str) -> Model | None:
         if name in self.files:
             return read_model(self.files[name])
         for path in self.files.values() if "/" in name else ():
             model = read_model(path)
             if model.id.value == name:
                 return model
-        what = (
-            f"{name!r} is neither a folder nor a model" if or_folder else f"unknown model {name!r}"
-        )
-        raise UsageError(
-            f"{what}{did_you_mean(name, self.files)} (--models DIR adds your own, DIR/NAME.toml)",
-            hint="spark-build models list",
-        )
+        return None
+
+    def _ids(self) -> list[str]:
+        """The ids on Hugging Face of all models."""
+        return [read_model(path).id.value for path in self.files.values()]
 
     def listed(self) -> ModelList:
         """All of them, one line each."""

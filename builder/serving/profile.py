@@ -52,6 +52,8 @@ class ServedProfile:
     mod: str
     #: whether the release includes Ray
     has_ray: bool
+    #: the layers that change files
+    changed: tuple[str, ...] = ()
 
 
 def official_image(vllm: str) -> str:
@@ -133,4 +135,5 @@ def served_profile(
         build=build if changes and not image else "",
         mod=inputs.selection.profiles[0].mod if changes else "",
         has_ray=has_ray,
+        changed=tuple(changed),
     )

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from builder.applier.agreement import flag_values
 from builder.errors import UsageError
-from builder.serving.documents import PluginFile, Recipe, RecipeImage, RecipeMemory
+from builder.serving.documents import PluginFile, Recipe, RecipeMemory
 from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG
+from builder.serving.kinds import (
+    EXPERTS,
+    FP8,
+    LINEAR_BACKEND,
+    MOE_BACKEND,
+    SELECTED,
+    experts_refusal,
+    linear_refusal,
+    w4a16_as_w4a4,
+)
 from builder.serving.memory import UTILIZATION
-from builder.serving.profile import official_image
+from builder.serving.memorydocuments import USUAL_FRACTION
 from builder.serving.recipecheckpoint import checkpoint_config, unlike
-from builder.serving.recipechosen import choose, refuse_gpus, refuse_parsers
+from builder.serving.recipechosen import PLUGIN_FOLDER, choose, refuse_gpus, refuse_parsers
 from builder.serving.recipedraft import Draft
+from builder.serving.recipeimage import image_for
 from builder.serving.recipememory import MemoryInputs, judge
 from builder.serving.topology import common_flags, nodes_of
 
@@ -23,28 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from builder.serving.modelconfig import ModelConfig
-    from builder.serving.models import Model, ParserChoice
+    from builder.serving.models import Measured, Model, ParserChoice
     from builder.serving.reciperequest import RecipeRequest
 
-#: The folder in the container for plugin files of a checkpoint.
-PLUGIN_FOLDER = "/app"
-#: Kinds of layers that a profile's flags select kernels for.
-_EXPERTS = {"nvfp4-moe", "w4a16-moe"}
-_LINEAR = {"nvfp4-linear", "w4a16-linear", "fp8-linear", "fp8-block"}
-#: Activations of FlashInfer's b12x experts, by vLLM's release
-#: (vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py).
-_B12X = "flashinfer_b12x"
-_B12X_COMPUTES = (
-    ("<0.25.0rc0", {"silu"}),
-    (">=0.25.0rc0,<0.28.0rc0", {"silu", "relu2"}),
-    (">=0.28.0rc0", {"silu", "relu2", "gelu_tanh"}),
-)
+#: Makes FP8 layers Marlin; the releases with it in which --moe-backend alone makes experts Marlin,
+#: and FP8 layers have another kernel without it.  From 0.24.0 to 0.27.1 --linear-backend marlin
+#: leaves them none (docs/profiles.md, "Two variables of Marlin").
+_FORCE_FP8 = "VLLM_TEST_FORCE_FP8_MARLIN"
+_FP8_BESIDE_MARLIN = ("<0.24.0rc0", ">=0.28.0rc0,<0.29.0rc0")
 
 
 def selects_for(model: Model) -> bool:
     """Whether a model has layers whose kernels a profile selects; true if unknown."""
     kinds = model.kinds()
-    return not kinds or bool(kinds & (_EXPERTS | _LINEAR))
+    return not kinds or bool(kinds & SELECTED)
 
 
 def recipe_of(request: RecipeRequest) -> Recipe:
@@ -62,6 +66,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
         draft.flag(setting.name, setting.value, setting.origin)
     draft.flag("--host", "0.0.0.0", "topology: reached from outside the container")  # noqa: S104
     draft.flag("--port", str(request.port), "--port")
+    _share_of_a_spark(draft)
     for text in request.chosen:
         choose(draft, text)
     refuse_parsers(draft)
@@ -83,10 +88,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
         vllm=served.vllm,
         profile=served.name,
         topology=request.place.topology,
-        image=RecipeImage(
-            ref=served.image, build=served.build, mod=served.mod,
-            official=official_image(served.vllm) if served.mod else "",
-        ),
+        image=image_for(draft),
         port=request.port,
         flags=tuple(draft.flags.values()),
         env=tuple(draft.env.values()),
@@ -98,7 +100,7 @@ def recipe_of(request: RecipeRequest) -> Recipe:
         notes=(*_notes(draft, fits=memory is not None and memory.fits == "yes"), *draft.notes),
         made_by=request.command,
         failures=tuple(f for f in model.failures if f.holds_for(served.vllm)),
-        measured=tuple(m for m in model.measured if m.profile == served.name),
+        measured=tuple(_measured(draft)),
     )  # fmt: skip
 
 
@@ -127,13 +129,21 @@ def _refuse(request: RecipeRequest) -> None:
             hint="--release 0.33.0",
         )
     for layers in model.holds:  # the flag for refused experts is left out instead
-        if layers.kind in served.refused and layers.kind not in _EXPERTS:
+        if layers.kind in served.refused and layers.kind not in EXPERTS:
             raise UsageError(
                 f"{served.name} on vLLM {served.vllm} does not serve {layers.kind} layers, and "
                 f"{model.name} has them ({layers.source}): vLLM stops with "
                 f"{served.refused[layers.kind]!r} (0.28.0 and later use another kernel for them)",
                 hint="--profile marlin",
             )
+
+
+def _measured(draft: Draft) -> Iterator[Measured]:
+    """Measurements with the kernels that the recipe selects, or with vLLM's own choice."""
+    backends = [draft.flags[name] for name in (LINEAR_BACKEND, MOE_BACKEND) if name in draft.flags]
+    selects = backends or any(name.startswith("VLLM_") for name in draft.env)
+    own = draft.request.served.name if selects else None
+    yield from (one for one in draft.request.model.measured if one.profile == own)
 
 
 # -- the model
@@ -207,64 +217,70 @@ def _speculate(draft: Draft) -> None:
 
 
 def _from_profile(draft: Draft) -> None:
-    served, kinds = draft.request.served, draft.request.model.kinds()
+    served, model = draft.request.served, draft.request.model
     origin = f"profile {served.name} on vLLM {served.vllm}"
     for variable, setting in served.env.items():
-        draft.variable(variable, setting, origin)
+        if not selects_for(model):
+            draft.leave_out(variable, setting, origin, "the model has no layers of these kinds")
+        elif variable == _FORCE_FP8 and _fp8_stays(draft):
+            why = f"{origin}, which has 1: the model's FP8 layers keep vLLM's own choice (docs)"
+            draft.variable(variable, "0", why.replace("(docs)", "(docs/profiles.md)"))
+        else:
+            draft.variable(variable, setting, origin)
     for name, value in flag_values(served.flags):
-        if kinds and not kinds & _LINEAR:
-            draft.leave_out(name, value, origin, "the model has no linear layers of these kinds")
+        why = linear_refusal(model, value)
+        if why:
+            draft.leave_out(name, value, origin, why)
         else:
             draft.flag(name, value, origin)
     for name, value in flag_values(served.moe_flags):
-        why = _no_experts(draft, value)
+        why = experts_refusal(draft.request, value) or w4a16_as_w4a4(model, served.vllm, value)
+        if model.kinds() and not model.kinds() & EXPERTS:
+            why = "the model has no NVFP4 experts"
         if why:
             draft.leave_out(name, value, origin, why)
         else:
             draft.flag(name, value, origin)
 
 
-def _no_experts(draft: Draft, value: str | None) -> str:
-    """Why a profile's flag for experts does not suit this model; empty if it does."""
+def _fp8_stays(draft: Draft) -> bool:
+    """Whether the model's FP8 layers have another kernel than Marlin in this release."""
     model, vllm = draft.request.model, draft.request.served.vllm
-    kinds = model.kinds()
-    if kinds and not kinds & _EXPERTS:
-        return "the model has no NVFP4 experts"
-    refused = draft.request.served.refused
-    for kind in sorted(kinds & _EXPERTS & set(refused)):
-        return (
-            f"vLLM refuses it for {kind} layers ({refused[kind]!r}), and selects a backend itself"
-        )
-    if value != _B12X:
-        return ""
-    if model.experts is None:
-        return f"the activation of the experts is unknown, and {_B12X} does not support every one"
-    computes: set[str] = set()
-    for versions, known in _B12X_COMPUTES:
-        if SpecifierSet(versions).contains(vllm, prereleases=True):
-            computes = known
-    if model.experts.value in computes:
-        return ""
-    return (
-        f"{_B12X} of vLLM {vllm} supports experts with {', '.join(sorted(computes))}, and the "
-        f"model's have {model.experts.value}: vLLM selects a backend itself"
+    return bool(model.kinds() & FP8) and any(
+        SpecifierSet(versions).contains(vllm, prereleases=True) for versions in _FP8_BESIDE_MARLIN
     )
+
+
+def _share_of_a_spark(draft: Draft) -> None:
+    """Set the share of the memory if the model's file has none: a GB10 cannot give vLLM's own."""
+    if UTILIZATION not in draft.flags:
+        source = "vLLM's default, 0.92, runs out at startup (vllm-project/recipes #632)"
+        draft.flag(UTILIZATION, f"{USUAL_FRACTION:g}", f"memory of a GB10: {source}")
 
 
 def _notes(draft: Draft, *, fits: bool) -> Iterator[str]:
     """Notes for the user who starts it."""
     model = draft.request.model
-    if not model.holds:
+    if model.generic:
+        yield (
+            f"{model.summary.rstrip('?')}: flags, parsers and whether its layers suit the profile "
+            "are not known; a file NAME.toml with what you know makes it a model of yours: "
+            "recipe NAME --models DIR (docs/serving.md, Models)"
+        )
+    elif not model.holds:
         yield "the kinds of layers in the checkpoint are unknown: the profile may not fit them"
     if "--max-model-len" not in draft.flags:
         yield "the context is unknown: vLLM uses the model's maximum; limit: --set max-model-len=N"
-    if UTILIZATION not in draft.flags and not fits:
+    known = model.weight_bytes or model.parameters
+    if not fits and (UTILIZATION not in draft.flags or known is None):
         yield "the memory that it needs is unknown: if it runs out, --set gpu-memory-utilization=F"
     if model.revision is None:
         yield "no revision is known: the latest one of the checkpoint is served"
     if draft.request.served.unread:
         served = draft.request.served
         yield f"{served.image} was not checked: it must contain {served.name} on vLLM {served.vllm}"
-    if draft.plugins:
-        files = ", ".join(plugin.name for plugin in draft.plugins)
-        yield f"{files} comes with the checkpoint: put it next to this recipe first"
+    for plugin in draft.plugins:
+        if not plugin.chosen:
+            yield f"{plugin.name} comes with the checkpoint: put it next to this recipe first"
+        elif not Path(plugin.source).is_file():
+            yield f"{plugin.source} is not here: put it there before the server starts"

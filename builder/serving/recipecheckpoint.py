@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
 from builder.serving.documents import Setting
-from builder.serving.modelconfig import CONFIG, read_config
+from builder.serving.memory import KV_DTYPE
+from builder.serving.modelconfig import CONFIG, QUANT_CONFIG, kv_dtype_beside, read_config
 from builder.serving.recipechosen import chosen_as
 from builder.serving.recipememory import CONTEXT, number_of
 from builder.serving.reciperequest import SET
@@ -39,6 +40,8 @@ def checkpoint_config(draft: Draft) -> ModelConfig | None:
     config = read_config(folder)
     if config is not None:
         _shorten(draft, config)
+        if KV_DTYPE not in draft.flags and (dtype := kv_dtype_beside(config)):
+            draft.flag(KV_DTYPE, dtype, f"checkpoint: kv_cache_quant_algo in {QUANT_CONFIG}")
     return config
 
 

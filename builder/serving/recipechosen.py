@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.documents import Setting
+from builder.serving.documents import PluginFile, Setting
 from builder.serving.interface import PLUGINS, canonical
+from builder.serving.kinds import (
+    EXPERTS,
+    LINEAR_BACKEND,
+    MOE_BACKEND,
+    experts_refusal,
+    linear_refusal,
+)
 from builder.serving.memory import UTILIZATION
 from builder.serving.memorydocuments import fraction_refusal
 from builder.serving.reciperequest import SET
@@ -19,6 +27,10 @@ from builder.util.hints import in_place_of, instead
 if TYPE_CHECKING:
     from builder.serving.recipedraft import Draft
 
+#: The folder in the container for files that a recipe mounts.
+PLUGIN_FOLDER = "/app"
+#: Flags that name a file (vllm/entrypoints/openai/cli_args.py).
+FILES = (*PLUGINS.values(), "--chat-template")
 #: Flags whose values a recipe repeats elsewhere: in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--host": "edit the file: containers publish the port of 0.0.0.0",
@@ -41,20 +53,30 @@ def choose(draft: Draft, text: str) -> None:
     Raises:
         UsageError: the release does not know it and has no replacement.
     """
-    name, equals, value = text.partition("=")
+    name = text.partition("=")[0]
     if name.isupper() or name.startswith("VLLM_"):
-        if equals and not value:
-            draft.env.pop(name, None)
-            return
-        if not equals:
-            raise UsageError(f"--set {text}: a variable needs a value", hint=f"--set {name}=1")
-        other = replaced().get(name)
-        why = draft.request.served.interface.variable_refusal(name, value)
-        if why and (other is None or other.flag_refusal(draft.request.served.interface, value)):
-            hint = f"--set {other.flag.removeprefix('--')}=VALUE" if other else ""
-            raise UsageError(f"--set {text}: {why}", hint=hint)
-        draft.variable(name, value, SET)
+        _choose_variable(draft, text)
+    else:
+        _choose_flag(draft, text)
+
+
+def _choose_variable(draft: Draft, text: str) -> None:
+    name, equals, value = text.partition("=")
+    if equals and not value:
+        draft.env.pop(name, None)
         return
+    if not equals:
+        raise UsageError(f"--set {text}: a variable needs a value", hint=f"--set {name}=1")
+    other = replaced().get(name)
+    why = draft.request.served.interface.variable_refusal(name, value)
+    if why and (other is None or other.flag_refusal(draft.request.served.interface, value)):
+        hint = f"--set {other.flag.removeprefix('--')}=VALUE" if other else ""
+        raise UsageError(f"--set {text}: {why}", hint=hint)
+    draft.variable(name, value, SET)
+
+
+def _choose_flag(draft: Draft, text: str) -> None:
+    name, equals, value = text.partition("=")
     flag = _flag(text)
     if flag in _OWN_OPTIONS or flag == _PORT:
         port = value if _PORTS.fullmatch(value) else str(draft.request.port)
@@ -73,7 +95,49 @@ def choose(draft: Draft, text: str) -> None:
         raise UsageError(f"--set {text}: {why}")
     if key == UTILIZATION and (why := fraction_refusal(value)):
         raise UsageError(f"--set {text}: {why}", hint=instead(text, f"{name}=0.85"))
+    _refuse_backend(draft, text, key, value)
+    if value and key in FILES:
+        value = _mounted(draft, text, key, value)
+    draft.left_out = [one for one in draft.left_out if one.name != key]
     draft.flags[key] = Setting(name=flag, value=value if equals else None, origin=SET)
+
+
+def _refuse_backend(draft: Draft, text: str, key: str, value: str) -> None:
+    """Refuse a backend that does not suit the model.
+
+    Raises:
+        UsageError: vLLM refuses it for the model's layers, or has no kernel for them.
+    """
+    model = draft.request.model
+    why = ""
+    # an unknown activation is no reason to refuse what the user knows
+    if key == MOE_BACKEND and (model.experts is not None or not model.kinds() & EXPERTS):
+        why = experts_refusal(draft.request, value) if model.kinds() else ""
+    if key == LINEAR_BACKEND:
+        why = linear_refusal(model, value)
+    if why:
+        raise UsageError(f"{SET} {text}: {why}", hint=f"leave {SET} {text} out")
+
+
+def _mounted(draft: Draft, text: str, key: str, value: str) -> str:
+    """The path of a file in the container; mounts it there if it is one of this machine.
+
+    Raises:
+        UsageError: it is a folder.
+    """
+    there = Path(value)
+    if there.is_dir():
+        raise UsageError(f"{SET} {text}: {value} is a folder", hint=f"{SET} {key[2:]}=FILE")
+    here = there.is_file()
+    if not here and (there.is_absolute() or key not in PLUGINS.values()):
+        if there.is_absolute():
+            draft.notes.append(f"{value} is not on this machine: the image must have it")
+        return value
+    host = value if there.is_absolute() else f"./{there.as_posix()}"
+    path = f"{PLUGIN_FOLDER}/{there.name}"
+    draft.plugins = [plugin for plugin in draft.plugins if plugin.path != path]
+    draft.plugins.append(PluginFile(name=there.name, path=path, host=host, chosen=True))
+    return path
 
 
 def _flag(text: str) -> str:

@@ -44,7 +44,8 @@ class RecipeRequest:
 
     def _words(self) -> Iterator[str]:
         served, place = self.served, self.place
-        yield from ("spark-build", "recipe", self.model.name, "--profile", served.name)
+        model = self.model.id.value if self.model.generic else self.model.name
+        yield from ("spark-build", "recipe", model, "--profile", served.name)
         yield from ("--release", served.vllm)
         if served.named_image:
             yield from ("--image", served.image)

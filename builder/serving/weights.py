@@ -82,7 +82,15 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
         )  # fmt: skip
     else:
         unknown.append("weights: no source gives the bytes, or the parameters and kinds of layers")
-    if model.active_parameters is not None and least is not None:
+    whole, active = model.parameters, model.active_parameters
+    dense = whole is not None and active is not None and whole.value == active.value
+    if dense and model.weight_bytes is not None:
+        made = _ceiling(
+            model.weight_bytes.value,
+            "273 GB/s over all weights of a dense model; vision layers count too, although a token "
+            "does not read them",
+        )
+    elif model.active_parameters is not None and least is not None:
         size = int(model.active_parameters.value * least)
         made = _ceiling(
             size,

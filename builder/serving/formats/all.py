@@ -45,6 +45,18 @@ def refuse_format(form: str) -> None:
         )
 
 
+def refuse_topology(form: str, topology: str) -> None:
+    """Refuse a topology that a format cannot express, before anything is read or asked for.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if form in LAUNCHERS:
+        launchers.refuse_topology(topology, form)
+    elif form == "kubernetes":
+        kubernetes.refuse_topology(topology)
+
+
 def rendered(recipe: Recipe, form: str) -> dict[str, str]:
     """The files of a format, the main one first.
 

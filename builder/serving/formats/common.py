@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import yaml
 
+from builder.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,6 +24,8 @@ CACHE, HOST_CACHE = "/root/.cache/huggingface", "~/.cache/huggingface"
 #: A variable that is passed on from the user's environment, never written into a file.
 TOKEN = "HF_TOKEN"  # noqa: S105 - its name
 BALANCER = "litellm.yaml"
+#: The folder with the devices of RDMA, and the capability to lock memory.
+RDMA, LOCK = "/dev/infiniband", "IPC_LOCK"
 #: The only routing strategy that keeps two equal nodes busy.  ``least-busy`` gave 99
 #: instead of 156 tokens/s at 64 requests: its counter is raised in a hook that ``acompletion``
 #: never calls (write-up of CUTLASS kernels on SM12.1, 2026; sparkrun's LiteLLM plugin).
@@ -111,11 +115,29 @@ def for_shell(words: Sequence[str], indent: str = "    ") -> str:
     return f" \\\n{indent}".join(shlex.join(group) for group in groups)
 
 
+def refuse_files(recipe: Recipe, what: str) -> None:
+    """Refuse a recipe with files of the machine, for a format that has no mounts.
+
+    Raises:
+        UsageError: it has one.
+    """
+    for plugin in recipe.plugins[:1]:
+        if plugin.chosen:
+            why, hint = "which --set names", "--format docker"
+        else:
+            why = (
+                f"which vLLM {recipe.vllm} needs for the parser; newer releases have the parser "
+                "built in"
+            )
+            hint = "--release 0.33.0"
+        raise UsageError(f"{what} cannot mount {plugin.name}, {why}", hint=hint)
+
+
 def mounts(recipe: Recipe, cache: str = HOST_CACHE) -> Iterator[tuple[str, str]]:
     """Folders and files of the machine, with their paths in the container."""
     yield cache, CACHE
     for plugin in recipe.plugins:
-        yield f"./{plugin.name}", f"{plugin.path}:ro"
+        yield plugin.source, f"{plugin.path}:ro"
 
 
 def name_of(recipe: Recipe, node: RecipeNode) -> str:

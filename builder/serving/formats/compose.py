@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.serving.formats.common import (
+    LOCK,
+    RDMA,
     TOKEN,
     Value,
     balancer,
@@ -33,7 +35,12 @@ def render(recipe: Recipe) -> dict[str, str]:
 
 def _service(recipe: Recipe, node: RecipeNode) -> dict[str, Value]:
     program, *rest = container_command(recipe, node)
-    network: dict[str, Value] = {"network_mode": "host", "ulimits": {"memlock": -1}}
+    network: dict[str, Value] = {
+        "network_mode": "host",
+        "devices": [f"{RDMA}:{RDMA}"],
+        "cap_add": [LOCK],
+        "ulimits": {"memlock": -1},
+    }
     if serves_alone(recipe):
         network = {"ports": [f"{recipe.port}:{recipe.port}"]}
     device = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
 from builder.serving.formats.common import (
+    LOCK,
+    RDMA,
     TOKEN,
     balancer,
     for_shell,
@@ -18,8 +21,10 @@ from builder.serving.formats.common import (
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe, RecipeNode
 
-#: Locked memory for RDMA between nodes (field failures: ``ibv_reg_mr_iova2``).
-_CLUSTER = ("--network", "host", "--ulimit", "memlock=-1")
+#: What NCCL needs for RDMA between nodes: the devices of the network cards, and locked memory that
+#: they read and write (field failures: ``ibv_reg_mr_iova2``).  Other launchers of two Sparks pass
+#: the same, or make the container privileged; without the devices NCCL uses TCP.
+_CLUSTER = ("--network", "host", "--device", RDMA, "--cap-add", LOCK, "--ulimit", "memlock=-1")
 
 
 def render(recipe: Recipe) -> dict[str, str]:
@@ -28,7 +33,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     for node in recipe.nodes:
         number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
         where = f"# on the node {node.address}\n" if node.address else ""
-        text = f"#!/bin/sh\n{header(recipe)}{where}exec {_command(recipe, node)}\n"
+        text = f"#!/bin/sh\n{header(recipe)}{where}{_command(recipe, node)}\n"
         files[f"run{number}.sh"] = text
     return {**files, **balancer(recipe)}
 
@@ -67,4 +72,8 @@ def container_command(recipe: Recipe, node: RecipeNode) -> list[str]:
 
 def _home(path: str) -> str:
     """A path for a shell's double quotes, where a tilde is not expanded."""
-    return path.replace("~", "$HOME", 1) if path.startswith("~") else f"$PWD{path[1:]}"
+    quoted = re.sub(r'([\\"$`])', r"\\\1", path)
+    for start, folder in (("~/", "$HOME/"), ("./", "$PWD/")):
+        if quoted.startswith(start):
+            return folder + quoted.removeprefix(start)
+    return quoted

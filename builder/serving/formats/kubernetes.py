@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.formats.common import CACHE, TOKEN, Value, header, yaml_text
+from builder.serving.formats.common import CACHE, TOKEN, Value, header, refuse_files, yaml_text
 
 if TYPE_CHECKING:
     from builder.serving.documents import Recipe
@@ -28,21 +28,24 @@ def render(recipe: Recipe) -> dict[str, str]:
     Raises:
         UsageError: the recipe uses two nodes for one model, or needs a file of the checkpoint.
     """
-    if recipe.topology not in ("solo", "two-solos"):
-        raise UsageError(
-            f"a Deployment cannot describe topology {recipe.topology}, whose nodes need fixed "
-            "addresses",
-            hint="--format compose",
-        )
-    if recipe.plugins:
-        raise UsageError(
-            f"a manifest cannot mount {recipe.plugins[0].name}, which vLLM {recipe.vllm} needs; "
-            "newer releases have the parser built in",
-            hint="--release 0.33.0",
-        )
+    refuse_topology(recipe.topology)
+    refuse_files(recipe, "a manifest")
     name = recipe.model.replace(".", "-")
     text = yaml_text(_deployment(recipe, name)) + "---\n" + yaml_text(_service(recipe, name))
     return {f"{name}.yaml": header(recipe) + (_SHARED if len(recipe.nodes) > 1 else "") + text}
+
+
+def refuse_topology(topology: str) -> None:
+    """Refuse one model over two nodes.
+
+    Raises:
+        UsageError: it is that.
+    """
+    if topology not in ("solo", "two-solos"):
+        raise UsageError(
+            f"a Deployment cannot describe topology {topology}, whose nodes need fixed addresses",
+            hint="--format compose",
+        )
 
 
 def _deployment(recipe: Recipe, name: str) -> dict[str, Value]:

@@ -10,7 +10,14 @@ import re
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.serving.formats.common import Block, Value, for_shell, header, yaml_text
+from builder.serving.formats.common import (
+    Block,
+    Value,
+    for_shell,
+    header,
+    refuse_files,
+    yaml_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,25 +118,29 @@ def _name(recipe: Recipe) -> str:
     return recipe.model if recipe.topology == "solo" else f"{recipe.model}-{recipe.topology}"
 
 
+def refuse_topology(topology: str, form: str) -> None:
+    """Refuse a topology that these tools cannot start.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if topology not in _TOPOLOGIES[form]:
+        ray = topology == "tp2-ray"
+        why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
+        raise UsageError(
+            f"a recipe of {form} cannot describe topology {topology}{why}",
+            hint="--topology tp2" if ray else "--format docker",
+        )
+
+
 def _refuse(recipe: Recipe, form: str) -> None:
     """Refuse recipes that these tools cannot start.
 
     Raises:
         UsageError: they cannot.
     """
-    if recipe.topology not in _TOPOLOGIES[form]:
-        ray = recipe.topology == "tp2-ray"
-        why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
-        raise UsageError(
-            f"a recipe of {form} cannot describe topology {recipe.topology}{why}",
-            hint="--topology tp2" if ray else "--format docker",
-        )
-    if recipe.plugins:
-        raise UsageError(
-            f"a recipe of {form} cannot mount {recipe.plugins[0].name}, which vLLM "
-            f"{recipe.vllm} needs for the parser; newer releases have the parser built in",
-            hint="--release 0.33.0",
-        )
+    refuse_topology(recipe.topology, form)
+    refuse_files(recipe, f"a recipe of {form}")
 
 
 def _between_quotes(value: str) -> str:

@@ -21,14 +21,14 @@ def render(recipe: Recipe) -> dict[str, str]:
     for node in recipe.nodes:
         number = "" if len(recipe.nodes) == 1 else f"-{node.rank}"
         words = container_command(recipe, node)
-        for plugin in recipe.plugins:  # here it lies beside the script
-            words = [f"./{plugin.name}" if word == plugin.path else word for word in words]
+        for plugin in recipe.plugins:  # without a container there is no mount
+            words = [plugin.source if word == plugin.path else word for word in words]
         exports = "".join(
             f"export {name}={shlex.quote(value)}\n"
             for name, value in recipe.variables(node).items()
         )
         where = f"# on the node {node.address}\n" if node.address else ""
         files[f"serve{number}.sh"] = (
-            f"#!/bin/sh\n{header(recipe, change)}{where}{exports}exec {for_shell(words)}\n"
+            f"#!/bin/sh\n{header(recipe, change)}{where}{exports}{for_shell(words)}\n"
         )
     return {**files, **balancer(recipe)}

@@ -62,6 +62,6 @@ def trtllm(model: Model, port: int) -> dict[str, str]:
     ]
     command = " \\\n    ".join([for_shell(words), *volumes, for_shell([known.image, *serve])])
     return {
-        "run.sh": f"#!/bin/sh\n{head}exec {command}\n",
+        "run.sh": f"#!/bin/sh\n{head}{command}\n",
         OPTIONS: head + yaml_text(known.options),
     }

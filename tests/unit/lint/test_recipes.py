@@ -30,7 +30,8 @@ def added(*chosen: str, **options: Any) -> list[str]:
     ("text", "note"),
     [
         ("gpu-memory-utilization=0.95", "0.95 of 128 GB that the CPU uses too; 0.85, or --kv-"),
-        ("gpu-memory-utilization=0.92", ""),
+        ("gpu-memory-utilization=0.92", "0.92 of 128 GB that the CPU uses too; 0.85, or --kv-"),
+        ("gpu-memory-utilization=0.9", ""),
         ("max-model-len=32768", "a context of 32768 tokens: write-up of one GB10"),
         ("max-model-len=100000", ""),
         ("NCCL_SOCKET_IFNAME=eth0", "two nodes also need GLOO_SOCKET_IFNAME"),

@@ -16,6 +16,7 @@ from builder.serving.models import Models
 from tests.unit.caller import Call
 
 SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
+QWEN = "nvidia/Qwen3.6-35B-A3B-NVFP4"
 BACKENDS = ("auto", "b12x", "cutlass", "flashinfer_b12x", "marlin")
 
 
@@ -73,6 +74,7 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("variable-value", "VLLM_CHOICE=c vllm serve m", "0.33.0"),
         ("b12x-name", "vllm serve m --linear-backend b12x", "0.33.0"),
         ("b12x-unreachable", "vllm serve m --linear-backend flashinfer_b12x", "0.25.0"),
+        ("w4a16-rounded", f"vllm serve {QWEN} --moe-backend flashinfer-b12x", "0.33.0"),
         ("batched-tokens", f"vllm serve {SUPER} --max-num-batched-tokens 1024", "0.33.0"),
         ("eager-autotune", f"vllm serve {SUPER} --enforce-eager", "0.33.0"),
         ("short-context", f"vllm serve {SUPER} --max-model-len 32768", "0.33.0"),
@@ -103,6 +105,9 @@ def test_rule_finds_its_case(rule: str, text: str, release: str) -> None:
         ("vllm serve m --reasoning-parser super_v3 --reasoning-parser-plugin /app/x.py", "0.33.0"),
         ("vllm serve m --reasoning-parser nemotron_v3 --tool-call-parser qwen3_coder", "0.33.0"),
         ("vllm serve m --linear-backend flashinfer_b12x", "0.28.0"),
+        (f"vllm serve {QWEN} --moe-backend marlin", "0.33.0"),
+        (f"vllm serve {QWEN} --moe-backend flashinfer_b12x", "0.22.1"),
+        (f"vllm serve {SUPER} --moe-backend flashinfer_b12x", "0.33.0"),
         ("docker run me/x vllm serve m --linear-backend flashinfer_b12x", "0.25.0"),
         ("docker run me/x vllm serve m --distributed-executor-backend ray", "0.33.0"),
         ("vllm serve m --distributed-executor-backend ray", "0.17.1"),

@@ -20,7 +20,7 @@ _VALUES = (
     "--dtype", "--kv-cache-dtype", "--gpu-memory-utilization", "--reasoning-parser",
     "--tool-call-parser", "--reasoning-parser-plugin", "--host", "--port", "--max-num-seqs",
     "--max-model-len", "--max-num-batched-tokens", "--nnodes", "--node-rank", "--master-addr",
-    "--master-port", "--distributed-executor-backend",
+    "--master-port", "--distributed-executor-backend", "--chat-template",
 )  # fmt: skip
 _SWITCHES = ("--trust-remote-code", "--enable-prefix-caching", "--enable-auto-tool-choice",
              "--headless", "--enforce-eager")  # fmt: skip

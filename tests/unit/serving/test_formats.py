@@ -46,8 +46,8 @@ def made(topology: str = "solo", **changed: Any) -> Recipe:
 
 def words_of(script: str) -> list[str]:
     """The words of the command of a script, as a shell reads them."""
-    command = script[script.index("exec ") :].removeprefix("exec ")
-    return shlex.split(command.replace("\\\n", " "))
+    lines = [line for line in script.splitlines() if not line.startswith(("#", "export "))]
+    return shlex.split("\n".join(lines).replace("\\\n", " "))
 
 
 def test_docker_runs_the_recipe() -> None:
@@ -59,6 +59,38 @@ def test_docker_runs_the_recipe() -> None:
     assert "CUTE_DSL_ARCH=sm_121a" in words
     assert words[words.index("--publish") + 1] == "8000:8000"
     assert "$HOME/.cache/huggingface:/root/.cache/huggingface" in words
+
+
+@pytest.mark.parametrize("form", ["docker", "shell"])
+@pytest.mark.parametrize("topology", list(PLACES))
+def test_a_pasted_script_does_not_end_the_session(form: str, topology: str) -> None:
+    scripts = [t for n, t in rendered(made(topology), form).items() if n.endswith(".sh")]
+    assert scripts
+    assert not any(line.startswith("exec") for text in scripts for line in text.splitlines())
+    assert not rendered_trtllm().startswith("exec")
+
+
+def rendered_trtllm() -> str:
+    """The command of TensorRT-LLM."""
+    text = trtllm(Models.discover().model("nemotron-3-super"), 9000)["run.sh"]
+    return next(line for line in text.splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("topology", list(PLACES))
+def test_two_nodes_have_the_devices_of_rdma(topology: str) -> None:
+    one_model = topology.startswith("tp2")
+    for text in rendered(made(topology), "docker").values():
+        words = words_of(text) if text.startswith("#!") else []
+        assert (words[words.index("--device") + 1] == "/dev/infiniband" if one_model else
+                "--device" not in words)  # fmt: skip
+        assert ("IPC_LOCK" in words) == ("memlock=-1" in words) == one_model or not words
+    for name, text in rendered(made(topology), "compose").items():
+        if name == "litellm.yaml":
+            continue
+        (service,) = yaml.safe_load(text)["services"].values()
+        devices = ["/dev/infiniband:/dev/infiniband"] if one_model else None
+        assert service.get("devices") == devices
+        assert service.get("cap_add") == (["IPC_LOCK"] if one_model else None)
 
 
 def test_shell_runs_the_recipe() -> None:
@@ -192,6 +224,49 @@ def test_what_a_tool_cannot_start_is_refused(form: str, topology: str, hint: str
     assert refused.value.hint == hint
 
 
+def test_a_topology_is_refused_before_its_addresses_are_asked_for(call: Call) -> None:
+    for form, topology in (("sparkrun", "two-solos"), ("kubernetes", "tp2")):
+        words = ["recipe", "nemotron-3-super", "--release", "0.33.0", "--topology", topology]
+        result = call(*words, "--format", form)
+        assert result.code == 2
+        assert f"cannot describe topology {topology}" in result.err
+        assert "--address" not in result.err
+
+
+@pytest.mark.parametrize("form", ["sparkrun", "eugr", "kubernetes"])
+def test_a_chosen_file_that_a_tool_cannot_mount(form: str) -> None:
+    chosen = ("reasoning-parser-plugin=mine.py", "reasoning-parser=mine")
+    with pytest.raises(UsageError, match=r"cannot mount mine\.py, which --set names") as refused:
+        rendered(made(chosen=chosen), form)
+    assert refused.value.hint == "--format docker"
+
+
+def test_a_chosen_plugin_is_mounted(tmp_path: Path) -> None:
+    chosen = ("reasoning-parser-plugin=files/mine.py", "reasoning-parser=mine")
+    recipe = made(chosen=chosen)
+    words = words_of(rendered(recipe, "docker")["run.sh"])
+    assert "$PWD/files/mine.py:/app/mine.py:ro" in words
+    assert words[words.index("--reasoning-parser-plugin") + 1] == "/app/mine.py"
+    assert "./files/mine.py is not here: put it there before the server starts" in recipe.notes
+    service = yaml.safe_load(rendered(recipe, "compose")["compose.yaml"])["services"]
+    assert "./files/mine.py:/app/mine.py:ro" in service[recipe.model]["volumes"]
+    assert "./files/mine.py" in words_of(rendered(recipe, "shell")["serve.sh"])
+
+    (tmp_path / "own.py").touch()
+    here = made(chosen=(f"reasoning-parser-plugin={tmp_path}/own.py", "reasoning-parser=mine"))
+    assert f"{tmp_path}/own.py:/app/own.py:ro" in words_of(rendered(here, "docker")["run.sh"])
+    odd = made(chosen=('chat-template=it\'s "$(x)".jinja', "reasoning-parser-plugin=`y`$z.py"))
+    volumes = [w for w in words_of(rendered(odd, "docker")["run.sh"]) if w.endswith(":ro")]
+    assert volumes == ["$PWD/`y`$z.py:/app/`y`$z.py:ro"], "the chat template is no file here"
+    assert not any("not here" in note for note in here.notes)
+
+    gone = made(chosen=("reasoning-parser-plugin=/opt/in-the-image.py", "reasoning-parser=mine"))
+    assert not gone.plugins
+    assert "/opt/in-the-image.py is not on this machine: the image must have it" in gone.notes
+    with pytest.raises(UsageError, match="is a folder"):
+        made(chosen=(f"reasoning-parser-plugin={tmp_path}",))
+
+
 @pytest.mark.parametrize("form", ["sparkrun", "eugr", "kubernetes"])
 def test_a_file_that_a_tool_cannot_mount(form: str) -> None:
     older = served("0.17.0", interface=interface("0.17.0", reasoning_parsers=()))
@@ -257,6 +332,19 @@ def test_comments_say_what_was_left_out_and_what_is_unknown() -> None:
     assert "# left out: --moe-backend flashinfer_b12x: the model has no NVFP4 experts\n" in text
     assert "# note: the context is unknown" in text
     assert "# the image: spark-build image --layers b12x-full" in text
+
+
+def test_the_explanation_is_as_wide_as_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "me/" + "x" * 70
+    recipe = made(chosen=(f"dtype={long}-{long}",), topology="tp2")
+    for columns, width in (("200", 100), ("72", 72), ("20", 40)):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = explanation(recipe)
+        kept = [line for line in text.splitlines() if len(line) > width]
+        whole = [line for line in kept if " " in line.strip()]
+        assert all(line.lstrip().startswith(("--", "spark-build ")) for line in whole)
+        assert f"  --dtype {long}-{long}\n" in text
+        assert "  spark-build image --layers b12x-full --base vllm/vllm-openai:v0.33.0" in text
 
 
 def test_the_explanation_says_where_each_value_comes_from() -> None:

@@ -14,10 +14,12 @@ from builder.serving import interface as interface_module
 from builder.serving import memory
 from builder.serving.memory import MemoryRequest, memory_estimate
 from builder.serving.modelconfig import ModelConfig, Unknown, kv_need, read_config
+from builder.serving.models import Models
+from builder.serving.recipe import recipe_of
 
 from .checkpoints import DENSE, checkpoint
 from .release import Files, files
-from .served import interface
+from .served import interface, request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,6 +167,65 @@ def test_a_cache_that_the_config_does_not_say_is_unknown(change: dict[str, Any],
     assert why in str(unknown.value)
 
 
+def test_a_dense_model_reads_all_its_weights_for_each_token() -> None:
+    made = memory_estimate(MemoryRequest(subject="gemma-4-31b"))
+    assert made.weights is not None
+    assert made.ceiling is not None
+    assert 29e9 < made.weights.bytes == made.ceiling.bytes_per_token < 34e9
+    measured = [
+        one.tokens_per_second
+        for one in Models.discover().model("gemma-4-31b").measured
+        if one.concurrency == 1
+    ]
+    assert measured
+    assert max(measured) < made.ceiling.tokens_per_second < 10
+
+
+def test_no_measurement_of_one_stream_is_above_the_ceiling() -> None:
+    models = Models.discover()
+    for name in models.files:
+        made = memory_estimate(MemoryRequest(subject=name))
+        for one in models.model(name).measured if made.ceiling else ():
+            assert one.concurrency > 1 or one.tokens_per_second < made.ceiling.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("quantization", "beside", "dtype"),
+    [
+        (None, {"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quant_algo": "MIXED"}, {"quantization": {"kv_cache_quant_algo": "fp8"}}, "fp8"),
+        ({"quant_algo": "NVFP4"}, {"quantization": {"kv_cache_quant_algo": None}}, "bfloat16"),
+        ({"quant_algo": "NVFP4"}, {"quantization": {"kv_cache_quant_algo": "NVFP4"}}, "bfloat16"),
+        ({"quant_algo": "NVFP4"}, {}, "bfloat16"),
+        ({"kv_cache_quant_algo": "NONE"}, {"quantization": {"kv_cache_quant_algo": "FP8"}},
+         "bfloat16"),
+        ({"kv_cache_quant_algo": "FP8"}, {"quantization": {}}, "fp8"),
+    ],
+)  # fmt: skip
+def test_modelopt_s_own_file_names_the_dtype_of_the_kv_cache(
+    tmp_path: Path, quantization: Any, beside: Any, dtype: str
+) -> None:
+    config = DENSE | ({"quantization_config": quantization} if quantization else {})
+    folder = checkpoint(tmp_path / "held", SMALL, config)
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside), "utf-8")
+    made = memory_estimate(MemoryRequest(subject=str(folder)))
+    assert made.kv_cache is not None
+    assert made.kv_cache.dtype == dtype
+    assert ("--kv-cache-dtype fp8" in " ".join(made.flags)) == (dtype == "fp8")
+    recipe = recipe_of(request("qwen3-30b-a3b", checkpoint=folder))
+    given = [one.value for one in recipe.flags if one.name == "--kv-cache-dtype"]
+    named = quantization is None or "kv_cache_quant_algo" not in quantization
+    assert given == (["fp8"] if dtype == "fp8" and named else [])
+
+
+def test_a_malformed_file_of_modelopt_is_an_error(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "held", SMALL, DENSE)
+    for text in ("{", "[]", '{"quantization": 3}', '{"quantization": {"kv_cache_quant_algo": 8}}'):
+        (folder / "hf_quant_config.json").write_text(text, "utf-8")
+        with pytest.raises(UsageError, match=r"hf_quant_config\.json: cannot be read"):
+            read_config(folder)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"num_hidden_layers": "2"}', '{"head_dim": -1}'])
 def test_a_malformed_config_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -173,11 +234,14 @@ def test_a_malformed_config_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
-    made = memory_estimate(MemoryRequest(subject="nemotron-3-super"))
+    made = memory_estimate(MemoryRequest(subject="nemotron-3-nano-w4a16"))
     assert made.weights is not None
-    assert (made.weights.bytes, made.weights.at_least) == (67_500_000_000, True)
+    assert (made.weights.bytes, made.weights.at_least) == (16_875_000_000, True)
     assert (made.fits, made.kv_cache, made.utilization.least) == ("unknown", None, None)
-    assert made.flags == ("--gpu-memory-utilization", "0.92")
+    assert made.flags == ("--gpu-memory-utilization", "0.85")
+    known = memory_estimate(MemoryRequest(subject="nemotron-3-nano"))
+    assert known.flags == ("--gpu-memory-utilization", "0.90"), "the model's file advises it"
+    assert known.utilization.most == 0.9
     unread = memory_estimate(MemoryRequest(subject="gpt-oss-120b"))
     assert unread.ceiling is None
     assert "ceiling: no source gives the active parameters" in unread.unknown
@@ -216,7 +280,7 @@ def test_a_release_gets_only_flags_that_it_has(
 def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path) -> None:
     config = EXPERTS | {"num_key_value_heads": 64, "head_dim": 1024, "num_hidden_layers": 4}
     folder = checkpoint(tmp_path / "big", SMALL, config)
-    assert call("memory", folder, "--sequences", "100", "--json").json["fits"] == "yes"
+    assert call("memory", folder, "--sequences", "95", "--json").json["fits"] == "yes"
     result = call("memory", folder, "--sequences", "140", "--json")
     assert (result.code, result.json["fits"]) == (5, "no")
     assert result.json["error"]["code"] == 5

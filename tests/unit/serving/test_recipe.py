@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
+from builder.lint.recipes import linted_recipe
 from builder.serving.models import Models
 from builder.serving.profile import refuse_unpatched, served_profile
 from builder.serving.recipe import recipe_of
@@ -81,7 +82,11 @@ def test_no_parser_at_all_is_no_flag() -> None:
     [
         ("nemotron-3-super", "0.24.0", False),
         ("nemotron-3-super", "0.25.0", True),
-        ("qwen3.6-35b-a3b", "0.22.1", True),
+        ("qwen3-30b-a3b", "0.22.1", True),
+        ("qwen3.6-35b-a3b", "0.23.0", False),
+        ("qwen3.6-35b-a3b", "0.33.0", False),
+        ("nemotron-3-nano-w4a16", "0.33.0", False),
+        ("nemotron-3-nano", "0.33.0", True),
         ("gemma-4-31b", "0.33.0", False),
         ("gpt-oss-120b", "0.33.0", False),
     ],
@@ -110,7 +115,162 @@ def test_a_profile_that_does_not_serve_a_layer_of_the_model_is_refused() -> None
         recipe_of(request(served=narrow))
     assert "quant_algo=FP8" in str(failure.value)
     assert "marlin" in failure.value.hint
-    assert recipe_of(request("qwen3.6-35b-a3b", served=narrow))
+    assert recipe_of(request("qwen3-30b-a3b", served=narrow))
+
+
+@pytest.mark.parametrize(
+    ("model", "releases"),
+    [("qwen3.6-35b-a3b", ("0.23.0", "0.33.0")), ("nemotron-3-nano-w4a16", ("0.25.0", "0.33.0"))],
+)
+def test_w4a16_experts_keep_their_activations(model: str, releases: tuple[str, ...]) -> None:
+    for vllm in releases:
+        recipe = recipe_of(request(model, served=served(vllm, interface=interface(vllm))))
+        assert "rounds the activations of W4A16 experts to FP4" in left_out(recipe)["--moe-backend"]
+        chosen = linted_recipe(request(model, chosen=("moe-backend=FLASHINFER-B12X",)))
+        assert len([note for note in chosen.notes if "rounds the activations" in note]) == 1
+        assert "--moe-backend" not in left_out(chosen)
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "text", "why"),
+    [
+        ("nemotron-3-super", "0.24.0", "moe-backend=flashinfer_b12x", "the model's have relu2"),
+        ("nemotron-3-super", "0.24.0", "moe-backend=FlashInfer-B12X", "the model's have relu2"),
+        ("gemma-4-31b", "0.33.0", "moe-backend=flashinfer_b12x", "has no NVFP4 experts"),
+        ("gpt-oss-120b", "0.33.0", "moe-backend=flashinfer_b12x", "has no NVFP4 experts"),
+        ("gpt-oss-120b", "0.33.0", "linear-backend=marlin", "has no linear layers of these kinds"),
+        ("qwen3.6-35b-a3b", "0.33.0", "linear-backend=flashinfer_b12x", "NVFP4 activations alone"),
+    ],
+)
+def test_what_does_not_suit_the_model_cannot_be_set(
+    model: str, vllm: str, text: str, why: str
+) -> None:
+    with pytest.raises(UsageError, match=f"--set {text}: .*{why}") as refused:
+        recipe_of(request(model, chosen=(text,), served=served(vllm, interface=interface(vllm))))
+    assert text in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("nemotron-3-super", "moe-backend=marlin"),
+        ("gpt-oss-120b", "moe-backend=marlin"),
+        ("gemma-4-31b", "linear-backend=flashinfer_b12x"),
+    ],
+)
+def test_what_suits_the_model_can_be_set_and_is_not_left_out(model: str, text: str) -> None:
+    old = served("0.24.0", interface=interface("0.24.0"))
+    recipe = recipe_of(request(model, chosen=(text,), served=old))
+    name, value = f"--{text}".split("=")
+    assert flags(recipe)[name] == value
+    assert name not in left_out(recipe)
+
+
+def test_an_unknown_activation_does_not_refuse_what_the_user_sets(tmp_path: Any) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'summary = "x"\n[id]\nvalue = "me/x"\nsource = "me"\n'
+        '[[holds]]\nkind = "nvfp4-moe"\nsource = "me"\n', "utf-8"
+    )  # fmt: skip
+    mine = Models.discover([tmp_path]).model("mine")
+    assert "--moe-backend" in left_out(recipe_of(request(mine)))
+    recipe = recipe_of(request(mine, chosen=("moe-backend=flashinfer_b12x",)))
+    assert flags(recipe)["--moe-backend"] == "flashinfer_b12x"
+
+
+CHANGED = ("flashinfer-b12x-moe-barrier", "flashinfer-w4a16-store-wait", "vllm-b12x-experts-scales")
+
+
+@pytest.mark.parametrize(
+    ("model", "changed", "patched"),
+    [
+        ("nemotron-3-super", CHANGED, True),
+        ("gpt-oss-120b", CHANGED, False),
+        ("gpt-oss-120b", ("vllm-b12x-backend", "flashinfer-b12x"), False),
+        ("gemma-4-31b", CHANGED, False),
+        ("gemma-4-31b", (*CHANGED, "flashinfer-b12x-store-wait"), True),
+        ("gemma-4-31b", (*CHANGED, "some-other-layer"), True),
+        ("qwen3.6-35b-a3b", CHANGED, False),
+    ],
+)
+def test_an_image_is_patched_only_for_the_kernels_that_a_recipe_uses(
+    model: str, changed: tuple[str, ...], patched: bool
+) -> None:
+    recipe = recipe_of(request(model, served=served(changed=changed)))
+    assert bool(recipe.image.build) == bool(recipe.image.mod) == patched
+    if patched:
+        assert recipe.image.ref == "spark-build/b12x-full:0.33.0"
+    else:
+        assert recipe.image.ref == "vllm/vllm-openai:v0.33.0"
+        assert any("the official image serves the same" in note for note in recipe.notes)
+    mine = served(changed=changed, named_image=True, image="me/x", build="", mod="")
+    assert recipe_of(request(model, served=mine)).image.ref == "me/x"
+
+
+def test_a_model_without_layers_of_a_profile_gets_none_of_its_variables() -> None:
+    known = interface("0.33.0", variables={"VLLM_NVFP4_GEMM_BACKEND": ("flashinfer-b12x",)})
+    chosen = served(env={"VLLM_NVFP4_GEMM_BACKEND": "flashinfer-b12x"}, interface=known)
+    assert recipe_of(request(served=chosen)).env
+    recipe = recipe_of(request("gpt-oss-120b", served=chosen))
+    assert not recipe.env, "an unpatched image refuses this value"
+    assert "VLLM_NVFP4_GEMM_BACKEND" in left_out(recipe)
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "value", "patched"),
+    [
+        ("nemotron-3-super", "0.19.1", "0", False),
+        ("nemotron-3-super", "0.23.0", "0", False),
+        ("nemotron-3-super", "0.24.0", "1", True),
+        ("nemotron-3-super", "0.27.1", "1", True),
+        ("nemotron-3-super", "0.28.0", "0", False),
+        ("nemotron-3-nano", "0.23.0", "1", False),
+        ("nemotron-3-nano", "0.28.0", "1", False),
+    ],
+)
+def test_fp8_layers_are_marlin_only_where_they_would_have_no_kernel(
+    model: str, vllm: str, value: str, patched: bool
+) -> None:
+    name = "VLLM_TEST_FORCE_FP8_MARLIN"
+    marlin = served(
+        vllm, name="marlin", env={name: "1"}, flags=(), moe_flags=("--moe-backend", "marlin"),
+        interface=interface(vllm, variables={name: ()}), changed=("vllm-marlin-fp8",),
+    )  # fmt: skip
+    recipe = recipe_of(request(model, served=marlin))
+    assert recipe.variables(recipe.nodes[0])[name] == value
+    assert flags(recipe)["--moe-backend"] == "marlin"
+    assert bool(recipe.image.build) == patched
+
+
+def test_a_model_without_a_file_gets_a_recipe_that_says_so() -> None:
+    model = Models.discover().model_or_generic("me/Some-Model_X")
+    recipe = recipe_of(request(model))
+    assert (recipe.model, recipe.id) == ("some-model-x", "me/Some-Model_X")
+    assert recipe.notes[0].startswith("unverified: spark-build has no file of this model")
+    assert "--models DIR" in recipe.notes[0]
+    assert recipe.made_by.startswith("spark-build recipe me/Some-Model_X --profile")
+    near = Models.discover().model_or_generic("nvidia/Qwen3-30B-A3B-NVFP")
+    assert "did you mean 'nvidia/Qwen3-30B-A3B-NVFP4'" in recipe_of(request(near)).notes[0]
+    assert Models.discover().model_or_generic("nvidia/Qwen3-30B-A3B-NVFP4").name == "qwen3-30b-a3b"
+    for name in ("nothing", "me/..", "me/x/y", "me/$(x)", "/etc/x", "me/x\n"):
+        with pytest.raises(UsageError, match="unknown model"):
+            Models.discover().model_or_generic(name)
+
+
+def test_measurements_are_those_of_the_selected_kernels() -> None:
+    def profiles(model: str) -> set[str | None]:
+        return {one.profile for one in recipe_of(request(model)).measured}
+
+    assert profiles("nemotron-3-nano") == {"b12x-full"}
+    assert profiles("qwen3.6-35b-a3b") == {None}
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-4-31b"])
+def test_no_recipe_leaves_the_share_of_the_memory_to_vllm(model: str) -> None:
+    recipe = recipe_of(request(model))
+    assert flags(recipe)["--gpu-memory-utilization"] == "0.85"
+    assert "--gpu-memory-utilization" not in flags(
+        recipe_of(request(model, chosen=("gpu-memory-utilization=",)))
+    )
 
 
 def test_experts_that_the_profiles_flag_is_refused_for_are_left_to_vllm() -> None:

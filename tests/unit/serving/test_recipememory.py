@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.serving.documents import Recipe
+    from builder.serving.models import Model
     from tests.unit.conftest import Called
 
 GIB = 2**30
@@ -56,6 +57,11 @@ def share(recipe: Recipe) -> tuple[str | None, str]:
 def fits(recipe: Recipe) -> str:
     assert recipe.memory is not None
     return recipe.memory.fits
+
+
+def without_bytes() -> Model:
+    """A model whose file has no bytes of its weights."""
+    return msgspec.structs.replace(Models.discover().model("nemotron-3-super"), weight_bytes=None)
 
 
 def note(recipe: Recipe) -> str:
@@ -160,7 +166,7 @@ def test_without_a_share_the_release_s_own_counts(
 
 
 def test_by_the_model_file_alone_the_context_is_unknown() -> None:
-    recipe = made(None)
+    recipe = made(None, model=without_bytes())
     assert fits(recipe) == "unknown"
     assert recipe.memory is not None
     assert recipe.memory.weights is not None
@@ -170,7 +176,7 @@ def test_by_the_model_file_alone_the_context_is_unknown() -> None:
 
 
 def test_by_the_model_file_alone_weights_may_be_too_large() -> None:
-    model = Models.discover().model("nemotron-3-super")
+    model = without_bytes()
     assert model.parameters is not None
     parameters = msgspec.structs.replace(model.parameters, value=250_000_000_000)
     recipe = made(None, model=msgspec.structs.replace(model, parameters=parameters))
