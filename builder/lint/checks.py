@@ -151,10 +151,9 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
         if value == "b12x":
             message = f"{name} b12x selects the package b12x, which images do not have"
             yield checked.finding("b12x-name", flag.line, message, f"{name} flashinfer_b12x")
-        model = checked.model
-        if name == MOE_BACKEND and model is not None:
-            if message := w4a16_as_w4a4(model, checked.interface.vllm, value):
-                yield checked.finding("w4a16-rounded", flag.line, message, f"leave {name} out")
+        model = checked.model if name == MOE_BACKEND else None
+        if model and (message := w4a16_as_w4a4(model, checked.interface.vllm, value)):
+            yield checked.finding("w4a16-rounded", flag.line, message, f"leave {name} out")
         first, last = _UNREACHABLE
         release = Version(checked.interface.vllm)
         if name == "--linear-backend" and value == "flashinfer_b12x" and first <= release < last:

@@ -89,7 +89,7 @@ def test_a_stale_registry_is_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"try: spark-build {' '.join(older)}\n" in said
     assert run(older) == 0
     assert run([*older, "--check"]) == 0
-    assert "12 recipes up to date" in capsys.readouterr().out
+    assert "14 recipes up to date" in capsys.readouterr().out
 
 
 def test_a_profile_that_does_not_support_the_release_is_refused() -> None:

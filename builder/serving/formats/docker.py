@@ -48,7 +48,7 @@ def _command(recipe: Recipe, node: RecipeNode) -> str:
     words += ["--env", TOKEN]
     for name, value in recipe.variables(node).items():
         words += ["--env", f"{name}={value}"]
-    volumes = [f'--volume "{_home(host)}:{there}"' for host, there in mounts(recipe)]
+    volumes = [f'--volume "{_home(host)}:{_quoted(there)}"' for host, there in mounts(recipe)]
     vllm, *rest = container_command(recipe, node)
     head = for_shell([*words])
     tail = for_shell([recipe.image.ref, *rest])
@@ -70,9 +70,14 @@ def container_command(recipe: Recipe, node: RecipeNode) -> list[str]:
     return ["sh", "-c", f"{start} && exec {shlex.join(words)}"]
 
 
+def _quoted(path: str) -> str:
+    """A path between a shell's double quotes."""
+    return re.sub(r'([\\"$`])', r"\\\1", path)
+
+
 def _home(path: str) -> str:
     """A path for a shell's double quotes, where a tilde is not expanded."""
-    quoted = re.sub(r'([\\"$`])', r"\\\1", path)
+    quoted = _quoted(path)
     for start, folder in (("~/", "$HOME/"), ("./", "$PWD/")):
         if quoted.startswith(start):
             return folder + quoted.removeprefix(start)

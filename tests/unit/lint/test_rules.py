@@ -74,7 +74,7 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("variable-value", "VLLM_CHOICE=c vllm serve m", "0.33.0"),
         ("b12x-name", "vllm serve m --linear-backend b12x", "0.33.0"),
         ("b12x-unreachable", "vllm serve m --linear-backend flashinfer_b12x", "0.25.0"),
-        ("w4a16-rounded", f"vllm serve {QWEN} --moe-backend flashinfer-b12x", "0.33.0"),
+        ("w4a16-rounded", f"vllm serve {QWEN} --moe-backend flashinfer_b12x", "0.33.0"),
         ("batched-tokens", f"vllm serve {SUPER} --max-num-batched-tokens 1024", "0.33.0"),
         ("eager-autotune", f"vllm serve {SUPER} --enforce-eager", "0.33.0"),
         ("short-context", f"vllm serve {SUPER} --max-model-len 32768", "0.33.0"),

@@ -256,8 +256,10 @@ def test_a_chosen_plugin_is_mounted(tmp_path: Path) -> None:
     here = made(chosen=(f"reasoning-parser-plugin={tmp_path}/own.py", "reasoning-parser=mine"))
     assert f"{tmp_path}/own.py:/app/own.py:ro" in words_of(rendered(here, "docker")["run.sh"])
     odd = made(chosen=('chat-template=it\'s "$(x)".jinja', "reasoning-parser-plugin=`y`$z.py"))
-    volumes = [w for w in words_of(rendered(odd, "docker")["run.sh"]) if w.endswith(":ro")]
-    assert volumes == ["$PWD/`y`$z.py:/app/`y`$z.py:ro"], "the chat template is no file here"
+    script = rendered(odd, "docker")["run.sh"]
+    assert '--volume "$PWD/\\`y\\`\\$z.py:/app/`y`$z.py:ro"' not in script, "both sides are quoted"
+    assert '--volume "$PWD/\\`y\\`\\$z.py:/app/\\`y\\`\\$z.py:ro"' in script
+    assert [plugin.name for plugin in odd.plugins] == ["`y`$z.py"], "the template is no file here"
     assert not any("not here" in note for note in here.notes)
 
     gone = made(chosen=("reasoning-parser-plugin=/opt/in-the-image.py", "reasoning-parser=mine"))
