@@ -14,7 +14,7 @@ from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
 from builder.errors import SparkBuildError
 from builder.pypi.wheels import RemoteWheel
-from builder.rootfs.scan import is_text
+from builder.rootfs.index import is_text
 from builder.util.console import console
 
 if TYPE_CHECKING:

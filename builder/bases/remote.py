@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from builder.bases.model import BaseRequest, FactsOf
     from builder.rootfs.base import Base
     from builder.rootfs.image import Image
-    from builder.rootfs.merge import Entry
     from builder.rootfs.python import Interpreter
+    from builder.rootfs.view import Entry
 
 
 def identify_remote(request: BaseRequest, ref: str) -> Base:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
-from builder.conversion.draft import toml_value
+from builder.conversion.layers import toml_value
 from builder.documents.pulls import PinnedPull, read_pin
 from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore

@@ -19,7 +19,7 @@ from builder.publish.repository import PublishRepository
 from builder.publish.run import mirrored_base
 from builder.publish.sources import EngineImage, open_source
 from builder.pypi.index import PackageIndex
-from builder.rebuild.hooks import with_own_hooks
+from builder.rebuild.replan import with_own_hooks
 from builder.rebuild.run import Original, Rebuild, Rebuilt, StoredOriginal, rebuild
 from builder.registry.locations import Locations
 from builder.util.console import console, print_json
@@ -108,7 +108,7 @@ def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:
 
 def _originals(opened: Opened, text: str) -> list[Original]:
     if isinstance(opened, EngineImage):
-        from builder.rebuild.inengine import EngineOriginal
+        from builder.rebuild.run import EngineOriginal
 
         return [EngineOriginal(opened)]
     found: list[Original] = [

@@ -17,7 +17,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.compile.changes import cost_of
 from builder.compile.executor import SOURCE, Compilation
 from builder.errors import BuildFailed, EngineError, UsageError
-from builder.machinecode.sass import disassemble, find_tool
+from builder.machinecode.devicecode import disassemble, find_tool
 from builder.util.console import console, counted
 from builder.util.documents import Count, Part, Seconds, Text
 from builder.util.hints import CACHE

@@ -35,8 +35,8 @@ from builder.compile.units import Sources, Unit
 from builder.compile.wheelplan import plan_wheel, with_definers
 from builder.documents.compiled import Input
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.machinecode.fatbin import code_of, images, telling
-from builder.machinecode.kernels import is_trap
+from builder.machinecode.devicecode import code_of, images, telling
+from builder.machinecode.modules import is_trap
 from builder.pypi.index import write_atomically
 from builder.util.console import console, counted
 from builder.util.documents import Count, Document, Part, Seconds, Sha256, Text, always, plain
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from builder.compile.toolchain import Compiler, Toolchain
     from builder.compile.units import BuildRecipe
     from builder.compile.wheelplan import WheelPlan
-    from builder.machinecode.fatbin import Image
+    from builder.machinecode.devicecode import Image
     from builder.pypi.index import PackageIndex
 
     Released = Callable[[frozenset[str]], Mapping[str, Mapping[str, int]]]

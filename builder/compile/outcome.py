@@ -12,7 +12,7 @@ from builder.compile.operators import Discovery, OperatorName
 from builder.compile.units import Sources, dead_guards, evaluate, touched
 from builder.compile.wheelplan import find_operators
 from builder.errors import UsageError, did_you_mean
-from builder.machinecode.fatbin import GB10, Arch
+from builder.machinecode.devicecode import GB10, Arch
 from builder.util.documents import Count, Document, Part, Text, always
 
 if TYPE_CHECKING:

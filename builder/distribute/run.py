@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from builder.distribute.endpoint import Endpoint
-from builder.distribute.parts import parts_of
+from builder.distribute.endpoint import Endpoint, parts_of
 from builder.errors import RemoteError, SparkBuildError
 from builder.util.console import console, counted, megabytes
 from builder.util.documents import (

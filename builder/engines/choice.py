@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from builder.model.plan import BuildPlan
     from builder.rootfs.base import Base
 
-#: Means that the engine is chosen when the base is known (``choice.py``).
+#: Means that the engine is chosen when the base is known.
 AUTO = "auto"
 
 

@@ -1,4 +1,4 @@
-"""Finds the prebuilt extension modules of a target, and summarises their code.
+"""The prebuilt extension modules of a target: their kernels, and how SM121 runs them.
 
 A module has 10 to 400 MB and is often in a wheel on the index, so it is read once: the summary is
 cached by the module's sha256.
@@ -10,22 +10,86 @@ import fnmatch
 import json
 import re
 import tempfile
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from builder.applier.compiled import KernelCode
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
 from builder.applier.trees import DirTree, OverlayTree
-from builder.machinecode.fatbin import Arch, code_of, images
+from builder.errors import EngineError
+from builder.machinecode.devicecode import Arch, ToolMissing, code_of, images
 from builder.pypi.index import write_atomically
 from builder.util.console import console
-from builder.util.paths import cache_dir
+from builder.util.paths import cache_dir, package_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.applier.opkinds import Kernels
     from builder.applier.trees import Tree
-    from builder.machinecode.fatbin import Image
+    from builder.machinecode.devicecode import Image
+
+# ------------------------------------------------------------------------------------ known kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A prebuilt kernel, from ``builder/data/binaries.toml``, which documents the fields."""
+
+    name: str
+    behind: str
+    modules: tuple[str, ...]
+    symbol: str
+    cure: str
+    #: the instruction that shows real code: its prefix, then required parts
+    holds: tuple[str, ...] = ()
+    ptx: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """The expectation as text."""
+        real = f"each holds {' of '.join(self.holds)}" if self.holds else "none is only a trap"
+        return f"SM121 runs every one of them; {real}"
+
+    def tells(self, instruction: str, how: str) -> bool:
+        """Whether an instruction shows that it is real."""
+        first, *rest = (self.ptx if how == "jit" else self.holds) or ("?",)
+        return instruction.startswith(first) and set(rest) <= set(instruction.split("."))
+
+    def is_real(self, reading: KernelSummary) -> bool:
+        """Whether one of its instances is the real kernel and not a stub."""
+        if not self.holds:
+            return not any(map(is_trap, reading.counts))
+        return any(self.tells(name, reading.how) for name in reading.counts)
+
+
+def is_trap(instruction: str) -> bool:
+    """Whether an instruction of SASS or PTX ends the kernel."""
+    return instruction.startswith(("BPT.TRAP", "trap"))
+
+
+def load_kernels() -> list[Kernel]:
+    """All kernels in the table."""
+    raw = tomllib.loads(package_file("data", "binaries.toml").read_text("utf-8"))
+    return [
+        Kernel(
+            name=row["name"],
+            behind=row["behind"],
+            modules=tuple(row["modules"]),
+            symbol=row["symbol"],
+            cure=row["cure"],
+            holds=tuple(row.get("holds", ())),
+            ptx=tuple(row.get("ptx", ())),
+        )
+        for row in raw["kernel"]
+    ]
+
+
+# ------------------------------------------------------------------------------------------ modules
+
 
 #: Version of the summaries in the cache.
 _SCHEMA = 1
@@ -43,7 +107,7 @@ class Extracts(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCode:
+class KernelSummary:
     """How SM121 runs one kernel, and its relevant instructions."""
 
     kernel: str
@@ -67,7 +131,7 @@ class Summary:
     native: int
     jit: int
     #: symbol pattern -> the kernels that match it
-    readings: Mapping[str, Sequence[KernelCode]]
+    readings: Mapping[str, Sequence[KernelSummary]]
 
     @property
     def ways(self) -> dict[str, int]:
@@ -162,7 +226,7 @@ def load_summary(raw: Mapping[str, object], path: str) -> Summary:
     values = {**raw, "path": path}
     rows: Mapping[str, list[dict[str, object]]] = raw["readings"]  # type: ignore[assignment]
     values["readings"] = {
-        symbol: tuple(KernelCode(**row) for row in readings)  # type: ignore[arg-type]
+        symbol: tuple(KernelSummary(**row) for row in readings)  # type: ignore[arg-type]
         for symbol, readings in rows.items()
     }
     return Summary(**values)  # type: ignore[arg-type]
@@ -181,17 +245,17 @@ def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     near = {name for names in wanted.values() for name in names if name in machine}
     code = code_of(file, near.__contains__) if near else {}
 
-    def read(name: str) -> KernelCode:
+    def read(name: str) -> KernelSummary:
         if name in machine:
-            return KernelCode(
+            return KernelSummary(
                 kernel=name, how="native", arch=str(machine[name].arch), counts=code.get(name, {})
             )
         if name in ptx:
             image = ptx[name]
             counts = dict(image.kernels[name])
-            return KernelCode(kernel=name, how="jit", arch=str(image.arch), counts=counts)
+            return KernelSummary(kernel=name, how="jit", arch=str(image.arch), counts=counts)
         archs = sorted({image.arch for image in found if name in image.kernels})
-        return KernelCode(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
+        return KernelSummary(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
 
     return Summary(
         path=path,
@@ -223,3 +287,43 @@ def tally(found: Sequence[Image], kind: str) -> dict[str, list[int]]:
             row[0] += 1
             row[1] += len(image.kernels)
     return {str(arch): rows[arch] for arch in sorted(rows)}
+
+
+# --------------------------------------------------------------------------------------- one module
+
+
+def read_module(tree: Tree, path: str, wanted: Kernels, digest: str = "") -> KernelCode:
+    """The facts of a module, from its instructions; cached by the module's sha256.
+
+    Args:
+        tree: the module's tree; from a wheel on the index only the module is read.
+        path: the module.
+        wanted: the ``code`` of a rendered ``compile`` op.
+        digest: the module's sha256, if it is known without reading the module.
+
+    Raises:
+        EngineError: ``cuobjdump`` or ``nvdisasm`` is missing.
+        BadBinary: the module's device code cannot be listed.
+        RemoteError: the wheel cannot be read.
+    """
+    modules = Modules(tree, [wanted.symbol], {path: digest} if digest else {})
+    try:
+        summary = modules.summary(path)
+    except ToolMissing as error:
+        raise EngineError(
+            f"{path} of this base is unknown, and its architectures cannot be read: {error}",
+            hint=error.hint,
+        ) from error
+    readings = summary.readings[wanted.symbol]
+    if not readings:
+        return KernelCode(ABSENT if summary.elf or summary.ptx else NO_CODE)
+    kernel = next(k for k in load_kernels() if k.name == wanted.name)
+    if any(reading.how == "none" for reading in readings):
+        how = UNLOADABLE
+    elif not all(map(kernel.is_real, readings)):
+        how = TRAP
+    else:
+        how = RUNS
+    archs = {arch for reading in readings for arch in reading.arch.split()}
+    guards = {g for g in wanted.guards if any(g in reading.kernel for reading in readings)}
+    return KernelCode(how, " ".join(sorted(archs)), " ".join(sorted(guards)))

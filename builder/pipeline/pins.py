@@ -15,8 +15,7 @@ from builder.applier.layers import CodePin, DonorPin, WheelPin
 from builder.applier.machinecode import ABSENT, NO_CODE
 from builder.applier.opkinds import Compile, Graft, Pull, Wheel
 from builder.applier.versions import normalize, version_matches
-from builder.machinecode.facts import read_module
-from builder.machinecode.modules import Modules
+from builder.machinecode.modules import Modules, read_module
 from builder.model.platform import Platform
 from builder.pypi.index import PackageIndex, WheelFile, vllm_releases, write_atomically
 from builder.pypi.wheels import RemoteWheel, WheelTree

@@ -64,7 +64,7 @@ class IndexSources:
         return list(self._wheel(pin).members.values())
 
     def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
-        from builder.machinecode.facts import read_module
+        from builder.machinecode.modules import read_module
 
         return read_module(tree, path, wanted, digest)
 

@@ -26,8 +26,7 @@ from builder.registry.model import (
     OCI_CONFIG,
     Descriptor,
 )
-from builder.rootfs.tar import FILE, LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.tar import FILE, LayerTar, Unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.rootfs.tar import FILE, LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.tar import FILE, LayerTar, Unpacked
 from builder.util.documents import Part
 
 if TYPE_CHECKING:

@@ -1,32 +1,52 @@
-"""Rebuild one image and compare it with the published one."""
+"""Rebuild one image and compare it with the published one.
+
+A Docker Engine gives no access to an image's original layers, only to its files: such an image is
+compared by digest, else file by file.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from msgspec import Meta
 
 from builder import __version__
+from builder.engines import docker
+from builder.engines.metadata import SHARE, read_layers
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
 from builder.errors import UsageError
-from builder.publish.subject import read_subject
-from builder.rebuild.compare import ComparedImage, Difference, compare_images
+from builder.publish.subject import Baked, read_subject, version_in
+from builder.rebuild.compare import (
+    ComparedImage,
+    Difference,
+    by_variable,
+    byte_range,
+    compare_documents,
+    compare_images,
+)
 from builder.rebuild.replan import plan_differences, replan
 from builder.registry.layout import LayoutDirectory
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.tar import FILE
+from builder.rootfs.view import Rootfs
 from builder.util.diskspace import check_room
 from builder.util.documents import Digest, Document, Part, Text, always
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    from docker.models.containers import Container
 
     from builder.model.plan import BuildPlan
     from builder.plan.sources import IndexSources
-    from builder.publish.subject import Baked, Image
+    from builder.publish.sources import EngineImage
+    from builder.publish.subject import Image
     from builder.rebuild.replan import BaseLookup
     from builder.registry.model import ImageSource
     from builder.rootfs.base import Base
@@ -97,7 +117,7 @@ def rebuild(
 ) -> Rebuilt:
     """Plan, build and compare.  ``reference`` is the base's current location.
 
-    ``baked`` is the original's metadata, without code from it (`builder.rebuild.hooks`).
+    ``baked`` is the original's metadata, without code from it (`builder.rebuild.replan`).
 
     Raises:
         SparkBuildError: the base or an input no longer exists, or the plan cannot be built here.
@@ -140,3 +160,88 @@ def build_again(plan: BuildPlan, base: Base) -> Iterator[ComparedImage]:
         source = LayoutDirectory(output)
         (rebuilt,) = read_subject(source, "").images
         yield ComparedImage(source, rebuilt)
+
+
+# ---------------------------------------------------------------------- an image in a Docker Engine
+
+
+_SETTINGS = ("Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir")
+
+
+class EngineOriginal:
+    """An image in a Docker Engine to reproduce."""
+
+    def __init__(self, opened: EngineImage) -> None:
+        self._opened = opened
+        self.digest = str(opened.image.id)
+
+    @cached_property
+    def baked(self) -> Baked:
+        """The baked metadata."""
+        with self._container() as container:
+            layers = docker.read_file(container, f"{SHARE}/layers.json")
+            metadata = docker.read_file(container, "/workspace/build-metadata.yaml")
+        return Baked(
+            version=version_in(metadata or b""),
+            recorded=self._opened.recorded,
+            layers=tuple(read_layers(layers, self.digest)),
+            files={},
+        )
+
+    def _container(self) -> Any:
+        return docker.created(self._opened.client, self.digest)
+
+    def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
+        """No differences if the engine has the image under a digest of the rebuilt one.
+
+        Raises:
+            RemoteError: a rebuilt layer cannot be read.
+        """
+        if set(self._opened.digests) & set(rebuilt.image.digests):
+            return []
+        found = self._settings(rebuilt)
+        added = sum(step.created_by.startswith(OUR_STEP) for step in rebuilt.image.settings.history)
+        view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
+        try:
+            with self._container() as container:
+                found += [*_files(container, view), *_gone(container, plan)]
+        finally:
+            view.close()
+        if not found:
+            what = (
+                "every file and setting is the same; only the tars were written by another builder"
+            )
+            found.append(Difference(blob=self.digest, where="layers", what=what))
+        return found
+
+    def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
+        new = rebuilt.image.settings.settings
+        old = self._opened.image.attrs.get("Config") or {}
+        return compare_documents(_plain(old), _plain(new), f"config {self.digest}")
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Relevant settings; engines write defaults as missing, as null or as a value."""
+    named = by_variable(settings)
+    return {key: named.get(key) for key in _SETTINGS if named.get(key) not in (None, "", "/")}
+
+
+def _files(container: Container, view: Rootfs) -> Iterator[Difference]:
+    for path, entry in sorted(view.below("/").items()):
+        if entry.kind != FILE:
+            continue
+        held, new = docker.read_file(container, f"/{path}"), view.read(f"/{path}")
+        if held is None:
+            yield Difference(blob="files", where=f"/{path}", what="not in the image")
+        elif held != new:
+            yield Difference(blob="files", where=f"/{path}", what=byte_range(held, new))
+
+
+def _gone(container: Container, plan: BuildPlan) -> Iterator[Difference]:
+    """Files of the base that the plan removes."""
+    if not plan.base.is_image:
+        return
+    for path, content in plan.changes.items():
+        place = f"{plan.base.site_packages}/{path}"
+        if content is None and docker.read_file(container, place) is not None:
+            yield Difference(blob="files", where=place, what="not in the rebuilt one")

@@ -16,10 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError
 from builder.rootfs import limits
-from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row
-from builder.rootfs.scan import scan
-from builder.rootfs.tar import FILE, LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row, scan
+from builder.rootfs.tar import FILE, LayerTar, Unpacked
 from builder.util.console import console, counted, megabytes
 from builder.util.hints import CACHE, os_hint
 from builder.util.leftovers import making

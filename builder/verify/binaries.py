@@ -12,17 +12,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from builder.errors import SparkBuildError
-from builder.machinecode.fatbin import BadBinary
-from builder.machinecode.kernels import is_trap, load_kernels
-from builder.machinecode.modules import Modules
-from builder.machinecode.sass import BadCubin, find_tool
+from builder.machinecode.devicecode import BadBinary, BadCubin, find_tool
+from builder.machinecode.modules import Modules, is_trap, load_kernels
 from builder.verify.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.machinecode.kernels import Kernel
-    from builder.machinecode.modules import KernelCode, Summary
+    from builder.machinecode.modules import Kernel, KernelSummary, Summary
     from builder.verify.checks import Status
     from builder.verify.target import VerifyTarget
 
@@ -95,7 +92,7 @@ def _judge(kernel: Kernel, holder: Summary | None, modules: Modules, name: str) 
     )
 
 
-def _ways(readings: Sequence[KernelCode]) -> str:
+def _ways(readings: Sequence[KernelSummary]) -> str:
     words = {"native": "native", "jit": "compiled by the driver from PTX", "none": "not loadable"}
     of = {how: [r for r in readings if r.how == how] for how in words}
     return ", ".join(
@@ -105,15 +102,15 @@ def _ways(readings: Sequence[KernelCode]) -> str:
     )
 
 
-def _count(readings: Sequence[KernelCode]) -> str:
+def _count(readings: Sequence[KernelSummary]) -> str:
     return f"{len(readings)} kernel{'s' if len(readings) != 1 else ''}"
 
 
-def _archs(readings: Sequence[KernelCode]) -> list[str]:
+def _archs(readings: Sequence[KernelSummary]) -> list[str]:
     return sorted({reading.arch for reading in readings})
 
 
-def _counts(kernel: Kernel, readings: Sequence[KernelCode]) -> dict[str, int]:
+def _counts(kernel: Kernel, readings: Sequence[KernelSummary]) -> dict[str, int]:
     """The relevant instructions over all of a kernel's instances, most frequent first."""
     total: Counter[str] = Counter()
     for reading in readings:
@@ -125,14 +122,14 @@ def _counts(kernel: Kernel, readings: Sequence[KernelCode]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def _said(counts: Mapping[str, int], readings: Sequence[KernelCode]) -> list[str]:
+def _said(counts: Mapping[str, int], readings: Sequence[KernelSummary]) -> list[str]:
     if all(reading.how == "none" for reading in readings):
         return []
     found = ", ".join(f"{number} x {name}" for name, number in counts.items())
     return [found] if "BPT.TRAP" in counts else [found, "no BPT.TRAP"] if found else ["no BPT.TRAP"]
 
 
-def _jit_note(readings: Sequence[KernelCode]) -> str:
+def _jit_note(readings: Sequence[KernelSummary]) -> str:
     if all(reading.how != "jit" for reading in readings):
         return ""
     return "the driver compiles it at first load, and caches the result"

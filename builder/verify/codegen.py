@@ -16,7 +16,13 @@ from msgspec.structs import replace
 
 from builder.applier.trees import versions
 from builder.errors import SparkBuildError
-from builder.machinecode.sass import BadCubin, Disassembly, ToolMissing, disassemble, resources
+from builder.machinecode.devicecode import (
+    BadCubin,
+    Disassembly,
+    ToolMissing,
+    disassemble,
+    resources,
+)
 from builder.runtime import CODEGEN_PROBE
 from builder.util.documents import plain
 from builder.verify.checks import Check

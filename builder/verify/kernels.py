@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.documents.plan import ExpectedChoice
-    from builder.machinecode.sass import Disassembly
+    from builder.machinecode.devicecode import Disassembly
 
 #: Stands for a kernel of each tile that FlashInfer's tuner may choose.
 EVERY_TILE = "dense-b12x-tiles"

@@ -26,7 +26,7 @@ from builder.rootfs.view import Rootfs
 if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.rootfs.base import OpenedImage
-    from builder.rootfs.merge import Entry
+    from builder.rootfs.view import Entry
 
 _CACHE = "__pycache__"
 #: a bare name is a link to a package

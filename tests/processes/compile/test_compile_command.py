@@ -16,7 +16,7 @@ from builder.documents.compiled import StageRequest
 from builder.documents.plan import PlannedLayer
 from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
-from builder.machinecode import facts
+from builder.machinecode import modules
 from builder.util.documents import plain, read
 from tests.unit.applier.test_compile_op import (
     BASE,
@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(facts, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
     every_base_is(monkeypatch, made)
     no_sandbox(monkeypatch)
@@ -221,7 +221,7 @@ def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = KernelCode("runs", "sm_120f", "enable_sm120_family")
-    monkeypatch.setattr(facts, "read_module", lambda *_: runs)
+    monkeypatch.setattr(modules, "read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.machinecode.fatbin import BadBinary, images
-from builder.machinecode.sass import find_tool
+from builder.machinecode.devicecode import BadBinary, find_tool, images
 
 if TYPE_CHECKING:
     from pathlib import Path

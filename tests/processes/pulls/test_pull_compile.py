@@ -14,7 +14,7 @@ from builder.applier.outcomes import Target
 from builder.compile import stage as stage_module
 from builder.compile.toolchain import Compiler
 from builder.forge.normalize import read_sections
-from builder.machinecode import facts
+from builder.machinecode import modules
 from builder.pulls.render import ops_of, parts_of
 from builder.util.documents import plain
 from tests.unit import cudaworld as cw
@@ -57,7 +57,7 @@ def cuda_forge(
     monkeypatch.setattr(stage_module, "find_compiler", lambda *_: nvcc)
     monkeypatch.setattr(stage_module, "header_wheels", lambda *_: [])
     monkeypatch.setattr(stage_module, "refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr(facts, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
     monkeypatch.setattr(stage_module, "free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
@@ -496,7 +496,7 @@ def test_compiled_code_reveals_nothing_about_the_base(
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""
     runs = KernelCode("runs", "sm_120f", "enable_sm120_only")
-    monkeypatch.setattr(facts, "read_module", lambda *_: runs)
+    monkeypatch.setattr(modules, "read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)
     assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}

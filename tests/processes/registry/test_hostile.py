@@ -35,7 +35,7 @@ limits.FREE_BYTES = 128 << 20
 resource.setrlimit(resource.RLIMIT_AS, (100 << 20, 100 << 20))
 from builder.errors import SparkBuildError
 from builder.rootfs.tar import LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.tar import Unpacked
 stream = open(sys.argv[1], "rb")
 try:
     tar = LayerTar(Unpacked(stream, "layer"), "layer")

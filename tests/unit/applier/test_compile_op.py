@@ -31,11 +31,10 @@ from builder.documents.compiled import StageRequest
 from builder.documents.plan import BakedPlan
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
-from builder.machinecode import fatbin, modules
-from builder.machinecode.facts import read_module
-from builder.machinecode.modules import KernelCode as Reading
-from builder.machinecode.modules import Summary
-from builder.machinecode.sass import ToolMissing
+from builder.machinecode import devicecode, modules
+from builder.machinecode.devicecode import ToolMissing
+from builder.machinecode.modules import KernelSummary as Reading
+from builder.machinecode.modules import Summary, read_module
 from builder.model.plan import digest_of
 from builder.plan.planner import hints, refuse_plan
 from builder.publish.documents import inputs_of
@@ -437,7 +436,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fatbin, "find_tool", no_tool)
+    monkeypatch.setattr(devicecode, "find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
     with pytest.raises(EngineError, match="is unknown, and its architectures") as caught:
         read_module(tree, MODULE, KERNELS)

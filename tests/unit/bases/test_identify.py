@@ -32,7 +32,7 @@ from builder.registry.model import (
     Descriptor,
     RawManifest,
 )
-from builder.rootfs import scan
+from builder.rootfs import index
 from builder.rootfs.base import Base, OpenedImage
 from builder.rootfs.image import find_image, open_image
 from builder.rootfs.layers import LayerCache
@@ -338,7 +338,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forget_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no file's bytes but what says which files are whose."""
-    monkeypatch.setattr(scan, "worth_keeping", lambda path, _: "RECORD" in path)
+    monkeypatch.setattr(index, "worth_keeping", lambda path, _: "RECORD" in path)
 
 
 def test_a_file_of_a_released_wheel_is_read_from_there(

@@ -10,7 +10,7 @@ import pytest
 from builder.applier.sources import Stage
 from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
-from builder.machinecode import facts
+from builder.machinecode import modules
 from builder.pipeline.bases import identify_base
 from builder.plan.planner import make_plan
 from builder.plan.sources import IndexSources
@@ -50,7 +50,7 @@ class Asked:
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(facts, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
     put_image(

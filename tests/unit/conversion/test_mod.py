@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.conversion.mod import ModOps, mod_files, read_mod
+from builder.conversion.layers import ModOps, mod_files, read_mod
 from builder.errors import UsageError
 
 HUNK = "@@ -1,4 +1,4 @@\n one\n two\n-three\n+drei\n four\n"

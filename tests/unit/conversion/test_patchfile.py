@@ -1,6 +1,6 @@
 import pytest
 
-from builder.conversion.patchfile import patch_ops, read_patch
+from builder.conversion.layers import patch_ops, read_patch
 from builder.errors import UsageError
 
 HUNK = "@@ -1,4 +1,4 @@\n one\n two\n-three\n+drei\n four\n"

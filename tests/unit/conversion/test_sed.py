@@ -1,6 +1,6 @@
 import pytest
 
-from builder.conversion.sed import Replacement, read_sed
+from builder.conversion.layers import Replacement, read_sed
 
 
 @pytest.mark.parametrize(

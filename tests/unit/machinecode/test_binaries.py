@@ -10,24 +10,29 @@ import pytest
 
 from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.errors import RemoteError
-from builder.machinecode import fatbin, modules
-from builder.machinecode.fatbin import Arch, BadBinary, Image, images, parse_ptx, telling
-from builder.machinecode.kernels import load_kernels
+from builder.machinecode import devicecode, modules
+from builder.machinecode.devicecode import (
+    Arch,
+    BadBinary,
+    BadCubin,
+    Image,
+    ToolMissing,
+    find_tool,
+    function_names,
+    images,
+    parse_ptx,
+    split_functions,
+    telling,
+)
 from builder.machinecode.modules import (
-    KernelCode,
+    KernelSummary,
     Modules,
     Summary,
     best,
     find_modules,
+    load_kernels,
     on_disk,
     tally,
-)
-from builder.machinecode.sass import (
-    BadCubin,
-    ToolMissing,
-    find_tool,
-    function_names,
-    split_functions,
 )
 from builder.util.paths import cache_dir
 from builder.verify import binaries
@@ -155,8 +160,8 @@ def test_ptx_is_read_in_pieces_of_any_size(size: int) -> None:
 
 
 def test_machine_code_is_listed_by_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fatbin, "_run", lambda _arguments: SYMBOLS)
-    monkeypatch.setattr(fatbin, "_stream", lambda _arguments: [PTX])
+    monkeypatch.setattr(devicecode, "_run", lambda _arguments: SYMBOLS)
+    monkeypatch.setattr(devicecode, "_stream", lambda _arguments: [PTX])
     found = images(tmp_path / "m.so")
     assert [(i.kind, str(i.arch), list(i.kernels)) for i in found] == [
         ("elf", "sm_120f", ["_Zgemm", "_Zquant"]),
@@ -334,7 +339,7 @@ class Release:
             jit=ways.count("jit"),
             readings={
                 k.symbol: tuple(
-                    KernelCode(kernel=f"_Z{n}", how=how, arch=arch, counts=counts)
+                    KernelSummary(kernel=f"_Z{n}", how=how, arch=arch, counts=counts)
                     for n, (how, arch, counts) in enumerate(rows.get(k.name, ()))
                 )
                 for k in load_kernels()

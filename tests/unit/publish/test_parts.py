@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.distribute.parts import parts_of
+from builder.distribute.endpoint import parts_of
 from builder.publish.subject import Image, read_subject
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import sha256_digest

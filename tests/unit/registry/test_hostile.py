@@ -14,8 +14,7 @@ from backports import zstd
 
 from builder.errors import RemoteError
 from builder.rootfs import limits
-from builder.rootfs.tar import LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.tar import LayerTar, Unpacked
 from tests.unit.images import (
     CONFIG,
     Item,

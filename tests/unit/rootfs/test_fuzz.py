@@ -26,8 +26,7 @@ from builder.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
-from builder.rootfs.tar import LayerTar
-from builder.rootfs.unpack import Unpacked
+from builder.rootfs.tar import LayerTar, Unpacked
 from tests.unit import tarcases
 from tests.unit.chance import CASES
 from tests.unit.fakes import vllm_files, write_tree

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from builder.documents.plan import ExpectedChoice
 from builder.errors import SparkBuildError
-from builder.machinecode import sass
-from builder.machinecode.sass import BadCubin, ToolMissing, parse_sass, resources
+from builder.machinecode import devicecode
+from builder.machinecode.devicecode import BadCubin, ToolMissing, parse_sass, resources
 from builder.util.paths import cache_dir
 from builder.verify import codegen, results
 from builder.verify.codegen import RESULTS, check_codegen, keep_result
@@ -126,11 +126,11 @@ def test_nvdisasm_is_found_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sass, "_package_folders", lambda: [tmp_path])
+    monkeypatch.setattr(devicecode, "_package_folders", lambda: [tmp_path])
     tool = tmp_path / "nvdisasm"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    assert sass.find_nvdisasm() == tool
+    assert devicecode.find_nvdisasm() == tool
 
 
 def no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise ToolMissing("nvdisasm is not installed", hint="pip install it")
 
-    monkeypatch.setattr(sass, "find_nvdisasm", missing)
+    monkeypatch.setattr(devicecode, "find_nvdisasm", missing)
 
 
 # ---------------------------------------------------------------------------------- what is asked

@@ -23,7 +23,7 @@ from builder.documents.compiled import StageRequest
 from builder.errors import SparkBuildError
 from builder.forge.store import Forges
 from builder.layers.catalog import Catalog
-from builder.machinecode.facts import read_module
+from builder.machinecode.modules import read_module
 from builder.plan.sources import IndexSources
 from builder.pypi.index import PackageIndex
 from builder.util.documents import plain, read
