@@ -27,6 +27,10 @@ class Interpreter:
     command: str
     version: str
     path: tuple[str, ...]
+    #: the folders of the standard library, which come after ``PYTHONPATH``; the first is an archive
+    stdlib: tuple[str, ...] = ()
+    #: the root of its virtual environment, or ``""``
+    environment: str = ""
 
 
 def interpreters(
@@ -63,19 +67,24 @@ def _interpreter(
     home = _home(view, real, named[1] if named else None)
     if home is None:
         return None
-    prefix, version = home
+    prefix, version, lib = home
+    stdlib = (
+        f"{prefix}/lib/python{version.replace('.', '')}.zip",
+        f"{prefix}/{lib}/python{version}",
+        f"{prefix}/{lib}/python{version}/lib-dynload",
+    )
     system = _site_packages(view, prefix, version)
     venv = _venv(view, command)
     first = [working_dir or "/", *_listed(env.get("PYTHONPATH", ""), working_dir)]
     if venv is None:
         user = f"{env.get('HOME', '/root')}/.local/lib/python{version}/site-packages"
         own = [] if env.get("PYTHONNOUSERSITE") else [user]
-        return Interpreter(command=real, version=version, path=(*first, *own, *system))
+        path = (*first, *own, *system)
+        return Interpreter(command=real, version=version, path=path, stdlib=stdlib)
     root, shares = venv
     own = [f"{root}/{lib}/python{version}/site-packages" for lib in ("lib", "lib64")]
-    return Interpreter(
-        command=command, version=version, path=(*first, *own, *(system if shares else ()))
-    )
+    path = (*first, *own, *(system if shares else ()))
+    return Interpreter(command=command, version=version, path=path, stdlib=stdlib, environment=root)
 
 
 def _listed(text: str, working_dir: str) -> list[str]:
@@ -84,8 +93,8 @@ def _listed(text: str, working_dir: str) -> list[str]:
     return [f if f.startswith("/") else f"{working_dir.rstrip('/')}/{f}" for f in folders]
 
 
-def _home(view: Rootfs, real: str, version: str | None) -> tuple[str, str] | None:
-    """Prefix and version: the directory above the program that holds ``lib/python3.X/os.py``."""
+def _home(view: Rootfs, real: str, version: str | None) -> tuple[str, str, str] | None:
+    """Prefix, version, and ``lib`` or ``lib64``: the prefix holds ``lib/python3.X/os.py``."""
     folder = real.rpartition("/")[0]
     while folder:
         folder = folder.rpartition("/")[0]
@@ -94,7 +103,7 @@ def _home(view: Rootfs, real: str, version: str | None) -> tuple[str, str] | Non
             for name in names:
                 match = _NAME.fullmatch(name)
                 if match and view.stat(f"{folder}/{lib}/{name}/os.py") is not None:
-                    return folder, match[1]
+                    return folder, match[1], lib
     return None
 
 

@@ -6,6 +6,7 @@ Its files are read from its layers; its vLLM runs in the sandbox.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,8 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     held = ImageProbes(kind="layers", now=now, otherwise=asking, engine="oci")
     target = target_of_image(base, text, baked, opening, held)
     site = base.identity.site_packages
-    return dataclasses.replace(target, unrecorded=lambda: find_unrecorded(opened, site, base.tree))
+    search = functools.cache(lambda: find_unrecorded(opened, site, base.tree))
+    return dataclasses.replace(target, unrecorded=search)
 
 
 def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:

@@ -17,6 +17,7 @@ from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
 from builder.util.console import counted
 from builder.verify.checks import Check
+from builder.verify.shadows import few, shadows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from builder.applier.receipts import Receipt
     from builder.documents.plan import PlannedLayer
+    from builder.verify.shadows import Shadow
     from builder.verify.target import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 
@@ -50,8 +52,12 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if receipts:
         yield _syntax(target, receipts)
     yield _record(target, receipts)
+    if receipts:
+        yield _modules(shadows_of(target))
     if target.unrecorded is not None:
-        yield _startup(target.unrecorded())
+        found = target.unrecorded()
+        yield _startup(found)
+        yield _later(found)
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
@@ -216,16 +222,29 @@ def _unlisted(
     return sorted(missing)
 
 
+def _modules(shadows: Sequence[Shadow]) -> Check:
+    """Check that Python imports the patched and the recorded files."""
+    return Check(
+        level="static",
+        name="imported modules",
+        status="fail" if shadows else "pass",
+        expected="Python imports the file of every module that a RECORD or a receipt lists",
+        seen=f"Python runs {few(shadows)}" if shadows else "no file hides a recorded module",
+        where=shadows[0].path if shadows else "",
+        reason="the recorded file is there, but has no effect" if shadows else "",
+    )
+
+
 def _startup(found: Unrecorded) -> Check:
     """Check that everything that Python runs at startup is from a package or a layer."""
     others = (*found.of_base, *found.files)
     said = []
     if found.hooks:
-        said.append(f"{counted(len(found.hooks), 'hook')} recorded nowhere: {_few(found.hooks)}")
+        said.append(f"{counted(len(found.hooks), 'hook')} recorded nowhere: {few(found.hooks)}")
     if found.of_base:
-        said.append(f"in the base already: {_few(found.of_base)}")
+        said.append(f"in the base already: {few(found.of_base)}")
     if found.files:
-        said.append(f"{counted(len(found.files), 'other file')} unrecorded: {_few(found.files)}")
+        said.append(f"{counted(len(found.files), 'other file')} unrecorded: {few(found.files)}")
     return Check(
         level="static",
         name="startup hooks",
@@ -240,8 +259,19 @@ def _startup(found: Unrecorded) -> Check:
     )
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def _later(found: Unrecorded) -> Check:
+    """Check that no layer above the base replaces recorded files, or adds code to our packages."""
+    seen = f"{counted(len(found.changed), 'file')}, such as {few(found.changed)}"
+    return Check(
+        level="static",
+        name="files above the base",
+        status="fail" if found.changed else "pass",
+        expected="layers above the base replace no recorded file, and add no code to the packages "
+        "that spark-build changes",
+        seen=seen if found.changed else "none replaced, none added",
+        where=found.changed[0] if found.changed else "",
+        reason="changed after the image was built" if found.changed else "",
+    )
 
 
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]:

@@ -135,7 +135,7 @@ def test_a_stray_module_is_listed(call: Call, built: Built) -> None:
     on_top(
         layout,
         Item(f"{SITE}/stray.py", CODE),
-        Item(f"{SITE}/vllm/stray.py", CODE),
+        Item(f"{SITE}/vllm/stray.json", b"{}"),
         Item(f"{SITE}/other/a.py", CODE),
         Item(f"{SITE}/other/b/c.py", CODE),
         Item(f"{SITE}/paths.pth", b"/srv/more\n"),
@@ -144,8 +144,164 @@ def test_a_stray_module_is_listed(call: Call, built: Built) -> None:
     )
     code, check = hooks(call)
     assert (code, check["status"]) == (0, "pass")
-    assert check["unrecorded"] == ["other/", "paths.pth", "stray.py", "vllm/stray.py"]
+    assert check["unrecorded"] == ["other/", "paths.pth", "stray.py", "vllm/stray.json"]
     assert check["seen"] == "4 other files unrecorded: other/, paths.pth, stray.py, ..."
+
+
+def failed(call: Any) -> dict[str, Any]:
+    """The failed checks of level static, by name."""
+    done = call("verify", "oci:out", "--level", "static", "--json")
+    bad = {c["name"]: c for c in done.json["checks"] if c["status"] == "fail"}
+    assert done.code == (5 if bad else 0)
+    return bad
+
+
+def compiled(flags: int, size: int, magic: bytes = b"\xcb\x0d\r\n") -> bytes:
+    """A compiled file with the header of CPython 3.12."""
+    return magic + flags.to_bytes(4, "little") + bytes(4) + size.to_bytes(4, "little") + b"code"
+
+
+CORE, ENVS = f"{SITE}/vllm/core", f"{SITE}/vllm/envs"
+NATIVE = "cpython-312-aarch64-linux-gnu.so"
+TRIPLE = "cpython-312"
+#: Files that Python runs instead of ``core.py``, which a layer patched, or ``envs.py``.
+SHADOWS = {
+    "package": ([Item(f"{CORE}/__init__.py", CODE)], "vllm/core/__init__.py"),
+    "extension": ([Item(f"{CORE}.{NATIVE}", CODE)], f"vllm/core.{NATIVE}"),
+    "abi3": ([Item(f"{CORE}.abi3.so", CODE)], "vllm/core.abi3.so"),
+    "so": ([Item(f"{CORE}.so", CODE)], "vllm/core.so"),
+    "compiled package": ([Item(f"{CORE}/__init__.pyc", CODE)], "vllm/core/__init__.pyc"),
+    "linked package": (
+        [Item("srv/x/__init__.py", CODE), symlink(CORE, "/srv/x")],
+        "vllm/core/__init__.py",
+    ),
+    "unrelated": ([Item(f"{ENVS}/__init__.py", CODE)], "vllm/envs/__init__.py"),
+    "of the package": ([Item(f"{SITE}/vllm/__init__.so", CODE)], "vllm/__init__.so"),
+    "unchecked": (
+        [Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(1, 0))],
+        f"vllm/__pycache__/core.{TRIPLE}.pyc",
+    ),
+    "checked": (
+        [Item(f"{SITE}/vllm/__pycache__/envs.{TRIPLE}.pyc", compiled(3, 0))],
+        f"vllm/__pycache__/envs.{TRIPLE}.pyc",
+    ),
+    "optimized": (
+        [Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.opt-1.pyc", compiled(1, 0))],
+        f"vllm/__pycache__/core.{TRIPLE}.opt-1.pyc",
+    ),
+    "working folder": ([Item("vllm/__init__.py", CODE)], "/vllm/__init__.py"),
+    "beside the command": (
+        [
+            Item("opt/app/bin/vllm", b"#!/opt/app/bin/python3", mode=0o755),
+            Item("opt/app/bin/vllm.py", CODE),
+        ],
+        "/opt/app/bin/vllm.py",
+    ),
+    "standard library": (
+        [Item("opt/app/lib/python3.12/vllm.py", CODE)],
+        "/opt/app/lib/python3.12/vllm.py",
+    ),
+    "extension of the library": (
+        [Item(f"opt/app/lib/python3.12/lib-dynload/vllm.{NATIVE}", CODE)],
+        f"/opt/app/lib/python3.12/lib-dynload/vllm.{NATIVE}",
+    ),
+    "archive": ([Item("opt/app/lib/python312.zip", b"PK")], "/opt/app/lib/python312.zip"),
+    "user's folder": (
+        [Item("root/.local/lib/python3.12/site-packages/vllm/__init__.py", CODE)],
+        "/root/.local/lib/python3.12/site-packages/vllm/__init__.py",
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "path"), SHADOWS.values(), ids=list(SHADOWS))
+def test_a_file_that_python_imports_instead_of_another(
+    call: Call, built: Built, items: Sequence[Item], path: str
+) -> None:
+    layout = built()
+    assert not failed(call)
+    on_top(layout, *items)
+    check = failed(call)["imported modules"]
+    assert check["where"] == path
+    assert check["reason"] == "the recorded file is there, but has no effect"
+
+
+@pytest.mark.parametrize("item", [
+    Item(f"{CORE}.cpython-311-aarch64-linux-gnu.so"),
+    Item(f"{CORE}.cpython-312-x86_64-linux-gnu.so"),
+    Item(f"{CORE}.pyd"),
+    Item(f"{CORE}/data.json", b"{}"),
+    Item(f"{SITE}/vllm/__pycache__/core.cpython-311.pyc", compiled(1, 0)),
+    Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(0, 1)),
+    Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(1, 0, b"\xcb\x0d\n\n")),
+    Item("opt/app/lib/python3.12/vllm/data.json", b"{}"),
+], ids=lambda item: item.name)  # fmt: skip
+def test_a_file_that_this_python_does_not_import(call: Call, built: Built, item: Item) -> None:
+    on_top(built(), item)
+    assert not failed(call)
+
+
+#: Code that layers above the base add to a package that a layer changed, or replace elsewhere.
+LATER = {
+    "module": ([Item(f"{SITE}/vllm/stray.py", CODE)], "vllm/stray.py"),
+    "extension": ([Item(f"{SITE}/vllm/_C.abi3.so", CODE)], "vllm/_C.abi3.so"),
+    "compiled": ([Item(f"{SITE}/vllm/stray.pyc", CODE)], "vllm/stray.pyc"),
+    "linked": ([symlink(f"{SITE}/vllm/stray", "/srv")], "vllm/stray"),
+    "of another package": ([Item(f"{SITE}/known.py", b"changed")], "known.py"),
+}
+
+
+@pytest.mark.parametrize(("items", "path"), LATER.values(), ids=list(LATER))
+def test_code_that_a_later_layer_adds_or_replaces(
+    call: Call, built: Built, items: Sequence[Item], path: str
+) -> None:
+    layout = built(*installed("known", "known.py", b"known"))
+    assert not failed(call)
+    on_top(layout, *items)
+    assert failed(call)["files above the base"]["where"] == path
+
+
+def test_a_shadow_in_a_package_that_no_layer_changes(call: Call, built: Built) -> None:
+    known = installed("known", "known/a.py", b"known")
+    layout = built(*known, Item(f"{SITE}/known/a/__init__.py", CODE))
+    _, check = hooks(call)
+    assert "known/a/" in check["unrecorded"]
+    on_top(layout, Item(f"{SITE}/known/a.so", CODE))
+    assert failed(call)["imported modules"]["where"] == "known/a/__init__.py"
+
+
+PLUGIN = b"[vllm.general_plugins]\nx = evil:run\n"
+#: What runs whenever the image's vLLM starts.
+PROGRAMS = {
+    "plugin": Item(f"{SITE}/evil-1.0.dist-info/entry_points.txt", PLUGIN),
+    "plugin of an egg": Item(f"{SITE}/evil.egg-info/entry_points.txt", PLUGIN),
+    "plugin elsewhere": Item("srv/evil-1.0.dist-info/entry_points.txt", PLUGIN),
+    "damaged entry points": Item(f"{SITE}/evil-1.0.dist-info/entry_points.txt", b"[x"),
+    "backend of torch": Item(
+        f"{SITE}/evil-1.0.dist-info/entry_points.txt", b"[torch.backends]\nx=y:z\n"
+    ),
+    "command": Item("opt/app/bin/vllm", b"#!/bin/sh\nevil", mode=0o755),
+    "interpreter": Item("opt/app/bin/python3.12", b"\x7fELF evil", mode=0o755),
+    "link to it": symlink("opt/app/bin/python3", "other"),
+    "environment": Item("opt/app/pyvenv.cfg", b"home = /srv\n"),
+    "standard library": Item("opt/app/lib/python3.12/os.py", b"evil"),
+    "module of it": Item("opt/app/lib/python3.12/json/__init__.py", CODE),
+    "loader": Item("etc/ld.so.preload", b"/srv/evil.so\n"),
+}
+
+
+@pytest.mark.parametrize("item", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_what_runs_at_every_start(call: Call, built: Built, item: Item) -> None:
+    layout = built(Item("opt/app/bin/vllm", b"#!/opt/app/bin/python3.12\n", mode=0o755))
+    assert not failed(call)
+    on_top(layout, item, Item("opt/app/bin/other", b"\x7fELF", mode=0o755))
+    path = f"/{item.name}".removeprefix(f"/{SITE}/")
+    assert path in failed(call)["startup hooks"]["unrecorded"]
+
+
+def test_entry_points_that_nothing_loads_are_listed(call: Call, built: Built) -> None:
+    text = b"[console_scripts]\nx = y:z\n"
+    on_top(built(), Item(f"{SITE}/good-1.0.dist-info/entry_points.txt", text))
+    assert not failed(call)
 
 
 def test_names_that_are_not_utf8(call: Call, built: Built) -> None:

@@ -173,6 +173,7 @@ def test_a_good_target_passes_every_static_check() -> None:
         "environment",
         "patched modules parse",
         "no other file touched",
+        "imported modules",
     ]
 
 
