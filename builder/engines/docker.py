@@ -186,6 +186,27 @@ def read_file(container: Container, path: str) -> bytes | None:
         return extracted.read() if extracted else None
 
 
+def files_at(container: Container, path: str) -> dict[str, bytes]:
+    """A file of a container, or the files below a folder, by absolute path.
+
+    What is neither a file nor a folder has no bytes.
+    """
+    from docker.errors import NotFound
+
+    try:
+        stream, _ = container.get_archive(path)
+    except NotFound:
+        return {}
+    above = path.rpartition("/")[0]
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+        for member in archive:
+            extracted = archive.extractfile(member) if member.isfile() else None
+            if not member.isdir():
+                found[f"{above}/{member.name}"] = extracted.read() if extracted else b""
+    return found
+
+
 @contextlib.contextmanager
 def open_file(container: Container, path: str) -> Iterator[io.BufferedReader | None]:
     """One regular file of a container as a stream, for large files; or None."""

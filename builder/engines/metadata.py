@@ -27,7 +27,7 @@ from builder.applier.trees import Content
 from builder.applier.versions import normalize
 from builder.diagnose.catalog import SKIPPED, load_catalog
 from builder.documents.plan import BakedPlan
-from builder.engines.toolfiles import APPLIER, programs
+from builder.engines.toolfiles import APPLIER, COMMAND, COMMAND_TEXT, programs, written
 from builder.errors import UsageError
 from builder.model.base import kind_of
 from builder.model.plan import PLAN_SCHEMA, RecordedPlan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 #: ``NAME = MODULE:OBJECT [EXTRA]`` of the specification of entry points.
 _COMMAND_NAME = re.compile(r"[\w.-]+")
 _OBJECT = re.compile(r"(?P<module>[\w.]+)\s*:\s*(?P<object>[\w.]+)\s*(\[.*\])?")
-_ENTRY_POINTS = re.compile(r"(?P<name>[^/]+)-[^-/]+\.dist-info/entry_points\.txt")
+ENTRY_POINTS = re.compile(r"(?P<name>[^/]+)-[^-/]+\.dist-info/entry_points\.txt")
 _SCRIPT = """#!{interpreter}
 import sys
 
@@ -64,14 +64,15 @@ def commands(plan: BuildPlan) -> dict[str, bytes]:
     """Command -> script, of distributions that the base does not have; it keeps those it has."""
     found: dict[str, bytes] = {}
     for path, content in plan.changes.items():
-        match = _ENTRY_POINTS.fullmatch(path)
+        match = ENTRY_POINTS.fullmatch(path)
         if match and content is not None and normalize(match["name"]) not in plan.base.packages:
             text = content.read().decode("utf-8", "replace")
-            found |= _scripts(text, plan.base.interpreter)
+            found |= scripts(text, plan.base.interpreter)
     return found
 
 
-def _scripts(text: str, interpreter: str) -> dict[str, bytes]:
+def scripts(text: str, interpreter: str) -> dict[str, bytes]:
+    """Command -> script, of the text of an ``entry_points.txt``."""
     parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
     try:
@@ -79,14 +80,14 @@ def _scripts(text: str, interpreter: str) -> dict[str, bytes]:
     except Error:  # no command is lost on anybody who could have used it
         return {}
     rows = parser.items("console_scripts") if parser.has_section("console_scripts") else []
-    scripts = {}
+    found_scripts = {}
     for name, value in rows:
         target = _OBJECT.fullmatch(value.strip())
         if target and _COMMAND_NAME.fullmatch(name):
             first = target["object"].partition(".")[0]
             words = {"module": target["module"], "object": target["object"], "first": first}
-            scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
-    return scripts
+            found_scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
+    return found_scripts
 
 
 # ------------------------------------------------------- what the in-image verifier checks on a GPU
@@ -297,17 +298,16 @@ def _records(decision: LayerDecision) -> set[str]:
 SHARE = "/usr/share/spark-build"
 #: Owners and modes that a copy into an image cannot set.
 OWNERS = f"{SHARE}/folders.json"
+#: The sha256 of what spark-build adds to every image, by file name; the plan has their digest.
+WRITTEN = f"{SHARE}/files.json"
+#: Where commands are.
+BIN = "/usr/local/bin"
 #: Prefix of spark-build's own labels and annotations.
 LABEL_PREFIX = "io.github.spark-build"
 PLAN_LABEL = f"{LABEL_PREFIX}.plan"
 BASE_LABEL = f"{LABEL_PREFIX}.base"
 #: Artifact type of an overlay, which is not a runnable image.
 OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
-
-_VERIFY = """#!/bin/sh
-# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
-exec {interpreter} -B {share}/spark_verify.py "$@"
-"""
 
 
 def baked_files(plan: BuildPlan) -> dict[str, Content]:
@@ -319,6 +319,7 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
         f"{SHARE}/device.json": indented(plain(device_data(plan.document))),
         f"{SHARE}/layers.json": indented(layers),
         f"{SHARE}/serve-flags.json": indented(flags),
+        WRITTEN: indented(dict(written())),
         "/workspace/build-metadata.yaml": build_metadata(plan),
     }
     owned = restored(plan)
@@ -329,11 +330,15 @@ def baked_files(plan: BuildPlan) -> dict[str, Content]:
         contents[f"{SHARE}/{name}"] = Content.of(data)
     for name in TERMS:
         contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
-    interpreter = plan.base.interpreter
-    script = _VERIFY.format(interpreter=interpreter, share=SHARE).encode()
-    for name, data in {**commands(plan), "spark-verify": script}.items():
-        contents[f"/usr/local/bin/{name}"] = Content.of(data, 0o755)
+    script = command_text(plan.base.interpreter)
+    for name, data in {**commands(plan), COMMAND: script}.items():
+        contents[f"{BIN}/{name}"] = Content.of(data, 0o755)
     return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
+
+
+def command_text(interpreter: str) -> bytes:
+    """The command ``spark-verify`` of an image with this interpreter."""
+    return COMMAND_TEXT.format(interpreter=interpreter, share=SHARE).encode()
 
 
 def _lasting(plan: BuildPlan) -> dict[str, Any]:

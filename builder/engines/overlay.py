@@ -6,17 +6,16 @@ receipts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import json
 import shlex
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.engines import metadata
-from builder.engines.layers import WHITEOUT, LayerInputs, say_layer
+from builder.engines.layers import LayerInputs, say_layer
 from builder.engines.metadata import image_layers
 from builder.errors import RemoteError, UsageError
 from builder.pypi.index import write_atomically
@@ -25,6 +24,10 @@ from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
 from builder.registry.manifests import blobs, check_manifest, is_index
 from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
+from builder.rootfs.image import find_image
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.tar import DIR, FILE
+from builder.rootfs.view import Rootfs
 from builder.util.console import console
 from builder.util.hints import reason
 
@@ -220,30 +223,40 @@ def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
 
 def read_layout(
     layout: Path, reference: str = ""
-) -> tuple[RecordedPlan, dict[str, bytes | None], dict[str, str]]:
-    """An overlay layout as ``(plan, absolute path -> bytes or None for a whiteout, env)``.
+) -> tuple[RecordedPlan, dict[str, bytes], dict[str, str]]:
+    """An overlay layout as ``(plan, absolute path -> bytes, env)``.
 
-    Every blob is checked against its digest.
+    It is read like every other image, so what a runtime does not unpack is refused.
 
     Raises:
-        UsageError: spark-build did not write the layout, or a blob is damaged.
+        UsageError: spark-build did not write the layout.
+        RemoteError: it is malformed, or a blob is damaged.
     """
-    manifest, config = _manifest_and_config(layout, reference)
-    files: dict[str, bytes | None] = {}
-    for descriptor in blobs(manifest)[1:]:
-        data = io.BytesIO(_blob(layout, descriptor.digest))
-        with tarfile.open(fileobj=data, mode="r:gz") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                folder, _, name = f"/{member.name}".rpartition("/")
-                extracted = tar.extractfile(member)
-                assert extracted is not None
-                if name.startswith(WHITEOUT):
-                    files[f"{folder}/{name.removeprefix(WHITEOUT)}"] = None
-                else:
-                    files[f"{folder}/{name}"] = extracted.read()
-    plan_bytes = files.get(f"{metadata.SHARE}/plan.json")
-    if plan_bytes is None:
+    image = find_image(LayoutDirectory(layout), reference, None)
+    cache = LayerCache(image.source, diff_ids=image.diff_ids)
+    with contextlib.closing(Rootfs(image.layers, cache)) as view:
+        files = overlay_files(view, str(layout))
+    plan = files.get(f"{metadata.SHARE}/plan.json")
+    if plan is None:
         raise UsageError(f"{layout} was not made by spark-build: it has no plan")
-    return metadata.read_plan(plan_bytes, str(layout)), files, config.env
+    return metadata.read_plan(plan, str(layout)), files, image.config.env
+
+
+def overlay_files(view: Rootfs, where: str) -> dict[str, bytes]:
+    """Absolute path -> bytes of every file of an overlay.
+
+    Raises:
+        UsageError: it has something other than files and folders, which no overlay has.
+        RemoteError: a layer is malformed.
+    """
+    entries = {f"/{path}": entry.kind for path, entry in view.below("/").items()}
+    odd = next((path for path, kind in entries.items() if kind not in (FILE, DIR)), None)
+    if odd is not None:
+        raise UsageError(
+            f"{where} is not an overlay of spark-build: {odd} is a {entries[odd]}, and overlays "
+            "have only files and folders",
+            hint="build it again with spark-build image",
+        )
+    paths = [path for path, kind in entries.items() if kind == FILE]
+    view.fetch(paths)
+    return {path: view.read(path) or b"" for path in paths}

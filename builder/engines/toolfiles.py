@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 #: File name of the applier in images and mods.
 APPLIER = "spark_apply.pyz"
+#: The command that runs the verifier in an image, and its text.
+COMMAND = "spark-verify"
+COMMAND_TEXT = """#!/bin/sh
+# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
+exec {interpreter} -B {share}/spark_verify.py "$@"
+"""
 _PACKAGE = b"# The applier of spark-build alone: its other packages are not in this file.\n"
 
 
@@ -49,16 +55,26 @@ def programs() -> Mapping[str, bytes]:
 
 
 @cache
-def maker() -> Maker:
-    """The version of this spark-build, and the digest of what it adds to images.
+def written() -> Mapping[str, str]:
+    """The sha256 of what this spark-build adds to images, by file name.
 
-    The digest covers the programs and licenses in images and extension wheels, and
-    the tables for the verifier's data; everything else in an image is determined by the
-    version.
+    The programs and licenses in images and extension wheels, the tables for the verifier's data,
+    and the text of the command; everything else in an image is determined by the version.
     """
     paths = [package_file("runtime", "wheel_loader.py"), package_file("data", "kernels.toml")]
     paths += package_file("data", "diagnose").glob("*.toml")
     paths += map(project_file, TERMS)
     contents = {**programs(), **{path.name: path.read_bytes() for path in paths}}
-    files = {name: sha256_hex(data) for name, data in contents.items()}
-    return Maker(version=__version__, files=f"sha256:{sha256_hex(canonical_json(files))}")
+    contents[COMMAND] = COMMAND_TEXT.encode()
+    return MappingProxyType({name: sha256_hex(data) for name, data in contents.items()})
+
+
+@cache
+def maker() -> Maker:
+    """The version of this spark-build, and the digest of what it adds to images."""
+    return Maker(version=__version__, files=digest_of_files(written()))
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """The digest of a list of files and their sha256, as a plan has it."""
+    return f"sha256:{sha256_hex(canonical_json(dict(files)))}"

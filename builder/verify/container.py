@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 from builder.bases.identify import identify
@@ -37,7 +38,7 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
             plan = metadata.read_plan(baked, ref) if baked else None
             label = config.labels.get(metadata.PLAN_LABEL, "")
             if plan and _stands_alone(plan.document, container):
-                files: dict[str, bytes | None] = dict(docker.export_files(container))
+                files = dict(docker.export_files(container))
                 opened = open_overlay(ref, plan, files, config.env, opening, label)
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:
@@ -73,4 +74,16 @@ def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTa
     def on_gpu(level: str) -> VerifierDocument:
         return run_in_container(ref, base.identity.interpreter, opened.plan, level, opening.gpu)
 
-    return dataclasses.replace(opened, on_gpu=on_gpu)
+    return dataclasses.replace(opened, on_gpu=on_gpu, outside=partial(_files_at, ref, opening))
+
+
+def _files_at(ref: str, opening: Opening, path: str) -> dict[str, bytes]:
+    from builder.engines import docker
+
+    client = docker.connect()
+    try:
+        image = docker.find_image(client, ref, opening.platform)
+        with docker.created(client, image.id or ref) as container:
+            return docker.files_at(container, path)
+    finally:
+        client.close()

@@ -6,18 +6,19 @@ Its files are read from its layers; its vLLM runs in the sandbox.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
+from builder.engines.overlay import overlay_files
 from builder.model.base import base_kind
 from builder.registry.layout import LayoutDirectory
 from builder.registry.manifests import blobs
 from builder.registry.presence import refuse_missing
 from builder.rootfs.image import open_image
-from builder.rootfs.tar import FILE
+from builder.rootfs.tar import DIR
 from builder.verify.insandbox import in_sandbox
 from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
 from builder.verify.unrecorded import find_unrecorded
@@ -87,7 +88,7 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
         label=image.config.labels.get(metadata.PLAN_LABEL, ""),
     )
     if baked.plan is not None and _stands_alone(baked.plan.document, view):
-        files: dict[str, bytes | None] = _all_files(view)
+        files = overlay_files(view, text)
         target = open_overlay(text, baked.plan, files, image.config.env, opening, baked.label)
         opened.close()
         return target
@@ -98,8 +99,20 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     held = ImageProbes(kind="layers", now=now, otherwise=asking, engine="oci")
     target = target_of_image(base, text, baked, opening, held)
     site = base.identity.site_packages
-    search = functools.cache(lambda: find_unrecorded(opened, site, base.tree))
-    return dataclasses.replace(target, unrecorded=search)
+    search = cache(lambda: find_unrecorded(opened, site, base.tree))
+    return dataclasses.replace(target, unrecorded=search, outside=partial(_files_at, view))
+
+
+def _files_at(view: Rootfs, path: str) -> dict[str, bytes]:
+    """A file, or the files below a folder, by the path that was asked for."""
+    entry, real = view.stat(path), view.realpath(path)
+    if entry is None or real is None:
+        return {}
+    if entry.kind != DIR:
+        return {path: view.read(path) or b""}
+    below = [f"{path}/{name}" for name, one in view.below(real).items() if one.kind != DIR]
+    view.fetch(below)
+    return {name: view.read(name) or b"" for name in below}
 
 
 def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:
@@ -107,9 +120,3 @@ def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:
     base = plan.base
     metadata = f"vllm-{base.packages['vllm']}.dist-info/METADATA"
     return base_kind(base.kind).is_wheels and view.stat(f"{base.site_packages}/{metadata}") is None
-
-
-def _all_files(view: Rootfs) -> dict[str, bytes | None]:
-    paths = [f"/{path}" for path, entry in view.below("/").items() if entry.kind == FILE]
-    view.fetch(paths)
-    return {path: view.read(path) for path in paths}

@@ -17,6 +17,7 @@ from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
 from builder.util.console import counted
 from builder.verify.checks import Check
+from builder.verify.ownfiles import check_own_files
 from builder.verify.shadows import few, shadows_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if receipts:
         yield _syntax(target, receipts)
     yield _record(target, receipts)
+    own = check_own_files(target)
+    if own is not None:
+        yield own
     if receipts:
         yield _modules(shadows_of(target))
     if target.unrecorded is not None:

@@ -59,6 +59,9 @@ class VerifyTarget:
     parts: Callable[[], Parts] | None = None
     #: finds unrecorded files; None if only the checked files are available
     unrecorded: Callable[[], Unrecorded] | None = None
+    #: path and bytes of a file, or of all files below a folder, by absolute path; what is no file
+    #: has no bytes.  None if only site-packages can be read
+    outside: Callable[[str], Mapping[str, bytes]] | None = None
 
     @property
     def asked_in_itself(self) -> bool:

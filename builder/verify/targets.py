@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def _ask_of(tree: Tree, base: Base, trust: TrustedSources) -> AskDispatch:
 def open_overlay(
     name: str,
     recorded: RecordedPlan,
-    files: Mapping[str, bytes | None],
+    files: Mapping[str, bytes],
     env: Mapping[str, str],
     opening: Opening,
     label: str,
@@ -180,6 +181,7 @@ def open_overlay(
         runs_as=name_of_both(plan),
         cannot_use_gpu="an overlay cannot run alone; build an image with its Dockerfile",
         brought=tuple(files),
+        outside=partial(_files_at, files),
         plan=plan,
         layers=layers,
         tree=overlay,
@@ -191,6 +193,11 @@ def open_overlay(
         recomputed=recorded.digest,
         parts=lambda: without_foreign_hooks(layers, trust, lambda: parts),
     )
+
+
+def _files_at(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
+    """A file, or the files below a folder."""
+    return {p: data for p, data in files.items() if p == path or p.startswith(f"{path}/")}
 
 
 def exact_ref(plan: PlanDocument) -> str:

@@ -18,7 +18,7 @@ from builder.engines import metadata, toolfiles
 from builder.engines.metadata import read_plan
 from builder.engines.model import BuildRequest
 from builder.engines.oci import OciEngine
-from builder.engines.toolfiles import maker, programs
+from builder.engines.toolfiles import maker, programs, written
 from builder.errors import UsageError
 from builder.layers.catalog import Expectation, Profile, Selection
 from builder.model.plan import PLAN_SCHEMA
@@ -114,7 +114,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the tool's own files anew, as another process does."""
-    for cached in (maker, programs, load_catalog, metadata._kernels, metadata._markers):
+    for cached in (maker, written, programs, load_catalog, metadata._kernels, metadata._markers):
         cached.cache_clear()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.cli.documents import schema
+from builder.model.plan import Maker
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     OCI_CONFIG,
@@ -16,6 +17,7 @@ from builder.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
+from builder.verify import ownfiles
 from tests.unit.fakes import dist_files
 from tests.unit.images import (
     SITE,
@@ -296,6 +298,49 @@ def test_what_runs_at_every_start(call: Call, built: Built, item: Item) -> None:
     on_top(layout, item, Item("opt/app/bin/other", b"\x7fELF", mode=0o755))
     path = f"/{item.name}".removeprefix(f"/{SITE}/")
     assert path in failed(call)["startup hooks"]["unrecorded"]
+
+
+SHARE = "usr/share/spark-build"
+#: What spark-build wrote, changed later; and what its programs would import instead of each other.
+OWN = {
+    "verifier": Item(f"{SHARE}/spark_verify.py", b"print('all PASS')\n"),
+    "applier": Item(f"{SHARE}/spark_apply.pyz", b"PK"),
+    "data": Item(f"{SHARE}/device.json", b"{}\n"),
+    "flags": Item(f"{SHARE}/serve-flags.json", b"{}\n"),
+    "terms": Item(f"{SHARE}/LICENSE", b""),
+    "list": Item(f"{SHARE}/files.json", b"{}\n"),
+    "damaged list": Item(f"{SHARE}/files.json", b"{"),
+    "removed": Item(f"{SHARE}/.wh.spark_verify.py"),
+    "added module": Item(f"{SHARE}/json.py", CODE),
+    "added code": Item(f"{SHARE}/__pycache__/verify_checks.cpython-312.pyc", b"x"),
+    "link": symlink(f"{SHARE}/spark_verify.py", "/srv/x"),
+    "command": Item("usr/local/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
+    "earlier command": Item("opt/app/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
+}
+
+
+@pytest.mark.parametrize("item", OWN.values(), ids=list(OWN))
+def test_what_spark_build_wrote(call: Call, built: Built, item: Item) -> None:
+    layout = built()
+    assert not failed(call)
+    on_top(layout, item)
+    assert failed(call)["files of spark-build"]["where"] == f"/{item.name}".replace(".wh.", "")
+
+
+def test_an_image_of_another_spark_build(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own list of files has the digest that its plan states."""
+    layout = built()
+    monkeypatch.setattr(ownfiles, "maker", lambda: Maker(version="9", files="sha256:9"))
+    assert not failed(call)
+    on_top(layout, OWN["verifier"])
+    assert failed(call)["files of spark-build"]["where"] == f"/{SHARE}/spark_verify.py"
+    on_top(layout, Item(f"{SHARE}/.wh.files.json"))
+    done = call("verify", "oci:out", "--level", "static", "--json")
+    (check,) = [c for c in done.json["checks"] if c["name"] == "files of spark-build"]
+    assert (done.code, check["status"]) == (5, "not-run")
+    assert "wrote no list of its files" in check["reason"]
 
 
 def test_entry_points_that_nothing_loads_are_listed(call: Call, built: Built) -> None:
