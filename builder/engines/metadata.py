@@ -80,14 +80,14 @@ def scripts(text: str, interpreter: str) -> dict[str, bytes]:
     except Error:  # no command is lost on anybody who could have used it
         return {}
     rows = parser.items("console_scripts") if parser.has_section("console_scripts") else []
-    found_scripts = {}
+    found = {}
     for name, value in rows:
         target = _OBJECT.fullmatch(value.strip())
         if target and _COMMAND_NAME.fullmatch(name):
             first = target["object"].partition(".")[0]
             words = {"module": target["module"], "object": target["object"], "first": first}
-            found_scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
-    return found_scripts
+            found[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
+    return found
 
 
 # ------------------------------------------------------- what the in-image verifier checks on a GPU
