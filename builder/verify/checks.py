@@ -12,7 +12,7 @@ from builder.util.documents import Digest, Document, Part, Text, always
 from builder.verify.levels import Level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 Status = Literal["pass", "fail", "not-run"]
 
@@ -146,3 +146,8 @@ class Listener(Protocol):
 
     def end(self) -> None:
         """The end of a level."""
+
+
+def few(names: Collection[object]) -> str:
+    """Up to three of some names."""
+    return ", ".join(map(str, list(names)[:3])) + (", ..." if len(names) > 3 else "")

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from builder.applier.receipts import receipts_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -86,6 +88,17 @@ def is_unchecked(compiled: bytes) -> bool:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """A file that Python runs instead of another; a folder (a namespace) ends with ``/``."""
+
+    path: str
+    hides: str
+
+    def __str__(self) -> str:
+        return f"{self.path} instead of {self.hides}"
+
+
+@dataclass(frozen=True)
 class Finder:
     """Finds modules in the folders of a tree."""
 
@@ -140,3 +153,10 @@ def folders_below(tree: Tree, tops: Collection[str]) -> Iterator[str]:
         if names:
             yield folder
             pending.extend(f"{folder}/{name}" for name in names)
+
+
+def changed_packages(tree: Tree) -> set[str]:
+    """The folders and modules of site-packages in which layers changed files."""
+    paths = {path for receipt in receipts_of(tree) for path in receipt.files}
+    tops = {path.partition("/")[0] for path in paths}
+    return {top for top in tops if not top.endswith((".dist-info", ".pth"))}

@@ -29,8 +29,7 @@ from builder.rootfs.python import DEFAULT_PATH
 from builder.runtime import TERMS
 from builder.util.console import counted
 from builder.util.documents import plain
-from builder.verify.checks import Check
-from builder.verify.shadows import few
+from builder.verify.checks import Check, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.receipts import receipts_of
 from builder.applier.records import recorded_paths
-from builder.verify.finders import Finder, Naming, folders_below, is_unchecked, may_run
+from builder.verify.finders import (
+    Finder,
+    Naming,
+    Shadow,
+    changed_packages,
+    folders_below,
+    is_unchecked,
+    may_run,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from builder.applier.trees import Tree
     from builder.verify.target import VerifyTarget
-
-
-@dataclass(frozen=True)
-class Shadow:
-    """A file that Python runs instead of another; a folder (a namespace) ends with ``/``."""
-
-    path: str
-    hides: str
-
-    def __str__(self) -> str:
-        return f"{self.path} instead of {self.hides}"
 
 
 def shadows_of(target: VerifyTarget) -> list[Shadow]:
@@ -41,13 +37,6 @@ def shadows_of(target: VerifyTarget) -> list[Shadow]:
     if target.unrecorded is not None:
         found += target.unrecorded().shadows
     return list(dict.fromkeys(found))
-
-
-def changed_packages(tree: Tree) -> set[str]:
-    """The folders and modules of site-packages in which layers changed files."""
-    paths = {path for receipt in receipts_of(tree) for path in receipt.files}
-    tops = {path.partition("/")[0] for path in paths}
-    return {top for top in tops if not top.endswith((".dist-info", ".pth"))}
 
 
 def _in_packages(target: VerifyTarget, finder: Finder) -> Iterator[Shadow]:
@@ -96,8 +85,3 @@ def _recorded(tree: Tree) -> set[str]:
         with contextlib.suppress(ValueError, csv.Error):
             found.update(recorded_paths(tree.read(f"{dist.info_dir}/RECORD") or b""))
     return found
-
-
-def few(names: Collection[object]) -> str:
-    """Up to three of some names."""
-    return ", ".join(map(str, list(names)[:3])) + (", ..." if len(names) > 3 else "")

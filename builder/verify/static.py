@@ -16,9 +16,9 @@ from builder.applier.receipts import (
 from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
 from builder.util.console import counted
-from builder.verify.checks import Check
+from builder.verify.checks import Check, few
 from builder.verify.ownfiles import check_own_files
-from builder.verify.shadows import few, shadows_of
+from builder.verify.shadows import shadows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from builder.applier.receipts import Receipt
     from builder.documents.plan import PlannedLayer
-    from builder.verify.shadows import Shadow
+    from builder.verify.finders import Shadow
     from builder.verify.target import VerifyTarget
     from builder.verify.unrecorded import Unrecorded
 

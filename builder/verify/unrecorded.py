@@ -26,8 +26,7 @@ from builder.rootfs.layers import LayerCache
 from builder.rootfs.python import DEFAULT_PATH, interpreters
 from builder.rootfs.tar import DIR, SYMLINK
 from builder.rootfs.view import Rootfs
-from builder.verify.finders import CACHE, Finder, Naming, may_run
-from builder.verify.shadows import Shadow, changed_packages
+from builder.verify.finders import CACHE, Finder, Naming, Shadow, changed_packages, may_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
