@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -32,6 +31,13 @@ class Word:
 
     text: str
     line: int
+    #: the same as a script: with its line breaks, and the line on which it begins
+    script: str = ""
+    first: int = 0
+
+    def as_script(self) -> tuple[str, int]:
+        """The word as a script, and the line on which that begins."""
+        return self.script or self.text, self.first or self.line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,8 @@ class ServeCommand:
     env: tuple[GivenVariable, ...] = ()
     image: str = ""
     image_line: int = 0
+    #: names of mods that change the image when it starts
+    mods: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -118,12 +126,12 @@ class DockerRun:
 def read_docker_run(words: Iterable[Word]) -> DockerRun:
     """Read the words after ``docker run``."""
     run = DockerRun()
-    rest = list(words)
+    rest = deque(words)
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         text = word.text
         if not text.startswith("-"):
-            run.image, run.words = word, rest
+            run.image, run.words = word, list(rest)
             return run
         name, equals, value = text.partition("=")
         if name in _DOCKER_SWITCHES or (
@@ -133,23 +141,14 @@ def read_docker_run(words: Iterable[Word]) -> DockerRun:
         if not name.startswith("--") and len(name) > 2:  # -eNAME=value
             name, value, equals = text[:2], text[2:], "="
         if not equals:
-            value = rest.pop(0).text if rest else ""
+            value = rest.popleft().text if rest else ""
         if name in ("-e", "--env"):
-            key, _, setting = value.partition("=")
-            run.env.append(GivenVariable(name=key, value=setting or UNKNOWN, line=word.line))
+            key, is_set, setting = value.partition("=")
+            setting = setting if is_set else UNKNOWN  # -e NAME takes the caller's
+            run.env.append(GivenVariable(name=key, value=setting, line=word.line))
         elif name == "--entrypoint":
             run.entrypoint = value
     return run
-
-
-def _script_words(word: Word) -> list[Word]:
-    """A word, or the words of a script in it: ``sh -c 'vllm serve ...'``."""
-    if "vllm serve" not in word.text:
-        return [word]
-    try:
-        return [Word(part, word.line) for part in shlex.split(word.text)]
-    except ValueError:
-        return [Word(part, word.line) for part in word.text.split()]
 
 
 def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> list[Word] | None:
@@ -157,7 +156,6 @@ def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> li
 
     Official images have ``["vllm", "serve"]`` as their entrypoint.
     """
-    words = [part for word in words for part in _script_words(word)]
     texts = [word.text.rpartition("/")[2] for word in words]
     for at, text in enumerate(texts):
         if text == "vllm" and texts[at + 1 : at + 2] == ["serve"]:

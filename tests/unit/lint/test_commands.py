@@ -62,7 +62,7 @@ def test_command_behind_another_one(prefix: str) -> None:
 
 def test_other_commands_are_no_serve_commands() -> None:
     text = "docker pull vllm/vllm-openai:v0.33.0\ndocker run --rm alpine ls\necho vllm serve\nls\n"
-    assert [c.line for c in read_commands("x.sh", text)] == [3]  # told apart by nobody
+    assert not read_commands("x.sh", text)
     assert not read_commands("x.sh", "docker run --rm alpine ls\ncurl localhost\n")
 
 
