@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,8 +94,17 @@ _ALIKE = 0.75
 _BEGINNING = 4
 
 
+#: Names are shorter; a longer word is compared with none, because that takes its length's square.
+_LONGEST_NAME = 100
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``'; did you mean X?'`` for the nearest known word, or an empty string."""
+    return "" if len(word) > _LONGEST_NAME else _nearest(word, tuple(known))
+
+
+@lru_cache(1024)
+def _nearest(word: str, known: tuple[str, ...]) -> str:
     import difflib
 
     names = {_without_prefix(name): name for name in known}

@@ -10,17 +10,14 @@ from builder.lint.rules import RULES, RuleList
 from builder.lint.run import Linter, lint, read_file
 from builder.lint.sarif import sarif
 from builder.serving.models import Models
-from builder.util.console import counted, print_json
+from builder.util.console import console, counted, print_json
 from builder.util.hints import again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.lint.rules import LintReport
-
-
-_IGNORE = "to keep one, write the comment '# spark-build: ignore[rule]' on its line"
+    from builder.lint.rules import Finding, LintReport
 
 
 def rules_command(files: Sequence[Path], *, as_sarif: bool, json: bool) -> None:
@@ -61,6 +58,10 @@ def lint_command(
         raise UsageError("no file to lint (- is standard input)", hint=again("FILE"))
     texts = [(str(path), read_file(path)) for path in files]
     report = lint(texts, linter, Models.discover(models or ()))
+    for name in report.skipped:
+        console.say(f"note: {name} has no serve command")
+    for name in report.cut:
+        console.warn(f"{name} has more findings than are listed")
     if as_sarif:
         print(json_module.dumps(sarif(report), indent=2))
     elif json:
@@ -68,10 +69,18 @@ def lint_command(
     else:
         _print(report)
     serious = [one for one in report.findings if strict or one.severity == "error"]
-    if serious:
+    if serious or report.cut:
         raise SparkBuildError(
-            f"{counted(len(serious), 'serve setting')} to change", Exit.VERIFY_FAILED, _IGNORE
+            f"{counted(len(serious), 'serve setting')} to change", Exit.VERIFY_FAILED, _fix(serious)
         )
+
+
+def _fix(findings: Sequence[Finding]) -> str:
+    """The first finding's fix, or where all that is valid is shown."""
+    fixed = next((one for one in findings if one.help), None)
+    if fixed is None:
+        return "spark-build lint --rules"
+    return f"{fixed.file}:{fixed.line}: {fixed.help}"
 
 
 def _print(report: LintReport) -> None:

@@ -40,6 +40,7 @@ _DEEP = "its commands are nested too deeply"
 _QUOTES = ('"', "'")
 _ESCAPE_IN_STRING = re.compile(r'\\([$`"\\\n])')
 #: ``${NAME}``, ``${NAME:-default}``; ``${NAME[0]}``, ``${NAME[@]}``, ``${NAME[@]+...}``.
+_ARRAY = re.compile(r"\[[@*]\]")
 _EXPANSION = re.compile(
     r"\$\{(\w+)(?:\[([@*]|\d{1,6})\])?(?:(:?-)([^$`\\]*)|:?\+\"?\$\{\1\[[@*]\]\}\"?)?\}"
 )
@@ -388,7 +389,8 @@ def _add(node: Node, script: _Script, fields: _Fields, *, quoted: bool) -> None:
         for child in node.named_children:
             _add(child, script, fields, quoted=quoted)
     elif kind == "string":
-        fields.add("")
+        if len(node.named_children) != 1 or not _ARRAY.search(_text(node)):
+            fields.add("")  # "" is a word; "${ARRAY[@]}" may be none
         for part in _parts(node):
             if isinstance(part, str):
                 fields.add(part)
@@ -406,17 +408,16 @@ def _add(node: Node, script: _Script, fields: _Fields, *, quoted: bool) -> None:
 
 def _parts(node: Node) -> Iterator[str | Node]:
     """The parts of a string in double quotes, with the text between them."""
-    at = node.start_byte + 1
+    at = 1
     data = node.text or b""
-
-    def between(end: int) -> str:
-        return data[at - node.start_byte : end - node.start_byte].decode("utf-8", "replace")
-
     for child in node.named_children:
-        yield between(child.start_byte)
+        start = child.start_byte - node.start_byte
+        if start > at:
+            yield data[at:start].decode("utf-8", "replace")
         yield child
-        at = child.end_byte
-    yield between(node.end_byte - 1)
+        at = child.end_byte - node.start_byte
+    if at < len(data) - 1:
+        yield data[at:-1].decode("utf-8", "replace")
 
 
 def _value(node: Node, script: _Script) -> str:  # noqa: PLR0911 - one for each kind of node

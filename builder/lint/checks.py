@@ -16,7 +16,7 @@ from builder.serving.memory import UTILIZATION
 from builder.serving.memorydocuments import LARGEST_FRACTION, fraction_refusal
 from builder.serving.profile import CUDA_13
 from builder.serving.replaced import replaced
-from builder.serving.values import wrong_kind
+from builder.serving.values import shortened, wrong_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 _NO_RAY = Version("0.18.0rc0")
 #: Releases whose ``--linear-backend`` accepts flashinfer_b12x, but whose kernel list lacks it.
 _UNREACHABLE = (Version("0.24.0rc0"), Version("0.28.0rc0"))
+_PATCHED = "an image with the profile b12x-full, or vLLM 0.28.0 and later"
+#: What to do on those releases in place of a value of ``--linear-backend`` with which a model
+#: whose layers are not all NVFP4 does not start (vllm/model_executor/kernels/linear of 0.27.1).
+_INSTEAD = {
+    "flashinfer_b12x": f"--linear-backend flashinfer_b12x, with {_PATCHED}",
+    "flashinfer_cutlass": "leave it out: FlashInfer's CUTLASS kernels are the default on a GB10",
+}
+_QUANTIZATION = "--quantization"
+#: Flags whose product is the number of GPUs.
+_GPUS = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
 _OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
 
 
@@ -40,15 +50,23 @@ class Checked:
     interface: ServeInterface
     flags: tuple[GivenFlag, ...]
     model: Model | None
+    #: whose changes its vLLM has
+    profile: str = ""
 
     @classmethod
     def of(
-        cls, command: ServeCommand, interface: ServeInterface, models: Mapping[str, Model]
+        cls,
+        command: ServeCommand,
+        interface: ServeInterface,
+        models: Mapping[str, Model],
+        profile: str = "",
     ) -> Checked:
         """Read a command as the release does."""
         flags = tuple(command.flags(interface))
         model = models.get(command.model)
-        return cls(command=command, interface=interface, flags=flags, model=model)
+        return cls(
+            command=command, interface=interface, flags=flags, model=model, profile=profile
+        )  # fmt: skip
 
     def last(self, name: str) -> GivenFlag | None:
         """A given flag by its long name; the last one counts."""
@@ -60,6 +78,22 @@ class Checked:
         """The value of a flag; empty if it is not given, or unknown before the start."""
         flag = self.last(name)
         return "" if flag is None or flag.value is None or UNKNOWN in flag.value else flag.value
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the release accepts b12x for linear layers, but cannot select it."""
+        first, last = _UNREACHABLE
+        return not self.profile and first <= Version(self.interface.vllm) < last
+
+    @property
+    def several_gpus(self) -> bool:
+        """Whether the command needs several GPUs in one machine, which is then no Spark."""
+        gpus = 1
+        for name in _GPUS:
+            gpus *= _whole(self.value(name)) or 1
+        joined = self.last("--nnodes") or self.last("--headless")
+        ray = self.value("--distributed-executor-backend") == "ray"
+        return gpus > 1 and not joined and not ray
 
     def taken(self, name: str) -> str:
         """The value of a flag if the release accepts it; else empty."""
@@ -79,9 +113,8 @@ class Checked:
 
 
 def check(checked: Checked) -> Iterator[Finding]:
-    """All problems of one command, in the order of its lines."""
-    found = [finding for one in _CHECKS for finding in one(checked)]
-    yield from sorted(found, key=lambda finding: finding.line)
+    """All problems of one command."""
+    return (finding for one in _CHECKS for finding in one(checked))
 
 
 def _flags(checked: Checked) -> Iterator[Finding]:
@@ -91,7 +124,10 @@ def _flags(checked: Checked) -> Iterator[Finding]:
         known = checked.interface.flag(canonical(flag.name).partition(".")[0])
         unknown = known is not None and flag.value is not None and UNKNOWN in flag.value
         why = "" if unknown else checked.interface.refusal(flag.name, flag.value)
-        if why:
+        if why and known is not None and _QUANTIZATION in known.names and flag.value is not None:
+            message = f"{why}; it has an effect only if the checkpoint's own method replaces it"
+            yield checked.finding("quantization-name", flag.line, message, "leave it out")
+        elif why:
             rule = "bad-value" if known is not None else "unknown-flag"
             yield checked.finding(rule, flag.line, why)
 
@@ -102,7 +138,8 @@ def _twice(checked: Checked) -> Iterator[Finding]:
         name = canonical(flag.name)
         before = seen.get(name)
         if before is not None and before.value != flag.value and "." not in name:
-            message = f"{name} is given twice: {before.value} on line {before.line} has no effect"
+            shown = shortened(before.value or "").replace(UNKNOWN, "...") or "it"
+            message = f"{name} is given twice: {shown} on line {before.line} has no effect"
             yield checked.finding("given-twice", flag.line, message)
         seen[name] = flag
 
@@ -139,6 +176,9 @@ def _variables(checked: Checked) -> Iterator[Finding]:
             advice = f"use the flag {flag}" if other.value(value) else "leave it out"
             if other.flag_refusal(interface, value):
                 advice = "" if known else f"this release has no replacement; {other.source}"
+            elif other.flag == "--linear-backend" and checked.unreachable:
+                # the flag chooses among the kernels of all linear layers, not only NVFP4's
+                advice = _INSTEAD.get(other.value(value), advice)
         rule = "variable-value" if known else "unknown-variable"
         yield checked.finding(rule, one.line, why, advice)
 
@@ -154,13 +194,11 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
         model = checked.model if name == MOE_BACKEND else None
         if model and (message := w4a16_as_w4a4(model, checked.interface.vllm, value)):
             yield checked.finding("w4a16-rounded", flag.line, message, f"leave {name} out")
-        first, last = _UNREACHABLE
-        release = Version(checked.interface.vllm)
-        if name == "--linear-backend" and value == "flashinfer_b12x" and first <= release < last:
+        if name == "--linear-backend" and value == "flashinfer_b12x" and checked.unreachable:
+            release = checked.interface.vllm
             message = f"vLLM {release} accepts {name} flashinfer_b12x, but has no such kernel"
-            advice = "an image with the profile b12x-full, or vLLM 0.28.0 and later"
             if _OFFICIAL.search(checked.command.image) or not checked.command.image:
-                yield checked.finding("b12x-unreachable", flag.line, message, advice)
+                yield checked.finding("b12x-unreachable", flag.line, message, _PATCHED)
 
 
 def _model(checked: Checked) -> Iterator[Finding]:
@@ -180,7 +218,8 @@ def _model(checked: Checked) -> Iterator[Finding]:
                               failure.helps)  # fmt: skip
     length = checked.last("--max-model-len")
     context = _whole(checked.value("--max-model-len"))
-    if length and context and model.context and context < model.context.value // 4:
+    few = bool(context and model.context and context < model.context.value // 4)
+    if length and model.context and few and not checked.several_gpus:
         message = f"a context of {context} tokens: {model.context.source}"
         advice = f"{model.context.value} is what it was served with"
         yield checked.finding("short-context", length.line, message, advice)
@@ -192,7 +231,9 @@ def _memory(checked: Checked) -> Iterator[Finding]:
         return
     if why := fraction_refusal(value):
         yield checked.finding("bad-value", flag.line, why)
-    elif not wrong_kind("number", value, nullable=False) and float(value) > LARGEST_FRACTION:
+    elif checked.several_gpus or wrong_kind("number", value, nullable=False):
+        return
+    elif float(value) > LARGEST_FRACTION:
         message = f"{value} of 128 GB that the CPU uses too"
         advice = "0.85, or --kv-cache-memory-bytes"
         yield checked.finding("memory-fraction", flag.line, message, advice)

@@ -71,6 +71,9 @@ class ServeCommand:
     image_line: int = 0
     #: names of mods that change the image when it starts
     mods: tuple[str, ...] = ()
+    #: of the recipe that made the file: its release and profile
+    vllm: str = ""
+    profile: str = ""
 
     @property
     def model(self) -> str:

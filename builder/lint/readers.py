@@ -412,8 +412,8 @@ def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
     served = list(_in_container(file, words, "" if entrypoint else None, image, env))
     yield from served
     if env and not served:
-        line = (words or [image])[0].line
-        yield file.command((), env, line=line, image=image.text, image_line=image.line)
+        at = (words or [image])[0].line
+        yield file.command((), env, line=at, image=image.text, image_line=image.line)
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str]]:

@@ -43,7 +43,8 @@ def linted_recipe(request: RecipeRequest) -> Recipe:
     )
     notes = []
     models = {made.id: request.model}
-    for finding in check(Checked.of(command, request.served.interface, models)):
+    findings = check(Checked.of(command, request.served.interface, models))
+    for finding in sorted(findings, key=lambda finding: finding.line):
         if finding.severity == "error" and finding.line:
             _refuse(finding, settings[finding.line - 1])
         notes.append("; ".join(filter(None, (finding.message, finding.help))))

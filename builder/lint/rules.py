@@ -46,6 +46,10 @@ class LintReport(Document, frozen=True, kw_only=True):
     commands: Annotated[int, Meta(ge=0, description="serve commands that were checked")]
     findings: tuple[Finding, ...]
     ignored: Annotated[int, Meta(ge=0, description="findings that a comment switched off")] = 0
+    skipped: Annotated[tuple[Text, ...], Meta(description="files without a serve command")] = ()
+    cut: Annotated[
+        tuple[Text, ...], Meta(description="files with more findings than are listed")
+    ] = ()
 
 
 def _rule(name: str, severity: Severity, summary: str, source: str) -> Rule:
@@ -59,6 +63,9 @@ RULES = {
         _rule("unknown-flag", "error", "the release has no such flag", _ARGS),
         _rule("bad-value", "error", "the release refuses the value of a flag",
               f"{_ARGS} and configuration (vllm/config)"),
+        _rule("quantization-name", "warning",
+              "the release has no such method, but the checkpoint's own one may replace it",
+              "vllm/config/model.py of the release: override_quantization_method"),
         _rule("unknown-parser", "error", "the release has no such parser, and no plugin is given",
               "vllm/reasoning/__init__.py and vllm/tool_parsers/__init__.py of the release"),
         _rule("unknown-variable", "warning", "the release does not read the variable",
@@ -75,7 +82,8 @@ RULES = {
               "write-up of one GB10, 2026-03: vLLM does not start"),
         _rule("eager-autotune", "error", "--enforce-eager crashes while MoE kernels are tuned",
               "write-up of one GB10, 2026-03"),
-        _rule("short-context", "warning", "a context that the model's users found too short",
+        _rule("short-context", "warning",
+              "on a Spark, a context that the model's users found too short",
               "the model's file: spark-build models show"),
         _rule("memory-fraction", "warning", "more than 0.90 of a memory that the system shares",
               "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from builder.errors import UsageError
+from builder.errors import NotServed, UsageError
+from builder.layers.catalog import Catalog
 from builder.lint.checks import Checked, check
 from builder.lint.readers import open_quotes, read_commands
 from builder.lint.rules import RULES, Finding, LintReport
 from builder.serving.interface import interface_of
+from builder.serving.profile import patched_interface
 from builder.serving.release import release_base
-from builder.util.hints import reason
+from builder.util.hints import again, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +36,15 @@ _LARGEST = 1 << 20
 _IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
 _ALL = "*"  # no rule's name
 _RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
-_LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?\s*[:=\s]\s*['\"]?least-busy")
+_LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
+#: The first line of a file that ``recipe`` writes.
+_MADE = re.compile(
+    r"^# \S+ on vLLM (?P<vllm>\d[\w.+]*), profile (?P<profile>[\w.-]+), [\w-]+$", re.MULTILINE
+)
+#: Letters of a file in which that line is looked for.
+_HEAD = 4096
+#: Findings of a file that are listed, at most.
+_MOST_FINDINGS = 1000
 
 
 @dataclass
@@ -42,7 +53,7 @@ class Linter:
 
     release: str | None = None
     image: str | None = None
-    _interfaces: dict[str, ServeInterface] = field(default_factory=dict)
+    _interfaces: dict[tuple[str, str], ServeInterface] = field(default_factory=dict)
 
     def interface(self, command: ServeCommand) -> ServeInterface:
         """The interface of a command's release.
@@ -51,23 +62,42 @@ class Linter:
             UsageError: neither the options nor the command's image name the release.
             SparkBuildError: it cannot be read.
         """
-        if self.release is not None:
-            ref = release_base(self.release)
-        elif self.image is not None:
-            ref = self.image
-        else:
-            match = _RELEASE.search(command.image)
-            if match is None:
-                named = f"the image {command.image}" if command.image else "no image"
-                raise UsageError(
-                    f"{command.file}:{command.line}: the vLLM release is unknown; the command "
-                    f"names {named} (--image IMAGE reads the release from an image)",
-                    hint="--release 0.33.0",
-                )
-            ref = release_base(match[1])
-        if ref not in self._interfaces:
-            self._interfaces[ref] = interface_of(ref)
-        return self._interfaces[ref]
+        named = _RELEASE.search(command.image)
+        release = self.release or (named[1] if named and not self.image else "")
+        release = release or ("" if self.image else command.vllm)
+        ref = release_base(release) if release else self.image or ""
+        if not ref:
+            image = f"the image {command.image}" if command.image else "no image"
+            raise UsageError(
+                f"{command.file}:{command.line}: the vLLM release is unknown; the command "
+                f"names {image} (--image IMAGE reads the release from an image)",
+                hint=again("--release 0.33.0"),
+            )
+        profile = "" if self.image else self.profile(command)
+        if (ref, profile) not in self._interfaces:
+            self._interfaces[ref, profile] = self._read(ref, profile)
+        return self._interfaces[ref, profile]
+
+    def profile(self, command: ServeCommand) -> str:
+        """The profile whose changes a command's vLLM has: of its mods, or of the file's recipe."""
+        mods = {mod.rpartition("/")[2] for mod in command.mods}
+        if not mods:
+            return command.profile if command.profile in self._profiles else ""
+        return next((name for name, mod in self._profiles.items() if mod in mods), "")
+
+    @cached_property
+    def _profiles(self) -> dict[str, str]:
+        """Our profiles, with the name of each one's mod."""
+        catalog = Catalog.discover()
+        return {name: catalog.profile(name).mod for name in catalog.profile_files}
+
+    def _read(self, ref: str, profile: str) -> ServeInterface:
+        if profile:
+            try:
+                return patched_interface(profile, ref)
+            except NotServed:  # its mod changes nothing there
+                pass
+        return interface_of(ref)
 
 
 def read_file(path: Path) -> str:
@@ -101,34 +131,52 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     known = _by_id(models)
     findings: list[Finding] = []
     releases: set[str] = set()
+    skipped: list[str] = []
+    cut: list[str] = []
     commands = ignored = 0
     for name, text in files:
-        found = [*_least_busy(name, text), *_open_quotes(name, text)]
-        broken = bool(found)
-        served = read_commands(name, text)
+        found = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
+        served = _commands(name, text)
         commands += len(served)
+        if not served and not found:
+            skipped.append(name)
         for command in served:
             interface = linter.interface(command)
             releases.add(interface.vllm)
-            found += check(Checked.of(command, interface, known))
-        if not served and not broken:
-            raise UsageError(
-                f"{name} contains no vllm serve command",
-                hint=READS,
-            )
+            # commands can share a line, such as an exported variable's, and repeat its findings
+            checked = Checked.of(command, interface, known, profile=linter.profile(command))
+            for finding in check(checked):
+                found[finding] = None
+                if len(found) > _MOST_FINDINGS:
+                    break
         ignored_in = _Ignored(text)
-        # commands can share a line, such as an exported variable's, and then repeat its findings
-        once = sorted(dict.fromkeys(found), key=lambda finding: finding.line)
+        once = sorted(found, key=lambda finding: finding.line)
         kept = [finding for finding in once if not ignored_in.has(finding)]
         ignored += len(once) - len(kept)
-        findings += kept
+        cut += [name] if len(once) > _MOST_FINDINGS else []
+        findings += kept[:_MOST_FINDINGS]
+    if len(skipped) == len(files):
+        subject = skipped[0] if len(skipped) == 1 else f"none of {len(skipped)} files"
+        found_in = "contains no" if len(skipped) == 1 else "contains a"
+        raise UsageError(f"{subject} {found_in} vllm serve command", hint=READS)
     return LintReport(
         vllm=releases.pop() if len(releases) == 1 else "",
         files=tuple(name for name, _ in files),
         commands=commands,
         findings=tuple(findings),
         ignored=ignored,
+        skipped=tuple(skipped),
+        cut=tuple(cut),
     )
+
+
+def _commands(name: str, text: str) -> list[ServeCommand]:
+    """The serve commands of a file, with what its first line says, if ``recipe`` made it."""
+    served = read_commands(name, text)
+    made = _MADE.search(text[:_HEAD])
+    if made is None:
+        return served
+    return [replace(one, vllm=made["vllm"], profile=made["profile"]) for one in served]
 
 
 def _by_id(models: Models) -> dict[str, Model]:

@@ -6,6 +6,7 @@ Everything is read from the release's source; nothing is imported or run.
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -19,7 +20,7 @@ from builder.pypi.index import PackageIndex
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Takes
 from builder.serving.modules import Modules
-from builder.serving.values import NONE, Key, Kind, in_json, wrong_key, wrong_kind
+from builder.serving.values import NONE, Key, Kind, in_json, shortened, wrong_key, wrong_kind
 from builder.util.console import console
 from builder.util.documents import Part, Sha256, Text
 from builder.verify.results import Results
@@ -106,16 +107,18 @@ class Flag(Part, frozen=True, kw_only=True):
         if value is None:
             return "" if self.takes == "optional" else "needs a value"
         if self.choices and self.folded(value) not in self.choices:
-            known = ", ".join(self.choices)
-            return f"has no value {value!r}{did_you_mean(value, self.choices)} (it has {known})"
+            return _not_among(value, self.choices)
         if self.known and not self._may_be(value):
-            names = ", ".join(self.known)
-            return f"has no value {value!r}{did_you_mean(value, self.known)} (it has {names})"
+            return _not_among(value, self.known)
         return self._not_of_its_kind(value) if self.takes in ("one", "optional") else ""
 
     def _not_of_its_kind(self, value: str) -> str:
         wanted = wrong_kind(self.kind, value, nullable=self.nullable)
-        return f"takes {wanted}, not {value!r}" if wanted else wrong_key(self.keys, in_json(value))
+        return (
+            f"takes {wanted}, not {shortened(value)!r}"
+            if wanted
+            else wrong_key(self.keys, in_json(value))
+        )
 
     def key_refusal(self, path: str, value: str | None) -> str:
         """The same for one key of an object: ``--kernel-config.linear_backend VALUE``."""
@@ -137,7 +140,12 @@ class Flag(Part, frozen=True, kw_only=True):
         return value.lower().replace("-", "_") if self.folds else value
 
 
-class ServeInterface(Part, frozen=True, kw_only=True):
+def _not_among(value: str, known: tuple[str, ...]) -> str:
+    guess = did_you_mean(value, known)
+    return f"has no value {shortened(value)!r}{guess} (it has {', '.join(known)})"
+
+
+class ServeInterface(Part, frozen=True, kw_only=True, dict=True):
     """What ``vllm serve`` of one release accepts."""
 
     vllm: Text
@@ -151,21 +159,24 @@ class ServeInterface(Part, frozen=True, kw_only=True):
 
     def flag(self, name: str) -> Flag | None:
         """A flag by one of its names; like vLLM, this reads underscores as hyphens."""
-        spelled = canonical(name) if name.startswith("--") else name
-        return next((flag for flag in self.flags if spelled in flag.names), None)
+        return self._by_name.get(canonical(name) if name.startswith("--") else name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Flag]:
+        return {name: flag for flag in reversed(self.flags) for name in flag.names}
 
     def refusal(self, name: str, value: str | None) -> str:
         """Why this release would refuse a flag with this value; empty if it accepts it."""
         plain, _, key = canonical(name).partition(".")
         found = self.flag(plain)
         if found is None:
-            known = [n for flag in self.flags for n in flag.names]
-            return f"vLLM {self.vllm} has no flag {name}{did_you_mean(name, known)}"
+            guess = did_you_mean(name, self._by_name)
+            return f"vLLM {self.vllm} has no flag {shortened(name)}{guess}"
         if key:  # --kernel-config.linear_backend VALUE
             why = found.key_refusal(key, value)
             return f"{plain} of vLLM {self.vllm} {why}" if why else ""
         why = found.refusal(value)
-        return f"{name} of vLLM {self.vllm} {why}" if why else ""
+        return f"{shortened(name)} of vLLM {self.vllm} {why}" if why else ""
 
     def variable_refusal(self, name: str, value: str) -> str:
         """Why this release would ignore a variable; empty if it reads it, or it is not vLLM's."""
@@ -173,11 +184,12 @@ class ServeInterface(Part, frozen=True, kw_only=True):
             return ""
         if name not in self.variables:
             guess = did_you_mean(name, self.variables)
-            return f"vLLM {self.vllm} does not read the variable {name}{guess}"
+            return f"vLLM {self.vllm} does not read the variable {shortened(name)}{guess}"
         choices = self.variables[name]
         wrong = [one for one in value.split(",") if choices and one not in choices]
         if wrong:
-            return f"{name} of vLLM {self.vllm} has no value {wrong[0]!r} ({', '.join(choices)})"
+            value = shortened(wrong[0])
+            return f"{name} of vLLM {self.vllm} has no value {value!r} ({', '.join(choices)})"
         return ""
 
     def parser_refusal(self, flag: str, value: str) -> str:
@@ -186,7 +198,7 @@ class ServeInterface(Part, frozen=True, kw_only=True):
         if not built_in or value in built_in or value.lower() in _NO_PARSER:
             return ""
         guess = did_you_mean(value, built_in)
-        return f"vLLM {self.vllm} has no parser {value!r} for {flag}{guess}"
+        return f"vLLM {self.vllm} has no parser {shortened(value)!r} for {flag}{guess}"
 
     def parsers(self, flag: str) -> tuple[str, ...]:
         """The built-in parsers that a flag chooses from."""

@@ -76,6 +76,26 @@ def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
         )
 
 
+def patched_interface(profile: str, ref: str) -> ServeInterface:
+    """What the vLLM of a base understands with the changes of a profile.
+
+    Raises:
+        NotServed: the profile does not support it.
+        SparkBuildError: it cannot be read or planned.
+    """
+    inputs = Inputs(PlanOptions.selecting([profile], None, None, ()))
+    base = inputs.identify(ref)
+    try:
+        plan = inputs.plan(base)
+        refuse_unserved(plan, inputs.selection, "the release")
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        patched = OverlayTree(base.tree)
+        patched.update(plan.changes)
+        return interface_in(patched, plan.base.packages["vllm"])
+    finally:
+        base.close()
+
+
 def served_profile(
     profile: str, release: str | None, image: str | None, patches: Sequence[Path] = ()
 ) -> ServedProfile:

@@ -37,11 +37,20 @@ class Key(Part, frozen=True, kw_only=True):
     keys: tuple[Key, ...] = ()
 
 
+#: Characters of a user's word in a message.
+_SHOWN = 200
+
+
+def shortened(word: str) -> str:
+    """A word for a message: a long one is cut."""
+    return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
+
+
 def in_json(value: str) -> Any:
     """A value as vLLM reads it in JSON: sizes are numbers, and other words are texts."""
     try:
         return json.loads(_SIZE_IN_JSON.sub("0", value))
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -50,7 +59,7 @@ def wrong_key(keys: Sequence[Key], value: object, path: str = "") -> str:
     known = {key.name: key for key in keys}
     for name, inner in value.items() if isinstance(value, dict) and keys else ():
         if name not in known:
-            return f"has no key {path}{name}{did_you_mean(name, known)}"
+            return f"has no key {path}{shortened(name)}{did_you_mean(name, known)}"
         if why := wrong_key(known[name].keys, inner, f"{path}{name}."):
             return why
         choices = {_folded(choice): choice for choice in known[name].choices}
@@ -58,7 +67,9 @@ def wrong_key(keys: Sequence[Key], value: object, path: str = "") -> str:
         if choices and is_word and _folded(str(inner)) not in choices:
             guess = did_you_mean(str(inner), choices.values())
             listed = ", ".join(choices.values())
-            return f"has no value {inner!r} for {path}{name}{guess} (it has {listed})"
+            return (
+                f"has no value {shortened(repr(inner))} for {path}{name}{guess} (it has {listed})"
+            )
     return ""
 
 
@@ -74,7 +85,7 @@ def wrong_kind(kind: Kind, value: str, *, nullable: bool) -> str:
     wanted, check = _KINDS[kind]
     try:
         check(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return wanted
     return ""
 

@@ -61,7 +61,7 @@ NOTES = {
         "0.33.0",
         ("vllm serve m --kv-cache-dtype banana --quantization modelop --attention-backend flash "
         "--reasoning-parser qwen33 --port 8k"),
-        {"bad-value": 4, "unknown-parser": 1},
+        {"bad-value": 3, "quantization-name": 1, "unknown-parser": 1},
     ),
     "note 4, today": (
         "0.33.0",

@@ -36,6 +36,10 @@ FLAGS = (
     flag("--max-model-len", "one", "size-or-auto"),
     flag("--gpu-memory-utilization", "one", "number"),
     flag("--enforce-eager", "nothing", "true-or-false"),
+    flag("--tensor-parallel-size", "one", "integer"),
+    flag("--nnodes", "one", "integer"),
+    flag("--compilation-config", "one", "object"),
+    structs.replace(flag("--quantization"), names=("--quantization", "-q"), known=("modelopt",)),
     flag("--distributed-executor-backend", "one", "text", "mp", "ray"),
 )
 
@@ -67,6 +71,7 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("unknown-flag", "vllm serve m --ports 1", "0.33.0"),
         ("bad-value", "vllm serve m --port many", "0.33.0"),
         ("bad-value", "vllm serve m --moe-backend fast", "0.33.0"),
+        ("quantization-name", "vllm serve m --quantization fp4", "0.33.0"),
         ("unknown-parser", "vllm serve m --reasoning-parser nemotron", "0.33.0"),
         ("unknown-parser", "vllm serve m --tool-call-parser qwen", "0.33.0"),
         ("unknown-variable", "VLLM_NVFP4_MOE_BACKEND=marlin vllm serve m", "0.20.1"),
@@ -118,10 +123,43 @@ def test_rule_finds_its_case(rule: str, text: str, release: str) -> None:
         ('vllm serve m --port "$PORT" --moe-backend "$(cat x)"', "0.33.0"),
         ('VLLM_CHOICE="$X" HF_TOKEN=abc vllm serve m --port 1 --port 1', "0.33.0"),
         ("VLLM_NVFP4_GEMM_BACKEND=marlin vllm serve m --linear-backend auto", "0.22.0"),
+        (
+f"vllm serve {SUPER} --max-model-len 8192 --tensor-parallel-size 4",
+            "0.33.0",
+        ),
+        ("A='--port 1 --moe-backend marlin'; vllm serve m $A", "0.33.0"),
+        ("vllm serve m -q modelopt --port ${PORT:-8000}", "0.33.0"),
     ],
-)
+)  # fmt: skip
 def test_what_is_right_is_not_reported(text: str, release: str) -> None:
     assert found(text, release) == []
+
+
+def test_a_machine_of_several_nodes_is_a_spark() -> None:
+    more = "--tensor-parallel-size 2 --nnodes 2 --gpu-memory-utilization 0.95"
+    assert [one.rule for one in found(f"vllm serve m {more}")] == ["memory-fraction"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "release", "help_"),
+    [
+        ("VLLM_FLASHINFER_MOE_BACKEND=latency", "0.33.0", "use the flag --moe-backend flashinfer"),
+        ("VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x", "0.24.0", "with an image with the profile b12"),
+        ("VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x", "0.28.0", "use the flag --linear-backend fl"),
+        ("VLLM_NVFP4_GEMM_BACKEND=flashinfer-cutlass", "0.27.1", "leave it out: FlashInfer's"),
+    ],
+)
+def test_advice_starts(
+    monkeypatch: pytest.MonkeyPatch, variable: str, release: str, help_: str
+) -> None:
+    """Not TensorRT-LLM's kernels, and on 0.24.0 to 0.27.1 no flag that FP8 layers refuse."""
+    backends = (*BACKENDS, "flashinfer_cutlass", "flashinfer_trtllm")
+    both = [flag(f"--{kind}-backend", "one", "text", *backends) for kind in ("linear", "moe")]
+    kept = [one for one in FLAGS if not one.names[0].endswith("-backend")]
+    monkeypatch.setattr(sys.modules[__name__], "FLAGS", (*kept, *both))
+    (finding,) = found(f"{variable} vllm serve m", release)
+    assert help_ in finding.help
+    assert "trtllm" not in finding.help
 
 
 def test_every_rule_has_a_case() -> None:
@@ -269,6 +307,64 @@ def test_command_prints_findings_and_exits_5(
     assert "least-busy" in call("lint", "--rules").out  # type: ignore[operator]
 
 
+def test_the_first_advice_is_the_fix(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint_run, "interface_of", lambda _: FakeLinter().interface(None))
+    Path("x.sh").write_text("vllm serve m --ports 1 --linear-backend b12x\n")
+    done = call("lint", "x.sh", "--release", "0.33.0", "--strict")
+    assert done.code == 5
+    assert "try: x.sh:1: --linear-backend flashinfer_b12x" in done.err
+    assert "ignore" not in done.err
+    Path("x.sh").write_text("vllm serve m --ports 1\n")
+    assert "try: spark-build lint --rules" in call("lint", "x.sh", "--release", "0.33.0").err
+
+
+def test_files_without_a_command_are_skipped(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint_run, "interface_of", lambda _: FakeLinter().interface(None))
+    Path("service.yaml").write_text("kind: Service\nspec: {ports: [{port: 1}]}\n")
+    Path("x.sh").write_text("vllm serve m --ports 1\n")
+    words = ("service.yaml", "x.sh", "--release", "0.33.0")
+    done = call("lint", *words)
+    assert done.code == 5
+    assert "note: service.yaml has no serve command" in done.err
+    assert "x.sh:1: error" in done.out
+    assert call("lint", *words, "--json").json["skipped"] == ["service.yaml"]
+    done = call("lint", "service.yaml", "service.yaml", "--release", "0.33.0")
+    assert done.code == 2
+    assert "none of 2 files contains a vllm serve command" in done.err
+
+
+def test_a_file_of_recipe_names_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def plain(ref: str) -> ServeInterface:
+        asked.append((ref,))
+        return FakeLinter().interface(None)
+
+    def patched(profile: str, ref: str) -> ServeInterface:
+        asked.append((profile, ref))
+        return FakeLinter(release="0.24.0").interface(None)
+
+    monkeypatch.setattr(lint_run, "interface_of", plain)
+    monkeypatch.setattr(lint_run, "patched_interface", patched)
+    made = "#!/bin/sh\n# me/m on vLLM 0.24.0, profile b12x-full, solo\n# made by: x\n"
+    served = "docker run me/vllm:1 vllm serve m --linear-backend flashinfer_b12x\n"
+    report = lint([("run.sh", made + served)], Linter(), Models.discover())
+    assert (report.vllm, report.findings) == ("0.24.0", ())
+    recipe = """\
+recipe_version: "2"
+container: vllm/vllm-openai:v0.24.0
+mods: ["@spark-build/sm121-b12x-full-enable"]
+command: |
+  vllm serve m --linear-backend flashinfer_b12x
+"""
+    report = lint([("x.yaml", recipe)], Linter(), Models.discover())
+    assert report.findings == ()
+    assert asked == [("b12x-full", "pypi:vllm==0.24.0")] * 2
+    other = recipe.replace("sm121-b12x-full-enable", "other-mod")
+    lint([("x.yaml", other)], Linter(), Models.discover())
+    assert asked[-1] == ("pypi:vllm==0.24.0",)
+
+
 def test_a_variable_of_several_commands_is_reported_once() -> None:
     text = (
         "export VLLM_CHOICE=c\nvllm serve m --ports 1\n"
@@ -327,3 +423,24 @@ def test_what_is_no_fraction_is_a_bad_value(value: str) -> None:
 
 def test_many_words_take_no_square_of_time() -> None:
     assert len(found("vllm serve m " + "--x " * 8000)) == 1
+
+
+def test_many_findings_are_cut_and_said() -> None:
+    text = "vllm serve m " + " ".join(f"--x{n}" for n in range(50_000))
+    report = lint([("x.sh", text)], FakeLinter(), Models.discover())
+    assert (len(report.findings), report.cut) == (1000, ("x.sh",))
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "[" * 100_000, '{"a":' * 50_000, "1" * 9000])
+def test_long_and_deep_values_are_shown_in_part(value: str) -> None:
+    flags = (
+        "--port",
+        "--compilation-config",
+        "--moe-backend",
+        "--reasoning-parser",
+    )
+    for name in flags:
+        (finding,) = found(f"vllm serve m {name} '{value}'")
+        assert len(finding.message) < 1000
+    (finding,) = found(f"vllm serve m --{value}")
+    assert len(finding.message) < 1000
