@@ -9,7 +9,7 @@ from builder.bases.model import scheme_of
 from builder.engines.choice import may_use_docker, named
 from builder.errors import RemoteError
 from builder.model.base import NEWEST_VLLM
-from builder.registry.refhints import refuse_wrong_kind
+from builder.registry.reference import refuse_wrong_kind
 from builder.util.hints import in_place_of, instead, words
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from builder.registry.config import ImageConfig
+    from builder.registry.model import ImageConfig
 
 
 #: Size and mode of a file, and its sha256, which a large file may lack.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.show import CheckLines, show_report
 from builder.publish.evidence import REQUIRED, Evidence, prove, read_evidence
-from builder.publish.repository import PublishRepository, parse_target
+from builder.publish.repository import parse_target
 from builder.publish.run import (
     FailedTarget,
     ProofRow,
@@ -21,6 +21,7 @@ from builder.publish.run import (
 )
 from builder.publish.sources import EngineImage, check_overlay, open_source
 from builder.publish.tags import roll_back
+from builder.registry.client import Repository
 from builder.registry.locations import Locations
 from builder.util.console import console, counted, megabytes, print_json
 from builder.util.documents import plain
@@ -89,26 +90,26 @@ def publish_command(options: PublishOptions) -> None:
         raise _failure(failures, len(targets))
 
 
-def _targets(names: Sequence[str], places: Locations) -> list[PublishRepository]:
+def _targets(names: Sequence[str], places: Locations) -> list[Repository]:
     references = [parse_target(name) for name in names]
     twice = {r.name for r in references if sum(r.name == o.name for o in references) > 1}
     if twice:
         raise UsageError(f"--to {', '.join(sorted(twice))} is named twice")
-    return [PublishRepository(places.registry(r.host), r.repository) for r in references]
+    return [places.registry(r.host).repository(r.repository) for r in references]
 
 
 def _work(
     options: PublishOptions,
-    targets: Sequence[PublishRepository],
+    targets: Sequence[Repository],
     places: Locations,
     stack: ExitStack,
-) -> tuple[Callable[[PublishRepository], PublishResult], _Read | None]:
+) -> tuple[Callable[[Repository], PublishResult], _Read | None]:
     """The work for each target; conditions for all of them are checked first."""
     if options.rollback is not None:
         tag = options.rollback
         _refuse_with_rollback(options)
 
-        def back(repository: PublishRepository) -> PublishResult:
+        def back(repository: Repository) -> PublishResult:
             return roll_back(repository, tag, dry_run=options.dry_run, overlay=options.overlay)
 
         return back, None
@@ -125,7 +126,7 @@ def _work(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
     )
 
-    def there(repository: PublishRepository) -> PublishResult:
+    def there(repository: Repository) -> PublishResult:
         return publish(opened, repository, proofs, request, places)
 
     return there, _Read(plan_digest, opened.overlay, proofs)
@@ -148,11 +149,11 @@ def _refuse_with_rollback(options: PublishOptions) -> None:
 
 
 def _proofs(
-    options: PublishOptions, opened: Opened, targets: Sequence[PublishRepository]
+    options: PublishOptions, opened: Opened, targets: Sequence[Repository]
 ) -> dict[str, Proof]:
     offered = [piece for path in options.evidence for piece in read_evidence(path)]
     repositories = list(targets)
-    if not isinstance(opened, EngineImage) and isinstance(opened.source, PublishRepository):
+    if not isinstance(opened, EngineImage) and isinstance(opened.source, Repository):
         repositories.append(opened.source)
     return prove(
         opened.claims,
@@ -194,7 +195,7 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
 
 
 def _each(
-    targets: Sequence[PublishRepository], work: Callable[[PublishRepository], PublishResult]
+    targets: Sequence[Repository], work: Callable[[Repository], PublishResult]
 ) -> tuple[list[PublishResult], list[tuple[str, SparkBuildError]]]:
     """Process every target on its own: a failure does not stop the others."""
     results, failures = [], []

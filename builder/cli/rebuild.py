@@ -15,12 +15,12 @@ from builder.pipeline.inputs import stages_of
 from builder.pipeline.options import toolkit_choice
 from builder.plan.sources import IndexSources
 from builder.publish.documents import toolkit_of_layer
-from builder.publish.repository import PublishRepository
 from builder.publish.run import mirrored_base
 from builder.publish.sources import EngineImage, open_source
 from builder.pypi.index import PackageIndex
 from builder.rebuild.replan import with_own_hooks
 from builder.rebuild.run import Original, Rebuild, Rebuilt, StoredOriginal, rebuild
+from builder.registry.client import Repository
 from builder.registry.locations import Locations
 from builder.util.console import console, print_json
 
@@ -122,7 +122,7 @@ def _originals(opened: Opened, text: str) -> list[Original]:
 
 def _mirror(original: Original) -> str | None:
     """The copy of the base that ``publish --mirror-base`` made."""
-    if isinstance(original, StoredOriginal) and isinstance(original.source, PublishRepository):
+    if isinstance(original, StoredOriginal) and isinstance(original.source, Repository):
         return mirrored_base(original.source, original.image)
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.errors import UsageError
-from builder.publish.repository import PublishRepository, TaggedManifests, parse_target
+from builder.publish.repository import TaggedManifests, parse_target
 from builder.publish.tags import (
     HeldRow,
     Listing,
@@ -37,7 +37,7 @@ def tags_command(
             hint=f"spark-build tags {reference.name} --prune --keep 5 --dry-run",
         )
     with Locations() as places:
-        opened = PublishRepository(places.registry(reference.host), reference.repository)
+        opened = places.registry(reference.host).repository(reference.repository)
         inventory = take_inventory(opened)
         if keep is None:
             _show(inventory, json=json)

@@ -17,11 +17,15 @@ from builder.engines import docker
 from builder.engines.layers import Scratch
 from builder.engines.model import BuiltImage
 from builder.errors import BuildFailed, UsageError
-from builder.registry.compose import FallbackSource
-from builder.registry.layout import LayoutDirectory
-from builder.registry.layoutwriter import LayoutWriter, add_image, check_layout_target, work_folder
-from builder.registry.manifests import blobs, is_index
-from builder.registry.model import OCI_INDEX, Descriptor
+from builder.registry.layout import (
+    FallbackSource,
+    LayoutDirectory,
+    LayoutWriter,
+    add_image,
+    check_layout_target,
+    work_folder,
+)
+from builder.registry.model import OCI_INDEX, Descriptor, blobs, is_index
 from builder.rootfs.image import read_config
 from builder.rootfs.layers import LayerCache
 from builder.util.hints import OUTPUT, os_hint

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
-    from builder.registry.config import ImageConfig
+    from builder.registry.model import ImageConfig
     from builder.util.progress import Bar
 
 
@@ -256,7 +256,7 @@ class _IterStream(io.RawIOBase):
 
 def config_of(image: Image) -> ImageConfig:
     """An image's configuration as the engine reports it; only its settings."""
-    from builder.registry.config import ImageConfig
+    from builder.registry.model import ImageConfig
 
     return ImageConfig({"config": image.attrs.get("Config")})
 

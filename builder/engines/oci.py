@@ -20,8 +20,7 @@ from builder.engines.overlay import overlay_recipe, write_overlay
 from builder.engines.patched import merged_annotations, write_patched
 from builder.errors import EngineError, UsageError
 from builder.registry.layout import LayoutDirectory
-from builder.registry.manifests import entries
-from builder.registry.model import OCI_INDEX, RawManifest
+from builder.registry.model import OCI_INDEX, RawManifest, entries
 from builder.util.diskspace import Need
 
 if TYPE_CHECKING:

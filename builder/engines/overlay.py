@@ -19,11 +19,18 @@ from builder.engines.layers import LayerInputs, say_layer
 from builder.engines.metadata import image_layers
 from builder.errors import RemoteError, UsageError
 from builder.pypi.index import write_atomically
-from builder.registry.config import ImageConfig, parse_config
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import layout_place
-from builder.registry.manifests import blobs, check_manifest, is_index
-from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, RawManifest
+from builder.registry.model import (
+    OCI_CONFIG,
+    OCI_MANIFEST,
+    ImageConfig,
+    RawManifest,
+    blobs,
+    check_manifest,
+    is_index,
+    parse_config,
+)
 from builder.rootfs.image import find_image
 from builder.rootfs.layers import LayerCache
 from builder.rootfs.tar import DIR, FILE

@@ -17,8 +17,7 @@ from builder.engines.layers import FOLDER, LayerInputs, Owners, entries, say_lay
 from builder.engines.metadata import image_layers
 from builder.engines.model import BuildRequest
 from builder.errors import BuildFailed, UsageError
-from builder.registry.config import ImageConfig
-from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP
+from builder.registry.model import DOCKER_LAYER_GZIP, DOCKER_MANIFEST, OCI_LAYER_GZIP, ImageConfig
 from builder.rootfs import limits
 from builder.rootfs.tar import DIR, FILE
 from builder.util.console import console

@@ -21,7 +21,7 @@ from builder.model.base import kind_of
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
 from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.registry.layoutwriter import work_folder
+from builder.registry.layout import work_folder
 from builder.registry.reference import parse_reference
 from builder.util.console import console
 from builder.util.documents import Count, Digest, Document, Part, Text, plain, read

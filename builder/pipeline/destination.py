@@ -15,7 +15,7 @@ from builder.engines.buildx import cache_words, check_name
 from builder.engines.choice import ENGINES, named
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.model.base import kind_of
-from builder.registry.layoutwriter import check_layout_target as check_folder
+from builder.registry.layout import check_layout_target as check_folder
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 

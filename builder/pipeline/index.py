@@ -20,8 +20,7 @@ from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
 from builder.plan.planner import refuse_nothing, refuse_plan
 from builder.registry.locations import Locations
-from builder.registry.manifests import is_index
-from builder.registry.platforms import platform_name
+from builder.registry.model import is_index, platform_name
 from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
 from builder.util.background import in_background
 from builder.util.console import console

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.errors import EngineError, Exit, RemoteError, SparkBuildError, UsageError
-from builder.registry.credentials import find_credential
+from builder.registry.auth import find_credential
 from builder.registry.options import Options
 from builder.util.documents import Count, Digest, Document, Text
 

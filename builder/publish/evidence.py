@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from builder.engines.metadata import LABEL_PREFIX
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.publish.subject import read_blob
-from builder.registry.manifests import blobs
+from builder.registry.model import blobs
 from builder.util.console import console
 from builder.util.documents import Part, read
 

@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from builder.errors import RemoteError, UsageError
 from builder.net import sockets
-from builder.registry import listing, tagging
-from builder.registry.auth import AccessDenied, scope_of
-from builder.registry.client import Repository, separator
-from builder.registry.manifests import entries, is_index
 from builder.registry.model import (
     INDEX_TYPES,
     OCI_EMPTY,
@@ -27,10 +23,11 @@ from builder.registry.model import (
     Descriptor,
     ImageTarget,
     RawManifest,
+    entries,
+    is_index,
     sha256_digest,
 )
 from builder.registry.reference import is_digest, parse_reference
-from builder.registry.responses import drain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,54 +58,6 @@ class PublishTarget(ImageTarget, Protocol):
 
     def remove(self, reference: str) -> bool:
         """Delete a manifest with all its tags, or a tag; False if the registry refuses."""
-
-
-#: Statuses of registries without deletion: GHCR and Docker Hub only delete through their own APIs.
-_NO_DELETE = frozenset({403, 405, 501})
-
-
-class PublishRepository(Repository):
-    """A repository for publishing (implements ``PublishTarget``)."""
-
-    def settle(self) -> None:
-        """Wait until a concurrent publisher that saw the tag free has written it too."""
-        options = self.transport.options
-        options.pause(options.settle)
-
-    def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
-        """Move a tag from digest ``was`` (None: a new tag) to a manifest, or raise TagTaken."""
-        tagging.set_tag(self, manifest, tag, was)
-
-    def tags(self) -> Sequence[str]:
-        """All tags; empty if the repository does not exist yet."""
-        return listing.tags(self)
-
-    def referrers(self, digest: str) -> Sequence[Descriptor]:
-        """The referrers of a manifest."""
-        return listing.referrers(self, digest)
-
-    def attach(self, manifest: RawManifest) -> None:
-        """Push a manifest with a subject."""
-        listing.attach(self, manifest)
-
-    def remove(self, reference: str) -> bool:
-        """Delete a manifest with all its tags, or a tag; False if the registry refuses.
-
-        Raises:
-            RemoteError: the registry does not respond.
-        """
-        try:
-            response = self.transport.request(
-                "DELETE",
-                self.manifest_url(reference),
-                f"removal of {self.path}{separator(reference)}{reference}",
-                expect=frozenset({200, 202, 204, 404}) | _NO_DELETE,
-                permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
-            )
-        except AccessDenied:
-            return False
-        drain(response)
-        return response.status_code not in _NO_DELETE
 
 
 def parse_target(text: str) -> Reference:

@@ -27,11 +27,9 @@ from builder.publish.evidence import PASSED
 from builder.publish.repository import Attachment, attach, is_fallback_tag, with_retries
 from builder.publish.sources import EngineImage, StoredImage
 from builder.publish.subject import read_subject
-from builder.registry.client import Repository
-from builder.registry.copy import copy_image, origin
-from builder.registry.presence import missing_blobs
+from builder.registry.client import Repository, TagTaken
+from builder.registry.copy import copy_image, missing_blobs, origin
 from builder.registry.reference import check_tag, is_digest, parse_reference
-from builder.registry.tagging import TagTaken
 from builder.util.console import console, counted, megabytes
 from builder.util.documents import Count, Digest, Document, Part, Text
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from builder.documents.plan import PlannedBase
     from builder.publish.evidence import Proof
-    from builder.publish.repository import PublishRepository, PublishTarget
+    from builder.publish.repository import PublishTarget
     from builder.publish.subject import Image, Subject
     from builder.registry.copy import Copied
     from builder.registry.locations import Locations
@@ -521,7 +519,7 @@ class PublishRequest:
 
 def publish(
     opened: StoredImage | EngineImage,
-    repository: PublishRepository,
+    repository: Repository,
     proofs: Mapping[str, Proof],
     request: PublishRequest,
     places: Locations,
@@ -587,7 +585,7 @@ def _publication(
 
 
 def _bases_beside(
-    stored: StoredImage, repository: PublishRepository, places: Locations
+    stored: StoredImage, repository: Repository, places: Locations
 ) -> tuple[Repository, ...]:
     """Repositories of the bases on the same registry, from which layers are mounted."""
     found: dict[str, Repository] = {}
@@ -603,7 +601,7 @@ def _bases_beside(
 
 def _carry_out(
     publication: Publication,
-    repository: PublishRepository,
+    repository: Repository,
     request: PublishRequest,
     *,
     verified: bool,
@@ -644,13 +642,13 @@ def _previous(steps: Sequence[Step], tag: str) -> str | None:
 
 
 def _engine_dry_run(
-    opened: EngineImage, repository: PublishRepository, tag: str, *, verified: bool
+    opened: EngineImage, repository: Repository, tag: str, *, verified: bool
 ) -> PublishResult:
     console.say(f"  push     {opened.text} by its Docker Engine as {repository.name}:{tag}")
     return PublishResult.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
 
 
-def _push_from_engine(opened: EngineImage, repository: PublishRepository, tag: str) -> bool:
+def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> bool:
     """Let the engine push unless the image exists; returns whether it pushed.
 
     Raises:

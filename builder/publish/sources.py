@@ -15,10 +15,9 @@ from builder.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.engines.overlay import find_dockerfile, overlay_onto
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.publish.evidence import Claim
-from builder.publish.repository import PublishRepository
 from builder.publish.subject import Baked, Name, Subject, name_of, read_baked, read_subject
 from builder.registry.client import Repository
-from builder.registry.compose import FallbackSource
+from builder.registry.layout import FallbackSource
 from builder.registry.locations import layout_place
 from builder.registry.reference import is_digest
 from builder.util.console import console
@@ -211,11 +210,10 @@ def _is_pinned(text: str) -> bool:
 def _stored(text: str, places: Locations) -> StoredImage:
     location = places.open(text)
     if isinstance(location.image, Repository):
-        repository = PublishRepository(location.image.registry, location.image.path)
-        subject = read_subject(repository, location.reference)
+        subject = read_subject(location.image, location.reference)
         if not _is_pinned(text):
             console.say(f"  {text} is {subject.digest} in its registry")
-        return StoredImage(text=text, source=repository, subject=subject)
+        return StoredImage(text=text, source=location.image, subject=subject)
     subject = read_subject(location.image, location.reference)
     source = _with_base(location.image, subject, places)
     return StoredImage(text=text, source=source, subject=subject)

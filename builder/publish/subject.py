@@ -17,7 +17,6 @@ from builder.engines.metadata import (
     read_plan,
 )
 from builder.errors import RemoteError, UsageError
-from builder.registry.config import ImageConfig, parse_config
 from builder.registry.model import (
     DOCKER_CONFIG,
     INDEX_TYPES,
@@ -25,6 +24,8 @@ from builder.registry.model import (
     MANIFEST_TYPES,
     OCI_CONFIG,
     Descriptor,
+    ImageConfig,
+    parse_config,
 )
 from builder.rootfs.tar import FILE, LayerTar, Unpacked
 

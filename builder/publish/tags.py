@@ -27,16 +27,17 @@ from builder.publish.repository import (
 )
 from builder.publish.run import PLANNED, PREVIOUS, PublishResult, check_moving, mirror_tag
 from builder.publish.subject import read_subject
-from builder.registry.presence import refuse_missing
-from builder.registry.tagging import TagTaken
+from builder.registry.client import TagTaken
+from builder.registry.copy import refuse_missing
 from builder.util.console import console, counted
 from builder.util.documents import Count, Digest, Document, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from builder.publish.repository import PublishRepository, PublishTarget, TaggedManifests
+    from builder.publish.repository import PublishTarget, TaggedManifests
     from builder.publish.subject import Image, Subject
+    from builder.registry.client import Repository
     from builder.registry.model import Descriptor
 
 # ----------------------------------------------------------------------------------------- the list
@@ -570,7 +571,7 @@ def _refused(
 
 
 def roll_back(
-    repository: PublishRepository, tag: str, *, dry_run: bool, overlay: bool = False
+    repository: Repository, tag: str, *, dry_run: bool, overlay: bool = False
 ) -> PublishResult:
     """Set a moving tag back to its previous image.
 
@@ -617,7 +618,7 @@ def roll_back(
     )
 
 
-def _verified(repository: PublishRepository, digest: str) -> bool:
+def _verified(repository: Repository, digest: str) -> bool:
     """Whether every image has passing evidence; reported, but not required."""
     images = read_subject(repository, digest).ours
     return all(evidence_marks(repository, image.digest).verified for image in images)

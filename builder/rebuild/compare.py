@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.publish.subject import Image
-    from builder.registry.config import ImageConfig
-    from builder.registry.model import Descriptor, ImageSource
+    from builder.registry.model import Descriptor, ImageConfig, ImageSource
 
 #: How many files are compared by byte, and their maximum size in bytes.
 _LOOKED_AT = 8

@@ -4,31 +4,52 @@ registry = Registry(reference.host)
 repository = registry.repository(reference.repository)
 manifest = repository.manifest(reference.identifier)
 with repository.open(descriptor) as stream: ...
+
+Referrers come from the registry's API, or else from the tag ``sha256-<hex>``, an index that clients
+maintain (specification 1.1, "referrers tag schema").
+
+Registries need not support conditional requests, so a tag that is set is also read: right before
+each attempt of the request that writes it, and after it.  On a registry that supports
+``If-None-Match`` and ``If-Match`` (RFC 9110, 13.1) no other client's tag is overwritten; on others,
+an overwritten client is told.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import IO, TYPE_CHECKING
+import json
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from builder.registry.access import RepositoryAccess
+from builder.errors import RemoteError
+from builder.net.messages import resolved
+from builder.net.retry import Retries
 from builder.registry.auth import AccessDenied, scope_of
-from builder.registry.download import body_from, gives
-from builder.registry.manifests import check_manifest
+from builder.registry.blobs import (
+    RepositoryAccess,
+    body_from,
+    end_abandoned,
+    gives,
+    note_session,
+    session_address,
+    upload,
+    verified,
+)
 from builder.registry.model import (
     INDEX_TYPES,
     MANIFEST_LIMIT,
     MANIFEST_TYPES,
+    OCI_INDEX,
     Descriptor,
     RawManifest,
+    check_manifest,
+    entries,
+    is_index,
+    parse_json,
 )
 from builder.registry.options import Options, Traffic
-from builder.registry.reference import Reference, is_digest
-from builder.registry.responses import drain
-from builder.registry.stream import verified
-from builder.registry.transport import Transport
-from builder.registry.upload import end_abandoned, note_session, session_address, upload
+from builder.registry.reference import Reference, is_digest, is_tag
+from builder.registry.transport import Transport, drain, origin, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +61,11 @@ if TYPE_CHECKING:
 #: Statuses of a registry that failed for a reason other than permissions or a missing name.
 _FAILS = frozenset({500, 502, 503, 504})
 ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
+#: Statuses of registries without deletion: GHCR and Docker Hub only delete through their own APIs.
+_NO_DELETE = frozenset({403, 405, 501})
+#: Tags per page, and the most pages read; a larger repository is an error.
+_PAGE = 1000
+_PAGE_LIMIT = 200
 
 
 class Registry:
@@ -133,7 +159,7 @@ class Repository(RepositoryAccess):
 
     @contextlib.contextmanager
     def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
-        """A blob as a stream, in constant memory; see ``stream.verified``."""
+        """A blob as a stream, in constant memory; see ``blobs.verified``."""
         retries = self.transport.retries(f"blob {blob.digest}")
         stream = verified(
             blob,
@@ -241,6 +267,185 @@ class Repository(RepositoryAccess):
             # damaged in transit, or changed by the registry: a tag must not point to it
             retries.failed(f"{manifest.digest} was stored as {stored}")
 
+    # -- tags
+
+    def tags(self) -> list[str]:
+        """All tags in the registry's order; none if the repository does not exist.
+
+        Raises:
+            RemoteError: the response is not a list of tags, or has too many pages.
+        """
+        found: dict[str, None] = {}
+        for _, data in self._pages(f"tags/list?n={_PAGE}", "list of tags", {}):
+            try:
+                names = parse_json(data)["tags"] or []
+            except (ValueError, KeyError, TypeError):
+                names = None
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise RemoteError(f"{self.name}: the list of tags is malformed")
+            wrong = [name for name in names if not is_tag(name)]
+            if wrong:
+                raise RemoteError(f"{self.name}: its list of tags has {wrong[0][:200]!r}, no tag")
+            found.update(dict.fromkeys(names))
+        return list(found)
+
+    def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
+        """Move a tag from digest ``was`` (None: a new tag) to a manifest.
+
+        Raises:
+            TagTaken: it points to something else, before or after.
+            RemoteError: the registry does not take it.
+        """
+        tries = _Looking(self, tag, manifest.digest, was)
+        conditional = True
+        try:
+            tries.look()
+            while True:
+                condition = {"If-Match": f'"{tries.was}"'} if tries.was else {"If-None-Match": "*"}
+                response = self.transport.request(
+                    "PUT",
+                    self.manifest_url(tag),
+                    f"push of {self.path}:{tag}",
+                    expect=frozenset({200, 201, 202, 412}),
+                    headers={
+                        "Content-Type": manifest.media_type,
+                        **(condition if conditional else {}),
+                    },
+                    body=manifest.data,
+                    permit=self.writing,
+                    retries=tries,
+                )
+                drain(response)
+                stored = response.headers.get("Docker-Content-Digest") or manifest.digest
+                if response.status_code == 412:
+                    tries.look()
+                    conditional = False  # it is as it was: the registry compares something else
+                elif stored == manifest.digest:
+                    break
+                else:  # damaged on the way, or changed by the registry: no tag may be left on that
+                    tries.was = stored
+                    tries.failed(f"{manifest.digest} was stored as {stored}")
+        except _Done:
+            return
+        seen = self.digest_of(tag)
+        if seen != manifest.digest:
+            name = f"{self.name}:{tag}"
+            raise TagTaken(f"{name} is {seen or 'gone'} right after it was set", seen)
+
+    def settle(self) -> None:
+        """Wait until a concurrent publisher that saw the tag free has written it too."""
+        options = self.transport.options
+        options.pause(options.settle)
+
+    def remove(self, reference: str) -> bool:
+        """Delete a manifest with all its tags, or a tag; False if the registry refuses.
+
+        Raises:
+            RemoteError: the registry does not respond.
+        """
+        try:
+            response = self.transport.request(
+                "DELETE",
+                self.manifest_url(reference),
+                f"removal of {self.path}{separator(reference)}{reference}",
+                expect=frozenset({200, 202, 204, 404}) | _NO_DELETE,
+                permit=self.authenticator.permit(scope_of(self.path, "pull", "push", "delete")),
+            )
+        except AccessDenied:
+            return False
+        drain(response)
+        return response.status_code not in _NO_DELETE
+
+    # -- referrers
+
+    def referrers(self, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
+        """Manifests whose subject is ``digest``, all of them or those of one type.
+
+        Raises:
+            RemoteError: the registry's answer is malformed.
+        """
+        if not is_digest(digest):
+            raise RemoteError(f"{self.name}: {digest[:200]!r} is not a sha256 digest")
+        found: dict[str, Descriptor] = {}
+        query = f"?{urlencode({'artifactType': artifact_type})}" if artifact_type else ""
+        known = False
+        for response, data in self._pages(
+            f"referrers/{digest}{query}", "list of referrers", {"Accept": OCI_INDEX}
+        ):
+            known = True
+            index = check_manifest(
+                data,
+                content_type=response.headers.get("Content-Type", ""),
+                digest="",
+                where=f"{self.name}: the list of referrers",
+            )
+            found.update({entry.digest: entry for entry in entries(index)})
+        if not known:
+            index_by_tag = self._referrers_by_tag(digest)
+            if index_by_tag is not None:
+                found = {entry.digest: entry for entry in entries(index_by_tag)}
+        return tuple(
+            entry
+            for entry in found.values()
+            if not artifact_type or entry.artifact_type == artifact_type
+        )
+
+    def attach(self, manifest: RawManifest) -> None:
+        """Push a manifest that names a ``subject``, so that ``referrers`` finds it there.
+
+        Raises:
+            RemoteError: it names none, or the registry rejects it.
+        """
+        value = manifest.json()
+        subject = Descriptor.parse(value.get("subject"), f"subject of {manifest.digest}")
+        response = self.send_manifest(manifest, manifest.digest)
+        if response.headers.get("OCI-Subject") == subject.digest:
+            return
+        index = self._referrers_by_tag(subject.digest)
+        document: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+        if index is not None:
+            document = index.json()
+        listed = [entry for entry in document["manifests"] if entry["digest"] != manifest.digest]
+        document["manifests"] = [*listed, _referrer(manifest, value).as_json()]
+        data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+        self.put_manifest(RawManifest(data=data, media_type=OCI_INDEX), _tag(subject.digest))
+
+    def _referrers_by_tag(self, digest: str) -> RawManifest | None:
+        found = self.digest_of(_tag(digest))
+        if found is None:
+            return None
+        index = self.manifest(found)
+        if not is_index(index):
+            raise RemoteError(f"{self.name}:{_tag(digest)} is not an index of referrers")
+        return index
+
+    def _pages(
+        self, tail: str, subject: str, headers: dict[str, str]
+    ) -> Iterator[tuple[requests.Response, bytes]]:
+        """The pages of a list, each with a ``Link`` to the next; none if there is no list."""
+        url, seen = self.url(tail), set[str]()
+        subject = f"{subject} of {self.path}"
+        while url:
+            if url in seen or len(seen) >= _PAGE_LIMIT:
+                raise RemoteError(f"{self.name}: the {subject} never ends: {place(url)}")
+            seen.add(url)
+            response, data = self.transport.fetch(
+                url,
+                subject,
+                limit=MANIFEST_LIMIT,
+                expect=frozenset({200, 404}),
+                headers=headers,
+                permit=self.reading,
+            )
+            if response.status_code == 404:
+                return
+            yield response, data
+            link = response.links.get("next", {}).get("url", "")
+            following = resolved(url, link, f"{self.name}: the {subject}") if link else ""
+            if following and origin(following) != origin(url):
+                raise RemoteError(f"{self.name}: the {subject} leads to {place(following)}")
+            url = following
+
 
 def separator(reference: str) -> str:
     """``@`` before a digest, ``:`` before a tag."""
@@ -251,3 +456,63 @@ def _named_digest(response: requests.Response) -> str:
     """The digest in the registry's response, if it is a sha256 digest."""
     digest: str = response.headers.get("Docker-Content-Digest", "")
     return digest if is_digest(digest) else ""
+
+
+def _referrer(manifest: RawManifest, value: dict[str, Any]) -> Descriptor:
+    """Its entry in an index of referrers, with its artifact type and annotations."""
+    config = value.get("config")
+    of_config = config.get("mediaType") if isinstance(config, dict) else ""
+    entry = {
+        **manifest.descriptor.as_json(),
+        "artifactType": value.get("artifactType") or of_config,
+        "annotations": value.get("annotations"),
+    }
+    return Descriptor.parse(entry, manifest.digest)
+
+
+def _tag(digest: str) -> str:
+    return digest.replace(":", "-")
+
+
+# ------------------------------------------------------------------------------------ setting a tag
+
+
+class TagTaken(RemoteError):
+    """The tag points to an unexpected digest ``seen``, or does not exist (None)."""
+
+    def __init__(self, message: str, seen: str | None) -> None:
+        super().__init__(message)
+        self.seen = seen
+
+
+class _Done(Exception):
+    """The tag already points to the new image."""
+
+
+class _Looking(Retries):
+    """Reads the tag before each attempt."""
+
+    def __init__(self, repository: Repository, tag: str, new: str, was: str | None) -> None:
+        transport = repository.transport
+        subject = f"push of {repository.path}:{tag}"
+        super().__init__(transport.host, subject, transport.options, say=transport.say_once)
+        self._repository, self._tag, self._new = repository, tag, new
+        self.was = was
+
+    def failed(self, reason: str, wait: float | None = None) -> None:
+        super().failed(reason, wait)
+        self.look()
+
+    def look(self) -> None:
+        """Continue if the tag is unchanged.
+
+        Raises:
+            TagTaken: it points to something else.
+            _Done: it points to the new image: an earlier attempt succeeded.
+        """
+        seen = self._repository.digest_of(self._tag)
+        if seen == self._new:
+            raise _Done
+        if seen != self.was:
+            name = f"{self._repository.name}:{self._tag}"
+            raise TagTaken(f"{name} is {seen or 'gone'}, but was {self.was or 'free'}", seen)

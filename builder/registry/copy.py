@@ -14,22 +14,52 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 from builder.errors import RemoteError, UsageError
+from builder.net.adapter import CONNECTIONS
+from builder.registry.blobs import UploadFailed
 from builder.registry.client import Repository
-from builder.registry.compose import FallbackSource
-from builder.registry.manifests import blobs, entries, is_index
-from builder.registry.platforms import restrict
-from builder.registry.presence import refuse_missing
+from builder.registry.layout import FallbackSource
+from builder.registry.model import blobs, entries, is_index, restrict
 from builder.registry.reference import is_digest
-from builder.registry.responses import NotFound
-from builder.registry.upload import UploadFailed
+from builder.registry.transport import NotFound
 from builder.util.console import console
 from builder.util.progress import Bar
 from builder.util.shutdown import end_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from builder.registry.model import Descriptor, ImageSource, ImageTarget, RawManifest
+
+# -------------------------------------------------------------------------------- which blobs exist
+
+
+def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+    """Blobs that cannot be read; several are checked in parallel.
+
+    Nondistributable layers are not expected.
+
+    Raises:
+        RemoteError: the registry does not answer.
+    """
+    asked = [blob for blob in blobs if not blob.foreign]
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="ask") as pool:
+        there = list(pool.map(source.gives, asked))
+    return [blob for blob, found in zip(asked, there, strict=True) if not found]
+
+
+def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
+    """Raise an error that names the missing blobs.
+
+    Raises:
+        RemoteError: a blob cannot be read.
+    """
+    if gone := missing_blobs(source, blobs):
+        rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)
+        raise RemoteError(f"{source.name} lacks blobs that its manifest lists:{rows}", hint=hint)
+
+
+# ----------------------------------------------------------------------------------------- the copy
+
 
 #: Parallel transfers.  Each holds one chunk of an upload in memory.
 JOBS = 3

@@ -10,8 +10,7 @@ from builder.errors import UsageError
 from builder.registry.client import Registry
 from builder.registry.layout import LayoutDirectory
 from builder.registry.options import Options, Traffic
-from builder.registry.reference import is_digest, parse_reference
-from builder.registry.refhints import refuse_wrong_kind
+from builder.registry.reference import is_digest, parse_reference, refuse_wrong_kind
 from builder.util.hints import instead
 
 if TYPE_CHECKING:

@@ -1,6 +1,12 @@
-"""Descriptors, manifests, and the interfaces that registries and layouts share.
+"""Descriptors, manifests, indexes and configurations, and the interface of what stores them.
 
-Names and limits are those of the OCI image and distribution specifications.
+All are parsed from untrusted bytes.  Names, types and limits are those of the OCI image and
+distribution specifications; Docker's agree.
+
+Entries of an index match platforms like containerd's: ``arm64`` is ``arm64/v8`` and ``amd64`` is
+``amd64/v1`` (``platforms.Normalize``).  An entry for a later variant is for another platform.
+Linux reports every 64-bit Arm processor as v8, including those of the DGX Spark, so no runtime
+there selects an entry for ``arm64/v9``.
 """
 
 from __future__ import annotations
@@ -11,10 +17,11 @@ import re
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.errors import RemoteError
+from builder.errors import RemoteError, UsageError
+from builder.model.platform import is_default
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -183,3 +190,325 @@ class ImageTarget(ImageSource, Protocol):
 
     def put_manifest(self, manifest: RawManifest, reference: str) -> None:
         """Push a manifest under a tag or its own digest; this is the last step of a push."""
+
+
+# ---------------------------------------------------------------------------- manifests and indexes
+
+
+#: Limit of layers or entries: overlayfs supports 128 layers, and the largest indexes have about 20.
+PART_LIMIT = 1000
+
+
+def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -> RawManifest:
+    """Bytes as a manifest of a known type; ``digest`` is checked unless it is ``""``.
+
+    ``content_type`` is the response header, or ``""`` for a layout.
+
+    Raises:
+        RemoteError: they are not a valid manifest.
+    """
+    if len(data) > MANIFEST_LIMIT:
+        raise RemoteError(f"{where} is larger than the limit of {MANIFEST_LIMIT} bytes")
+    if digest and sha256_digest(data) != digest:
+        raise RemoteError(
+            f"{where}: the data received for {digest} is {sha256_digest(data)}",
+            hint="do not use it; it was damaged in the registry or on the way",
+        )
+    media_type = content_type.partition(";")[0].strip().lower()
+    value = RawManifest(data=data, media_type=media_type).json()
+    stated = value.get("mediaType")
+    if not media_type:
+        media_type = stated or (OCI_INDEX if "manifests" in value else OCI_MANIFEST)
+    if media_type not in (*INDEX_TYPES, *MANIFEST_TYPES):
+        obsolete = ", Docker's obsolete first format" if ".v1+" in str(media_type) else ""
+        raise RemoteError(f"{where} is of type {str(media_type)[:100]!r}{obsolete}")
+    if stated is not None and stated != media_type:
+        raise RemoteError(f"{where} was sent as {media_type} but states {str(stated)[:100]}")
+    is_index = media_type in INDEX_TYPES
+    if ("manifests" in value) != is_index or ("layers" in value or "config" in value) == is_index:
+        raise RemoteError(f"{where} is of type {media_type} but lacks its required fields")
+    return RawManifest(data=data, media_type=media_type)
+
+
+def is_index(manifest: RawManifest) -> bool:
+    """Whether it is an index."""
+    return manifest.media_type in INDEX_TYPES
+
+
+def entries(index: RawManifest) -> tuple[Descriptor, ...]:
+    """The manifests and indexes that an index lists.
+
+    Raises:
+        RemoteError: it is malformed.
+    """
+    return _descriptors(index.json().get("manifests"), f"index {index.digest}")
+
+
+def blobs(manifest: RawManifest) -> tuple[Descriptor, ...]:
+    """The config descriptor, then the layers, bottom first.
+
+    Raises:
+        RemoteError: it is malformed.
+    """
+    where = f"manifest {manifest.digest}"
+    value = manifest.json()
+    config = Descriptor.parse(value.get("config"), where)
+    return (config, *_descriptors(value.get("layers"), where))
+
+
+def _descriptors(value: Any, where: str) -> tuple[Descriptor, ...]:
+    if not isinstance(value, list):
+        raise RemoteError(f"{where} has no list of parts")
+    if len(value) > PART_LIMIT:
+        raise RemoteError(f"{where} has {len(value)} parts; the limit is {PART_LIMIT}")
+    return tuple(Descriptor.parse(item, where) for item in value)
+
+
+# ----------------------------------------------------------------------------- image configurations
+
+
+#: RFC 3339, section 5.6, as runtimes read it.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _is_text(value: object) -> bool:
+    """A string without NUL, which no process environment can hold."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_labels(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, str) and (not value or _TIME.fullmatch(value) is not None)
+
+
+def _is_digests(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, str) and _DIGEST.fullmatch(item) for item in value
+    )
+
+
+#: A check for a value, and its description in messages.
+_Kind = tuple["Callable[[object], bool]", str]
+_TEXT: _Kind = (_is_text, "a text")
+_TEXTS: _Kind = (_is_texts, "a list of texts")
+_TIMES: _Kind = (_is_time, "a time as RFC 3339 writes it")
+_OBJECT: _Kind = (lambda value: isinstance(value, dict), "an object")
+_LIST: _Kind = (lambda value: isinstance(value, list), "a list")
+
+_TOP: dict[str, _Kind] = {
+    "architecture": _TEXT,
+    "os": _TEXT,
+    "variant": _TEXT,
+    "created": _TIMES,
+    "config": _OBJECT,
+    "rootfs": _OBJECT,
+    "history": _LIST,
+}
+_SETTINGS: dict[str, _Kind] = {
+    "Env": _TEXTS,
+    "Entrypoint": _TEXTS,
+    "Cmd": _TEXTS,
+    "Labels": (_is_labels, "an object of texts"),
+    "User": _TEXT,
+    "WorkingDir": _TEXT,
+    "ExposedPorts": _OBJECT,
+    "Volumes": _OBJECT,
+}
+_ROOTFS: dict[str, _Kind] = {"diff_ids": (_is_digests, "a list of sha256 digests")}
+_STEP: dict[str, _Kind] = {
+    "created": _TIMES,
+    "created_by": _TEXT,
+    "comment": _TEXT,
+    "empty_layer": (lambda value: isinstance(value, bool), "true or false"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryStep:
+    """One entry of an image's ``history``."""
+
+    created_by: str
+    empty_layer: bool
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """An image's configuration.
+
+    ``document`` is the whole of it, for whoever writes a changed copy: fields that spark-build
+    does not know must stay as they are.
+    """
+
+    document: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> dict[str, str]:
+        """``os``, ``architecture`` and ``variant``, as an index lists them; only those present."""
+        names = ("architecture", "os", "variant")
+        return {name: self.document[name] for name in names if self.document.get(name)}
+
+    @property
+    def architecture(self) -> str:
+        """``arm64``."""
+        return self.platform.get("architecture", "")
+
+    @property
+    def created(self) -> str:
+        """A time in RFC 3339 format, or ``""``."""
+        return self.document.get("created") or ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """``Env``, ``User`` and so on, as a container runtime takes them."""
+        return self.document.get("config") or {}
+
+    @property
+    def env_lines(self) -> tuple[str, ...]:
+        """Environment variables as ``NAME=value``, in their order."""
+        return tuple(self.settings.get("Env") or ())
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment variables by name."""
+        return dict(line.split("=", 1) for line in self.env_lines if "=" in line)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels by name."""
+        return dict(self.settings.get("Labels") or {})
+
+    @property
+    def user(self) -> str:
+        """The user that a container's process runs as, or ``""``."""
+        return self.settings.get("User") or ""
+
+    @property
+    def working_directory(self) -> str:
+        """Where a container's process starts."""
+        return self.settings.get("WorkingDir") or "/"
+
+    @property
+    def diff_ids(self) -> tuple[str, ...] | None:
+        """Digests of the uncompressed layers; None where the configuration has no such list."""
+        ids = (self.document.get("rootfs") or {}).get("diff_ids")
+        return None if ids is None else tuple(ids)
+
+    @property
+    def history(self) -> tuple[HistoryStep, ...]:
+        """What made the layers, bottom first."""
+        return tuple(
+            HistoryStep(
+                created_by=step.get("created_by") or "", empty_layer=bool(step.get("empty_layer"))
+            )
+            for step in self.document.get("history") or ()
+            if step is not None
+        )
+
+
+def parse_config(data: bytes, where: str) -> ImageConfig:
+    """An image's configuration from untrusted bytes; a field may be missing or null.
+
+    Raises:
+        RemoteError: it is not a JSON object, or a field has the wrong type; names the field.
+    """
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise RemoteError(f"{where}: its configuration is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RemoteError(f"{where}: its configuration is not a JSON object")
+    _check_types(value, _TOP, "", where)
+    _check_types(value.get("config") or {}, _SETTINGS, "config.", where)
+    _check_types(value.get("rootfs") or {}, _ROOTFS, "rootfs.", where)
+    for number, step in enumerate(value.get("history") or []):
+        name = f"history[{number}]"
+        _check_type(name, step, _OBJECT, where)
+        _check_types(step or {}, _STEP, f"{name}.", where)
+    return ImageConfig(value)
+
+
+def _check_types(
+    value: Mapping[str, Any], kinds: Mapping[str, _Kind], path: str, where: str
+) -> None:
+    for key, kind in kinds.items():
+        _check_type(f"{path}{key}", value.get(key), kind, where)
+
+
+def _check_type(name: str, value: object, kind: _Kind, where: str) -> None:
+    fits, wanted = kind
+    if value is not None and not fits(value):
+        shown = repr(value)
+        raise RemoteError(
+            f"{where}: {name} in its configuration is not {wanted}, but "
+            f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
+            hint="use another image; this one is malformed, and some runtimes cannot start it",
+        )
+
+
+# ---------------------------------------------------------------------------- platforms of an index
+
+
+#: BuildKit's annotation on attestation manifests.
+_ATTESTS = "vnd.docker.reference.digest"
+#: Limit of an image configuration's size; the largest known have about 50 kB.
+_CONFIG_LIMIT = 8 << 20
+
+
+def platform_name(value: Mapping[str, str]) -> str:
+    """``linux/arm64``, with the variant if it is not the default."""
+    variant = value.get("variant", "").lower()
+    names = [value.get("os") or "unknown", value.get("architecture") or "unknown"]
+    if variant and not is_default(names[1], variant):
+        names.append(variant)
+    return "/".join(names)
+
+
+def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) -> RawManifest:
+    """An index with the entries for some platforms only, or a manifest if it is for one of them.
+
+    Attestations of kept entries are kept.
+
+    Raises:
+        UsageError: a platform is missing.
+        RemoteError: the index or the configuration is malformed.
+    """
+    if not platforms:
+        return image
+    if not is_index(image):
+        _check_platforms(source, image, platforms)
+        return image
+    listed = entries(image)
+    has = [platform_name(entry.platform) for entry in listed]
+    missing = [name for name in platforms if name not in has]
+    if missing:
+        raise _absent(source, missing[0], has)
+    kept = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
+    kept |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in kept}
+    if len(kept) == len({entry.digest for entry in listed}):
+        return image
+    value = image.json()
+    value["manifests"] = [entry for entry in value["manifests"] if entry["digest"] in kept]
+    data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return RawManifest(data=data, media_type=image.media_type)
+
+
+def _check_platforms(source: ImageSource, manifest: RawManifest, platforms: Sequence[str]) -> None:
+    config = blobs(manifest)[0]
+    if config.size > _CONFIG_LIMIT:
+        raise RemoteError(f"{source.name}: a configuration of {config.size} bytes is refused")
+    with source.open(config) as stream:
+        name = platform_name(parse_config(stream.read(), source.name).platform)
+    if name not in platforms:
+        raise _absent(source, platforms[0], [name])
+
+
+def _absent(source: ImageSource, name: str, has: Sequence[str]) -> UsageError:
+    known = ", ".join(dict.fromkeys(name for name in has if not name.startswith("unknown")))
+    return UsageError(f"{source.name} is not for {name}, but for {known or 'no platform'}")

@@ -1,4 +1,4 @@
-"""Parses image references like Docker.
+"""Parses image references like Docker, and suggests what else a wrong one may mean.
 
 The grammar and its limits are those of the distribution project's ``reference`` package and of the
 OCI distribution specification: names of at most 255 characters, tags of at most 128.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from builder.errors import UsageError
+from builder.util.hints import instead
 
 DOCKER_HUB = "docker.io"
 #: The host of Docker Hub's registry API.
@@ -174,3 +176,40 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+# ------------------------------------------------------------- a folder or a release as a reference
+
+
+_SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
+
+
+def intended_reference(ref: str) -> str:
+    """What users probably mean by an invalid image reference: ``pypi:``, ``oci:``..."""
+    if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
+        return f"pypi:vllm=={ref.removeprefix('v')}"
+    if re.match(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?==\d", ref):
+        return f"pypi:{ref}"
+    folder = Path(ref)
+    if ref.startswith("~") or not folder.is_dir():
+        return ""
+    if (folder / "index.json").is_file() and (folder / "oci-layout").is_file():
+        return f"oci:{ref}"
+    places = (folder, *folder.glob("lib/python3*/site-packages"))
+    return f"dir:{ref}" if any(any(place.glob("vllm-*.dist-info")) for place in places) else ""
+
+
+def refuse_wrong_kind(ref: str) -> None:
+    """Refuse an image reference that is really a release or a folder.
+
+    Raises:
+        UsageError: it is one; the hint says what was probably meant.
+    """
+    probably = intended_reference(ref) if not ref.startswith(_SCHEMES) else ""
+    if not probably:
+        return
+    what = "a release" if probably.startswith("pypi:") else "a folder here"
+    raise UsageError(
+        f"{ref!r} is read as an image name, but it is {what}; did you mean {probably!r}?",
+        hint=instead(ref, probably),
+    )

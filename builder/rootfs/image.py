@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 
 from builder.errors import RemoteError, UsageError
 from builder.model.platform import Platform
-from builder.registry.config import parse_config
-from builder.registry.manifests import blobs, entries, is_index
-from builder.registry.model import DOCKER_CONFIG, OCI_CONFIG
-from builder.registry.platforms import platform_name
+from builder.registry.model import (
+    DOCKER_CONFIG,
+    OCI_CONFIG,
+    blobs,
+    entries,
+    is_index,
+    parse_config,
+    platform_name,
+)
 from builder.rootfs import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.registry.config import ImageConfig
     from builder.registry.locations import Locations
-    from builder.registry.model import Descriptor, ImageSource, RawManifest
+    from builder.registry.model import Descriptor, ImageConfig, ImageSource, RawManifest
 
 #: The label for the base image's name (OCI image specification, annotations).
 BASE_NAME = "org.opencontainers.image.base.name"
@@ -82,8 +86,7 @@ def open_image(ref: str, platform: str | None = None) -> Image:
 
 def _with_base(image: Image, locations: Locations) -> Image:
     """A thin layout (``image --thin``) together with the registry that has the base's layers."""
-    from builder.registry.compose import FallbackSource
-    from builder.registry.layout import LayoutDirectory
+    from builder.registry.layout import FallbackSource, LayoutDirectory
 
     layout = image.source
     name = image.config.labels.get(BASE_NAME)

@@ -14,9 +14,9 @@ from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
 from builder.engines.overlay import overlay_files
 from builder.model.base import base_kind
+from builder.registry.copy import refuse_missing
 from builder.registry.layout import LayoutDirectory
-from builder.registry.manifests import blobs
-from builder.registry.presence import refuse_missing
+from builder.registry.model import blobs
 from builder.rootfs.image import open_image
 from builder.rootfs.tar import DIR
 from builder.verify.insandbox import in_sandbox

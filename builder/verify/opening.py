@@ -17,7 +17,7 @@ from builder.errors import RemoteError, UsageError
 from builder.model.base import kind_of
 from builder.plan.planner import make_plan
 from builder.registry.locations import layout_place
-from builder.registry.refhints import refuse_wrong_kind
+from builder.registry.reference import refuse_wrong_kind
 from builder.verify.container import open_engine_image
 from builder.verify.insandbox import in_sandbox
 from builder.verify.interpreters import beside_its_python

@@ -21,7 +21,7 @@ from builder.errors import RemoteError, SparkBuildError
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
-from builder.registry.manifests import blobs
+from builder.registry.model import blobs
 from tests.faultproxy import Always, Fault, FaultProxy
 
 from . import images

@@ -17,9 +17,9 @@ from builder.errors import RemoteError
 from builder.publish import documents
 from builder.publish import evidence as proof
 from builder.publish.evidence import Evidence, attached_evidence
-from builder.publish.repository import PublishRepository
 from builder.publish.run import _push_from_engine
 from builder.publish.subject import read_subject
+from builder.registry.client import Repository
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations
@@ -71,9 +71,9 @@ def publish(layout: Path | str, *words: object) -> int:
     return run(["publish", source, *given, *map(str, words)])
 
 
-def repository(address: str, name: str) -> PublishRepository:
+def repository(address: str, name: str) -> Repository:
     """A repository as the command opens it."""
-    return PublishRepository(Locations(QUICK).registry(address), name)
+    return Repository(Locations(QUICK).registry(address), name)
 
 
 def tags(address: str, name: str) -> dict[str, str | None]:

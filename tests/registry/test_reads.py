@@ -18,7 +18,7 @@ from builder.pypi.index import PackageIndex
 from builder.registry.client import Registry
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
-from builder.registry.manifests import blobs
+from builder.registry.model import blobs
 from builder.verify.sandbox import lay_out
 from tests.faultproxy import FaultProxy
 from tests.unit.fakes import dist_files, vllm_files

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, UsageError
-from builder.publish.repository import PublishRepository
+from builder.registry.client import Repository
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
-from builder.registry.listing import attach, referrers, tags
 from builder.registry.model import OCI_EMPTY, OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 
 from . import images, servers
@@ -136,12 +135,12 @@ def test_tags_are_listed_and_deleted(
     locations: Locations, registry: DockerRegistry, tmp_path: Path
 ) -> None:
     images.image(tmp_path / "from", "tags")
-    repository = PublishRepository(locations.registry(registry.address), "tags")
-    assert tags(repository) == []
+    repository = Repository(locations.registry(registry.address), "tags")
+    assert repository.tags() == []
     names = [f"t{number}" for number in range(7)]
     for name in names:
         copy_image(LayoutDirectory(tmp_path / "from"), "v1", repository, name)
-    assert sorted(tags(repository)) == names
+    assert sorted(repository.tags()) == names
     digest = repository.digest_of("t1")
     assert digest is not None
     assert repository.remove(digest)
@@ -157,7 +156,7 @@ def test_referrers_with_and_without_the_registry_api(
     subject = images.image(tmp_path / "from", "refer")
     repository = locations.registry(server.address).repository("refer")
     copy_image(LayoutDirectory(tmp_path / "from"), "v1", repository, "v1")
-    assert referrers(repository, subject.digest) == ()
+    assert repository.referrers(subject.digest) == ()
     empty = Descriptor(media_type=OCI_EMPTY, digest=sha256_digest(b"{}"), size=2)
     repository.put_blob(empty, io.BytesIO(b"{}"))
     kinds = ["application/x.one", "application/x.two"]
@@ -171,9 +170,9 @@ def test_referrers_with_and_without_the_registry_api(
             "subject": subject.descriptor.as_json(),
             "annotations": {"a": kind},
         }
-        attach(repository, RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST))
-    assert sorted(e.artifact_type for e in referrers(repository, subject.digest)) == kinds
-    (only,) = referrers(repository, subject.digest, kinds[1])
+        repository.attach(RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST))
+    assert sorted(e.artifact_type for e in repository.referrers(subject.digest)) == kinds
+    (only,) = repository.referrers(subject.digest, kinds[1])
     assert only.annotations == {"a": kinds[1]}
     assert repository.manifest(only.digest).json()["subject"]["digest"] == subject.digest
 

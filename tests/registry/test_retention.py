@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from builder.__main__ import run
 from builder.cli import tags as command
-from builder.publish.repository import PublishRepository
 from builder.publish.tags import judge
+from builder.registry.client import Repository
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     OCI_CONFIG,
@@ -42,12 +42,12 @@ def prune(capsys: pytest.CaptureFixture[str], where: str, keep: int, *words: str
     return document
 
 
-def retag(opened: PublishRepository, digest: str, tag: str) -> None:
+def retag(opened: Repository, digest: str, tag: str) -> None:
     opened.put_manifest(opened.manifest(digest), tag)
 
 
 def put_signature(
-    opened: PublishRepository, folder: Path, subject: str, media_type: str = SIGNATURE
+    opened: Repository, folder: Path, subject: str, media_type: str = SIGNATURE
 ) -> str:
     """What cosign attaches under a tag; gives the tag."""
     layout = LayoutDirectory(folder)
@@ -69,7 +69,7 @@ def put_signature(
     return tag
 
 
-def put_index(opened: PublishRepository, tag: str, *listed: Descriptor) -> RawManifest:
+def put_index(opened: Repository, tag: str, *listed: Descriptor) -> RawManifest:
     value = {
         "schemaVersion": 2,
         "mediaType": OCI_INDEX,
@@ -177,21 +177,21 @@ def test_a_tag_moved_to_the_image_after_the_inventory(
     where = f"{registry.address}/{name}"
     digests = fill(tmp_path, where, "abcd", monkeypatch)
     opened = repository(registry.address, name)
-    remove = PublishRepository.remove
+    remove = Repository.remove
 
     def judge_and_move(*words: Any) -> Any:
         verdicts = judge(*words)
         retag(opened, digests["c"], "latest")
         return verdicts
 
-    def remove_and_list(self: PublishRepository, digest: str) -> bool:
+    def remove_and_list(self: Repository, digest: str) -> bool:
         gone = remove(self, digest)
         if digest == digests["b"]:
             put_index(opened, "both", opened.manifest(digests["a"]).descriptor)
         return gone
 
     monkeypatch.setattr(command, "judge", judge_and_move)
-    monkeypatch.setattr(PublishRepository, "remove", remove_and_list)
+    monkeypatch.setattr(Repository, "remove", remove_and_list)
     document = prune(capsys, where, 1)
     now = tags(registry.address, name)
     assert set(now) == {name_of("a"), "both", name_of("c"), "latest", name_of("d")}
@@ -232,12 +232,12 @@ def test_a_refusal_half_way_lists_the_deleted_images(
     name = "keep/refused"
     where = f"{registry.address}/{name}"
     digests = fill(tmp_path, where, "abc", monkeypatch)
-    remove = PublishRepository.remove
+    remove = Repository.remove
 
-    def refuse(self: PublishRepository, digest: str) -> bool:
+    def refuse(self: Repository, digest: str) -> bool:
         return digest != digests["a"] and remove(self, digest)
 
-    monkeypatch.setattr(PublishRepository, "remove", refuse)
+    monkeypatch.setattr(Repository, "remove", refuse)
     capsys.readouterr()
     assert run(["tags", where, "--prune", "--keep", "1", "--json"]) == 8
     document = json.loads(capsys.readouterr().out)
@@ -307,12 +307,12 @@ def test_a_tag_that_the_registry_keeps_is_reported(
 ) -> None:
     where = f"{second.address}/keep/left"
     digests = fill(tmp_path, where, "ab", monkeypatch)
-    remove = PublishRepository.remove
+    remove = Repository.remove
 
-    def digests_only(self: PublishRepository, reference: str) -> bool:
+    def digests_only(self: Repository, reference: str) -> bool:
         return reference.startswith("sha256:") and remove(self, reference)
 
-    monkeypatch.setattr(PublishRepository, "remove", digests_only)
+    monkeypatch.setattr(Repository, "remove", digests_only)
     document = prune(capsys, where, 1)
     assert digests["a"] not in document["deleted"]
     reasons = {row["digest"]: row["reason"] for row in document["spared"]}

@@ -17,7 +17,7 @@ from builder.lock.file import NAME, lock_path, read_lock
 from builder.pipeline import bases, locking
 from builder.pipeline.inputs import at_digest
 from builder.registry.layout import LayoutDirectory
-from builder.registry.manifests import blobs
+from builder.registry.model import blobs
 from builder.rootfs.base import Base
 from builder.util import locks
 from tests.forge import Fault, LocalForge, Pull

@@ -25,7 +25,6 @@ from builder.net.session import Session
 from builder.pypi.index import PackageIndex, WheelFile
 from builder.pypi.wheels import RemoteWheel
 from builder.registry.client import Registry, Repository
-from builder.registry.listing import tags
 from builder.registry.model import Descriptor, sha256_digest
 from builder.registry.options import Options
 from builder.util.shutdown import end_waits, ended
@@ -99,7 +98,7 @@ def forge(server: Dripping) -> None:
 READS: dict[str, Callable[[Dripping], object]] = {
     "manifest": lambda server: repository(server).manifest("v1"),
     "blob": read_blob,
-    "tags": lambda server: tags(repository(server)),
+    "tags": lambda server: repository(server).tags(),
     "page": page,
     "wheel": lambda server: wheel(server).members,
     "download": lambda server: wheel(server).download(),

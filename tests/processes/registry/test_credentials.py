@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.registry import credentials
-from builder.registry.credentials import Credential, find_credential
+from builder.registry import auth
+from builder.registry.auth import Credential, find_credential
 from tests.unit.registry.test_credentials import AUTH, SECRET, docker, folder  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_helper_without_a_credential_falls_back_to_the_file(
 def test_a_helper_that_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, why: str
 ) -> None:
-    monkeypatch.setattr(credentials, "HELPER_TIMEOUT", 0.4 if "sleep" in body else 9)
+    monkeypatch.setattr(auth, "HELPER_TIMEOUT", 0.4 if "sleep" in body else 9)
     helper(folder, monkeypatch, body)
     with pytest.raises(RemoteError, match="docker-credential-test") as caught:
         find_credential("ghcr.io")

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from builder.registry.layoutwriter import work_folder
+from builder.registry.layout import work_folder
 from tests.unit.registry.test_layoutwriter import blobs_in, blobs_of, build, names
 
 KILLED = """
 import sys, os, signal
 from pathlib import Path
-from builder.registry import layoutwriter
 from tests.unit.registry.test_layoutwriter import build
 real = Path.replace
 def replace(path, target):

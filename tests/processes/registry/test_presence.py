@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.registry.compose import FallbackSource
 from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.manifests import blobs
+from builder.registry.layout import FallbackSource, LayoutDirectory
+from builder.registry.model import blobs
 from tests.memoryregistry import MemoryRegistry
 from tests.unit.images import put_image, put_index
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import RemoteError
-from builder.publish.repository import PublishRepository
-from builder.registry.listing import referrers, tags
+from builder.registry.client import Repository
 from builder.registry.model import (
     DOCKER_INDEX,
     MANIFEST_LIMIT,
@@ -294,7 +293,7 @@ def test_tags_come_in_pages() -> None:
         return Reply(body=json.dumps({"tags": [f"t{page}", f"u{page}"]}).encode(), headers=link)
 
     with FakeRegistry(answer) as fake:
-        assert tags(fake.repository()) == ["t1", "u1", "t2", "u2", "t3", "u3"]
+        assert fake.repository().tags() == ["t1", "u1", "t2", "u2", "t3", "u3"]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +316,7 @@ def test_tags_come_in_pages() -> None:
 )
 def test_malformed_lists(reply: Reply, match: str) -> None:
     with serve(reply) as fake, pytest.raises(RemoteError, match=match):
-        tags(fake.repository())
+        fake.repository().tags()
 
 
 def test_an_endless_list() -> None:
@@ -326,19 +325,19 @@ def test_an_endless_list() -> None:
         return Reply(body=b'{"tags": ["a"]}', headers=link)
 
     with FakeRegistry(answer) as fake, pytest.raises(RemoteError, match="never ends"):
-        tags(fake.repository())
+        fake.repository().tags()
     assert len(fake.log) <= 201
 
 
 def test_a_repository_without_tags() -> None:
     with serve(Reply(body=b'{"name": "a/b", "tags": null}')) as fake:
-        assert tags(fake.repository()) == []
+        assert fake.repository().tags() == []
 
 
 def test_malformed_referrers() -> None:
     reply = Reply(body=manifest(), headers=TYPED)
     with serve(reply) as fake, pytest.raises(RemoteError, match="has no list of parts"):
-        referrers(fake.repository(), BLOB.digest)
+        fake.repository().referrers(BLOB.digest)
 
 
 # --- names ----------------------------------------------------------------------------------
@@ -350,17 +349,17 @@ def test_malformed_referrers() -> None:
 def test_an_invalid_tag_is_never_sent(name: str) -> None:
     listed = Reply(200, json.dumps({"tags": ["ok", name]}).encode())
     with serve(listed) as fake:
-        repository = PublishRepository(fake.repository().registry, "a/b")
+        repository = Repository(fake.repository().registry, "a/b")
         for asking in (repository.manifest, repository.digest_of, repository.remove):
             with pytest.raises(RemoteError, match="is neither a tag nor a digest"):
                 asking(name)
         with pytest.raises(RemoteError, match="is not a sha256 digest"):
             repository.has(name)
         with pytest.raises(RemoteError, match="is not a sha256 digest"):
-            referrers(repository, name)
+            repository.referrers(name)
         assert not fake.log
         with pytest.raises(RemoteError, match="its list of tags has "):
-            tags(repository)
+            repository.tags()
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../b", "A/b", "a//b", "", "a/", "a?b", "x" * 300])

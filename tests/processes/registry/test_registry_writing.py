@@ -12,11 +12,10 @@ import pytest
 import requests
 
 from builder.errors import RemoteError
-from builder.publish.repository import PublishRepository
-from builder.registry import upload as uploads
-from builder.registry.listing import attach
+from builder.registry import blobs as uploads
+from builder.registry.blobs import UploadFailed
+from builder.registry.client import Repository
 from builder.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
-from builder.registry.upload import UploadFailed
 from tests.unit.fakeregistry import QUICK, FakeRegistry, Reply, Request, manifest, serve
 
 DATA = b"0123456789abcdefghij"
@@ -361,11 +360,11 @@ def test_a_manifest_that_is_refused() -> None:
 
 def test_a_registry_that_does_not_delete() -> None:
     with serve(Reply(405)) as fake:
-        assert not PublishRepository(fake.repository().registry, "a/b").remove("v1")
+        assert not Repository(fake.repository().registry, "a/b").remove("v1")
 
 
 def test_an_attachment_without_a_subject_is_refused() -> None:
     made = RawManifest(data=manifest(), media_type=OCI_MANIFEST)
     with serve(Reply()) as fake, pytest.raises(RemoteError, match="subject of"):
-        attach(fake.repository(), made)
+        fake.repository().attach(made)
     assert fake.log == []

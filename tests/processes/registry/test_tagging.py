@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.registry.client import TagTaken
 from builder.registry.model import OCI_MANIFEST, RawManifest
-from builder.registry.tagging import TagTaken, set_tag
 from tests.memoryregistry import MemoryRegistry
 from tests.unit.fakeregistry import Reply, Request, manifest
 
@@ -34,9 +34,9 @@ def put(registry: MemoryRegistry, made: RawManifest) -> None:
 
 
 def test_a_free_tag(registry: MemoryRegistry) -> None:
-    set_tag(registry.repository(), OURS, "v1", None)
+    registry.repository().set_tag(OURS, "v1", None)
     assert registry.tag("a/b", "v1") == OURS.digest
-    set_tag(registry.repository(), OURS, "v1", None)  # by another with the same image
+    registry.repository().set_tag(OURS, "v1", None)  # by another with the same image
 
 
 @pytest.mark.parametrize("was", [None, OLD], ids=["free", "moving"])
@@ -45,7 +45,7 @@ def test_tag_written_by_another_client_before_the_check(
 ) -> None:
     put(registry, THEIRS)
     with pytest.raises(TagTaken) as caught:
-        set_tag(registry.repository(), OURS, "v1", was.digest if was else None)
+        registry.repository().set_tag(OURS, "v1", was.digest if was else None)
     assert caught.value.seen == THEIRS.digest
     assert registry.tag("a/b", "v1") == THEIRS.digest
 
@@ -60,7 +60,7 @@ def test_tag_written_by_another_client_during_the_request(
         put(registry, was)
     registry.before["PUT", TAG] = lambda: put(registry, THEIRS)
     with pytest.raises(TagTaken) as caught:
-        set_tag(registry.repository(), OURS, "v1", was.digest if was else None)
+        registry.repository().set_tag(OURS, "v1", was.digest if was else None)
     assert caught.value.seen == THEIRS.digest
     assert registry.tag("a/b", "v1") == THEIRS.digest
 
@@ -73,7 +73,7 @@ def test_tag_overwritten_by_another_client_at_once(registry: MemoryRegistry) -> 
 
     registry.before["PUT", TAG] = tagged
     with pytest.raises(TagTaken, match="right after"):
-        set_tag(registry.repository(), OURS, "v1", None)
+        registry.repository().set_tag(OURS, "v1", None)
 
 
 def lose_an_answer(registry: MemoryRegistry, intruder: RawManifest | None) -> None:
@@ -96,7 +96,7 @@ def lose_an_answer(registry: MemoryRegistry, intruder: RawManifest | None) -> No
 def test_a_lost_response(registry: MemoryRegistry, conditional: bool) -> None:
     registry.conditional = conditional
     lose_an_answer(registry, None)
-    set_tag(registry.repository(), OURS, "v1", None)
+    registry.repository().set_tag(OURS, "v1", None)
     assert registry.tag("a/b", "v1") == OURS.digest
     assert [request.method for request in registry.log].count("PUT") == 1
 
@@ -108,7 +108,7 @@ def test_a_retry_never_overwrites_another_client(
     registry.conditional = conditional
     lose_an_answer(registry, THEIRS)
     with pytest.raises(TagTaken):
-        set_tag(registry.repository(), OURS, "v1", None)
+        registry.repository().set_tag(OURS, "v1", None)
     assert registry.tag("a/b", "v1") == THEIRS.digest
 
 
@@ -117,7 +117,7 @@ def test_a_registry_with_another_etag(registry: MemoryRegistry) -> None:
     put(registry, OLD)
     known = registry.answer
     registry.answer = lambda r: Reply(412) if "If-Match" in r.headers else known(r)
-    set_tag(registry.repository(), OURS, "v1", OLD.digest)
+    registry.repository().set_tag(OURS, "v1", OLD.digest)
     assert registry.tag("a/b", "v1") == OURS.digest
 
 
@@ -133,5 +133,5 @@ def test_a_manifest_damaged_in_transit_is_written_again(registry: MemoryRegistry
         return known(request)
 
     registry.answer = damage
-    set_tag(registry.repository(), OURS, "v1", None)
+    registry.repository().set_tag(OURS, "v1", None)
     assert registry.tag("a/b", "v1") == OURS.digest

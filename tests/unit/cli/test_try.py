@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.cli import recipe
-from builder.registry.refhints import intended_reference
+from builder.registry.reference import intended_reference
 from builder.util.hints import running
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree

@@ -12,6 +12,7 @@ import pytest
 
 from builder.errors import RemoteError, UsageError
 from builder.registry import copy
+from builder.registry.blobs import UploadFailed
 from builder.registry.copy import copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
@@ -21,7 +22,6 @@ from builder.registry.model import (
     RawManifest,
     sha256_digest,
 )
-from builder.registry.upload import UploadFailed
 from builder.util import progress
 from tests.unit.fakeregistry import manifest
 

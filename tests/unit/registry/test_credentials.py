@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.registry.credentials import find_credential
+from builder.registry.auth import find_credential
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,9 @@ import pytest
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine, base_bytes
 from builder.errors import UsageError
-from builder.registry.layout import REF_NAME, LayoutDirectory
-from builder.registry.layoutwriter import (
+from builder.registry.layout import (
+    REF_NAME,
+    LayoutDirectory,
     LayoutWriter,
     add_image,
     check_layout_target,

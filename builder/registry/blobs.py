@@ -1,6 +1,6 @@
-"""Uploads blobs to a registry, in one piece or several, and resumes.
+"""The blobs of a repository: which it has, downloads and uploads that resume, checked digests.
 
-Each chunk is held in memory until the registry has stored it, so any stream can be
+A chunk of an upload is held in memory until the registry has stored it, so any stream can be
 uploaded, and a chunk can be sent again.
 """
 
@@ -10,25 +10,338 @@ import contextlib
 import hashlib
 import io
 import re
-from typing import IO, TYPE_CHECKING
+import threading
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlencode, urlsplit
 
 from builder.errors import RemoteError
 from builder.net.failures import RequestFailed
 from builder.net.messages import resolved
 from builder.net.retry import RETRIED, retry_after
-from builder.registry.reference import is_digest
-from builder.registry.responses import answered, drain, number, problem
-from builder.registry.transport import origin
+from builder.registry.auth import Authenticator, scope_of
+from builder.registry.reference import is_digest, is_repository, is_tag
+from builder.registry.transport import answered, drain, number, origin, problem, read_block
 from builder.util.leftovers import abandoned_uploads, forget_upload, note_upload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import requests
+    from requests import Response
 
     from builder.net.retry import Retries
-    from builder.registry.access import RepositoryAccess
     from builder.registry.auth import ScopedAuthorization
     from builder.registry.model import Descriptor
+    from builder.registry.transport import Transport
+
+# --------------------------------------------------------------------------- access to a repository
+
+
+class RepositoryAccess:
+    """What reading from a repository and writing to it have in common."""
+
+    def __init__(self, host: str, path: str, transport: Transport) -> None:
+        if not is_repository(path):
+            raise RemoteError(f"{host}: {path[:200]!r} is not a repository name")
+        self.path = path
+        self.name = f"{host}/{path}"
+        self.transport = transport
+        self.authenticator = Authenticator(transport, host, path)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, str] = {}
+        self._absent: set[str] = set()
+        #: Ask for write access first, so that one token serves, and because a registry that
+        #: hides new repositories from readers would not answer otherwise.
+        self.writes = False
+
+    def url(self, tail: str) -> str:
+        """The URL of a resource in this repository."""
+        return f"{self.transport.root}/v2/{self.path}/{tail}"
+
+    def manifest_url(self, reference: str) -> str:
+        """The URL of a manifest by tag or digest.
+
+        Raises:
+            RemoteError: it is neither a tag nor a digest.
+        """
+        if not (is_digest(reference) or is_tag(reference)):
+            raise RemoteError(f"{self.name}: {reference[:200]!r} is neither a tag nor a digest")
+        return self.url(f"manifests/{reference}")
+
+    @property
+    def reading(self) -> ScopedAuthorization:
+        """The authorization to read."""
+        if self.writes:
+            return self.writing
+        return self.authenticator.permit(scope_of(self.path, "pull"))
+
+    @property
+    def writing(self) -> ScopedAuthorization:
+        """The authorization to write, and to check what exists."""
+        return self.authenticator.permit(scope_of(self.path, "pull", "push"))
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is in this repository."""
+        if not is_digest(digest):
+            raise RemoteError(f"{self.name}: {digest[:200]!r} is not a sha256 digest")
+        response = self.transport.request(
+            "HEAD",
+            self.url(f"blobs/{digest}"),
+            f"blob {digest}",
+            expect=frozenset({200, 404}),
+            permit=self.reading,
+        )
+        drain(response)
+        there = response.status_code == 200
+        with self._lock:
+            (self._absent.discard if there else self._absent.add)(digest)
+        return there
+
+    def opened_session(self, digest: str, address: str) -> None:
+        """Note the upload session that a refused mount opened."""
+        with self._lock:
+            self._sessions[digest] = address
+
+    def waiting_session(self, digest: str) -> str | None:
+        """The upload session that a refused mount opened; returned once."""
+        with self._lock:
+            return self._sessions.pop(digest, None)
+
+    def found_absent(self, digest: str) -> None:
+        """Note that the blob is missing."""
+        with self._lock:
+            self._absent.add(digest)
+
+    def known_absent(self, digest: str) -> bool:
+        """Whether the blob was found to be missing; returned once."""
+        with self._lock:
+            absent = digest in self._absent
+            self._absent.discard(digest)
+        return absent
+
+
+# ---------------------------------------------------------------------------------- checked streams
+
+
+#: Largest size of one read.
+_BUFFER = 256 << 10
+
+
+class Part(Protocol):
+    """The bytes of a blob from an offset."""
+
+    def read(self, size: int, /) -> bytes:
+        """Some bytes, ``b""`` at the end; ``RequestFailed`` when the connection broke."""
+
+    def close(self) -> None:
+        """Close the response."""
+
+
+class _Verified(io.RawIOBase):
+    """Reads a blob once.  The last bytes are returned only if size and digest match."""
+
+    def __init__(
+        self,
+        blob: Descriptor,
+        where: str,
+        open_at: Callable[[int], Part],
+        lost: Callable[[RequestFailed], None],
+        moved: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self._blob, self._where = blob, where
+        self._open_at, self._lost, self._moved = open_at, lost, moved
+        self._part: Part | None = None
+        self._sha = hashlib.sha256()
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._blob.size - self._position
+        data = self._next(min(len(buffer), left)) if left else b""
+        self._sha.update(data)
+        self._position += len(data)
+        if self._position == self._blob.size:
+            self._check()
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, size: int) -> bytes:
+        while True:
+            try:
+                if self._part is None:
+                    self._part = self._open_at(self._position)
+                data = self._part.read(size)
+                if not data:
+                    raise RequestFailed(
+                        f"connection cut after {self._position} of {self._blob.size} bytes"
+                    )
+            except RequestFailed as lost:
+                self._drop()
+                self._lost(lost)
+                continue
+            self._moved(len(data))
+            return data
+
+    def _check(self) -> None:
+        """At the end: check that nothing follows and that the digest matches."""
+        if self._part is not None and self._more():
+            raise RemoteError(f"{self._where}: {self._blob.digest} is longer than expected")
+        digest = f"sha256:{self._sha.hexdigest()}"
+        if digest != self._blob.digest:
+            raise RemoteError(
+                f"{self._where}: the data received for {self._blob.digest} is {digest}",
+                hint="do not use it; it was damaged in the registry or on the way",
+            )
+
+    def _more(self) -> bool:
+        try:
+            return self._part is not None and bool(self._part.read(1))
+        except RequestFailed:
+            return False  # all of it was here before
+
+    def _drop(self) -> None:
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+
+def verified(
+    blob: Descriptor,
+    where: str,
+    open_at: Callable[[int], Part],
+    *,
+    lost: Callable[[RequestFailed], None],
+    moved: Callable[[int], None],
+) -> IO[bytes]:
+    """A blob as a stream that raises if its content does not match.
+
+    ``open_at`` gives the bytes from an offset; after a broken connection it is called again with
+    the offset that was reached, unless ``lost`` raises.  ``moved`` is called for every read.
+     Reading raises a RemoteError when size or digest are wrong.
+    """
+    raw = _Verified(blob, where, open_at, lost, moved)
+    return cast("IO[bytes]", io.BufferedReader(raw, _BUFFER))
+
+
+# ---------------------------------------------------------------------------------------- downloads
+
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]+|\*)")
+
+
+class Body:
+    """The body of a response, with its bytes counted."""
+
+    def __init__(self, response: Response, transport: Transport, retries: Retries) -> None:
+        self._response, self._transport, self._retries = response, transport, retries
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, ``b""`` at the end; ``RequestFailed`` when the connection broke."""
+        self._retries.time_left()  # a server that drips must not hold us for ever
+        data = read_block(self._response, size)
+        self._transport.traffic.add(received=len(data))
+        return data
+
+    def skip(self, count: int) -> None:
+        """Read and discard."""
+        while count:
+            data = self.read(min(count, 1 << 20))
+            if not data:
+                raise RequestFailed("connection cut")
+            count -= len(data)
+
+    def close(self) -> None:
+        """Close the response."""
+        self._response.close()
+
+
+def body_from(
+    repository: RepositoryAccess, blob: Descriptor, offset: int, retries: Retries
+) -> Body:
+    """A blob from an offset; if the registry ignores ranges, the first bytes are skipped.
+
+    Raises:
+        RequestFailed: the connection broke.
+        RemoteError: the registry does not have it, or has it with another size.
+    """
+    response = _get(repository, blob, offset, retries)
+    if response.status_code == 416:
+        drain(response)
+        response = _get(repository, blob, 0, retries)
+    body = Body(response, repository.transport, retries)
+    try:
+        whole = response.status_code == 200
+        _check(response, repository.name, blob, 0 if whole else offset)
+        if whole:
+            body.skip(offset)
+    except BaseException:
+        body.close()
+        raise
+    return body
+
+
+def gives(repository: RepositoryAccess, blob: Descriptor) -> bool:
+    """Request the last byte; if the registry ignores ranges, read one byte of the whole."""
+    last = max(blob.size - 1, 0)
+    retries = repository.transport.retries(f"blob {blob.digest}", small=True)
+    while True:
+        response = repository.transport.request(
+            "GET",
+            repository.url(f"blobs/{blob.digest}"),
+            f"blob {blob.digest}",
+            expect=frozenset({200, 206, 404, 416}),
+            headers={"Range": f"bytes={last}-{last}"},
+            permit=repository.reading,
+            retries=retries,
+        )
+        try:
+            if response.status_code == 416:
+                return not blob.size
+            if response.status_code == 404:
+                return False
+            _check(response, repository.name, blob, last if response.status_code == 206 else 0)
+            return not blob.size or len(read_block(response, 1)) == 1
+        except RequestFailed as error:
+            retries.lost(error)
+        except RemoteError:  # other bytes, or another size
+            return False
+        finally:
+            response.close()
+
+
+def _get(repository: RepositoryAccess, blob: Descriptor, offset: int, retries: Retries) -> Response:
+    """Request a range with both ends, because some registries reject open ranges."""
+    return repository.transport.request(
+        "GET",
+        repository.url(f"blobs/{blob.digest}"),
+        f"blob {blob.digest}",
+        expect=frozenset({200, 206, 416} if offset else {200}),
+        headers={"Range": f"bytes={offset}-{blob.size - 1}"} if offset else None,
+        permit=repository.reading,
+        retries=retries,
+    )
+
+
+def _check(response: Response, name: str, blob: Descriptor, offset: int) -> None:
+    start, total = 0, response.headers.get("Content-Length", "")
+    if response.status_code == 206:
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        start, total = (int(match[1]), match[2]) if match else (-1, "")
+    if start != offset:
+        raise RemoteError(f"{name}: asked for {blob.digest} from byte {offset} on, got other bytes")
+    if (size := number(total)) not in (None, blob.size):
+        raise RemoteError(f"{name}: {blob.digest} should have {blob.size} bytes and has {size}")
+
+
+# ------------------------------------------------------------------------------------------ uploads
+
 
 #: Smallest chunk: a registry that refuses a chunk gets half the size next, down to this.
 #: (GHCR refuses chunks over 4 MiB; ECR refuses chunks under 5 MiB, except the last.)
