@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 OPEN, MERGED, CLOSED, UNKNOWN = "open", "merged", "closed", "unknown"
 
 
+#: Size limit of a repository archive; vLLM's has some tens of megabytes.
+MAX_ARCHIVE = 512 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class PullFacts:
     """A forge's facts about a pull request, or about a single commit (``number`` is 0).

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
 from builder.errors import RemoteError, UsageError
-from builder.forge import MERGED, UNKNOWN, PullFacts
+from builder.forge import MAX_ARCHIVE, MERGED, UNKNOWN, PullFacts
+from builder.forge.git import Git
 from builder.forge.http import ForgeMissing
+from builder.forge.normalize import MAX_DIFF
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,15 +47,14 @@ class Clone:
         """
         self.folder = folder
         try:
-            self._git("rev-parse", "--git-dir")
+            self._git = Git(folder)
         except RemoteError as error:
             raise UsageError(f"--forge-clone {folder} is not a git clone: {error}") from None
         self.repositories = {repository.lower()} if repository else self._remotes()
 
     def _remotes(self) -> set[str]:
         """``owner/repo`` of every remote, lower-case."""
-        listed = self._git("config", "--get-regexp", r"remote\..*\.url", missing_ok=True)
-        urls = (line.partition(" ")[2] for line in listed.splitlines())
+        urls = self._git.remote_urls
         return {match[1].lower() for url in urls if (match := _REMOTE.search(url))}
 
     def holds(self, repository: str) -> bool:
@@ -98,7 +97,7 @@ class Clone:
         )
 
     def merge_base(self, repository: str, target: str, commit: str) -> str:
-        found = self._git("merge-base", target, commit, missing_ok=True).strip()
+        found = self._git.run("merge-base", target, commit, codes=(0, 1)).text
         if not found:
             raise ForgeMissing(
                 f"{repository}: {commit[:12]} has no common ancestor with its branch"
@@ -114,13 +113,13 @@ class Clone:
             self._commit(name, f"{repository}@{name[:12]}")
         options = ["-r", "-p", "-M", "-U3", "--no-color", "--no-ext-diff", "--no-textconv"]
         options += ["--src-prefix=a/", "--dst-prefix=b/", "--full-index"]
-        return self._run("diff-tree", *options, base, commit).stdout
+        return self._git.run("diff-tree", *options, base, commit, limit=MAX_DIFF).data
 
     def releases_with(self, repository: str, commit: str) -> tuple[str, ...] | None:
         del repository
-        tags = self._git("tag", "--contains", commit, missing_ok=True).split()
-        if not self._git("tag").split():
+        if not self._git.run("tag").text:
             return None  # a clone without tags knows no release
+        tags = self._git.run("tag", "--contains", commit).text.split()
         return tuple(sorted(_versions(tags), key=Version))
 
     def commit(self, repository: str, name: str) -> str:
@@ -128,13 +127,14 @@ class Clone:
 
     def archive(self, repository: str, commit: str) -> bytes:
         self._commit(commit, f"{repository}@{commit[:12]}")
-        return self._run("archive", "--format=tar", "--prefix=source/", commit).stdout
+        words = ("archive", "--format=tar", "--prefix=source/", commit)
+        return self._git.run(*words, limit=MAX_ARCHIVE).data
 
     # -- git
 
     def _head(self, number: int) -> str:
         patterns = [pattern.format(n=number) for pattern in _HEADS]
-        listed = self._git("for-each-ref", "--format=%(objectname)", *patterns).split()
+        listed = self._git.run("for-each-ref", "--format=%(objectname)", *patterns).text.split()
         if len(set(listed)) > 1:
             raise RemoteError(
                 f"#{number}: the clone {self.folder} has {len(set(listed))} different heads of it",
@@ -144,60 +144,49 @@ class Clone:
 
     def _merged_as(self, number: int, head: str, main: str) -> str:
         """The commit on the main branch that merged a pull request, or ``""``."""
-        if head and self._run("merge-base", "--is-ancestor", head, main).returncode == 0:
-            mainline = self._git("rev-list", "--first-parent", main).split()
+        run = self._git.run
+        if head and run("merge-base", "--is-ancestor", head, main, codes=(0, 1)).code == 0:
+            mainline = run("rev-list", "--first-parent", main).text.split()
             if head in mainline:
                 return head
-            after = self._git("rev-list", "--topo-order", "--ancestry-path", f"{head}..{main}")
+            after = run("rev-list", "--topo-order", "--ancestry-path", f"{head}..{main}")
             on_main = set(mainline)
-            return [commit for commit in after.split() if commit in on_main][-1]
+            return next((x for x in reversed(after.text.split()) if x in on_main), "")
         words = ("log", "--first-parent", "--format=%H %s", "-F", f"--grep=(#{number})", main)
         squashed = [
             line.partition(" ")[0]
-            for line in self._git(*words).splitlines()
+            for line in run(*words).text.splitlines()
             if line.endswith(f"(#{number})")  # the form that forges give a squashed merge
         ]
         return squashed[-1] if squashed else ""
 
     def _main(self) -> str:
         for name in _MAINS:
-            found = self._git("rev-parse", "--verify", "-q", f"{name}^{{commit}}", missing_ok=True)
-            if found.strip():
-                return found.strip()
+            found = self._resolved(name)
+            if found:
+                return found
         raise UsageError(f"--forge-clone {self.folder}: the clone has no commit")
 
     def _commit(self, name: str, subject: str) -> str:
         """The full name of a commit in the clone."""
-        answer = self._run("rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}")
-        if answer.returncode != 0:
+        found = self._resolved(name)
+        if not found:
             raise ForgeMissing(
                 f"{subject} is not in the clone {self.folder}",
                 hint=f"git -C {shlex.quote(str(self.folder))} fetch --all",
             )
-        return answer.stdout.decode().strip()
+        return found
+
+    def _resolved(self, name: str) -> str:
+        """The full name of a commit, or ``""`` if there is none of this name."""
+        words = ("rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}")
+        return self._git.run(*words, codes=(0, 1)).text
 
     def _subject(self, commit: str) -> str:
-        return self._git("show", "-s", "--format=%s", commit).strip()
+        return self._git.run("show", "-s", "--format=%s", commit).text
 
     def _date(self, commit: str) -> str:
-        return self._git("show", "-s", "--format=%cs", commit).strip()
-
-    def _git(self, *words: str, missing_ok: bool = False) -> str:
-        answer = self._run(*words)
-        if answer.returncode != 0 and not missing_ok:
-            message = answer.stderr.decode("utf-8", "replace").strip()
-            raise RemoteError(f"git {words[0]} in {self.folder}: {message}")
-        return answer.stdout.decode("utf-8", "replace")
-
-    def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-        for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF"):
-            env.pop(name, None)
-        command = ["git", "-C", str(self.folder), "-c", "core.quotePath=false", *words]
-        try:
-            return subprocess.run(command, env=env, capture_output=True, check=False)
-        except FileNotFoundError:
-            raise UsageError("git is not installed, and --forge-clone needs it") from None
+        return self._git.run("show", "-s", "--format=%cs", commit).text
 
 
 def _versions(tags: Iterable[str]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from builder.errors import RemoteError
-from builder.forge import CLOSED, MERGED, OPEN, PullFacts
+from builder.forge import CLOSED, MAX_ARCHIVE, MERGED, OPEN, PullFacts
 from builder.forge.http import ForgeMissing
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 _JSON = "application/vnd.github+json"
 _DIFF = "application/vnd.github.diff"
-#: Size limit of a repository archive; vLLM's has some tens of megabytes.
-_MAX_ARCHIVE = 512 << 20
 _FULL = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 #: Phrases that name a superseding pull request.
 _SUPERSEDED = re.compile(
@@ -118,7 +116,7 @@ class GitHub:
 
     def archive(self, repository: str, commit: str) -> bytes:
         path, subject = f"/repos/{repository}/tarball/{commit}", f"{repository}@{commit[:12]}"
-        return self._client.get(path, _JSON, subject, limit=_MAX_ARCHIVE)
+        return self._client.get(path, _JSON, subject, limit=MAX_ARCHIVE)
 
     # -- shared
 

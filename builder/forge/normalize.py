@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 from builder.errors import UsageError
 
+#: Size limits of a diff, in bytes and lines.  Memory is some 200 bytes a line.
+MAX_DIFF, MAX_LINES = 64 << 20, 1_000_000
 #: Modes as git writes them: an ordinary file, a link, a submodule.
 _LINK, _SUBMODULE = "120000", "160000"
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
