@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.targets import checked_path
 from builder.applier.text import lines_of
 
 
@@ -46,7 +47,9 @@ class FileDiff:
         return FileDiff(self.new, self.old, tuple(hunk.reversed() for hunk in self.hunks))
 
 
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(r"@@ -([0-9]{1,9})(?:,([0-9]{1,9}))? \+([0-9]{1,9})(?:,([0-9]{1,9}))? @@")
+#: 100 is git's word for an ordinary file.
+_FILE_MODE = re.compile(" 100([0-7]{3})$")
 
 
 class _DiffReader:
@@ -56,6 +59,7 @@ class _DiffReader:
         self.lines = lines_of(diff)
         self.at = 0
         self.files: list[FileDiff] = []
+        self.paths: set[str] = set()
         self._start(None, None)
 
     def _start(self, old: str | None, new: str | None) -> None:
@@ -70,6 +74,8 @@ class _DiffReader:
             match = _HUNK.match(line)
             if match:
                 self._hunk(match)
+            elif line.startswith(("@@ -", "@@@ -")):
+                raise ApplyError(f"malformed hunk {line.strip()[:80]!r}", EXIT_USAGE)
             else:
                 self._header(line.rstrip("\r\n"))
         self._close()
@@ -102,10 +108,10 @@ class _DiffReader:
 
     @staticmethod
     def _mode(line: str) -> int:
-        kind, permissions = line[-6:-3], line[-3:]
-        if kind != "100":  # git's word for an ordinary file
-            raise ApplyError(f"a diff cannot do this here: {line!r}", EXIT_USAGE)
-        return int(permissions, 8)
+        match = _FILE_MODE.search(line)
+        if match is None:
+            raise ApplyError(f"a diff cannot do this here: {line[:200]!r}", EXIT_USAGE)
+        return 0o755 if int(match[1], 8) & 0o111 else 0o644
 
     @staticmethod
     def _name(line: str, prefix: str) -> str | None:
@@ -115,8 +121,12 @@ class _DiffReader:
     def _close(self) -> None:
         if self.hunks or self.mode is not None or self.old != self.new:
             change = FileDiff(self.old, self.new, tuple(self.hunks), self.mode)
-            if any(change.path == other.path for other in self.files):
+            for path in (self.old, self.new):
+                if path is not None:
+                    checked_path(path, "the diff")
+            if change.path in self.paths:
                 raise ApplyError(f"the diff has two parts for {change.path}", EXIT_USAGE)
+            self.paths.add(change.path)
             self.files.append(change)
         self._start(None, None)
 

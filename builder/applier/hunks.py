@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.text import lines_of, nearest_line, nearest_place
 
@@ -14,35 +17,76 @@ if TYPE_CHECKING:
     from builder.applier.diff import Hunk
 
 
-def _block_positions(lines: list[str], block: Sequence[str]) -> list[int]:
-    """The positions of a block of whole lines; searches only near its longest line."""
-    wanted = list(block)
-    if not wanted:
-        return list(range(len(lines) + 1))
-    depth = max(range(len(wanted)), key=lambda number: len(wanted[number]))
-    found: list[int] = []
-    at = depth - 1
-    last = len(lines) - len(wanted) + depth + 1
-    while True:
-        try:
-            at = lines.index(wanted[depth], at + 1, max(last, 0))
-        except ValueError:
-            return found
-        if lines[at - depth : at - depth + len(wanted)] == wanted:
-            found.append(at - depth)
+#: Limit of lines that are compared to find the hunks of one file: about 10 s.
+_SEARCHED = 400_000_000
+
+
+class _Lines:
+    """The lines of a text, with a search for blocks of lines."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = lines_of(text)
+        self._counts = Counter(self.lines)
+        self._left = _SEARCHED
+
+    def positions(self, block: Sequence[str], expected: int) -> list[int]:
+        """The positions of a block of whole lines; looks at the expected one first.
+
+        Raises:
+            ApplyError: the file and its diff are too large to search.
+        """
+        wanted = list(block)
+        if not wanted:
+            return list(range(len(self.lines) + 1))
+        depth = min(range(len(wanted)), key=lambda number: self._counts[wanted[number]])
+        count = self._counts[wanted[depth]]
+        if count == 0:
+            return []
+        if count == 1 and expected >= 0 and self._is_at(wanted, expected):
+            return [expected]
+        self._left -= len(self.lines) + 20 * count * len(wanted)  # a candidate costs 20 lines
+        if self._left < 0:
+            raise ApplyError("the diff has too many hunks for a file of this length", EXIT_USAGE)
+        return self._search(wanted, depth)
+
+    def _search(self, wanted: list[str], depth: int) -> list[int]:
+        found: list[int] = []
+        at = depth - 1
+        last = len(self.lines) - len(wanted) + depth + 1
+        while True:
+            try:
+                at = self.lines.index(wanted[depth], at + 1, max(last, 0))
+            except ValueError:
+                return found
+            if self._is_at(wanted, at - depth):
+                found.append(at - depth)
+
+    def _is_at(self, wanted: list[str], at: int) -> bool:
+        return self.lines[at : at + len(wanted)] == wanted
+
+    def replace(self, at: int, old: Sequence[str], new: Sequence[str]) -> None:
+        """Put one block in the place of another."""
+        self._counts.subtract(old)
+        self._counts.update(new)
+        self.lines[at : at + len(old)] = new
 
 
 def _outside(
     places: Sequence[int], block: Sequence[str], others: Sequence[int], other: Sequence[str]
 ) -> list[int]:
-    """Positions of a block that are not inside an occurrence of the other, longer one."""
+    """Positions of a block that are not inside an occurrence of the other, longer one.
+
+    ``others`` is sorted.
+    """
     if len(block) >= len(other):
         return list(places)
-    return [
-        at
-        for at in places
-        if not any(o <= at and at + len(block) <= o + len(other) for o in others)
-    ]
+    reach = len(other) - len(block)
+
+    def inside(at: int) -> bool:
+        first = bisect_left(others, at - reach)
+        return first < len(others) and others[first] <= at
+
+    return [at for at in places if not inside(at)]
 
 
 @dataclass(frozen=True)
@@ -57,12 +101,18 @@ class Verdict:
 
 
 def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
-    """Judge each hunk with fuzz 0 and a unique position; also returns the resulting text."""
-    lines = lines_of(text)
+    """Judge each hunk with fuzz 0 and a unique position; also returns the resulting text.
+
+    Raises:
+        ApplyError: the file and its hunks are too large to search.
+    """
+    lines = _Lines(text)
+    last = 0
     verdicts: list[Verdict] = []
     shift = 0
     for number, hunk in enumerate(hunks, 1):
-        pre, post = _block_positions(lines, hunk.old), _block_positions(lines, hunk.new)
+        expected = hunk.start - 1 + shift + last
+        pre, post = lines.positions(hunk.old, expected), lines.positions(hunk.new, expected)
         pre, post = _outside(pre, hunk.old, post, hunk.new), _outside(post, hunk.new, pre, hunk.old)
         count = len(pre) + len(post)
         if count != 1:
@@ -75,21 +125,17 @@ def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
         offset = pre[0] + 1 - hunk.start - shift if pre and hunk.old else 0
         verdicts.append(Verdict(PRE if pre else POST, (pre or post)[0], offset))
         if pre:
-            lines[pre[0] : pre[0] + len(hunk.old)] = hunk.new
+            last = offset
+            lines.replace(pre[0], hunk.old, hunk.new)
             shift += len(hunk.new) - len(hunk.old)
-    return verdicts, "".join(lines)
-
-
-#: Limit of compared line pairs to find the nearest place; more would take seconds.
-_COMPARED = 100_000
+    return verdicts, "".join(lines.lines)
 
 
 def _not_found(text: str, hunk: Hunk) -> str:
     """The text that a hunk expects, and the nearest one."""
-    if text.count("\n") * len(hunk.old) < _COMPARED:
-        place = nearest_place(text, "".join(hunk.old))
-        if place:
-            return place
+    place = nearest_place(text, "".join(hunk.old))
+    if place:
+        return place
     wanted = next((line for line in hunk.old or hunk.new if line.strip()), "").strip()
     near = nearest_line(text, wanted)
     return f"{wanted!r} not found" + (f"; nearest is line {near}" if near else "")

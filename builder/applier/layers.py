@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.opkinds import read_op
+from builder.applier.targets import checked_path
 from builder.applier.values import part, read_value
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ class Clause:
     missing: bool = False
 
 
+def _read_clause(raw: object, where: str) -> Clause:
+    clause: Clause = read_value(Clause, raw, where)
+    checked_path(clause.file, where)
+    return clause
+
+
 @dataclass(frozen=True)
 class KnownRange:
     """Bases of which a layer knows more than their text says: from which release, and why."""
@@ -90,7 +97,7 @@ class KnownRange:
     when: Mapping[str, str]
     reason: str
     since: str | None = None
-    probe: Sequence[Clause] = field(default=(), metadata=part(Clause))
+    probe: Sequence[Clause] = field(default=(), metadata=part(_read_clause))
 
 
 @dataclass(frozen=True)

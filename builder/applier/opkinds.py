@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.targets import checked_path
 from builder.applier.values import part, read_value
 from builder.applier.versions import all_match
 
@@ -23,6 +24,8 @@ def _when() -> Mapping[str, str]:
 class _Subject:
     #: the field with an op's subject
     about: ClassVar[str] = "file"
+    #: the fields with paths below site-packages
+    paths: ClassVar[Sequence[str]] = ()
 
     @property
     def subject(self) -> str:
@@ -70,6 +73,7 @@ class Replace(_Subject):
     """Old text for new text, an exact number of times."""
 
     kind: ClassVar[str] = "replace"
+    paths: ClassVar[Sequence[str]] = ("file",)
 
     file: str
     old: str
@@ -95,6 +99,7 @@ class Graft(_Subject):
     """Definitions of a released wheel's file; ``donor`` is ``DISTRIBUTION==VERSION``."""
 
     kind: ClassVar[str] = "graft"
+    paths: ClassVar[Sequence[str]] = ("file", "donor_file")
 
     file: str
     donor: str = field(metadata={"key": "from"})
@@ -117,6 +122,7 @@ class Copy(_Subject):
 
     kind: ClassVar[str] = "copy"
     about: ClassVar[str] = "to"
+    paths: ClassVar[Sequence[str]] = ("to",)
 
     to: str
     data: str
@@ -154,6 +160,7 @@ class Env(_Subject):
 
     kind: ClassVar[str] = "env"
     about: ClassVar[str] = "name"
+    paths: ClassVar[Sequence[str]] = ("reader",)
 
     name: str
     value: str
@@ -166,6 +173,7 @@ class Hook(_Subject):
     """A function from a file's text to its new text; ``source`` is the module that has it."""
 
     kind: ClassVar[str] = "hook"
+    paths: ClassVar[Sequence[str]] = ("file",)
 
     file: str
     source: str
@@ -236,7 +244,8 @@ def read_op(raw: object, where: str) -> Op:
     """Read an op of a rendered layer; keys without effect are dropped.
 
     Raises:
-        ApplyError: its kind is unknown, or a key is missing.
+        ApplyError: its kind is unknown, a key is missing, or a path is none of a file below
+            site-packages.
     """
     kind = raw.get("op") if isinstance(raw, Mapping) else raw
     form = FORMS.get(str(kind))
@@ -247,6 +256,8 @@ def read_op(raw: object, where: str) -> Op:
             EXIT_USAGE,
         )
     made: Op = read_value(form, raw, f"{where}: op {kind}")
+    for name in made.paths:
+        checked_path(getattr(made, name), f"{where}: op {kind}")
     return made
 
 

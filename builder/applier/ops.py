@@ -14,6 +14,8 @@ from builder.applier.failures import EXIT_USAGE, ApplyError
 from builder.applier.files import create_file, edit_file, judge_diff, undone
 from builder.applier.outcomes import OpResult
 from builder.applier.states import DRIFT, POST, PRE
+from builder.applier.targets import checked_path, collision
+from builder.applier.trees import OverlayTree
 from builder.applier.versions import normalize
 
 if TYPE_CHECKING:
@@ -27,9 +29,20 @@ class Ops(CompileOps):
     """The ops of one variant, over a view of the tree."""
 
     def judged(self, op: Op) -> OpResult:
-        """Judge one op: its finding and its changes."""
+        """Judge one op: its finding and its changes.
+
+        Raises:
+            ApplyError: it would write a path that is none of a file below site-packages.
+        """
         method: Callable[[Any], OpResult] = getattr(self, f"op_{op.kind}")
-        return method(op)
+        result = method(op)
+        for path in result.changes:
+            checked_path(path, f"layer {self.layer.name}: op {op.kind}")
+        written = [path for path, content in result.changes.items() if content is not None]
+        after = OverlayTree(self.view)
+        after.update(result.changes)
+        problem = collision(written, after)
+        return OpResult(DRIFT, reason=problem) if problem else result
 
     def op_replace(self, op: Replace) -> OpResult:
         return edit_file(

@@ -100,6 +100,10 @@ def versions(tree: Tree) -> dict[str, str]:
     return {name: dist.version for name, dist in tree.distributions().items()}
 
 
+#: What opening a path raises that is not a file's; ``ValueError`` for one with a zero byte.
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError)
+
+
 class DirTree:
     """A real site-packages directory."""
 
@@ -109,14 +113,14 @@ class DirTree:
     def read(self, path: str) -> bytes | None:
         try:
             return (self.root / path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except _NO_FILE:
             return None
 
     def digest(self, path: str) -> str | None:
         try:
             with open(self.root / path, "rb") as stream:
                 return hashlib.file_digest(stream, "sha256").hexdigest()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except _NO_FILE:
             return None
         except AttributeError:  # hashlib.file_digest is new in Python 3.11
             data = self.read(path)
@@ -128,7 +132,7 @@ class DirTree:
     def children(self, directory: str) -> list[str]:
         try:
             return sorted(os.listdir(self.root / directory))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return []
 
     def distributions(self) -> dict[str, Distribution]:
@@ -146,10 +150,26 @@ class OverlayTree:
     def __init__(self, base: Tree) -> None:
         self.base = base
         self.changes: Changes = {}
+        #: folder -> names in it that were changed -> how many files at or below it now exist
+        self._below: dict[str, dict[str, int]] = {}
 
     def update(self, changes: Mapping[str, Content | None]) -> None:
         """Add changes; later ones take precedence."""
-        self.changes.update(changes)
+        for path, content in changes.items():
+            known = path in self.changes
+            before = known and self.changes[path] is not None
+            self.changes[path] = content
+            more = (content is not None) - before
+            if more or not known:
+                self._count(path, more)
+
+    def _count(self, path: str, more: int) -> None:
+        """Count a changed path in every folder above it."""
+        while path:
+            folder, _, name = path.rpartition("/")
+            names = self._below.setdefault(folder, {})
+            names[name] = names.get(name, 0) + more
+            path = folder
 
     def read(self, path: str) -> bytes | None:
         if path in self.changes:
@@ -170,13 +190,8 @@ class OverlayTree:
     def children(self, directory: str) -> list[str]:
         names = set(self.base.children(directory))
         prefix = f"{directory}/" if directory else ""
-        touched: dict[str, bool] = {}
-        for path, content in self.changes.items():
-            if path.startswith(prefix):
-                name = path[len(prefix) :].split("/", 1)[0]
-                touched[name] = touched.get(name, False) or content is not None
-        for name, alive in touched.items():
-            if alive:
+        for name, count in self._below.get(directory, {}).items():
+            if count > 0:
                 names.add(name)
             elif self.changes.get(prefix + name, self) is None:
                 names.discard(name)

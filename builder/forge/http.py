@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from builder.errors import RemoteError, UsageError
+import msgspec
+
+from builder.errors import RemoteError
 from builder.net.messages import host_of, resolved
 from builder.net.retry import Retries, RetryPolicy, final_answer
 from builder.util.console import console
@@ -24,8 +26,10 @@ _LIMITED = frozenset({403, 429})
 _SHORT_WAIT = 5.0
 _NO_FORGE = "check the network, then run the same command again; locked pull requests need none"
 _MAX_REDIRECTS = 5
-#: Size limit of a response.  GitHub refuses diffs of more than about 1 MB; mirrors may not.
-_MAX_BYTES = 64 << 20
+#: Size limit of a response in JSON: a comparison lists up to 300 files with their patches.
+_MAX_BYTES = 32 << 20
+#: A count of seconds in a header; a longer one is none.
+_SECONDS = re.compile("[0-9]{1,10}")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
@@ -36,6 +40,10 @@ class ForgeMissing(RemoteError):
 
 class ForgeTooLarge(RemoteError):
     """The forge refuses a diff of this size."""
+
+
+class _Refusal(msgspec.Struct):
+    message: str
 
 
 @dataclass(frozen=True)
@@ -146,11 +154,9 @@ class ForgeClient:
 
     def _message(self, answer: _Answer) -> str:
         """The server's message, shortened, with the token removed."""
-        import json
-
         try:
-            text = str(json.loads(answer.body)["message"])
-        except (ValueError, KeyError, TypeError):
+            text = msgspec.json.decode(answer.body, type=_Refusal).message
+        except (ValueError, RecursionError):
             return ""
         if self.site.token:
             text = text.replace(self.site.token, "***")
@@ -172,15 +178,21 @@ def _bounded(response: requests.Response, subject: str, limit: int) -> bytes:
     """The whole body, up to a size limit.
 
     Raises:
-        UsageError: it is too large.
+        RemoteError: it is too large, or compressed although that was not asked for.
     """
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding.strip().lower() not in ("", "identity"):
+        raise RemoteError(
+            f"{subject}: the answer is compressed ({coding[:40]!r}), which was not asked for",
+            hint="check the proxy and the server that SPARK_BUILD_FORGE names",
+        )
     pieces: list[bytes] = []
     size = 0
     for piece in response.iter_content(1 << 18):
         pieces.append(piece)
         size += len(piece)
         if size > limit:
-            raise UsageError(f"{subject}: the answer is larger than {limit >> 20} MiB")
+            raise RemoteError(f"{subject}: the answer is larger than {limit >> 20} MiB")
     return b"".join(pieces)
 
 
@@ -194,10 +206,10 @@ def _limited(answer: _Answer) -> float | None:
         return None
     headers = answer.headers
     after = headers.get("Retry-After", "")
-    if after.isdigit():
+    if _SECONDS.fullmatch(after):
         return float(after)
     reset = headers.get("X-RateLimit-Reset", "")
-    if headers.get("X-RateLimit-Remaining") == "0" and reset.isdigit():
+    if headers.get("X-RateLimit-Remaining") == "0" and _SECONDS.fullmatch(reset):
         return max(1.0, int(reset) - _server_time(headers.get("Date")))
     if answer.status_code == 429 or b"rate limit" in answer.body.lower():
         return 60.0
@@ -209,5 +221,5 @@ def _server_time(date: str | None) -> float:
 
     try:
         return parsedate_to_datetime(date or "").timestamp()
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
         return time.time()

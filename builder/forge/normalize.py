@@ -14,14 +14,17 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
+from builder.applier.targets import path_problem
 from builder.errors import UsageError
 
 #: Size limits of a diff, in bytes and lines.  Memory is some 200 bytes a line.
 MAX_DIFF, MAX_LINES = 64 << 20, 1_000_000
 #: Modes as git writes them: an ordinary file, a link, a submodule.
 _LINK, _SUBMODULE = "120000", "160000"
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_CONTROL = re.compile(r'[\x00-\x1f"\x7f]')
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+#: How a hunk begins, and one of a merge, which has two old sides.
+_HUNKS = (b"@@ -", b"@@@ -")
+_MODE = re.compile(rb" ([0-7]{6})\s*$")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f"}
 
@@ -91,11 +94,17 @@ def read_sections(data: bytes) -> list[Section]:
     """The files of a diff, sorted by name.
 
     Raises:
-        UsageError: it is malformed, changes one file twice, or is not a diff.
+        UsageError: it is malformed or too large, changes one file twice, or is not a diff.
     """
+    lines_in = data.count(b"\n")
+    if len(data) > MAX_DIFF or lines_in > MAX_LINES:
+        raise UsageError(
+            f"the diff has {len(data) >> 20} MiB and {lines_in} lines; the limits are "
+            f"{MAX_DIFF >> 20} MiB and {MAX_LINES} lines"
+        )
     lines = _lines(data)
     starts = [number for number, line in enumerate(lines) if line.startswith(b"diff --git ")]
-    if data.strip() and not starts:
+    if data.strip() and (not starts or any(line.startswith(_HUNKS) for line in lines[: starts[0]])):
         raise UsageError("the forge's answer is not a git diff")
     sections = [
         _Reader(lines[start:stop]).section()
@@ -149,17 +158,17 @@ class _Reader:
         at = 1
         while at < len(self.lines):
             line = self.lines[at]
-            match = _HUNK.match(line)
-            if match:
-                at = self._hunk(at, match)
+            if line.startswith(_HUNKS):
+                at = self._hunk(at)
                 continue
             if self.hunks or "binary" in self.flags:
                 break  # a mail's trailer, or data that is not kept
             self._header(line)
             at += 1
-        if any(_HUNK.match(line) for line in self.lines[at:]) or not (self.old or self.new):
-            raise UsageError(f"malformed diff: {self.where!r} cannot be read to its end")
         made, gone = "new" in self.flags, "gone" in self.flags
+        named = (made or self.old) and (gone or self.new) and not (made and gone)
+        if not named or _left_over(self.lines[at:]):
+            raise UsageError(f"malformed diff: {self.where[:200]!r} cannot be read to its end")
         return Section(
             old=None if made else self.old,
             new=None if gone else self.new,
@@ -179,14 +188,14 @@ class _Reader:
                 self.modes = [mode, mode]
         elif line.startswith(b"new file mode "):
             self.flags.add("new")
-            self.modes[1] = text[-6:]
+            self.modes[1] = self._mode(line)
         elif line.startswith(b"deleted file mode "):
             self.flags.add("gone")
-            self.modes[0] = text[-6:]
+            self.modes[0] = self._mode(line)
         elif line.startswith(b"old mode "):
-            self.modes[0] = text[-6:]
+            self.modes[0] = self._mode(line)
         elif line.startswith(b"new mode "):
-            self.modes[1] = text[-6:]
+            self.modes[1] = self._mode(line)
         elif line.startswith((b"rename from ", b"copy from ")):
             self.old = _path(line.split(b" ", 2)[2])
             self.flags.add("copied" if word == b"copy" else "renamed")
@@ -200,12 +209,22 @@ class _Reader:
             self.flags.add("binary")
 
     @staticmethod
+    def _mode(line: bytes) -> str:
+        match = _MODE.search(line)
+        if match is None:
+            raise UsageError(f"malformed diff: {line[:80]!r} has no mode")
+        return match[1].decode()
+
+    @staticmethod
     def _side(text: bytes, prefix: bytes, present: str | None) -> str | None:
         name = text.rstrip(b"\t") if text.startswith(b'"') else text.split(b"\t", 1)[0]
         return present if name == b"/dev/null" else _path(name, prefix)
 
-    def _hunk(self, at: int, match: re.Match[bytes]) -> int:
+    def _hunk(self, at: int) -> int:
         """Read one hunk; returns the number of the line after it."""
+        match = _HUNK.match(self.lines[at])
+        if match is None:
+            raise UsageError(f"malformed diff: {self.where[:200]!r} has a hunk without a place")
         want = [int(match[2] or 1), int(match[4] or 1)]
         self.hunks.append(b"@@ -%s,%d +%s,%d @@\n" % (match[1], want[0], match[3], want[1]))
         at += 1
@@ -223,6 +242,12 @@ class _Reader:
         if want != [0, 0]:
             raise UsageError(f"malformed diff: a hunk of {self.where!r} has the wrong length")
         return at
+
+
+def _left_over(lines: list[bytes]) -> bool:
+    """Whether lines after a file's last hunk belong to the diff: they are no mail's trailer."""
+    more = bool(lines) and lines[0][:1] in (b"+", b"-", b" ") and not lines[0].startswith(b"--")
+    return more or any(line.startswith(_HUNKS) for line in lines)
 
 
 def _names(line: bytes) -> tuple[str | None, str | None]:
@@ -244,10 +269,15 @@ def _path(name: bytes, prefix: bytes = b"") -> str:
 
         def letter(match: re.Match[bytes]) -> bytes:
             code = match[1]
-            return bytes([int(code, 8) & 255]) if code.isdigit() else _LETTERS.get(code, code)
+            return bytes([int(code, 8) & 255]) if len(code) == 3 else _LETTERS.get(code, code)
 
         name = _ESCAPE.sub(letter, name[1:-1])
     path = name.removeprefix(prefix).decode("utf-8", "backslashreplace")
-    if path.startswith("/") or ".." in path.split("/") or _CONTROL.search(path):
-        raise UsageError(f"the diff names a file {path!r}, which is not a path in a repository")
+    # a name that is not UTF-8 has backslashes now, and is refused if it is installed
+    problem = path_problem(path.replace("\\", "_"))
+    if problem or '"' in path or path != path.strip():
+        problem = problem or "has a quote, or a space at an end"
+        raise UsageError(
+            f"the diff names a file {path[:100]!r}, which is not a path in a repository: {problem}"
+        )
     return path

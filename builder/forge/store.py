@@ -22,7 +22,7 @@ from builder.forge.site import site
 from builder.net.retry import NoAnswer
 from builder.pypi.index import write_atomically
 from builder.util.console import console
-from builder.util.documents import plain
+from builder.util.documents import plain, read
 from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class PullStore:
             if facts.number:
                 base = forge.merge_base(repository, facts.target, facts.commit)
             console.say(f"  fetching {ref} at {facts.commit[:12]}")
-            data = normalise(forge.diff(repository, base, facts.commit))
+            data = self._fetched(forge, str(ref), repository, base, facts.commit)
             if not data:
                 raise SparkBuildError(
                     f"{ref} is empty: from {base[:12]} to {facts.commit[:12]} its diff is empty",
@@ -125,9 +125,9 @@ class PullStore:
             write_atomically(self._diff_file(sha256), data)
         released = known.release if known and known.merge_commit == facts.merge_commit else ""
         if facts.merge_commit and not released:
-            found = forge.releases_with(repository, facts.merge_commit)
-            released = found[0] if found else ""
-        return Pin(
+            versions = forge.releases_with(repository, facts.merge_commit)
+            released = versions[0] if versions else ""
+        found = Pin(
             request=str(ref),
             forge=host,
             repository=repository,
@@ -145,6 +145,24 @@ class PullStore:
             superseded_by=facts.superseded_by,
             release=released,
         )
+        try:  # by the rules that a lock is read with
+            return read(plain(found), Pin)
+        except ValueError as error:
+            raise RemoteError(f"{ref}: {host} gave what cannot be pinned: {error}") from None
+
+    @staticmethod
+    def _fetched(forge: Forge, request: str, repository: str, base: str, commit: str) -> bytes:
+        """A diff in normal form.
+
+        Raises:
+            RemoteError: the forge has none, or gives what is not a diff.
+        """
+        data = forge.diff(repository, base, commit)
+        try:
+            return normalise(data)
+        except UsageError as error:
+            short = f"{base[:12]}...{commit[:12]}"
+            raise RemoteError(f"{request}: the diff of {short}: {error}", error.hint) from None
 
     def released(self, pin: Pin, release: str) -> Pin:
         """The pin with the first release that has the change; cached."""
@@ -167,7 +185,7 @@ class PullStore:
         forge, name = self.forges.for_repository(pin.repository)
         console.say(f"  fetching {pin.request} at {pin.short}, as pinned")
         try:
-            data = normalise(forge.diff(pin.repository, pin.base, pin.commit))
+            data = self._fetched(forge, pin.request, pin.repository, pin.base, pin.commit)
         except ForgeMissing as error:
             raise RemoteError(
                 f"{pin.request} is pinned at {pin.commit}, which {name} no longer has "

@@ -18,6 +18,7 @@ from builder.applier.diff import parse_diff
 from builder.applier.failures import ApplyError
 from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, WheelPin
 from builder.applier.machinecode import CODE
+from builder.applier.targets import path_problem
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
 from builder.compile.units import gencode_flags
@@ -128,13 +129,15 @@ class _Reader:
         if "if" in op:
             op["if"] = self.when(op["if"], where)
         for key in ("file", "to", "reader"):
-            self.below(str(op.get(key, "")), where, key)
+            if key in op:
+                self.below(op[key], where, key)
         render = getattr(self, f"op_{kind}", None)
         return render(op, where) if render else op
 
     def below(self, path: str, where: str, key: str) -> None:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise self.fail(where, f"{key} {path!r} is not below site-packages")
+        problem = path_problem(path)
+        if problem:
+            raise self.fail(where, f"{key} {path!r:.100} is not below site-packages: it {problem}")
 
     def op_replace(self, op: Table, where: str) -> Table:
         for side in ("old", "new"):
@@ -232,9 +235,9 @@ class _Reader:
             if not all(isinstance(pattern, str) for pattern in op.get(key, ())):
                 raise self.fail(where, f"{key!r} should be a list of patterns")
         for folder, becomes in op.get("map", {}).items():
-            self.below(str(becomes), where, "map")
             if not (isinstance(becomes, str) and folder.endswith("/") and becomes.endswith("/")):
                 raise self.fail(where, "'map' should map folders to folders, both with '/'")
+            self.below(becomes[:-1], where, "map")
         return op
 
     def variant(self, value: object, where: str) -> Table:

@@ -209,7 +209,6 @@ def retry_after(answer: _Answer) -> float | None:
     from email.utils import parsedate_to_datetime
 
     try:
-        date = parsedate_to_datetime(value)
-    except ValueError:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
         return None
-    return max(0.0, date.timestamp() - time.time())

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 #: Part of a hunk's text that must be near a place to show that place.
 _NEAR = 0.3
+#: Limit of a file's lines times its conflicts for which the nearest text is looked up: about 5 s.
+_SEARCHED = 10_000_000
+#: Lines of each text that are shown side by side.
+_SIDE = 200
 
 
 def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
@@ -34,10 +38,11 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
         return [Conflict(path=path, hunk=1, line=0, why="the file is not UTF-8 text")]
     verdicts, _ = judge_hunks(text, change.hunks)
     lines = lines_of(text)
-    found = []
+    found: list[Conflict] = []
     for number, (hunk, verdict) in enumerate(zip(change.hunks, verdicts, strict=True), 1):
         if verdict.found == DRIFT:
-            found.append(_missing(path, number, hunk, lines))
+            near = len(lines) * (len(found) + 1) <= _SEARCHED
+            found.append(_missing(path, number, hunk, lines if near else None))
         elif verdict.found == AMBIGUOUS:
             why = f"the text occurs more than once ({verdict.reason})"
             expected = tuple(_shown(hunk.old))
@@ -47,7 +52,10 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
     return found
 
 
-def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str]) -> Conflict:
+def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str] | None) -> Conflict:
+    if lines is None:
+        why = "the text is not in the file; the nearest was not looked up, there are too many"
+        return Conflict(path=path, hunk=number, line=hunk.start, why=why)
     start = nearest(lines, hunk.old, hunk.start - 1)
     near = list(lines[start : start + len(hunk.old)]) if start is not None else []
     why = "the file has no similar text" if start is None else "the text differs"
@@ -91,9 +99,11 @@ def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | Non
 
 def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[str]:
     """Two texts in columns; ``|`` marks lines that differ, ``<`` and ``>`` lines that
-    only one side has."""
+    only one side has.  Of long texts, the beginning."""
     column = max(20, (width - 3) // 2)
     rows = []
+    more = max(len(left), len(right)) - _SIDE
+    left, right = left[:_SIDE], right[:_SIDE]
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         for number in range(max(b - a, d - c)):
@@ -101,7 +111,7 @@ def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[
             other = right[c + number] if c + number < d else None
             mark = "" if tag == "equal" else "<" if other is None else ">" if one is None else "|"
             rows.append(_row(one or "", mark, other or "", column))
-    return rows
+    return [*rows, f"and {more} more lines"] if more > 0 else rows
 
 
 def _row(left: str, mark: str, right: str, column: int) -> str:

@@ -69,9 +69,11 @@ def take_apart(
         for layout in project.layouts
     )
     rest = [s for s in kept if not any(_targets(s, layout) for layout in project.layouts)]
-    compiled = [s for s in rest if any(project.compiled(p) for p in (s.old, s.new) if p)]
+    compiled = []
     for section in rest:
-        if section not in compiled:
+        if any(project.compiled(path) for path in (section.old, section.new) if path):
+            compiled.append(section)
+        else:
             why = section.special if "submodule" in section.special else ""
             dropped.append((section.path, why or project.why_dropped(section.path)))
     return Parts(

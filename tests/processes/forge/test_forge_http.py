@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.errors import RemoteError, UsageError
+from builder.errors import RemoteError
 from builder.forge.http import ForgeClient, ForgeMissing, ForgeTooLarge
 from builder.forge.site import site
 from builder.net.retry import NoAnswer, RetryPolicy
@@ -193,7 +193,7 @@ def test_connection_refused(monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 
 def test_an_endless_response_is_cut_off(client: ForgeClient, forge: LocalForge) -> None:
     forge.faults.append(Fault(PATH, 200, body=b"x" * (2 << 20)))
-    with pytest.raises(UsageError, match="larger than 1 MiB"):
+    with pytest.raises(RemoteError, match="larger than 1 MiB"):
         client.get(PATH, "text/plain", "a diff", limit=1 << 20)
     assert len(client.get(PATH, "text/plain", "a diff")) == 2 << 20
 

@@ -378,9 +378,11 @@ class TestRequests:
 
     def test_a_malformed_diff_is_refused(self, plan: Call, forge: LocalForge) -> None:
         plan(pw.UNRELATED)
-        forge.faults.append(Fault("/compare/", 200, body=b'{"merge_base_commit": {"sha": "a"}}'))
+        forge.faults.append(
+            Fault("/compare/", 200, body=b'{"merge_base_commit": {"sha": "%s"}}' % (b"a" * 40))
+        )
         result = plan(pw.OPEN, more=())
-        assert result.code == 2
+        assert result.code == 8
         assert "is not a git diff" in result.err
 
     def test_a_title_cannot_send_escape_codes(self, plan: Call, forge: LocalForge) -> None:
