@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from builder.applier.diff import Hunk
 
 
-#: Limit of lines that are compared to find the hunks of one file: about 10 s.
-_SEARCHED = 400_000_000
+#: Limit of lines that are compared to find the hunks of one file: about 3 s.
+_SEARCHED = 100_000_000
 
 
 class _Lines:

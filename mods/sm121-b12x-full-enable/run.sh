@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 e996d405a8c4110fb1130ae69b33a40b1876b9b672b04d9900a5fdd0492df764
+#   sha256 bd694c9692fc1f5924b4df549e643c818f0b0c9fae0c909bb60bac7a3f1511b0
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
