@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from builder.distribute.engineimage import layers_of_all, saved
 from builder.distribute.node import Node
 from builder.distribute.run import Distribution
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -14,8 +17,13 @@ from builder.util.console import console, counted, megabytes, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from builder.distribute.run import Deliveries
+    from builder.publish.sources import Opened
+
+#: What Docker takes for the ID of an image, whole or its beginning.
+_IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
 def distribute_command(
@@ -35,17 +43,15 @@ def distribute_command(
     if jobs < 1:
         raise UsageError("--jobs must be 1 or more")
     with Locations() as places, open_source(image, places) as opened:
-        if isinstance(opened, EngineImage):
-            raise UsageError(
-                f"{image} is in a Docker Engine, which cannot export single layers",
-                hint="publish it and use its registry name, or build it with --output oci:DIR",
-            )
         name = name_on_nodes(opened, image, tag)
         if opened.overlay:
             message, _ = how_to_run(opened)
             console.warn(f"{image} is an overlay, which cannot run alone.\n{message}")
-        with console.step(f"distribute {opened.subject.digest} as {name}"):
-            done = Distribution(opened, name, dry_run=dry_run).run(nodes, jobs)
+        with (
+            _stored(opened, nodes, jobs) as stored,
+            console.step(f"distribute {stored.subject.digest} as {name}"),
+        ):
+            done = Distribution(stored, name, dry_run=dry_run).run(nodes, jobs)
     if json:
         print_json(done)
     _report(done)
@@ -53,7 +59,16 @@ def distribute_command(
         print(f"{name}@{done.digest}")
 
 
-def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
+def _stored(
+    opened: Opened, nodes: Sequence[Node], jobs: int
+) -> AbstractContextManager[StoredImage]:
+    """The image with its layers; of one in a Docker Engine, those that a node lacks."""
+    if isinstance(opened, EngineImage):
+        return saved(opened, layers_of_all(nodes, jobs))
+    return nullcontext(opened)
+
+
+def name_on_nodes(opened: Opened, text: str, tag: str | None) -> str:
     """The image's name on the nodes: from ``--tag``, from the source, or from its plan.
 
     Raises:
@@ -64,6 +79,10 @@ def name_on_nodes(opened: StoredImage, text: str, tag: str | None) -> str:
         if reference.digest:
             raise UsageError(f"--tag {tag}: do not give a digest here; it is taken from the image")
         return tag
+    if isinstance(opened, EngineImage):
+        if _IMAGE_ID.fullmatch(text):
+            raise UsageError(f"{text} is an image ID: the hosts need a name", hint="--tag NAME")
+        return text if ":" in text.rpartition("/")[2] else f"{text}:latest"
     if not text.startswith("oci:"):
         reference = parse_reference(text)
         if reference.tag:

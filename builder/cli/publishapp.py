@@ -256,6 +256,7 @@ def rebuild(
 @publish_app.command(
     rich_help_panel=PUBLISH,
     epilog=examples(
+        "spark-build distribute vllm-spark spark-2",
         "spark-build distribute oci:out spark-1 spark-2",
         "spark-build distribute oci:out me@spark-1 --tag vllm-spark:b12x --dry-run",
     ),
@@ -263,7 +264,9 @@ def rebuild(
 def distribute(
     image: Annotated[
         str,
-        typer.Argument(help="oci:DIR (--thin, too), or HOST/NAME@sha256:...", metavar="IMAGE"),
+        typer.Argument(
+            help="A tag in Docker, oci:DIR (--thin, too), or HOST/NAME@sha256:...", metavar="IMAGE"
+        ),
     ],
     hosts: Annotated[list[str], typer.Argument(help="Hosts, as for ssh.", metavar="HOST")],
     tag: Annotated[

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from builder.util.progress import Bar
 
 
+#: Bytes of a chunk of ``docker save``.
+_SAVED = 1 << 20
+
+
 def connect() -> docker.DockerClient:
     """A client for the engine of ``DOCKER_HOST`` or the default socket.
 
@@ -232,6 +236,29 @@ def export_files(container: Container) -> Iterator[tuple[str, bytes]]:
             extracted = archive.extractfile(member) if member.isfile() else None
             if extracted is not None:
                 yield f"/{member.name.removeprefix('./')}", extracted.read()
+
+
+def saved_files(client: DockerClient, image: str) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Every file of ``docker save``, streamed: name, size, and content to read before the next.
+
+    Raises:
+        RemoteError: the engine fails, or its stream is no tar file.
+    """
+    from docker.errors import APIError
+    from requests import RequestException
+
+    try:
+        stream = _IterStream(client.api.get_image(image, chunk_size=_SAVED))
+        # a block of the stream is a chunk of the engine's, so that no byte is copied twice
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=_SAVED) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    yield member.name.removeprefix("./"), member.size, content
+    except APIError as error:
+        raise RemoteError(f"Docker Engine error for {image}: {error.explanation}") from None
+    except (RequestException, tarfile.TarError) as error:
+        raise RemoteError(f"Docker did not save all of {image}: {error}") from None
 
 
 class _IterStream(io.RawIOBase):

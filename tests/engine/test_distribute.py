@@ -165,6 +165,19 @@ def test_an_interrupted_transfer_resumes(
     assert not [name for name in support.tags(engine) if "partial" in name]
 
 
+@pytest.mark.usefixtures("forget")
+def test_a_tag_that_was_just_built(cli: Cli, engine: Engine, server: sshd.Server) -> None:
+    """Out of the engine, whose layers the node has, because it is the same engine."""
+    cli("image", *PLAN, "--engine", "buildkit", "--tag", "sent/built:1", "--no-verify").ok()
+    built = support.inspect(engine, "sent/built:1")["Id"]
+    words = ("distribute", "sent/built:1", "node", "--ssh", server.ssh)
+    done = cli(*words, "--tag", "sent/copy:1").ok()
+    assert done.last.startswith("sent/copy:1@sha256:")
+    assert support.inspect(engine, "sent/copy:1")["Id"] == built
+    (node,) = cli(*words, "--dry-run", "--json").ok().json["nodes"]
+    assert (node["missing_layers"], node["sent_bytes"]) == (0, 0)
+
+
 def test_a_node_without_docker(cli: Cli, engine: Engine, layout: Path) -> None:
     nothing = {"PATH": "/usr/bin:/bin", "DOCKER_HOST": "unix:///nowhere"}
     with cache.scratch("ssh") as work, sshd.serve(work, nothing) as bare:

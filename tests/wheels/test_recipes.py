@@ -117,7 +117,8 @@ def test_b12x_full_serves_a_mixed_checkpoint(release: str) -> None:
         model = Models.discover().model(name)
         made = recipe_of(RecipeRequest(model=model, served=served, place=PLACES[0]))
         flags = {flag.name: flag.value for flag in made.flags}
-        assert flags["--linear-backend"] == "flashinfer_b12x"
+        asked = "flashinfer_b12x" if "nvfp4-linear" in model.kinds() else None
+        assert flags.get("--linear-backend") == asked
 
 
 def recipes_of(release: str) -> Iterator[tuple[ServedProfile, Recipe]]:
