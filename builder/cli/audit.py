@@ -77,7 +77,7 @@ def _lines(made: Audit) -> Iterator[str]:
     yield f"{made.model}, {_SOURCES[made.source].format(vllm=made.vllm)}{rank}"
     if made.bytes is not None:
         more = f", and {made.buffers / GIB:.3f} GiB of buffers" if made.buffers else ""
-        least = "at least " if made.source == "model" else ""
+        least = "at least " if made.at_least else ""
         yield f"weights: {least}{made.bytes / GIB:.3f} GiB{more}"
     yield from _methods(made)
     yield from _kept(made.kept)

@@ -70,8 +70,9 @@ def saved(opened: EngineImage, present: Collection[str]) -> Iterator[StoredImage
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         layout = LayoutDirectory(Path(folder))
         image = str(opened.image.id)
-        files = docker.saved_files(opened.client, image)
-        manifest = store(layout, files, image, present)
+        with docker.saving(opened.text):
+            files = docker.saved_files(opened.client, image)
+            manifest = store(layout, files, image, present)
         layout.put_manifest(manifest, "")
         yield StoredImage(
             text=opened.text, source=layout, subject=read_subject(layout, manifest.digest)

@@ -241,20 +241,29 @@ def export_files(container: Container) -> Iterator[tuple[str, bytes]]:
 def saved_files(client: DockerClient, image: str) -> Iterator[tuple[str, int, IO[bytes]]]:
     """Every file of ``docker save``, streamed: name, size, and content to read before the next.
 
+    Use it inside ``saving``, because reading a content fails too.
+    """
+    stream = _IterStream(client.api.get_image(image, chunk_size=_SAVED))
+    # a block of the stream is a chunk of the engine's, so that no byte is copied twice
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=_SAVED) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name.removeprefix("./"), member.size, content
+
+
+@contextlib.contextmanager
+def saving(image: str) -> Iterator[None]:
+    """Turn failures of ``saved_files`` into errors.
+
     Raises:
-        RemoteError: the engine fails, or its stream is no tar file.
+        RemoteError: the engine fails, or its stream is no whole tar file.
     """
     from docker.errors import APIError
     from requests import RequestException
 
     try:
-        stream = _IterStream(client.api.get_image(image, chunk_size=_SAVED))
-        # a block of the stream is a chunk of the engine's, so that no byte is copied twice
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=_SAVED) as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    yield member.name.removeprefix("./"), member.size, content
+        yield
     except APIError as error:
         raise RemoteError(f"Docker Engine error for {image}: {error.explanation}") from None
     except (RequestException, tarfile.TarError) as error:

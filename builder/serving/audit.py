@@ -186,7 +186,8 @@ def _from_model(model: Model) -> Audit:
     )
     return Audit(
         model=model.name, source="model", bytes=weights.bytes if weights else None,
-        methods=methods, kept=(), ceiling=made, unknown=tuple(unknown),
+        at_least=weights is not None and weights.at_least, methods=methods, kept=(),
+        ceiling=made, unknown=tuple(unknown),
     )  # fmt: skip
 
 

@@ -149,6 +149,7 @@ class Audit(Document, frozen=True, kw_only=True):
     rank: Count = 0
     world_size: Annotated[int, Meta(ge=1)] = 1
     bytes: Annotated[Count | None, Meta(description="weights of all modules; null: unknown")]
+    at_least: Annotated[bool, Meta(description="the true bytes may be more")] = False
     buffers: Annotated[Count, Meta(description="bytes besides the weights")] = 0
     methods: tuple[Method, ...]
     kept: Annotated[

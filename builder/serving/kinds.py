@@ -83,8 +83,8 @@ def linear_refusal(model: Model, value: str | None) -> str:
         return "the model has no linear layers of these kinds"
     if kinds and "nvfp4-linear" not in kinds and same_backend(value, B12X):
         return (
-            f"{B12X} has kernels for NVFP4 activations alone, and the model has none of these "
-            "linear layers"
+            f"{B12X} has linear kernels for NVFP4 activations alone, and the model's linear layers "
+            "have none: vLLM selects their kernels itself"
         )
     return ""
 

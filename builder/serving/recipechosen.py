@@ -12,6 +12,7 @@ from builder.serving.documents import PluginFile, Setting
 from builder.serving.interface import PLUGINS, canonical
 from builder.serving.kinds import (
     EXPERTS,
+    LINEAR,
     LINEAR_BACKEND,
     MOE_BACKEND,
     experts_refusal,
@@ -113,7 +114,8 @@ def _refuse_backend(draft: Draft, text: str, key: str, value: str) -> None:
     # an unknown activation is no reason to refuse what the user knows
     if key == MOE_BACKEND and (model.experts is not None or not model.kinds() & EXPERTS):
         why = experts_refusal(draft.request, value) if model.kinds() else ""
-    if key == LINEAR_BACKEND:
+    # with another backend, vLLM may select another kernel for FP8 and W4A16 layers too
+    if key == LINEAR_BACKEND and model.kinds() and not model.kinds() & LINEAR:
         why = linear_refusal(model, value)
     if why:
         raise UsageError(f"{SET} {text}: {why}", hint=f"leave {SET} {text} out")

@@ -8,6 +8,8 @@ import tarfile
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from docker.errors import APIError
+from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's own name
 
 from builder.cli.distribute import name_on_nodes
 from builder.distribute.engineimage import layers_of_all, saved, store
@@ -138,13 +140,20 @@ def test_a_blob_with_other_bytes_is_not_stored(tmp_path: Path) -> None:
         store(LayoutDirectory(tmp_path / "out"), streamed(bad), "sha256:1", ())
 
 
-def test_a_stream_that_ends_early_is_an_error(tmp_path: Path) -> None:
+def test_a_stream_that_ends_anywhere_is_an_error(tmp_path: Path) -> None:
     raw = put_image(tmp_path / "made", BASE, PATCH, layer_type=LAYER, name="x")
-    opened = engine_image(files(tmp_path / "made"), config_digest(raw), cut=14_000)
-    with pytest.raises(RemoteError, match="did not save all of"):
-        list(docker.saved_files(opened.client, "x"))
-    with pytest.raises(RemoteError), saved(opened, ()):
-        pass
+    named = files(tmp_path / "made")
+    data = FakeApi(named).data
+    for kept in range(0, data.index(b"index.json"), 700):
+        opened = engine_image(named, config_digest(raw), cut=len(data) - kept)
+        with pytest.raises((RemoteError, UsageError)), saved(opened, ()):
+            pass
+
+
+def test_an_engine_that_fails_is_an_error() -> None:
+    for failure in (APIError("no room"), ConnectionError("gone"), ReadTimeout("slow")):
+        with pytest.raises(RemoteError, match="me/mine:1"), docker.saving("me/mine:1"):
+            raise failure
 
 
 class Surveyed:

@@ -301,7 +301,8 @@ def test_the_command_says_what_bounds_the_speed(call: Call, tmp_path: Path) -> N
     assert "ceiling: " in result.out
     document = call("audit", tmp_path / "hybrid", "--json").json
     assert validated("audit", document)["source"] == "headers"
-    assert call("audit", "nemotron-3-super").code == 0
+    assert "\nweights: 69.500 GiB\n" in call("audit", "nemotron-3-super").out
+    assert "\nweights: at least 15.716 GiB\n" in call("audit", "nemotron-3-nano").out
     validated("audit", call("audit", "nemotron-3-super", "--json").json)
 
 

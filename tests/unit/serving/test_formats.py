@@ -21,7 +21,7 @@ from builder.serving.formats.common import Block, yaml_text
 from builder.serving.formats.trtllm import trtllm
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
-from builder.serving.topology import Place
+from builder.serving.topology import MASTER_PORT, Place
 from builder.util.documents import plain
 from tests.documents import validated
 
@@ -295,6 +295,20 @@ def test_kubernetes_runs_the_recipe(topology: str, replicas: int) -> None:
     assert ("affinity" in pod) == (replicas > 1)
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_page_on_two_sparks_has_the_files_and_names_of_its_recipes() -> None:
+    page = (Path(__file__).parents[3] / "docs/two-sparks.md").read_text("utf-8")
+    recipes = [made(topology) for topology in ("tp2", "two-solos")]
+    files = {name for recipe in recipes for name in rendered(recipe, "docker")}
+    assert set(re.findall(r"\b(?:run-\d\.sh|\w+\.yaml)\b", page)) == files
+    assert set(re.findall(r"\bnemotron-3-super-\d\b", page)) == {
+        "nemotron-3-super-0", "nemotron-3-super-1",
+    }  # fmt: skip
+    assert f"192.168.177.11 {MASTER_PORT}" in page
+    for name in ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        assert name in recipes[0].variables(recipes[0].nodes[0])
+        assert f"`{name}`" in page
 
 
 def test_a_name_with_a_dot_is_one_that_kubernetes_takes() -> None:
