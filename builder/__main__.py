@@ -109,7 +109,7 @@ def _run(words: list[str]) -> int:
 def _interrupted(words: list[str]) -> int:
     """By the user, by a limit on the time, or by who ends the program."""
     from builder.util.console import console
-    from builder.util.deadline import limit_over
+    from builder.util.shutdown import limit_over
 
     if message := limit_over():
         hint = "use a longer --time-limit; completed work is reused from the cache"

@@ -11,7 +11,7 @@ from builder.pipeline.image import build_image, check_options, dockerfile_of, pl
 from builder.pipeline.result import plans_digest
 from builder.pipeline.show import show_verdict
 from builder.util.console import console, print_json
-from builder.util.deadline import time_limit
+from builder.util.shutdown import time_limit
 
 if TYPE_CHECKING:
     from builder.pipeline.image import PlannedBuild

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from builder.net.sockets import TooSlow
+from builder.net.connections import TooSlow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

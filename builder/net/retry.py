@@ -33,9 +33,9 @@ def pause(seconds: float) -> None:
     Raises:
         RemoteError: it has ended.
     """
-    from builder.net import sockets  # takes ssl along
+    from builder.net import connections  # takes ssl along
 
-    sockets.pause(seconds)
+    connections.pause(seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class Retries:
         Raises:
             RemoteError: the deadline has passed, or the run was interrupted.
         """
-        from builder.net import sockets
+        from builder.net import connections
 
-        sockets.check()
+        connections.check()
         left = self._until - time.monotonic()
         if left <= 0:
             raise RemoteError(

@@ -11,11 +11,9 @@ from urllib.parse import urlsplit
 import requests
 from requests.auth import AuthBase
 
-from builder.net.adapter import Adapter
+from builder.net.connections import WINDOW, Adapter, HostAdapter
 from builder.net.messages import host_of
 from builder.net.retry import Retries, final_answer
-from builder.net.sockets import WINDOW
-from builder.net.tls import HostAdapter
 
 if TYPE_CHECKING:
     from requests.adapters import BaseAdapter

@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from builder.errors import RemoteError, UsageError
-from builder.net import sockets
+from builder.net import connections
 from builder.registry.model import (
     INDEX_TYPES,
     OCI_EMPTY,
@@ -105,7 +105,7 @@ def with_retries(run: Callable[[], Result]) -> Result:
 
 def pause(turn: int) -> None:
     """Wait with exponential backoff and jitter."""
-    sockets.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
+    connections.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
 
 
 # ---------------------------------------------------------------------------------------- referrers

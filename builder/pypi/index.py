@@ -106,9 +106,9 @@ def pip_setting(name: str) -> str | None:
 
 def make_session(window: float | None = None) -> requests.Session:
     """An HTTP session with retries; imported late, because it is slow."""
+    from builder.net.connections import WINDOW
     from builder.net.retry import RetryPolicy
     from builder.net.session import Session
-    from builder.net.sockets import WINDOW
 
     return Session(window or WINDOW, RetryPolicy())
 

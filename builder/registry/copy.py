@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 from builder.errors import RemoteError, UsageError
-from builder.net.adapter import CONNECTIONS
+from builder.net.connections import CONNECTIONS
 from builder.registry.blobs import UploadFailed
 from builder.registry.client import Repository
 from builder.registry.layout import FallbackSource

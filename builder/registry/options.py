@@ -47,8 +47,8 @@ def _check_host(host: str) -> None:
 class Options(RetryPolicy):
     """Timeouts in seconds, and chunk sizes in bytes.
 
-    ``read_timeout`` is the window of ``net.sockets``; ``deadline`` limits the transfer of a blob,
-    including all retries.
+    ``read_timeout`` is the window of ``net.connections``; ``deadline`` limits the transfer of a
+    blob, including all retries.
     """
 
     plain_http: frozenset[str] = frozenset()

@@ -16,11 +16,11 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.errors import RemoteError
+from builder.net.connections import speaks_tls
 from builder.net.failures import RequestFailed, reason_of
 from builder.net.messages import resolved, through
 from builder.net.retry import RETRIED, Retries, retry_after
 from builder.net.session import FixedAuthorization, Session
-from builder.net.tls import speaks_tls
 from builder.registry.model import parse_json
 from builder.registry.options import Traffic
 from builder.registry.reference import is_loopback

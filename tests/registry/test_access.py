@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from builder.errors import RemoteError, UsageError
-from builder.net.tls import speaks_tls
+from builder.net.connections import speaks_tls
 from builder.registry.copy import Copied, copy_image
 from builder.registry.layout import LayoutDirectory
 from builder.registry.locations import Locations

@@ -19,7 +19,7 @@ import pytest
 from builder.errors import RemoteError
 from builder.forge.http import ForgeClient
 from builder.forge.site import Site
-from builder.net import sockets
+from builder.net import connections
 from builder.net.retry import RetryPolicy
 from builder.net.session import Session
 from builder.pypi.index import PackageIndex, WheelFile
@@ -180,7 +180,7 @@ def test_the_end_of_a_run_ends_an_upload(phase: Phase) -> None:
 def test_the_end_of_a_run_ends_a_pause() -> None:
     end_waits()
     with pytest.raises(RemoteError, match="interrupted"):
-        sockets.pause(60)
+        connections.pause(60)
 
 
 def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +188,10 @@ def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     silence = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: silence.wait(60) and [])
     with pytest.raises(TimeoutError):
-        sockets.connect("registry.example", 443, 0.1)
+        connections.connect("registry.example", 443, 0.1)
     end_waits()
     with pytest.raises(RemoteError, match="interrupted"):
-        sockets.connect("registry.example", 443, 60)
+        connections.connect("registry.example", 443, 60)
     silence.set()
 
 
@@ -199,16 +199,16 @@ def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slow_but_moving_transfer_continues(speed: float, whole: bool) -> None:
     """A large body may take many windows, if each moves enough bytes."""
     now = [0.0]
-    size, window, read = 4 * sockets.STEP, 60.0, 0
+    size, window, read = 4 * connections.STEP, 60.0, 0
     ours, theirs = socket.socketpair()
-    with theirs, sockets.PlainSocket(fileno=ours.detach()) as paced:
-        paced.paces = [sockets.MinimumSpeed(window, lambda: now[0])]
+    with theirs, connections.PlainSocket(fileno=ours.detach()) as paced:
+        paced.paces = [connections.MinimumSpeed(window, lambda: now[0])]
         buffer = bytearray(1 << 10)
-        with pytest.raises(sockets.TooSlow) if not whole else contextlib.nullcontext():
+        with pytest.raises(connections.TooSlow) if not whole else contextlib.nullcontext():
             while read < size:
                 theirs.send(bytes(len(buffer)))
                 read += paced.recv_into(buffer)
-                now[0] += window * len(buffer) / (sockets.STEP * speed)
+                now[0] += window * len(buffer) / (connections.STEP * speed)
     assert (read == size) is whole
     assert not whole or now[0] > 3 * window
 
@@ -219,7 +219,7 @@ WORK = """
     from pathlib import Path
     import builder.cli.config
     from builder.__main__ import main
-    from builder.util.deadline import time_limit
+    from builder.util.shutdown import time_limit
     from builder.registry.copy import copy_image
     from builder.registry.layout import LayoutDirectory
     from builder.registry.locations import Locations

@@ -13,7 +13,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.errors import RemoteError, UsageError
-from builder.net.tls import trust
+from builder.net.connections import trust
 from builder.registry import transport
 from builder.registry.client import Registry
 from builder.registry.model import Descriptor, sha256_digest
