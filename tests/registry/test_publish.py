@@ -288,7 +288,7 @@ def test_an_immutable_tag_is_never_overwritten(
     assert publish(out, "--to", where) == 0
     digest = overlays.build(out)
     # the same plan, by code of the same version that was edited
-    monkeypatch.setattr(metadata, "_VERIFY", "#!/bin/sh\n")
+    monkeypatch.setattr(metadata, "COMMAND_TEXT", "#!/bin/sh\n")
     other = overlays.build(tmp_path / "again")
     assert other != digest
     overlays.evidence(tmp_path / "again")
@@ -540,7 +540,7 @@ def memory() -> Iterator[MemoryRegistry]:
 
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str, str]:
     """An image of the same plan with other bytes: its manifest, type and digest."""
-    monkeypatch.setattr(metadata, "_VERIFY", "#!/bin/sh\n")
+    monkeypatch.setattr(metadata, "COMMAND_TEXT", "#!/bin/sh\n")
     digest = overlays.build(tmp_path / "another")
     made = LayoutDirectory(tmp_path / "another").manifest(digest)
     return made.data, made.media_type, digest
