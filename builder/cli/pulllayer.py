@@ -11,8 +11,7 @@ from builder.forge.reference import parse_pull
 from builder.forge.store import Forges, PullStore
 from builder.pipeline.pins import pins_text
 from builder.pipeline.showpulls import state_of
-from builder.pulls.pinning import pin_pull
-from builder.pulls.render import ORDER, provenance
+from builder.pulls.resolve import ORDER, pin_pull, provenance
 from builder.pypi.index import PackageIndex, write_atomically
 from builder.util.console import console
 

@@ -24,8 +24,7 @@ from builder.conversion.shell import UNKNOWN, Command, read_script
 from builder.errors import UsageError
 from builder.forge.normalize import Section, read_sections
 from builder.layers.layerfile import load_layer
-from builder.pulls.parts import take_apart
-from builder.pulls.projects import Layout, Project, described_projects, project_of
+from builder.pulls.parts import Layout, Project, described_projects, project_of, take_apart
 from builder.pypi.index import write_atomically
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from builder.applier.agreement import Agreement
 from builder.applier.opkinds import Env, Graft, Wheel
 from builder.applier.versions import normalize
 from builder.errors import UsageError
-from builder.pulls.pinning import refuse_unpinned
+from builder.pulls.resolve import refuse_unpinned
 from builder.util.hints import instead, words
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore
         UsageError: a release is not on the index.
         RemoteError: the index or the forge does not respond.
     """
-    from builder.pulls.pinning import pin_pull
+    from builder.pulls.resolve import pin_pull
 
     pulls: dict[str, Pin] = {}
     wheels: dict[str, WheelPin] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from builder.pulls.conflict import side_by_side
+from builder.pulls.report import side_by_side
 from builder.util.console import console
 
 if TYPE_CHECKING:

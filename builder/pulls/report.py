@@ -1,7 +1,11 @@
-"""The state of each pull request on a base, as text and as JSON."""
+"""The state of each pull request on a base, as text and as JSON.
+
+Hunks that do not match are shown with both texts side by side, and with the releases that match.
+"""
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import asdict, replace
@@ -10,23 +14,135 @@ from builder.applier.diff import parse_diff
 from builder.applier.files import judge_file
 from builder.applier.hunks import judge_hunks
 from builder.applier.opkinds import Diff, counts
-from builder.applier.states import APPLIED, NEEDED, POST, PRE, UPSTREAM
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE, UPSTREAM
+from builder.applier.text import lines_of
 from builder.applier.trees import OverlayTree
-from builder.documents.pulls import DroppedFile, PatchedFile, PullReport
-from builder.pulls.conflict import conflicts_of
-from builder.pulls.history import History
+from builder.documents.pulls import Conflict, DroppedFile, PatchedFile, PullReport
+from builder.pulls.releases import History
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from builder.applier.diff import FileDiff
+    from builder.applier.diff import FileDiff, Hunk
     from builder.applier.trees import Tree
     from builder.compile.stage import RejectedDiff
-    from builder.documents.pulls import Conflict, Found
+    from builder.documents.pulls import Found
     from builder.model.plan import BuildPlan, LayerDecision
     from builder.pulls.parts import Pulled
     from builder.pypi.index import PackageIndex
     from builder.rootfs.base import Base
+
+# -------------------------------------------------------------------------- hunks that do not match
+
+
+#: Part of a hunk's text that must be near a place to show that place.
+_NEAR = 0.3
+#: Limit of a file's lines times its conflicts for which the nearest text is looked up: about 5 s.
+_SEARCHED = 10_000_000
+#: Lines of each text that are shown side by side.
+_SIDE = 200
+
+
+def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
+    """The hunks of a file that match neither the old nor the new text."""
+    path = change.old or change.path
+    data = tree.read(path)
+    if data is None:
+        data = tree.read(change.path)
+    if data is None:
+        return [Conflict(path=path, hunk=1, line=0, why="the file is not in the base")]
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return [Conflict(path=path, hunk=1, line=0, why="the file is not UTF-8 text")]
+    verdicts, _ = judge_hunks(text, change.hunks)
+    lines = lines_of(text)
+    found: list[Conflict] = []
+    for number, (hunk, verdict) in enumerate(zip(change.hunks, verdicts, strict=True), 1):
+        if verdict.found == DRIFT:
+            near = len(lines) * (len(found) + 1) <= _SEARCHED
+            found.append(_missing(path, number, hunk, lines if near else None))
+        elif verdict.found == AMBIGUOUS:
+            why = f"the text occurs more than once ({verdict.reason})"
+            expected = tuple(_shown(hunk.old))
+            found.append(
+                Conflict(path=path, hunk=number, line=hunk.start, why=why, expected=expected)
+            )
+    return found
+
+
+def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str] | None) -> Conflict:
+    if lines is None:
+        why = "the text is not in the file; the nearest was not looked up, there are too many"
+        return Conflict(path=path, hunk=number, line=hunk.start, why=why)
+    start = nearest(lines, hunk.old, hunk.start - 1)
+    near = list(lines[start : start + len(hunk.old)]) if start is not None else []
+    why = "the file has no similar text" if start is None else "the text differs"
+    if near and [x.strip() for x in near] == [x.strip() for x in hunk.old]:
+        why = "only whitespace or line endings differ"
+    return Conflict(
+        path=path,
+        hunk=number,
+        line=hunk.start,
+        why=why,
+        expected=tuple(_shown(hunk.old)),
+        found_line=0 if start is None else start + 1,
+        found=tuple(_shown(near)),
+    )
+
+
+def _shown(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.removesuffix("\n")
+        yield f"{text.removesuffix(chr(13))}\\r" if text.endswith("\r") else text
+
+
+def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | None:
+    """The line (from 0) near which most of the wanted lines are; the one nearest ``hint`` if equal.
+
+    None if less than a third of the text is found together.
+    """
+    weights = {line.strip(): len(line.strip()) for line in wanted}
+    total = sum(len(line.strip()) for line in wanted)
+    worth = [weights.get(line.strip(), 0) for line in lines]
+    size = len(wanted)
+    best, score, running = None, 0, sum(worth[:size])
+    for start in range(max(1, len(lines) - size + 1)):
+        closer = best is None or abs(start - hint) < abs(best - hint)
+        if running > score or (running == score and running and closer):
+            best, score = start, running
+        if start + size < len(worth):
+            running += worth[start + size] - worth[start]
+    return best if score >= _NEAR * total and score else None
+
+
+def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[str]:
+    """Two texts in columns; ``|`` marks lines that differ, ``<`` and ``>`` lines that
+    only one side has.  Of long texts, the beginning."""
+    column = max(20, (width - 3) // 2)
+    rows = []
+    more = max(len(left), len(right)) - _SIDE
+    left, right = left[:_SIDE], right[:_SIDE]
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        for number in range(max(b - a, d - c)):
+            one = left[a + number] if a + number < b else None
+            other = right[c + number] if c + number < d else None
+            mark = "" if tag == "equal" else "<" if other is None else ">" if one is None else "|"
+            rows.append(_row(one or "", mark, other or "", column))
+    return [*rows, f"and {more} more lines"] if more > 0 else rows
+
+
+def _row(left: str, mark: str, right: str, column: int) -> str:
+    return f"{_cut(left, column):<{column}} {mark:1} {_cut(right, column)}".rstrip()
+
+
+def _cut(text: str, column: int) -> str:
+    text = text.expandtabs(4)
+    return text if len(text) <= column else f"{text[: column - 1]}…"
+
+
+# --------------------------------------------------------------------------------------- the report
 
 
 def report_pulls(

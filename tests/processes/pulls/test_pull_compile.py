@@ -15,7 +15,7 @@ from builder.compile import stage as stage_module
 from builder.compile.toolchain import Compiler
 from builder.forge.normalize import read_sections
 from builder.machinecode import modules
-from builder.pulls.render import ops_of, parts_of
+from builder.pulls.resolve import ops_of, parts_of
 from builder.util.documents import plain
 from tests.unit import cudaworld as cw
 from tests.unit.applier.test_compile_op import NOT_LOADED, TEXT

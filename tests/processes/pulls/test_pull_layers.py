@@ -12,9 +12,8 @@ from builder.documents.pulls import read_pin
 from builder.errors import UsageError
 from builder.forge.normalize import read_sections
 from builder.layers.layerfile import load_layer
-from builder.pulls.parts import take_apart
-from builder.pulls.projects import project_of
-from builder.pulls.render import notes_of, parts_of
+from builder.pulls.parts import project_of, take_apart
+from builder.pulls.resolve import notes_of, parts_of
 from tests.processes import pullworld as pw
 from tests.unit.fakes import write_tree
 

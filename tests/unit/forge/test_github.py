@@ -21,7 +21,7 @@ from builder.forge.reference import parse_pull
 from builder.forge.site import Site
 from builder.forge.store import Forges, PullStore
 from builder.net.retry import RetryPolicy
-from builder.pulls.conflict import conflicts_of
+from builder.pulls.report import conflicts_of
 from builder.util.documents import plain
 from tests.unit.chance import CASES
 from tests.unit.fakes import MemoryTree, vllm_files
