@@ -32,6 +32,8 @@ COMMANDS = (
           "Print the command or file that serves a model."),
     Entry("lint", "servingapp", "lint_app", SERVE,
           "Check serve commands in files against a release."),
+    Entry("preflight", "memoryapp", "preflight_app", SERVE,
+          "Ask a release whether a model starts, with which kernels."),
     Entry("memory", "memoryapp", "memory_app", SERVE,
           "Estimate whether a model fits into a GB10's memory."),
     Entry("audit", "memoryapp", "audit_app", SERVE,

@@ -159,6 +159,10 @@ DOCUMENTS = {
         "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
         ("builder.documents.plan:PlanDocument",),
     ),
+    "preflight": Entry(
+        "`preflight --json`: whether a model starts on a release, and with which kernels",
+        ("builder.serving.preflight:Preflight",),
+    ),
     "ptx-races": Entry(
         "`ptx races --json`: each race of a kernel once", ("builder.ptx.runs:KernelRaces",)
     ),

@@ -1,4 +1,4 @@
-"""Options of ``memory`` and ``audit``; the implementation is imported when they run."""
+"""Options of ``preflight``, ``memory`` and ``audit``; the implementation is imported later."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from builder.cli import complete
 from builder.cli import options as opt
 from builder.cli.commands import SERVE
-from builder.cli.help import App, examples
+from builder.cli.help import CONTEXT, App, examples
 
 memory_app = App()
 
@@ -68,6 +68,62 @@ def memory(
             release=release,
             models=models or (),
         ),
+        json=json,
+    )
+
+
+preflight_app = App()
+
+
+@preflight_app.command(
+    rich_help_panel=SERVE,
+    context_settings={**CONTEXT, "ignore_unknown_options": True},
+    epilog=examples(
+        "spark-build preflight ./checkpoint --release 0.33.0",
+        "spark-build preflight ./checkpoint --release 0.33.0 --layers b12x-full",
+        "spark-build preflight nvidia/Qwen3-30B-A3B-NVFP4 --release 0.33.0 --moe-backend marlin",
+        "spark-build preflight ./checkpoint --base oci:out --max-model-len 131072",
+    ),
+)
+def preflight(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with a model's config.json; or a model's name, or its id on Hugging "
+            "Face, whose configuration is downloaded.",
+            metavar="MODEL",
+            autocompletion=complete.models,
+        ),
+    ],
+    flags: Annotated[
+        list[str] | None,
+        typer.Argument(help="Flags of vllm serve.", metavar="[FLAGS]...", show_default=False),
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
+    base: opt.BaseRef = None,
+    layers: opt.OptionalLayers = None,
+    platform: opt.PlatformName = None,
+    patches: opt.Patches = None,
+    models: opt.ModelFolders = None,
+    json: opt.Json = False,
+) -> None:
+    """Ask a vLLM release whether a model starts on a GB10, and with which kernels.
+
+    The release's own code parses the flags and builds the whole model without a GPU and without
+    weights, from config.json. Exit 5: it refuses.
+    """
+    from builder.cli.preflight import preflight_command
+    from builder.pipeline.options import PlanOptions
+    from builder.serving.preflight import PreflightRequest, base_of
+
+    plan = PlanOptions(
+        layers=tuple(layers or ()),
+        base=base_of(release, base),
+        platform=platform,
+        patches=tuple(patches or ()),
+    )
+    preflight_command(
+        PreflightRequest(model=model, plan=plan, flags=tuple(flags or ()), models=models or ()),
         json=json,
     )
 

@@ -16,6 +16,8 @@ DISPATCH_PROBE = (
     "dispatch_settings.py",
     "dispatch_probe.py",
 )
+#: The probe that builds a whole model, likewise.
+PREFLIGHT_PROBE = (*DISPATCH_PROBE, "preflight_probe.py")
 #: The codegen probe, likewise.
 CODEGEN_PROBE = (
     "stub_driver.py",

@@ -61,6 +61,8 @@ class LocalFiles(Part, frozen=True, kw_only=True):
 
     #: folders that Python imports from
     paths: tuple[str, ...] = ()
+    #: folders with the configuration of a model
+    models: tuple[str, ...] = ()
     #: extension modules by their names in vLLM
     extensions: dict[str, str] = {}  # noqa: RUF012
     libraries: tuple[str, ...] = ()

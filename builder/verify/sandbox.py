@@ -272,7 +272,9 @@ def ask_probe(
 def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
     """The local folders and files in a request."""
     named = read(request, LocalFiles)
-    yield from map(Path, (*named.paths, *named.extensions.values(), *named.libraries))
+    yield from map(
+        Path, (*named.paths, *named.models, *named.extensions.values(), *named.libraries)
+    )
 
 
 @cache

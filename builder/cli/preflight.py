@@ -1,0 +1,114 @@
+"""``spark-build preflight``."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from builder.serving.memorydocuments import GIB
+from builder.serving.preflight import (
+    first_line,
+    gibibytes,
+    preflight,
+    refuse_if_it_does_not_start,
+)
+from builder.util.console import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.serving.preflight import LayerRow, Preflight, PreflightRequest
+
+
+def preflight_command(request: PreflightRequest, *, json: bool) -> None:
+    """Ask, and print the answer.
+
+    Raises:
+        SparkBuildError: the model does not start, or was not built (exit 5).
+    """
+    document = preflight(request)
+    if json:
+        print_json(document)
+    else:
+        print("\n".join(_lines(document)))
+    refuse_if_it_does_not_start(document)
+
+
+def _lines(document: Preflight) -> Iterator[str]:
+    vllm = document.packages.get("vllm", "")
+    patched = f" with {', '.join(document.patched)}" if document.patched else ", unpatched"
+    yield f"{document.model} on vLLM {vllm}{patched}"
+    for name, value in document.environment.items():
+        yield f"  {name}={value}"
+    yield f"  vllm serve {document.model} {' '.join(document.flags)}".rstrip()
+    yield ""
+    words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]
+    yield (
+        f"{words}: the release built the model on a simulated GB10"
+        if document.starts == "yes"
+        else f"{words}{': ' + document.reason if document.reason else ''}"
+    )
+    if document.refusal is not None and not document.reason:
+        yield from _wrapped(f"{document.refusal.type}: {first_line(document.refusal)}")
+        yield f"  raised by {document.refusal.where}"
+    yield from _table(document.layers)
+    yield from _memory(document)
+    for text in document.warnings:
+        yield from _wrapped(f"warning of vLLM: {text}")
+    for cure in document.cures:
+        yield f"  starts {cure.change}: vllm serve {document.model} {' '.join(cure.flags)}".rstrip()
+    if document.simulated:
+        yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
+
+
+def _table(rows: tuple[LayerRow, ...]) -> Iterator[str]:
+    """Layers that have a kernel to choose, or more than a hundredth of the weights."""
+    total = sum(row.bytes for row in rows)
+    shown = [r for r in rows if r.kernels or r.attention or r.bytes * 100 > total]
+    if not shown:
+        return
+    yield f"{'layers':<42}{'kernel':<42}{'GiB':>7}"
+    for row in shown:
+        kernel = row.attention or ", ".join(row.kernels) or row.quantisation or "-"
+        name = f"{row.count} x {row.pattern}" if row.count > 1 else row.pattern
+        size = f"{row.bytes / GIB:.2f}" if row.bytes * 200 > GIB else ""
+        if len(name) > 41:  # its end tells more than its beginning
+            name = f"...{name[-38:]}"
+        yield f"{name:<42}{kernel:<42}{size:>7}"
+    rest = [row for row in rows if row not in shown]
+    if rest:
+        others = sum(row.bytes for row in rest) / GIB
+        yield f"{f'{sum(r.count for r in rest)} others':<84}{others:>7.2f}"
+    yield ""
+
+
+def _memory(document: Preflight) -> Iterator[str]:
+    memory, settings = document.memory, document.settings
+    if memory is None:
+        return
+    several = settings.get("tensor_parallel_size") or 1
+    of = f", of one of {several} nodes" if several != 1 else ""
+    yield f"  weights    {gibibytes(memory.weight_bytes)}{of}"
+    if memory.cache_bytes < 0:
+        yield (
+            f"  DOES NOT FIT into {memory.fraction:.2f} of {gibibytes(memory.total_bytes)}: "
+            f"{gibibytes(-memory.cache_bytes)} too much"
+        )
+        return
+    dtype = settings.get("kv_cache_dtype")
+    yield (
+        f"  caches     {gibibytes(memory.cache_bytes)} at --gpu-memory-utilization "
+        f"{memory.fraction:.2f} ({dtype}; activations and graphs taken as "
+        f"{gibibytes(memory.overhead_bytes)})"
+    )
+    most = ", ".join(f"{users} x {tokens}" for users, tokens in memory.longest.items())
+    yield f"  context    at most {most} tokens (--max-model-len {settings.get('max_model_len')})"
+    if memory.ceiling:
+        yield f"  ceiling    {memory.ceiling} tokens/s for one request: 273 GB/s over its weights"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 100, initial_indent="  ", subsequent_indent="    ",
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip

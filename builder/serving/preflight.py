@@ -1,0 +1,571 @@
+"""Asks a vLLM release to build a user's whole model on a simulated GB10: no GPU, no weights.
+
+The release's own code parses the flags, checks the configuration, and builds the model's class
+from ``config.json`` on torch's meta device.  So it says itself whether the model starts, which
+kernel each layer gets, and how many bytes its weights and caches need.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import tomllib
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
+from msgspec.structs import replace
+from packaging.requirements import InvalidRequirement, Requirement
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.trees import OverlayTree, versions
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
+from builder.pipeline.inputs import Inputs
+from builder.runtime import PREFLIGHT_PROBE
+from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, TOTAL
+from builder.serving.models import Models
+from builder.serving.release import release_base
+from builder.serving.weights import BANDWIDTH
+from builder.util.console import console
+from builder.util.documents import Count, Document, Part, Text, always
+from builder.util.leftovers import making
+from builder.util.locks import locked
+from builder.util.paths import cache_dir, package_file
+from builder.verify.installer import SandboxUnavailable, call, install_command
+from builder.verify.replies import ProbeReply
+from builder.verify.results import Results
+from builder.verify.sandbox import (
+    PreparedSandbox,
+    ask_probe,
+    folder_of,
+    lay_out,
+    make,
+    python_files,
+    requirements_for,
+)
+from builder.verify.torchfolder import wanted_torch
+from builder.verify.trust import TrustedSources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.applier.trees import Tree
+    from builder.model.plan import BuildPlan
+    from builder.pipeline.options import PlanOptions
+
+#: Seconds for all questions of one request.
+_TIMEOUT = 1800.0
+#: What a checkpoint's page on Hugging Face is asked for: configuration, never weights or code.
+CONFIGURATION = (
+    "config.json", "hf_quant_config.json", "quantize_config.json", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "params.json",
+    "model.safetensors.index.json",
+)  # fmt: skip
+#: Cached replies: one has about 20 kB.
+_RESULTS = Results("preflight", tuple(("runtime", name) for name in PREFLIGHT_PROBE), 200)
+#: Requests at the same time for which the longest context is given.
+_USERS = (1, 4, 16)
+
+
+class Refusal(Part, frozen=True, kw_only=True):
+    """Why the release refused, in its own words."""
+
+    type: str
+    message: str
+    where: Annotated[str, Meta(description="the release's line that raised it")] = ""
+    stage: Annotated[str, Meta(description="arguments, configuration or model")] = ""
+    tail: Annotated[tuple[str, ...], Meta(description="the end of its traceback")] = ()
+
+
+class LayerRow(Part, frozen=True, kw_only=True):
+    """Equal layers of a model."""
+
+    pattern: str
+    layer: str
+    quantisation: str
+    kernels: tuple[str, ...]
+    attention: str
+    experts: tuple[int, int] | None
+    count: Count
+    bytes: Count
+    token_bytes: Annotated[int, Meta(description="bytes that one token reads of them")]
+
+
+class CacheRow(Part, frozen=True, kw_only=True):
+    """Equal caches: one block of so many tokens has so many bytes."""
+
+    kind: str
+    block_tokens: Count
+    block_bytes: Count
+    window: int | None
+    count: Count
+
+    def bytes_for(self, tokens: int) -> int:
+        """The bytes of all these caches for a sequence of so many tokens."""
+        if "Mamba" in self.kind:  # one state a sequence, however long
+            return self.block_bytes * self.count
+        held = min(tokens, self.window + self.block_tokens) if self.window else tokens
+        return math.ceil(held / self.block_tokens) * self.block_bytes * self.count
+
+
+class ModelAnswer(Part, frozen=True, kw_only=True):
+    """What the release said of one model with one set of flags."""
+
+    error: Refusal | None
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    settings: dict[str, str | int | float | bool | None]
+    layers: tuple[LayerRow, ...]
+    caches: tuple[CacheRow, ...]
+    parameter_bytes: Count
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return any(row.experts for row in self.layers)
+
+
+class ModelReply(ProbeReply, frozen=True, kw_only=True):
+    """The reply of the probe."""
+
+    answers: tuple[ModelAnswer, ...] = ()
+    fatal: dict[str, Any] | None = None
+    versions: Mapping[str, str | None] = {}
+    kept: bool = False
+
+
+class Room(Part, frozen=True, kw_only=True):
+    """Memory of the model on one GB10."""
+
+    total_bytes: Count
+    fraction: float
+    weight_bytes: Count
+    overhead_bytes: Annotated[int, Meta(description="activations and CUDA graphs, an estimate")]
+    cache_bytes: Annotated[int, Meta(description="what is left for caches; below 0: does not fit")]
+    longest: Annotated[
+        dict[str, int], Meta(description="requests at the same time -> tokens of each, at most")
+    ]
+    ceiling: Annotated[
+        float | None, Meta(description="tokens/s of one request at most: 273 GB/s over its bytes")
+    ]
+
+
+class Cure(Part, frozen=True, kw_only=True):
+    """A change with which the release takes the model."""
+
+    change: Text
+    flags: tuple[str, ...]
+
+
+class Preflight(Document, frozen=True, kw_only=True):
+    """Whether a model starts on a release, and with which kernels."""
+
+    model: Text
+    base: Text
+    packages: dict[str, str]
+    #: layers that change files of this base
+    patched: tuple[str, ...]
+    flags: tuple[str, ...]
+    environment: dict[str, str]
+    starts: Literal["yes", "no", "not run"]
+    reason: Annotated[str, Meta(description="why it was not run")] = ""
+    refusal: Refusal | None
+    warnings: tuple[str, ...]
+    lines: tuple[str, ...]
+    settings: dict[str, str | int | float | bool | None]
+    layers: tuple[LayerRow, ...]
+    caches: tuple[CacheRow, ...]
+    memory: Room | None
+    cures: tuple[Cure, ...] = always(())
+    simulated: tuple[str, ...]
+    cached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightRequest:
+    """What to ask."""
+
+    model: str
+    plan: PlanOptions
+    flags: tuple[str, ...] = ()
+    models: Sequence[Path] = ()
+    trust_image: bool = False
+
+
+def base_of(release: str | None, base: str | None) -> str:
+    """The base that the options name.
+
+    Raises:
+        UsageError: they name both or neither.
+    """
+    if (release is None) == (base is None):
+        words = "both" if release else "neither"
+        raise UsageError(
+            f"preflight asks one vLLM: {words} of --release and --base",
+            hint="--release 0.33.0",
+        )
+    return release_base(release) if release is not None else str(base)
+
+
+def preflight(request: PreflightRequest) -> Preflight:
+    """Ask the release of a base, with the layers that were named.
+
+    Raises:
+        SparkBuildError: the model's configuration or the base cannot be read.
+    """
+    inputs = Inputs(request.plan)
+    base = inputs.identify(inputs.base_ref())
+    try:
+        plan = inputs.plan(base)
+        tree = OverlayTree(base.tree)
+        tree.update(plan.changes)
+        trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
+        release = Release(tree, dict(plan.base.packages), trust.with_changes(plan.changes))
+        folder = release.model_folder(request.model, request.models)
+        flags = with_flags(request.flags, plan.serve_flags)
+        document = _asked(release, folder, flags, request, plan)
+        if document.starts == "no" and document.refusal:
+            cures = release.cures(folder, document.flags, plan.env)
+            document = replace(document, cures=tuple(cures))
+        return document
+    finally:
+        base.close()
+
+
+def _asked(
+    release: Release, folder: Path, flags: tuple[str, ...], request: PreflightRequest,
+    plan: BuildPlan,
+) -> Preflight:  # fmt: skip
+    """The document for the flags, and the profile's flags for experts where the model has some."""
+    more = with_flags(flags, plan.moe_serve_flags)
+    blank: dict[str, Any] = {
+        "model": request.model, "base": plan.base.ref, "packages": dict(plan.base.packages),
+        "patched": tuple(d.name for d in plan.decisions if d.needed),
+        "environment": dict(plan.env), "refusal": None, "warnings": (), "lines": (),
+        "settings": {}, "layers": (), "caches": (), "memory": None, "simulated": (),
+    }  # fmt: skip
+    try:
+        reply = release.ask(folder, [flags, more] if more != flags else [flags], plan.env)
+    except SandboxUnavailable as error:
+        hint = f"; try: {error.hint}" if error.hint else ""
+        return Preflight(**blank, flags=flags, starts="not run", reason=f"{error}{hint}")
+    answer = reply.answers[-1] if reply.answers[0].has_experts else reply.answers[0]
+    used = more if answer is reply.answers[-1] and reply.answers[0].has_experts else flags
+    missing = _not_the_releases(answer.error)
+    blank |= {
+        "refusal": answer.error, "warnings": answer.warnings, "lines": answer.lines,
+        "settings": answer.settings, "layers": answer.layers, "caches": answer.caches,
+        "simulated": reply.simulated, "cached": reply.kept,
+        "memory": None if answer.error else room(answer),
+    }  # fmt: skip
+    starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
+    return Preflight(**blank, flags=used, starts="not run" if missing else starts, reason=missing)
+
+
+#: Errors that are this sandbox's and say nothing about the release.
+_OURS = {
+    r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
+    r"its library is not here": "an operator of vLLM's compiled libraries was called",
+    r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
+    r"no CUDA here: a generated stand-in": "a CUDA library was called",
+    r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
+    r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
+    "not run",
+}
+
+
+def _not_the_releases(error: Refusal | None) -> str:
+    """Why an error is not an answer of the release; empty if it is one."""
+    if error is None:
+        return ""
+    if error.type == "Crashed":
+        return error.message
+    text = f"{error.type}: {error.message}"
+    for pattern, words in _OURS.items():
+        if match := re.search(pattern, text):
+            return words.format(*match.groups())
+    return ""
+
+
+def with_flags(flags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    """Flags, and those of a profile that they do not set themselves."""
+    given = {word.partition("=")[0].replace("_", "-") for word in flags if word.startswith("--")}
+    added: list[str] = []
+    keep = True
+    for word in more:
+        if word.startswith("--"):
+            keep = word.partition("=")[0].replace("_", "-") not in given
+        added += [word] if keep else []
+    return (*flags, *added)
+
+
+def room(answer: ModelAnswer) -> Room:
+    """The memory of a model that was built, and its limit of speed."""
+    fraction = float(answer.settings.get("gpu_memory_utilization") or 0.9)
+    overhead = ACTIVATIONS.bytes + GRAPHS.bytes
+    left = int(TOTAL.bytes * fraction) - answer.parameter_bytes - overhead
+    read = sum(row.token_bytes for row in answer.layers)
+    most = int(answer.settings.get("max_model_len") or 0)
+    return Room(
+        total_bytes=TOTAL.bytes, fraction=fraction, weight_bytes=answer.parameter_bytes,
+        overhead_bytes=overhead, cache_bytes=left,
+        longest={str(n): longest_context(answer.caches, left // n, most) for n in _USERS},
+        ceiling=round(BANDWIDTH / read, 1) if read else None,
+    )  # fmt: skip
+
+
+def longest_context(caches: Sequence[CacheRow], available: int, most: int) -> int:
+    """The largest number of tokens, up to ``most``, whose caches fit; 0 if none do."""
+
+    def needs(tokens: int) -> int:
+        return sum(row.bytes_for(tokens) for row in caches)
+
+    if not caches or needs(1) > available:
+        return 0
+    low, high = 1, max(most, 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needs(middle) <= available else (low, middle - 1)
+    return low
+
+
+class Release:
+    """The vLLM of a tree, which answers in a sandbox."""
+
+    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: TrustedSources) -> None:
+        self._tree, self._trust = tree, trust
+        self._packages = {**packages, **versions(tree)}
+
+    def _prepared(self) -> PreparedSandbox:
+        requirements = requirements_for(self._packages["vllm"])
+        return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
+
+    def ask(
+        self, folder: Path, choices: Sequence[Sequence[str]], env: Mapping[str, str]
+    ) -> ModelReply:
+        """Ask for a folder with ``config.json``, once for each choice of flags.
+
+        Raises:
+            SandboxUnavailable: it could not be asked here; the message says why.
+        """
+        try:
+            return self._ask(folder, choices, env)
+        except SandboxUnavailable:
+            raise
+        except SparkBuildError as error:
+            raise SandboxUnavailable(str(error), hint=error.hint) from None
+
+    def _ask(
+        self, folder: Path, choices: Sequence[Sequence[str]], env: Mapping[str, str]
+    ) -> ModelReply:
+        model = configuration_alone(folder)
+        apart = self._trust.apart(self._tree, python_files(self._tree))
+        prepared = self._prepared()
+        more = model_packages(prepared, self._tree)
+        request = {
+            "env": dict(env),
+            "paths": [
+                str(folder_of(self._tree)),
+                *map(str, prepared.paths),
+                str(more),
+                str(folder),
+            ],
+            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
+            "triton": triton_version(prepared.torch.folder),
+            "questions": [{"model": str(model), "flags": list(c), "env": {}} for c in choices],
+        }
+        inputs = [str(prepared.sandbox.python), request]
+        reply = None if apart else _RESULTS.get(inputs, ModelReply)
+        if reply is None:
+            lay_out(self._tree)
+            with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
+                reply = ask_probe(
+                    prepared.sandbox.python, request, ModelReply, _TIMEOUT, PREFLIGHT_PROBE[-1],
+                    apart=apart,
+                )  # fmt: skip
+            if reply.fatal is None and not apart:
+                _RESULTS.put(inputs, reply)
+        if reply.fatal is not None:
+            raise SandboxUnavailable(f"vLLM could not be imported: {reply.fatal.get('message')}")
+        return reply.simulating(prepared.torch.what)
+
+    def cures(self, folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> list[Cure]:
+        """Single flags without which the release takes the model."""
+        groups = flag_groups(flags)
+        choices = [tuple(w for g in groups if g is not out for w in g) for out in groups]
+        if not choices:
+            return []
+        reply = self.ask(folder, choices, env)
+        return [
+            Cure(change=f"without {' '.join(out)}", flags=choice)
+            for out, choice, answer in zip(groups, choices, reply.answers, strict=True)
+            if answer.error is None
+        ]
+
+    def model_folder(self, model: str, folders: Sequence[Path]) -> Path:
+        """The folder with a model's ``config.json``; downloaded, if it is an id on Hugging Face.
+
+        Raises:
+            UsageError: there is none.
+            RemoteError: it cannot be downloaded.
+        """
+        path = Path(model)
+        if path.is_dir() or path.is_file() or model.startswith((".", "/", "~")):
+            return own_folder(path)
+        name = model
+        if "/" not in model:
+            name = Models.discover(folders).model(model, or_folder=True).id.value
+        return self._downloaded(name)
+
+    def _downloaded(self, name: str) -> Path:
+        """The configuration of a model on Hugging Face, read by its own client and settings."""
+        program = (
+            "import sys; from huggingface_hub import snapshot_download; "
+            "print(snapshot_download(sys.argv[1], allow_patterns=sys.argv[2:]))"
+        )
+        python = self._prepared().sandbox.python
+        words = [str(python), "-c", program, name, *CONFIGURATION]
+        with console.progress(f"reading the configuration of {name}"):
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise RemoteError(
+                f"cannot read the configuration of {name}: {last}",
+                hint="name a folder with its config.json",
+            )
+        return own_folder(Path(done.stdout.strip().splitlines()[-1]))
+
+
+def own_folder(path: Path) -> Path:
+    """A checkpoint's folder.
+
+    Raises:
+        UsageError: it has no readable ``config.json``.
+    """
+    path = path.expanduser()
+    folder = path.parent if path.name == "config.json" else path
+    file = folder / "config.json"
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}: a model's folder has a config.json") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON: {error}") from None
+    if not isinstance(data, dict) or not (data.get("architectures") or data.get("model_type")):
+        raise UsageError(f"{file} names no architecture, so it is not a model's configuration")
+    return folder.resolve()
+
+
+def configuration_alone(folder: Path) -> Path:
+    """A folder with the configuration files of a checkpoint and nothing else, named by content.
+
+    So code that a checkpoint brings cannot run.
+    """
+    present = [folder / name for name in CONFIGURATION if (folder / name).is_file()]
+    texts = {file.name: file.read_bytes() for file in present}
+    key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
+    made = cache_dir() / "preflight" / "models" / key[:24]
+    with locked(str(made)):
+        if not made.exists():
+            with making(made) as partial:
+                partial.mkdir(parents=True)
+                for name, text in texts.items():
+                    (partial / name).write_bytes(text)
+                partial.rename(made)
+    return made
+
+
+def flag_groups(flags: Sequence[str]) -> list[tuple[str, ...]]:
+    """Flags with their values."""
+    groups: list[list[str]] = []
+    for word in flags:
+        if word.startswith("-") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return [tuple(group) for group in groups]
+
+
+def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
+    """A folder with what building a model imports besides; the release's own pins decide."""
+    raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
+    (of_models,) = raw["model"]
+    pinned = exact_pins(tree)
+    wanted = []
+    for text in of_models["python-packages"]:
+        name, _, version = text.partition("==")
+        wanted.append(f"{name}=={pinned.get(name.replace('_', '-'), version)}")
+    key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
+    folder = cache_dir() / "sandbox" / f"model-{key}"
+    with locked(str(folder)):
+        if not folder.exists():
+            title = f"packages for whole models, about {of_models['megabytes']} MB"
+            with making(folder) as partial, console.progress(title):
+                call(install_command(prepared.sandbox.python, wanted, partial))
+                partial.rename(folder)
+    return folder
+
+
+def exact_pins(tree: Tree) -> dict[str, str]:
+    """Distributions that the release requires in exactly one version, by normalised name."""
+    info = next(d for d in tree.distributions().values() if d.name == "vllm")
+    text = (tree.read(f"{info.info_dir}/METADATA") or b"").decode(errors="replace")
+    pins = {}
+    for line in text.splitlines():
+        if not line.startswith("Requires-Dist:"):
+            continue
+        try:
+            need = Requirement(line.partition(":")[2].strip())
+        except InvalidRequirement:
+            continue
+        versions_ = [s.version for s in need.specifier if s.operator == "=="]
+        if len(versions_) == 1 and not need.marker:
+            pins[need.name.replace("_", "-")] = versions_[0]
+    return pins
+
+
+def triton_version(torch: Path) -> str:
+    """The Triton that this torch is for, by its metadata."""
+    for file in torch.glob("torch-*.dist-info/METADATA"):
+        text = file.read_text("utf-8")
+        if pin := re.search(r"^Requires-Dist: triton==([\w.]+)", text, re.MULTILINE):
+            return pin[1]
+    return ""
+
+
+def refuse_if_it_does_not_start(document: Preflight) -> None:
+    """Raise if the model does not start, or could not be built here.
+
+    Raises:
+        SparkBuildError: with the release's own words (exit 5).
+    """
+    if document.starts == "yes":
+        return
+    vllm = document.packages.get("vllm", "")
+    if document.starts == "not run":
+        text = f"{document.model} was not built with vLLM {vllm}: {document.reason}"
+        raise SparkBuildError(text, Exit.VERIFY_FAILED)
+    assert document.refusal is not None
+    hint = f"spark-build preflight {document.model} --base {document.base}"
+    cure = document.cures[0].flags if document.cures else ()
+    text = f"{document.model} does not start on vLLM {vllm}: {first_line(document.refusal)}"
+    raise SparkBuildError(
+        text, Exit.VERIFY_FAILED,
+        hint=" ".join([hint, "--", *cure]) if document.cures else f"{hint} --layers b12x-full",
+    )  # fmt: skip
+
+
+def first_line(refusal: Refusal) -> str:
+    """The release's sentence: of a validation error the reason, not its heading."""
+    lines = [line.strip() for line in refusal.message.splitlines() if line.strip()]
+    own = next((li.removeprefix("Value error, ") for li in lines if "Value error, " in li), "")
+    return (own or (lines[0] if lines else refusal.type)).partition(" [type=")[0]
+
+
+def gibibytes(size: int) -> str:
+    """Bytes as a reader wants them."""
+    return f"{size / GIB:.2f} GiB"
