@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.abc
@@ -41,12 +42,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from builder.runtime import dispatch_prepare, dispatch_probe
+    from builder.runtime import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
     from builder.runtime.dispatch_device import Probe
     from builder.runtime.simulated_device import apply_environment
 else:
+    import dispatch_modules
     import dispatch_prepare
     import dispatch_probe
+    import stub_driver
     from dispatch_device import Probe
     from simulated_device import apply_environment
 
@@ -236,6 +239,32 @@ def stand_in_for_operators(probe: Probe) -> None:
             return Operator(f"torch.ops.{self.name}.{name}")
 
     ops._OpNamespace.__getattr__ = named
+
+
+class NoDevice:
+    """A function of a CUDA library that a stand-in lacks: it answers that there is no device."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, *_args: Any) -> int:
+        return stub_driver.NO_DEVICE
+
+
+def stand_in_for_cuda_functions(probe: Probe) -> None:
+    """Let CUDA's libraries have each of their functions: a release takes hold of some by name."""
+    real = ctypes.CDLL.__getattr__
+
+    def named(library: ctypes.CDLL, name: str) -> Any:
+        try:
+            return real(library, name)
+        except AttributeError:
+            if not dispatch_modules.CUDA_FUNCTION.fullmatch(name):
+                raise
+            probe.note(f"{name} of {os.path.basename(str(library._name))}: answers: no device")
+            return NoDevice()
+
+    ctypes.CDLL.__getattr__ = named  # type: ignore[method-assign]
 
 
 def on_meta() -> Any:
@@ -459,10 +488,11 @@ def settings_of(config: Any) -> Json:
     }
 
 
-def record_log() -> tuple[list[str], list[str]]:
+def record_log(models: Sequence[str]) -> tuple[list[str], list[str]]:
     """Lists that fill with vLLM's messages at INFO and above, and with those at WARNING and above.
 
-    vLLM configures its loggers more than once, and handlers go with that; records are still made.
+    Not those about the network or a folder without weights, which are no answer.  vLLM configures
+    its loggers more than once, and handlers go with that; records are still made.
     """
     lines: list[str] = []
     warnings: list[str] = []
@@ -473,7 +503,7 @@ def record_log() -> tuple[list[str], list[str]]:
         if record.name.partition(".")[0] == "vllm" and record.levelno >= logging.INFO:
             with contextlib.suppress(TypeError, ValueError):  # as the release wrote it
                 text = record.getMessage()
-                if NO_NETWORK not in text:  # is ours
+                if not any(ours in text for ours in (NO_NETWORK, *models)):
                     lines.append(text)
                     warnings.extend([text] if record.levelno >= logging.WARNING else ())
         return record
@@ -484,7 +514,7 @@ def record_log() -> tuple[list[str], list[str]]:
 
 def answer(question: Json, probe: Probe, scratch: str) -> Json:
     """Ask the release one question; called in a child process."""
-    lines, warnings = record_log()
+    lines, warnings = record_log([str(question["model"])])
     reply = {**ANSWER, "lines": lines, "warnings": warnings}
     stage = "arguments"
     try:
@@ -532,6 +562,7 @@ def run(request: Json) -> Json:
         try:
             kept = prepare(request, probe, scratch)
             refuse_network(probe)
+            stand_in_for_cuda_functions(probe)
             questions = request.get("questions", [])
             warm_up()
             gc.freeze()

@@ -7,13 +7,15 @@ kernel each layer gets, and how many bytes its weights and caches need.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import subprocess
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +26,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.trees import OverlayTree, versions
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
+from builder.layers.catalog import Selection
+from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import Inputs
+from builder.plan.planner import refuse_plan
+from builder.pypi.index import PackageIndex
 from builder.runtime import PREFLIGHT_PROBE
 from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, TOTAL
 from builder.serving.models import Models
@@ -51,11 +57,12 @@ from builder.verify.torchfolder import wanted_torch
 from builder.verify.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from builder.applier.trees import Tree
+    from builder.applier.trees import Changes, Tree
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
+    from builder.rootfs.base import Base
 
 #: Seconds for all questions of one request.
 _TIMEOUT = 1800.0
@@ -67,6 +74,8 @@ CONFIGURATION = (
 )  # fmt: skip
 #: Cached replies: one has about 20 kB.
 _RESULTS = Results("preflight", tuple(("runtime", name) for name in PREFLIGHT_PROBE), 200)
+#: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
+_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Requests at the same time for which the longest context is given.
 _USERS = (1, 4, 16)
 
@@ -196,6 +205,40 @@ class PreflightRequest:
     trust_image: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The files of a vLLM, its variables, and the flags that its profile serves with."""
+
+    base: str
+    tree: Tree
+    packages: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
+    patched: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    flags_for_experts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, base: Base) -> Target:
+        """A base as it is."""
+        identity = base.identity
+        return cls(
+            base=identity.ref, tree=base.tree, packages=dict(identity.packages),
+            env={k: v for k, v in identity.env.items() if k.startswith(_READ)},
+        )  # fmt: skip
+
+    def with_plan(self, plan: BuildPlan) -> Target:
+        """The same with the files and variables of a plan."""
+        tree = OverlayTree(self.tree)
+        tree.update(plan.changes)
+        return dataclasses.replace(
+            self, tree=tree, packages=dict(plan.base.packages), env={**self.env, **plan.env},
+            changes=plan.changes, flags=tuple(plan.serve_flags),
+            flags_for_experts=tuple(plan.moe_serve_flags),
+            patched=tuple(one.name for one in plan.decisions if one.needed),
+        )  # fmt: skip
+
+
 def base_of(release: str | None, base: str | None) -> str:
     """The base that the options name.
 
@@ -217,53 +260,65 @@ def preflight(request: PreflightRequest) -> Preflight:
     Raises:
         SparkBuildError: the model's configuration or the base cannot be read.
     """
-    inputs = Inputs(request.plan)
-    base = inputs.identify(inputs.base_ref())
-    try:
-        plan = inputs.plan(base)
-        tree = OverlayTree(base.tree)
-        tree.update(plan.changes)
+    with _target(request.plan) as target:
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
-        release = Release(tree, dict(plan.base.packages), trust.with_changes(plan.changes))
+        release = Release(target, trust.with_changes(target.changes))
         folder = release.model_folder(request.model, request.models)
-        flags = with_flags(request.flags, plan.serve_flags)
-        document = _asked(release, folder, flags, request, plan)
-        if document.starts == "no" and document.refusal:
-            cures = release.cures(folder, document.flags, plan.env)
+        document = _asked(release, folder, request)
+        if document.starts == "no":
+            cures = release.cures(folder, document.flags)
             document = replace(document, cures=tuple(cures))
         return document
-    finally:
-        base.close()
 
 
-def _asked(
-    release: Release, folder: Path, flags: tuple[str, ...], request: PreflightRequest,
-    plan: BuildPlan,
-) -> Preflight:  # fmt: skip
+@contextmanager
+def _target(options: PlanOptions) -> Iterator[Target]:
+    """The base as it is, or with the selected layers applied.
+
+    Raises:
+        SparkBuildError: it cannot be read, or the layers do not apply to it.
+    """
+    ref = str(options.base)
+    if not options.names:
+        nothing = Selection((), ())
+        base = identify_base(ref, nothing, PackageIndex(), platform=options.platform)
+        with closing(base):
+            yield Target.of(base)
+        return
+    inputs = Inputs(options)
+    with closing(inputs.identify(ref)) as base:
+        plan = inputs.plan(base)
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        yield Target.of(base).with_plan(plan)
+
+
+def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflight:
     """The document for the flags, and the profile's flags for experts where the model has some."""
-    more = with_flags(flags, plan.moe_serve_flags)
-    blank: dict[str, Any] = {
-        "model": request.model, "base": plan.base.ref, "packages": dict(plan.base.packages),
-        "patched": tuple(d.name for d in plan.decisions if d.needed),
-        "environment": dict(plan.env), "refusal": None, "warnings": (), "lines": (),
-        "settings": {}, "layers": (), "caches": (), "memory": None, "simulated": (),
-    }  # fmt: skip
+    target = release.target
+    flags = with_flags(request.flags, target.flags)
+    more = with_flags(flags, target.flags_for_experts)
+    document = Preflight(
+        model=request.model, base=target.base, packages=dict(target.packages),
+        patched=target.patched, flags=flags, environment=dict(target.env), starts="not run",
+        refusal=None, warnings=(), lines=(), settings={}, layers=(), caches=(), memory=None,
+        simulated=(),
+    )  # fmt: skip
     try:
-        reply = release.ask(folder, [flags, more] if more != flags else [flags], plan.env)
+        reply = release.ask(folder, [flags, more] if more != flags else [flags])
     except SandboxUnavailable as error:
         hint = f"; try: {error.hint}" if error.hint else ""
-        return Preflight(**blank, flags=flags, starts="not run", reason=f"{error}{hint}")
-    answer = reply.answers[-1] if reply.answers[0].has_experts else reply.answers[0]
-    used = more if answer is reply.answers[-1] and reply.answers[0].has_experts else flags
+        return replace(document, reason=f"{error}{hint}")
+    experts = reply.answers[0].has_experts
+    answer = reply.answers[-1 if experts else 0]
     missing = _not_the_releases(answer.error)
-    blank |= {
-        "refusal": answer.error, "warnings": answer.warnings, "lines": answer.lines,
-        "settings": answer.settings, "layers": answer.layers, "caches": answer.caches,
-        "simulated": reply.simulated, "cached": reply.kept,
-        "memory": None if answer.error else room(answer),
-    }  # fmt: skip
     starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
-    return Preflight(**blank, flags=used, starts="not run" if missing else starts, reason=missing)
+    return replace(
+        document, flags=more if experts else flags, starts="not run" if missing else starts,
+        reason=missing, refusal=answer.error, warnings=answer.warnings, lines=answer.lines,
+        settings=answer.settings, layers=answer.layers, caches=answer.caches,
+        memory=None if answer.error else room(answer), simulated=reply.simulated,
+        cached=reply.kept,
+    )  # fmt: skip
 
 
 #: Errors that are this sandbox's and say nothing about the release.
@@ -271,6 +326,7 @@ _OURS = {
     r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
     r"its library is not here": "an operator of vLLM's compiled libraries was called",
     r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
+    r"(\S+/spark-build/\S+: undefined symbol: \w+)": "a library's stand-in failed: {0}",
     r"no CUDA here: a generated stand-in": "a CUDA library was called",
     r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
     r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
@@ -334,40 +390,37 @@ def longest_context(caches: Sequence[CacheRow], available: int, most: int) -> in
 
 
 class Release:
-    """The vLLM of a tree, which answers in a sandbox."""
+    """The vLLM of a target, which answers in a sandbox."""
 
-    def __init__(self, tree: Tree, packages: Mapping[str, str], trust: TrustedSources) -> None:
-        self._tree, self._trust = tree, trust
-        self._packages = {**packages, **versions(tree)}
+    def __init__(self, target: Target, trust: TrustedSources) -> None:
+        self.target = target
+        self._tree, self._trust = target.tree, trust
+        self._packages = {**target.packages, **versions(target.tree)}
 
     def _prepared(self) -> PreparedSandbox:
         requirements = requirements_for(self._packages["vllm"])
         return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
 
-    def ask(
-        self, folder: Path, choices: Sequence[Sequence[str]], env: Mapping[str, str]
-    ) -> ModelReply:
+    def ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> ModelReply:
         """Ask for a folder with ``config.json``, once for each choice of flags.
 
         Raises:
             SandboxUnavailable: it could not be asked here; the message says why.
         """
         try:
-            return self._ask(folder, choices, env)
+            return self._ask(folder, choices)
         except SandboxUnavailable:
             raise
         except SparkBuildError as error:
             raise SandboxUnavailable(str(error), hint=error.hint) from None
 
-    def _ask(
-        self, folder: Path, choices: Sequence[Sequence[str]], env: Mapping[str, str]
-    ) -> ModelReply:
+    def _ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> ModelReply:
         model = configuration_alone(folder)
         apart = self._trust.apart(self._tree, python_files(self._tree))
         prepared = self._prepared()
         more = model_packages(prepared, self._tree)
         request = {
-            "env": dict(env),
+            "env": dict(self.target.env),
             "paths": [
                 str(folder_of(self._tree)),
                 *map(str, prepared.paths),
@@ -393,13 +446,13 @@ class Release:
             raise SandboxUnavailable(f"vLLM could not be imported: {reply.fatal.get('message')}")
         return reply.simulating(prepared.torch.what)
 
-    def cures(self, folder: Path, flags: Sequence[str], env: Mapping[str, str]) -> list[Cure]:
+    def cures(self, folder: Path, flags: Sequence[str]) -> list[Cure]:
         """Single flags without which the release takes the model."""
         groups = flag_groups(flags)
         choices = [tuple(w for g in groups if g is not out for w in g) for out in groups]
         if not choices:
             return []
-        reply = self.ask(folder, choices, env)
+        reply = self.ask(folder, choices)
         return [
             Cure(change=f"without {' '.join(out)}", flags=choice)
             for out, choice, answer in zip(groups, choices, reply.answers, strict=True)

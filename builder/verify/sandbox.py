@@ -81,6 +81,9 @@ class Requirements:
 _IN_USE = 3600.0
 #: Download size of a CuTe DSL with its libraries in MB, for the message.
 _DSL_MEGABYTES = 160
+#: Seconds for the dispatch probe, which takes ten on a quiet machine and minutes where the processor
+#: is emulated: code that is known does not hang on purpose.
+_KNOWN, _UNKNOWN = 1800.0, 300.0
 #: Bytes on disk for each downloaded byte.
 _ON_DISK = 5
 
@@ -188,10 +191,9 @@ class Sandbox:
                     partial.rename(folder)
         return folder
 
-    def ask(
-        self, request: Mapping[str, object], timeout: float = 300, apart: IsolatedRun | None = None
-    ) -> DispatchReply:
+    def ask(self, request: Mapping[str, object], apart: IsolatedRun | None = None) -> DispatchReply:
         """Run the dispatch probe in this environment."""
+        timeout = _KNOWN if apart is None else _UNKNOWN
         return ask_probe(self.python, request, DispatchReply, timeout, apart=apart)
 
 
