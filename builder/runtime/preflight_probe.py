@@ -387,15 +387,27 @@ def built(config: Any, probe: Probe, scratch: str) -> Any:
         return utilities.initialize_model(vllm_config=config, model_config=config.model_config)
 
 
-def kernels_of(method: Any) -> list[str]:
-    """What a quantisation method selected: its kernels' classes, and its backends' names."""
-    chosen = []
+def kernels_of(method: Any, depth: int = 3) -> set[str]:
+    """What a quantisation method selected: the classes of its kernels, and its backends' names.
+
+    A method may have them itself, or in a scheme or an operator that it delegates to.
+    """
+    kernels: set[str] = set()
     for name, value in vars(method).items() if hasattr(method, "__dict__") else ():
-        if value is None or not name.endswith(("kernel", "backend")):
-            continue
-        kernel = value if isinstance(value, str) else getattr(value, "name", None)
-        chosen.append(kernel if isinstance(kernel, str) else type(value).__name__)
-    return chosen
+        kind = type(value)
+        if name.endswith("backend"):
+            backend = value if isinstance(value, str) else getattr(value, "name", None)
+            kernels |= {backend} if isinstance(backend, str) else set()
+        elif kind.__name__.endswith("Kernel"):
+            kernels.add(kind.__name__)
+        elif depth and kind.__module__.startswith("vllm.") and not is_module_or_config(kind):
+            kernels |= kernels_of(value, depth - 1)
+    return kernels
+
+
+def is_module_or_config(kind: type) -> bool:
+    """Whether a class is a layer or a configuration, which name what others selected."""
+    return kind.__name__.endswith("Config") or any(c.__name__ == "Module" for c in kind.__mro__)
 
 
 def experts_of(module: Any) -> tuple[int, int] | None:
@@ -434,7 +446,7 @@ def layers_of(model: Any) -> list[Json]:
         if method is None and backend is None and not held:
             continue
         parts = [part for part in (method, scheme) if part is not None]
-        kernels = tuple(sorted({k for part in parts for k in kernels_of(part)}))
+        kernels = tuple(sorted(set().union(*(kernels_of(part) for part in parts))))
         attention = backend.get_name() if backend is not None else ""
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         quantisation = type(scheme or method).__name__ if parts else ""

@@ -81,8 +81,8 @@ class Requirements:
 _IN_USE = 3600.0
 #: Download size of a CuTe DSL with its libraries in MB, for the message.
 _DSL_MEGABYTES = 160
-#: Seconds for the dispatch probe, which takes ten on a quiet machine and minutes where the processor
-#: is emulated: code that is known does not hang on purpose.
+#: Seconds for the dispatch probe, which takes ten on a quiet machine and minutes on an emulated
+#: processor: code that is known does not hang on purpose.
 _KNOWN, _UNKNOWN = 1800.0, 300.0
 #: Bytes on disk for each downloaded byte.
 _ON_DISK = 5
