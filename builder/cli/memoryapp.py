@@ -102,6 +102,10 @@ def preflight(
     release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
     base: opt.BaseRef = None,
     layers: opt.OptionalLayers = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable of the server; may be repeated.", metavar="NAME=VALUE"),
+    ] = None,
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
     models: opt.ModelFolders = None,
@@ -122,10 +126,14 @@ def preflight(
         platform=platform,
         patches=tuple(patches or ()),
     )
-    preflight_command(
-        PreflightRequest(model=model, plan=plan, flags=tuple(flags or ()), models=models or ()),
-        json=json,
+    request = PreflightRequest(
+        model=model,
+        plan=plan,
+        flags=tuple(flags or ()),
+        variables=env or (),
+        models=models or (),
     )
+    preflight_command(request, json=json)
 
 
 audit_app = App()

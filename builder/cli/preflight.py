@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
 from builder.serving.memorydocuments import GIB
 from builder.serving.preflight import (
-    first_line,
     gibibytes,
     preflight,
     refuse_if_it_does_not_start,
+    sentence,
 )
 from builder.util.console import print_json
 
@@ -40,7 +41,7 @@ def _lines(document: Preflight) -> Iterator[str]:
     yield f"{document.model} on vLLM {vllm}{patched}"
     for name, value in document.environment.items():
         yield f"  {name}={value}"
-    yield f"  vllm serve {document.model} {' '.join(document.flags)}".rstrip()
+    yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
     yield ""
     words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]
     yield (
@@ -49,14 +50,18 @@ def _lines(document: Preflight) -> Iterator[str]:
         else f"{words}{': ' + document.reason if document.reason else ''}"
     )
     if document.refusal is not None and not document.reason:
-        yield from _wrapped(f"{document.refusal.type}: {first_line(document.refusal)}")
+        yield from _wrapped(f"{document.refusal.type}: {sentence(document.refusal)}")
         yield f"  raised by {document.refusal.where}"
     yield from _table(document.layers)
     yield from _memory(document)
     for text in document.warnings:
         yield from _wrapped(f"warning of vLLM: {text}")
+    for trouble in document.troubles:
+        yield from _wrapped(
+            f"known trouble with {trouble.kernel}: {trouble.text} ({trouble.source})"
+        )
     for cure in document.cures:
-        yield f"  starts {cure.change}: vllm serve {document.model} {' '.join(cure.flags)}".rstrip()
+        yield f"  it starts {cure.change}"
     if document.simulated:
         yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
 

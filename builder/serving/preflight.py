@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
@@ -163,6 +164,26 @@ class Room(Part, frozen=True, kw_only=True):
     ]
 
 
+class Trouble(Part, frozen=True, kw_only=True):
+    """A kernel that the release selects, and that failed on GB10s in the field."""
+
+    kernel: Text
+    text: Text
+    source: Text
+
+
+#: What no release checks: kernels that it selects on SM12x and that fail there.
+_TROUBLES = {
+    r"DeepGemm|DEEPGEMM": Trouble(
+        kernel="DeepGEMM",
+        text='servers on SM12x ended with "Unknown recipe", "Unknown SF transformation" or '
+        '"Unsupported architecture" (vLLM 0.24.0 to 0.27.1); --env VLLM_USE_DEEP_GEMM=0 shows what '
+        "the release takes instead",
+        source="vllm-project/vllm#51884, deepseek-ai/DeepGEMM#236",
+    ),
+}
+
+
 class Cure(Part, frozen=True, kw_only=True):
     """A change with which the release takes the model."""
 
@@ -189,6 +210,7 @@ class Preflight(Document, frozen=True, kw_only=True):
     layers: tuple[LayerRow, ...]
     caches: tuple[CacheRow, ...]
     memory: Room | None
+    troubles: tuple[Trouble, ...] = always(())
     cures: tuple[Cure, ...] = always(())
     simulated: tuple[str, ...]
     cached: bool = False
@@ -201,6 +223,8 @@ class PreflightRequest:
     model: str
     plan: PlanOptions
     flags: tuple[str, ...] = ()
+    #: ``NAME=VALUE``
+    variables: Sequence[str] = ()
     models: Sequence[Path] = ()
     trust_image: bool = False
 
@@ -260,7 +284,9 @@ def preflight(request: PreflightRequest) -> Preflight:
     Raises:
         SparkBuildError: the model's configuration or the base cannot be read.
     """
-    with _target(request.plan) as target:
+    given = variables_of(request.variables)
+    with _target(request.plan) as opened:
+        target = dataclasses.replace(opened, env={**opened.env, **given})
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
         release = Release(target, trust.with_changes(target.changes))
         folder = release.model_folder(request.model, request.models)
@@ -269,6 +295,18 @@ def preflight(request: PreflightRequest) -> Preflight:
             cures = release.cures(folder, document.flags)
             document = replace(document, cures=tuple(cures))
         return document
+
+
+def variables_of(texts: Sequence[str]) -> dict[str, str]:
+    """Variables from ``NAME=VALUE``.
+
+    Raises:
+        UsageError: a text has another form.
+    """
+    wrong = [text for text in texts if not re.match(r"[A-Za-z_]\w*=", text)]
+    if wrong:
+        raise UsageError(f"--env {wrong[0]!r} is not NAME=VALUE", hint="--env VLLM_USE_DEEP_GEMM=0")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 @contextmanager
@@ -310,11 +348,12 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
         return replace(document, reason=f"{error}{hint}")
     experts = reply.answers[0].has_experts
     answer = reply.answers[-1 if experts else 0]
-    missing = _not_the_releases(answer.error)
+    missing = not_the_releases(answer.error)
     starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
     return replace(
         document, flags=more if experts else flags, starts="not run" if missing else starts,
-        reason=missing, refusal=answer.error, warnings=answer.warnings, lines=answer.lines,
+        troubles=troubles_of(answer.layers), reason=missing, refusal=answer.error,
+        warnings=answer.warnings, lines=answer.lines,
         settings=answer.settings, layers=answer.layers, caches=answer.caches,
         memory=None if answer.error else room(answer), simulated=reply.simulated,
         cached=reply.kept,
@@ -328,13 +367,15 @@ _OURS = {
     r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
     r"(\S+/spark-build/\S+: undefined symbol: \w+)": "a library's stand-in failed: {0}",
     r"no CUDA here: a generated stand-in": "a CUDA library was called",
+    r"Transformers does not recognize this architecture": "the sandbox's Transformers does not "
+    "know the model, and an image of this release may have a newer one",
     r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
     r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
     "not run",
 }
 
 
-def _not_the_releases(error: Refusal | None) -> str:
+def not_the_releases(error: Refusal | None) -> str:
     """Why an error is not an answer of the release; empty if it is one."""
     if error is None:
         return ""
@@ -345,6 +386,12 @@ def _not_the_releases(error: Refusal | None) -> str:
         if match := re.search(pattern, text):
             return words.format(*match.groups())
     return ""
+
+
+def troubles_of(rows: Sequence[LayerRow]) -> tuple[Trouble, ...]:
+    """The kernels among those that were selected which failed in the field."""
+    kernels = " ".join(kernel for row in rows for kernel in row.kernels)
+    return tuple(one for pattern, one in _TROUBLES.items() if re.search(pattern, kernels))
 
 
 def with_flags(flags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
@@ -603,20 +650,31 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
         text = f"{document.model} was not built with vLLM {vllm}: {document.reason}"
         raise SparkBuildError(text, Exit.VERIFY_FAILED)
     assert document.refusal is not None
-    hint = f"spark-build preflight {document.model} --base {document.base}"
-    cure = document.cures[0].flags if document.cures else ()
-    text = f"{document.model} does not start on vLLM {vllm}: {first_line(document.refusal)}"
-    raise SparkBuildError(
-        text, Exit.VERIFY_FAILED,
-        hint=" ".join([hint, "--", *cure]) if document.cures else f"{hint} --layers b12x-full",
-    )  # fmt: skip
+    text = f"{document.model} does not start on vLLM {vllm}: {sentence(document.refusal)}"
+    words = ["spark-build", "preflight", document.model, "--base", document.base]
+    more = document.cures[0].flags if document.cures else (*document.flags, "--layers", "b12x-full")
+    raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=shlex.join([*words, *more]))
 
 
-def first_line(refusal: Refusal) -> str:
-    """The release's sentence: of a validation error the reason, not its heading."""
-    lines = [line.strip() for line in refusal.message.splitlines() if line.strip()]
-    own = next((li.removeprefix("Value error, ") for li in lines if "Value error, " in li), "")
-    return (own or (lines[0] if lines else refusal.type)).partition(" [type=")[0]
+def sentence(refusal: Refusal) -> str:
+    """The release's sentence: of a validation error the reasons, not its heading."""
+    lines = [line for line in refusal.message.splitlines() if line.strip()]
+    if not re.match(r"\d+ validation errors? for ", lines[0] if lines else ""):
+        return lines[0].strip() if lines else refusal.type
+    reasons: list[str] = []
+    field_name = ""
+    for line in lines[1:]:
+        text = line.strip().partition(" [type=")[0].removeprefix("Value error, ")
+        if text.startswith("For further information"):
+            continue
+        if line.startswith(" ") or "Value error, " in line:
+            reasons.append(f"{field_name}: {text}" if field_name else text)
+            field_name = ""
+        elif line.startswith("-") and reasons:  # a list goes on
+            reasons[-1] += f" {text}"
+        else:
+            field_name = text
+    return "; ".join(reasons) or lines[0].strip()
 
 
 def gibibytes(size: int) -> str:

@@ -1,0 +1,269 @@
+"""``preflight``: what is made of a release's answers, and what is refused before it is asked."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.errors import SparkBuildError, UsageError
+from builder.serving import preflight as asked
+from builder.serving.preflight import (
+    CacheRow,
+    Cure,
+    LayerRow,
+    ModelAnswer,
+    Preflight,
+    Refusal,
+    Target,
+    base_of,
+    exact_pins,
+    flag_groups,
+    longest_context,
+    own_folder,
+    refuse_if_it_does_not_start,
+    room,
+    sentence,
+    troubles_of,
+    variables_of,
+    with_flags,
+)
+from tests.unit.fakes import fake_base, vllm_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL = CacheRow(kind="FullAttentionSpec", block_tokens=16, block_bytes=1600, window=None, count=2)
+WINDOW = CacheRow(kind="SlidingWindowSpec", block_tokens=16, block_bytes=1600, window=32, count=1)
+STATE = CacheRow(kind="MambaSpec", block_tokens=4096, block_bytes=5000, window=None, count=3)
+
+
+def layer(**values: Any) -> LayerRow:
+    given: dict[str, Any] = {
+        "pattern": "model.layers.*.mlp", "layer": "Linear", "quantisation": "Fp8LinearMethod",
+        "kernels": (), "attention": "", "experts": None, "count": 1, "bytes": 0, "token_bytes": 0,
+        **values,
+    }  # fmt: skip
+    return LayerRow(**given)
+
+
+def answer(**values: Any) -> ModelAnswer:
+    given: dict[str, Any] = {
+        "error": None, "lines": (), "warnings": (), "settings": {}, "layers": (), "caches": (),
+        "parameter_bytes": 0, **values,
+    }  # fmt: skip
+    return ModelAnswer(**given)
+
+
+def refused(message: str, kind: str = "ValueError") -> Refusal:
+    return Refusal(type=kind, message=message, where="vllm/a.py:1 in f", stage="model")
+
+
+def document(**values: Any) -> Preflight:
+    given: dict[str, Any] = {
+        "model": "./m", "base": "pypi:vllm==0.33.0", "packages": {"vllm": "0.33.0"}, "patched": (),
+        "flags": (), "environment": {}, "starts": "no", "refusal": refused("no kernel"),
+        "warnings": (), "lines": (), "settings": {}, "layers": (), "caches": (), "memory": None,
+        "simulated": (), **values,
+    }  # fmt: skip
+    return Preflight(**given)
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens", "size"),
+    [
+        (FULL, 1, 3200),
+        (FULL, 16, 3200),
+        (FULL, 17, 6400),
+        (WINDOW, 16, 1600),
+        (WINDOW, 10_000, 4800),
+        (STATE, 1, 15_000),
+        (STATE, 100_000, 15_000),
+    ],
+)
+def test_bytes_of_caches(row: CacheRow, tokens: int, size: int) -> None:
+    assert row.bytes_for(tokens) == size
+
+
+def test_the_longest_context_is_the_last_that_fits() -> None:
+    caches = (FULL, WINDOW, STATE)
+    least = sum(row.bytes_for(1) for row in caches)
+    assert longest_context(caches, least - 1, 10**6) == 0
+    assert longest_context(caches, least, 10**6) == 16
+    assert longest_context(caches, 10**12, 4096) == 4096
+    fits = longest_context(caches, 10**6, 10**6)
+    assert sum(row.bytes_for(fits) for row in caches) <= 10**6
+    assert sum(row.bytes_for(fits + 1) for row in caches) > 10**6
+
+
+def test_memory_of_a_model() -> None:
+    rows = (layer(bytes=10**9, token_bytes=10**9), layer(bytes=9 * 10**9, token_bytes=10**9))
+    made = room(
+        answer(
+            layers=rows, parameter_bytes=10**10, caches=(FULL,),
+            settings={"gpu_memory_utilization": 0.5, "max_model_len": 4096},
+        )
+    )  # fmt: skip
+    assert made.cache_bytes == int(made.total_bytes * 0.5) - 10**10 - made.overhead_bytes
+    assert made.ceiling == 136.5
+    assert made.longest == {"1": 4096, "4": 4096, "16": 4096}
+    full = room(answer(parameter_bytes=10**12, caches=(FULL,)))
+    assert full.cache_bytes < 0
+    assert full.longest == {"1": 0, "4": 0, "16": 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "together"),
+    [
+        ((), ("--moe-backend", "marlin"), ("--moe-backend", "marlin")),
+        (("--moe-backend", "a"), ("--moe-backend", "b"), ("--moe-backend", "a")),
+        (("--moe_backend=a",), ("--moe-backend", "b", "--x"), ("--moe_backend=a", "--x")),
+        (("--x",), (), ("--x",)),
+    ],
+)
+def test_the_users_flags_win(flags: Any, more: Any, together: Any) -> None:
+    assert with_flags(flags, more) == together
+
+
+def test_flags_with_their_values() -> None:
+    words = ("--a", "1", "2", "--b", "-tp", "2")
+    assert flag_groups(words) == [("--a", "1", "2"), ("--b",), ("-tp", "2")]
+
+
+VALIDATION = """\
+2 validation errors for SpeculativeConfig
+method
+  Input should be 'mtp' [type=literal_error, input_value='mtpp', input_type=str]
+    For further information visit https://errors.example.invalid/literal_error
+moe_backnd
+  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=1, input_type=int]
+"""
+LISTED = """\
+1 validation error for ParallelConfig
+  Value error, World size (2) is larger than 1. If you are using:
+- ray, set a.
+- multiprocessing, set b. [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("no kernel\nmore", "no kernel"),
+        ("", "ValueError"),
+        (VALIDATION, "method: Input should be 'mtp'; moe_backnd: Unexpected keyword argument"),
+        (
+            LISTED,
+            (
+                "World size (2) is larger than 1. If you are using: - ray, set a. - multiprocessing, "
+                "set b."
+            ),
+        ),
+    ],
+)
+def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
+    assert sentence(refused(message)) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (refused("No module named 'timm'", "ModuleNotFoundError"), "lacks the module timm"),
+        (refused("the operator torch.ops._C.x was called; its library is not here"), "operator"),
+        (refused("/x/spark-build/torch/a.so: undefined symbol: cudaFoo"), "stand-in failed"),
+        (refused("the process ended with signal 11", "Crashed"), "signal 11"),
+        (refused("please pass trust_remote_code=True"), "code of its own"),
+    ],
+)
+def test_what_our_sandbox_lacks_is_no_answer(error: Refusal, reason: str) -> None:
+    assert reason in asked.not_the_releases(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        refused("No module named 'vllm.foo'", "ModuleNotFoundError"),
+        refused("--linear-backend=x was requested but no 'x' kernel exists for this layer type."),
+    ],
+)
+def test_what_the_release_refuses_is_an_answer(error: Refusal | None) -> None:
+    assert asked.not_the_releases(error) == ""
+
+
+def test_known_troubles() -> None:
+    assert not troubles_of((layer(kernels=("MARLIN",)),))
+    (one,) = troubles_of((layer(kernels=("DeepGemmFp8BlockScaledMMKernel",)),))
+    assert one.kernel == "DeepGEMM"
+    assert troubles_of((layer(kernels=("DEEPGEMM",)), layer(kernels=("DEEPGEMM",)))) == (one,)
+
+
+def test_the_error_says_the_next_command() -> None:
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_if_it_does_not_start(document(flags=("--x",)))
+    assert caught.value.code == 5
+    assert str(caught.value) == "./m does not start on vLLM 0.33.0: no kernel"
+    assert caught.value.hint.endswith("--base pypi:vllm==0.33.0 --x --layers b12x-full")
+    cured = document(cures=(Cure(change="without --x", flags=("--y",)),), flags=("--x", "--y"))
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_if_it_does_not_start(cured)
+    assert caught.value.hint.endswith("--base pypi:vllm==0.33.0 --y")
+
+
+def test_not_run_is_no_pass() -> None:
+    refuse_if_it_does_not_start(document(starts="yes", refusal=None))
+    with pytest.raises(SparkBuildError, match=r"was not built with vLLM 0\.33\.0: no") as caught:
+        refuse_if_it_does_not_start(document(starts="not run", refusal=None, reason="no torch"))
+    assert caught.value.code == 5
+
+
+def test_one_vllm_is_asked() -> None:
+    assert base_of("0.33.0", None) == "pypi:vllm==0.33.0"
+    assert base_of(None, "oci:out") == "oci:out"
+    for release, base in ((None, None), ("0.33.0", "oci:out")):
+        with pytest.raises(UsageError, match="preflight asks one vLLM"):
+            base_of(release, base)
+
+
+def test_variables() -> None:
+    assert variables_of(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
+    with pytest.raises(UsageError, match="'A' is not NAME=VALUE"):
+        variables_of(["A"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory: a model's folder has a config.json"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "names no architecture"),
+        ("{}", "names no architecture"),
+    ],
+)
+def test_what_is_no_model(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        own_folder(tmp_path)
+
+
+def test_only_configuration_reaches_the_release(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "modeling_own.py").write_text("raise SystemExit")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    alone = asked.configuration_alone(own_folder(tmp_path / "config.json"))
+    assert [path.name for path in alone.iterdir()] == ["config.json"]
+    assert asked.configuration_alone(tmp_path) == alone
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert asked.configuration_alone(tmp_path) != alone
+
+
+def test_the_releases_own_pins() -> None:
+    lines = ["Name: vllm", "Version: 0.20.1"]
+    lines += ["Requires-Dist: compressed-tensors==0.15.0.1", "Requires-Dist: lark>=1.2"]
+    lines += ["Requires-Dist: six==1.0; python_version > '3.11'", "Requires-Dist: ???"]
+    files = {**vllm_files(), "vllm-0.20.1.dist-info/METADATA": "\n".join(lines).encode()}
+    target = Target.of(fake_base(files, "pypi"))
+    assert exact_pins(target.tree) == {"compressed-tensors": "0.15.0.1"}

@@ -1,0 +1,170 @@
+"""``preflight`` on released wheels: whole models, each from a ``config.json`` alone.
+
+The kernels are those that `docs/dispatch.md` has for single layers; the refusals are the releases'.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.__main__ import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NVFP4 = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
+    "group_size": 16, "ignore": ["lm_head", "model.layers.*.mlp.gate"],
+    "producer": {"name": "modelopt", "version": "0.33"},
+}  # fmt: skip
+COMMON = {
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "rms_norm_eps": 1e-6,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 2,
+    "max_position_embeddings": 40960, "rope_theta": 1e6, "vocab_size": 151936,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "quantization_config": NVFP4,
+}  # fmt: skip
+LLAMA = {**COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+EXPERTS = {
+    **COMMON, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
+    "max_window_layers": 2, "use_sliding_window": False, "attention_bias": False,
+}  # fmt: skip
+#: Attention in FP8 beside NVFP4, as in mixed checkpoints.
+MIXED = {
+    **LLAMA,
+    "quantization_config": {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "ignore": ["lm_head"],
+        "quantized_layers": {
+            f"model.layers.{number}.{name}": {"quant_algo": kind, "group_size": 16}
+            for number in range(2)
+            for kind, names in {
+                "FP8": [f"self_attn.{part}_proj" for part in "qkvo"],
+                "NVFP4": [f"mlp.{part}_proj" for part in ("gate", "up", "down")],
+            }.items()
+            for name in names
+        },
+    },
+}
+B12X = ("--linear-backend", "flashinfer_b12x", "--moe-backend", "flashinfer_b12x")
+
+
+@pytest.fixture
+def asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """The exit status and the document for a configuration, a release and more words."""
+
+    def ask(config: dict[str, Any], release: str, *words: str) -> tuple[int, dict[str, Any]]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        code = run(["preflight", str(tmp_path), "--release", release, "--json", *words])
+        return code, dict(json.loads(capfd.readouterr().out))
+
+    return ask
+
+
+def kernels(document: dict[str, Any]) -> dict[str, list[str]]:
+    """The last part of a layer's name -> its kernels."""
+    chosen = {
+        row["pattern"].rpartition(".")[2]: [one for one in (*row["kernels"], row["attention"]) if one]
+        for row in document["layers"]
+    }
+    return {name: named for name, named in chosen.items() if named}
+
+
+@pytest.mark.parametrize("release", ["0.17.1", "0.20.1", "0.24.0", "0.33.0"])
+def test_a_dense_model_has_the_kernels_of_its_release(asked: Any, release: str) -> None:
+    code, document = asked(LLAMA, release)
+    assert (code, document["starts"]) == (0, "yes"), document["reason"]
+    old = release == "0.17.1"
+    linear = ["FLASHINFER_CUTLASS" if old else "FlashInferCutlassNvFp4LinearKernel"]
+    linears = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    assert kernels(document) == dict.fromkeys(linears, linear) | {"attn": ["FLASHINFER"]}
+    assert document["settings"]["kv_cache_dtype"] == "fp8_e4m3"
+    (cache,) = document["caches"]  # 2 x 4 heads x 128 values of a byte
+    assert (cache["block_bytes"], cache["count"]) == (cache["block_tokens"] * 1024, 2)
+    assert document["memory"]["weight_bytes"] == sum(row["bytes"] for row in document["layers"])
+    assert "device: NVIDIA GB10, compute capability 12.1" in document["simulated"]
+
+
+def test_experts_get_b12x_with_the_profile(asked: Any) -> None:
+    """The profile's flags for experts are added because the release says that there are some."""
+    code, document = asked(EXPERTS, "0.33.0", "--layers", "b12x-full")
+    assert code == 0
+    assert document["flags"] == list(B12X)
+    chosen = kernels(document)
+    assert chosen["qkv_proj"] == ["FlashInferB12xNvFp4LinearKernel"]
+    assert chosen["routed_experts"] == ["FLASHINFER_B12X"]
+    (experts,) = (row for row in document["layers"] if row["experts"])
+    assert experts["experts"] == [8, 128]
+    assert experts["token_bytes"] == experts["bytes"] // 16
+    again = asked(EXPERTS, "0.33.0", "--layers", "b12x-full")[1]
+    assert again.pop("cached")
+    assert again == {name: value for name, value in document.items() if name != "cached"}
+
+
+def test_lora_changes_the_kernel_of_experts(asked: Any) -> None:
+    document = asked(EXPERTS, "0.33.0", "--enable-lora")[1]
+    assert kernels(document)["routed_experts"] == ["MARLIN"]
+
+
+def test_a_mixed_checkpoint_needs_the_patch_on_0_24(asked: Any) -> None:
+    """The failure that ``vllm-linear-fallback`` cures, seen without hardware."""
+    code, document = asked(MIXED, "0.24.0", *B12X[:2])
+    assert (code, document["starts"], document["refusal"]["stage"]) == (5, "no", "model")
+    assert document["refusal"]["message"] == (
+        "--linear-backend=flashinfer_b12x was requested but no 'flashinfer_b12x' kernel exists for "
+        "this layer type."
+    )
+    assert document["refusal"]["where"].startswith("vllm/model_executor/kernels/linear/")
+    assert document["cures"] == [
+        {"change": "without --linear-backend flashinfer_b12x", "flags": []}
+    ]
+    code, cured = asked(MIXED, "0.24.0", "--layers", "b12x-full")
+    assert code == 0
+    assert "vllm-linear-fallback" in cured["patched"]
+    assert kernels(cured)["down_proj"] == ["FlashInferB12xNvFp4LinearKernel"]
+    assert kernels(cured)["o_proj"] == ["FlashInferFP8ScaledMMLinearKernel"]
+
+
+@pytest.mark.parametrize(
+    ("words", "stage", "message"),
+    [
+        (("--no-such-flag",), "arguments", "unrecognized arguments: --no-such-flag"),
+        (("--max-model-len", "2000000"), "configuration", "max_model_len (2000000) is greater"),
+        (("--tensor-parallel-size", "2"), "configuration", "World size (2) is larger"),
+        (("--moe-backend", "triton"), "model", "is not supported for NvFP4 MoE"),
+    ],
+)
+def test_what_a_release_refuses(asked: Any, words: Any, stage: str, message: str) -> None:
+    code, document = asked(EXPERTS, "0.33.0", *words)
+    assert (code, document["starts"]) == (5, "no")
+    assert document["refusal"]["stage"] == stage
+    assert message in document["refusal"]["message"]
+    assert [cure["flags"] for cure in document["cures"]] == [[]]
+    assert document["error"]["code"] == 5
+
+
+def test_one_of_two_nodes(asked: Any) -> None:
+    words = ("--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", "0")
+    whole = asked(LLAMA, "0.33.0")[1]
+    code, half = asked(LLAMA, "0.33.0", *words, "--master-addr", "127.0.0.1")
+    assert code == 0
+    assert kernels(half) == kernels(whole)
+    assert 0.5 < half["memory"]["weight_bytes"] / whole["memory"]["weight_bytes"] < 0.55
+    assert half["caches"][0]["block_bytes"] * 2 == whole["caches"][0]["block_bytes"]
+
+
+def test_code_of_a_checkpoint_does_not_run(asked: Any, tmp_path: Path) -> None:
+    marks = tmp_path / "it ran"
+    (tmp_path / "own.py").write_text(f"open({str(marks)!r}, 'w')")
+    config = {"auto_map": {"AutoConfig": "own.Own"}, "model_type": "own", "architectures": ["Own"]}
+    code, document = asked(config, "0.33.0", "--trust-remote-code")
+    assert (code, document["starts"]) == (5, "not run")
+    assert not marks.exists()
