@@ -47,6 +47,11 @@ KINDS = (
         "dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, adapted to this machine"
     ),
     CacheKind("dispatch", ("dispatch",), "replies of vLLM about the kernels that it selects"),
+    CacheKind(
+        "preflight",
+        ("preflight", "preflight/models"),
+        "answers about whole models, and their configurations",
+    ),
     CacheKind("codegen", ("codegen",), "results of compiled kernels"),
     CacheKind("numbers", ("numbers",), "results of kernels run without a GPU"),
     CacheKind("launches", ("launches",), "launches of kernels, recorded to be run without a GPU"),

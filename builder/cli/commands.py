@@ -33,7 +33,7 @@ COMMANDS = (
     Entry("lint", "servingapp", "lint_app", SERVE,
           "Check serve commands in files against a release."),
     Entry("preflight", "memoryapp", "preflight_app", SERVE,
-          "Ask a release whether a model starts, with which kernels."),
+          "Ask a vLLM release whether a model starts."),
     Entry("memory", "memoryapp", "memory_app", SERVE,
           "Estimate whether a model fits into a GB10's memory."),
     Entry("audit", "memoryapp", "audit_app", SERVE,

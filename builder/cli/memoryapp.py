@@ -81,7 +81,8 @@ preflight_app = App()
     epilog=examples(
         "spark-build preflight ./checkpoint --release 0.33.0",
         "spark-build preflight ./checkpoint --release 0.33.0 --layers b12x-full",
-        "spark-build preflight nvidia/Qwen3-30B-A3B-NVFP4 --release 0.33.0 --moe-backend marlin",
+        "spark-build preflight ./checkpoint --release 0.33.0 --moe-backend marlin",
+        "spark-build preflight openai/gpt-oss-120b --release 0.24.0",
         "spark-build preflight ./checkpoint --base oci:out --max-model-len 131072",
     ),
 )
@@ -97,7 +98,7 @@ def preflight(
     ],
     flags: Annotated[
         list[str] | None,
-        typer.Argument(help="Flags of vllm serve.", metavar="[FLAGS]...", show_default=False),
+        typer.Argument(help="Flags of vllm serve.", metavar="FLAGS", show_default=False),
     ] = None,
     release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
     base: opt.BaseRef = None,
@@ -111,10 +112,10 @@ def preflight(
     models: opt.ModelFolders = None,
     json: opt.Json = False,
 ) -> None:
-    """Ask a vLLM release whether a model starts on a GB10, and with which kernels.
+    """Ask a vLLM release whether a model starts.
 
-    The release's own code parses the flags and builds the whole model without a GPU and without
-    weights, from config.json. Exit 5: it refuses.
+    The release's own code parses the flags and builds the whole model on a simulated GB10, from
+    config.json alone. It names the kernel of each layer. Exit 5: it refuses.
     """
     from builder.cli.preflight import preflight_command
     from builder.pipeline.options import PlanOptions

@@ -72,7 +72,7 @@ def asked(
 def kernels(document: dict[str, Any]) -> dict[str, list[str]]:
     """The last part of a layer's name -> its kernels."""
     chosen = {
-        row["pattern"].rpartition(".")[2]: [one for one in (*row["kernels"], row["attention"]) if one]
+        row["pattern"].rpartition(".")[2]: [k for k in (*row["kernels"], row["attention"]) if k]
         for row in document["layers"]
     }
     return {name: named for name, named in chosen.items() if named}

@@ -141,7 +141,7 @@ moe_backnd
 """
 LISTED = """\
 1 validation error for ParallelConfig
-  Value error, World size (2) is larger than 1. If you are using:
+  Value error, World size (2) is larger than 1. Using:
 - ray, set a.
 - multiprocessing, set b. [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]
 """
@@ -155,10 +155,7 @@ LISTED = """\
         (VALIDATION, "method: Input should be 'mtp'; moe_backnd: Unexpected keyword argument"),
         (
             LISTED,
-            (
-                "World size (2) is larger than 1. If you are using: - ray, set a. - multiprocessing, "
-                "set b."
-            ),
+            "World size (2) is larger than 1. Using: - ray, set a. - multiprocessing, set b.",
         ),
     ],
 )
