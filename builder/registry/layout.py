@@ -24,9 +24,13 @@ from builder.registry.blobs import verified
 from builder.registry.model import (
     MANIFEST_LIMIT,
     OCI_INDEX,
+    TEXT,
     Descriptor,
     RawManifest,
     blobs,
+    check_document,
+    check_entry,
+    check_fields,
     check_manifest,
     entries,
     is_index,
@@ -47,7 +51,9 @@ if TYPE_CHECKING:
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _NOT_A_LAYOUT = "name a folder that an image was written to with --output oci:DIR"
-_MARKER = b'{"imageLayoutVersion": "1.0.0"}\n'
+_VERSION = {"imageLayoutVersion": "1.0.0"}
+_MARKER = json.dumps(_VERSION).encode() + b"\n"
+_MARKER_LIMIT = 4096
 _EMPTY_INDEX: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
 _BLOCK = 1 << 20
 
@@ -82,9 +88,15 @@ class LayoutDirectory:
         digest = self.resolve(reference)
         with self._blob(digest) as file:
             data = file.read(MANIFEST_LIMIT + 1)
-        return check_manifest(
+        manifest = check_manifest(
             data, content_type="", digest=digest, where=f"{self.name}: manifest {digest}"
         )
+        if (self.path / "index.json").exists():  # not while its first image is written
+            listed = (item for item in self.index()["manifests"] if isinstance(item, dict))
+            for item in listed:
+                if item.get("digest") == digest:
+                    check_entry(Descriptor.parse(item, self.name), manifest, self.name)
+        return manifest
 
     def resolve(self, reference: str) -> str:
         """The digest for a name, a digest, or ``""`` for the only image.
@@ -138,7 +150,25 @@ class LayoutDirectory:
                 f"{self.path} is not an OCI layout: {path} has no list of manifests",
                 hint=_NOT_A_LAYOUT,
             )
+        check_document(index, f"{self.name}: index.json", is_index=True)
+        self._check_marker()
         return index
+
+    def _check_marker(self) -> None:
+        """Check the file ``oci-layout``, without which runtimes read nothing."""
+        path = self.path / "oci-layout"
+        try:
+            with _regular(path) as file:
+                marker = parse_json(file.read(_MARKER_LIMIT))
+        except (OSError, ValueError):
+            marker = None
+        if isinstance(marker, dict):
+            check_fields(marker, {"imageLayoutVersion": TEXT}, f"{self.name}: oci-layout")
+        if not isinstance(marker, dict) or not _VERSION.items() <= marker.items():
+            raise UsageError(
+                f"{self.path} is not an OCI layout: {path} does not state version 1.0.0",
+                hint=_NOT_A_LAYOUT,
+            )
 
     def _place(self, digest: str) -> Path:
         if not is_digest(digest):

@@ -11,6 +11,7 @@ there selects an entry for ``arm64/v9``.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -48,11 +49,123 @@ def sha256_digest(data: bytes) -> str:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse untrusted JSON; raises ValueError for all errors, excessive nesting included."""
+    """Parse untrusted JSON; raises ValueError for all errors, excessive nesting included.
+
+    What readers take for different things is refused: another encoding than UTF-8, a byte order
+    mark, numbers that JSON does not have, and a name twice in an object.
+    """
+    text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
-        return json.loads(data)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the name {twice[:40]!r} twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+#: A check for a value, and its description in messages.
+Kind = tuple["Callable[[object], bool]", str]
+
+
+def _is_text(value: object) -> bool:
+    """A string without NUL, which no process environment can hold, and without half a letter."""
+    return isinstance(value, str) and not _NO_TEXT.search(value)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_labels(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, (*value, *value.values())))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
+
+
+def _is_packed(value: object) -> bool:
+    try:
+        return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
+    except ValueError:
+        return False
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_INT64 = 1 << 63
+TEXT: Kind = (_is_text, "a text")
+TEXTS: Kind = (_is_texts, "a list of texts")
+LABELS: Kind = (_is_labels, "an object of texts")
+OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
+LIST: Kind = (lambda value: isinstance(value, list), "a list")
+NUMBER: Kind = (_is_number, "a whole number")
+#: The fields of the OCI image specification ("Content Descriptors", "Image Manifest", "Image
+#: Index"), with their types.
+PLATFORM = {
+    "architecture": TEXT, "os": TEXT, "os.version": TEXT, "os.features": TEXTS, "variant": TEXT,
+}  # fmt: skip
+DESCRIPTOR = {
+    "mediaType": TEXT, "digest": TEXT, "size": NUMBER, "urls": TEXTS, "annotations": LABELS,
+    "data": (_is_packed, "base64"), "platform": OBJECT, "artifactType": TEXT,
+}  # fmt: skip
+_BOTH = {
+    "schemaVersion": (lambda value: value == 2 and _is_number(value), "2"),
+    "mediaType": TEXT, "artifactType": TEXT, "subject": OBJECT, "annotations": LABELS,
+}  # fmt: skip
+MANIFEST: dict[str, Kind] = {**_BOTH, "config": OBJECT, "layers": LIST}
+INDEX: dict[str, Kind] = {**_BOTH, "manifests": LIST}
+
+
+def check_fields(
+    value: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, path: str = "", of: str = ""
+) -> None:
+    """Check the types of an object's fields; each may be missing or null.
+
+    ``path`` begins the names of fields in messages, and ``of`` follows them.
+
+    Raises:
+        RemoteError: a field has another type, or a name that Go's decoder takes for a field's.
+    """
+    folded = {name.casefold(): name for name in kinds}
+    for key, item in value.items():
+        name = folded.get(key.casefold(), key)
+        if name != key:
+            raise RemoteError(
+                f"{where}: {path}{key[:40]}{of} is {path}{name} for runtimes, which ignore case",
+                hint=_MALFORMED,
+            )
+        if name in kinds:
+            check_field(item, kinds[name], where, f"{path}{name}{of}")
+
+
+def check_field(value: object, kind: Kind, where: str, name: str) -> None:
+    """Check the type of one value, which may be null.
+
+    Raises:
+        RemoteError: it has another type; names it.
+    """
+    fits, wanted = kind
+    if value is not None and not fits(value):
+        shown = ascii(value) if isinstance(value, str) else repr(value)
+        raise RemoteError(
+            f"{where}: {name} is not {wanted}, but "
+            f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
+            hint=_MALFORMED,
+        )
+
+
+_MALFORMED = "use another image; this one is malformed, and some runtimes cannot start it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +195,8 @@ class Descriptor:
         """
         if not isinstance(value, dict):
             raise RemoteError(f"{where}: a descriptor is {type(value).__name__}, not an object")
+        check_fields(value, DESCRIPTOR, f"{where}: a descriptor")
+        check_fields(value.get("platform") or {}, PLATFORM, f"{where}: a descriptor", "platform.")
         digest, size = value.get("digest"), value.get("size")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise RemoteError(f"{where}: {digest!r} is not a sha256 digest")
@@ -227,7 +342,33 @@ def check_manifest(data: bytes, *, content_type: str, digest: str, where: str) -
     is_index = media_type in INDEX_TYPES
     if ("manifests" in value) != is_index or ("layers" in value or "config" in value) == is_index:
         raise RemoteError(f"{where} is of type {media_type} but lacks its required fields")
+    check_document(value, where, is_index=is_index)
     return RawManifest(data=data, media_type=media_type)
+
+
+def check_document(value: Mapping[str, Any], where: str, *, is_index: bool) -> None:
+    """Check the types of a manifest's or an index's fields, and of all descriptors in it.
+
+    Raises:
+        RemoteError: one is wrong, so that runtimes refuse it or read something else.
+    """
+    check_fields(value, INDEX if is_index else MANIFEST, where)
+    if value.get("subject") is not None:
+        Descriptor.parse(value["subject"], where)
+
+
+def check_entry(entry: Descriptor, manifest: RawManifest, where: str) -> None:
+    """Refuse an entry of an index that states another type or size than its manifest has.
+
+    Raises:
+        RemoteError: it does.
+    """
+    if (entry.media_type, entry.size) != (manifest.media_type, len(manifest.data)):
+        raise RemoteError(
+            f"{where} lists {entry.digest} with type {entry.media_type[:80]!r} and {entry.size} "
+            f"bytes, but it is of type {manifest.media_type} and has {len(manifest.data)} bytes",
+            hint="use another image; some runtimes do not find this one",
+        )
 
 
 def is_index(manifest: RawManifest) -> bool:
@@ -271,19 +412,6 @@ def _descriptors(value: Any, where: str) -> tuple[Descriptor, ...]:
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
 
-def _is_text(value: object) -> bool:
-    """A string without NUL, which no process environment can hold."""
-    return isinstance(value, str) and "\0" not in value
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_labels(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
 def _is_time(value: object) -> bool:
     return isinstance(value, str) and (not value or _TIME.fullmatch(value) is not None)
 
@@ -294,39 +422,42 @@ def _is_digests(value: object) -> bool:
     )
 
 
-#: A check for a value, and its description in messages.
-_Kind = tuple["Callable[[object], bool]", str]
-_TEXT: _Kind = (_is_text, "a text")
-_TEXTS: _Kind = (_is_texts, "a list of texts")
-_TIMES: _Kind = (_is_time, "a time as RFC 3339 writes it")
-_OBJECT: _Kind = (lambda value: isinstance(value, dict), "an object")
-_LIST: _Kind = (lambda value: isinstance(value, list), "a list")
-
-_TOP: dict[str, _Kind] = {
-    "architecture": _TEXT,
-    "os": _TEXT,
-    "variant": _TEXT,
+_FLAG: Kind = (lambda value: isinstance(value, bool), "true or false")
+_TIMES: Kind = (_is_time, "a time as RFC 3339 writes it")
+_TOP: dict[str, Kind] = {
+    "architecture": TEXT,
+    "os": TEXT,
+    "variant": TEXT,
+    "os.version": TEXT,
+    "os.features": TEXTS,
+    "author": TEXT,
     "created": _TIMES,
-    "config": _OBJECT,
-    "rootfs": _OBJECT,
-    "history": _LIST,
+    "config": OBJECT,
+    "rootfs": OBJECT,
+    "history": LIST,
 }
-_SETTINGS: dict[str, _Kind] = {
-    "Env": _TEXTS,
-    "Entrypoint": _TEXTS,
-    "Cmd": _TEXTS,
-    "Labels": (_is_labels, "an object of texts"),
-    "User": _TEXT,
-    "WorkingDir": _TEXT,
-    "ExposedPorts": _OBJECT,
-    "Volumes": _OBJECT,
+_SETTINGS: dict[str, Kind] = {
+    "Env": TEXTS,
+    "Entrypoint": TEXTS,
+    "Cmd": TEXTS,
+    "Labels": LABELS,
+    "User": TEXT,
+    "WorkingDir": TEXT,
+    "ExposedPorts": OBJECT,
+    "Volumes": OBJECT,
+    "StopSignal": TEXT,
+    "ArgsEscaped": _FLAG,
 }
-_ROOTFS: dict[str, _Kind] = {"diff_ids": (_is_digests, "a list of sha256 digests")}
-_STEP: dict[str, _Kind] = {
+_ROOTFS: dict[str, Kind] = {
+    "type": (lambda value: value == "layers", "'layers'"),
+    "diff_ids": (_is_digests, "a list of sha256 digests"),
+}
+_STEP: dict[str, Kind] = {
     "created": _TIMES,
-    "created_by": _TEXT,
-    "comment": _TEXT,
-    "empty_layer": (lambda value: isinstance(value, bool), "true or false"),
+    "created_by": TEXT,
+    "comment": TEXT,
+    "author": TEXT,
+    "empty_layer": _FLAG,
 }
 
 
@@ -424,32 +555,15 @@ def parse_config(data: bytes, where: str) -> ImageConfig:
         raise RemoteError(f"{where}: its configuration is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RemoteError(f"{where}: its configuration is not a JSON object")
-    _check_types(value, _TOP, "", where)
-    _check_types(value.get("config") or {}, _SETTINGS, "config.", where)
-    _check_types(value.get("rootfs") or {}, _ROOTFS, "rootfs.", where)
+    of = " in its configuration"
+    check_fields(value, _TOP, where, of=of)
+    check_fields(value.get("config") or {}, _SETTINGS, where, "config.", of)
+    check_fields(value.get("rootfs") or {}, _ROOTFS, where, "rootfs.", of)
     for number, step in enumerate(value.get("history") or []):
         name = f"history[{number}]"
-        _check_type(name, step, _OBJECT, where)
-        _check_types(step or {}, _STEP, f"{name}.", where)
+        check_field(step, OBJECT, where, f"{name}{of}")
+        check_fields(step or {}, _STEP, where, f"{name}.", of)
     return ImageConfig(value)
-
-
-def _check_types(
-    value: Mapping[str, Any], kinds: Mapping[str, _Kind], path: str, where: str
-) -> None:
-    for key, kind in kinds.items():
-        _check_type(f"{path}{key}", value.get(key), kind, where)
-
-
-def _check_type(name: str, value: object, kind: _Kind, where: str) -> None:
-    fits, wanted = kind
-    if value is not None and not fits(value):
-        shown = repr(value)
-        raise RemoteError(
-            f"{where}: {name} in its configuration is not {wanted}, but "
-            f"{shown if len(shown) <= 100 else f'{shown[:100]}...'}",
-            hint="use another image; this one is malformed, and some runtimes cannot start it",
-        )
 
 
 # ---------------------------------------------------------------------------- platforms of an index

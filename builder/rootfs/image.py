@@ -12,15 +12,17 @@ from builder.registry.model import (
     DOCKER_CONFIG,
     OCI_CONFIG,
     blobs,
+    check_entry,
     entries,
     is_index,
     parse_config,
     platform_name,
 )
 from builder.rootfs import limits
+from builder.rootfs.layers import LAYER_FORMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from builder.registry.locations import Locations
     from builder.registry.model import Descriptor, ImageConfig, ImageSource, RawManifest
@@ -111,7 +113,12 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
             config = read_config(source, manifest)
             _check_platform(source, identifier, config, platform)
             return Image(source=source, top=top, manifest=manifest, config=config)
-        manifest = source.manifest(_choose(source, manifest, platform).digest)
+        entry, where = (
+            _choose(source, manifest, platform),
+            f"{source.name}: index {manifest.digest}",
+        )
+        manifest = source.manifest(entry.digest)
+        check_entry(entry, manifest, where)
     raise RemoteError(f"{source.name}: {identifier} is an index nested too deeply")
 
 
@@ -135,6 +142,9 @@ def _check_platform(
             f"{source.name}: {identifier} is for {has}, not for {platform}",
             hint="omit --platform to use it as it is",
         )
+    system = config.platform.get("os", "linux")
+    if system != "linux":
+        raise RemoteError(f"{source.name}: {identifier} is for {system[:40]!r}, not for Linux")
 
 
 def platform_of(entry: Descriptor) -> str:
@@ -162,6 +172,21 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
     return fitting[0]
 
 
+def _refuse_unknown(layers: Sequence[Descriptor], where: str) -> None:
+    """Refuse layers that no runtime unpacks.
+
+    Raises:
+        RemoteError: that.
+    """
+    for layer in layers:
+        if layer.media_type not in LAYER_FORMS:
+            raise RemoteError(
+                f"{where}: layer {layer.digest[:19]} is of type {layer.media_type[:80]!r}, which "
+                "no runtime unpacks",
+                hint="use another image, or rebuild this one",
+            )
+
+
 def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
     """The configuration of an image, whose diff_ids are checked against its layers.
 
@@ -178,9 +203,11 @@ def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
         raise RemoteError(f"{where}: {len(layers)} layers")
     with source.open(descriptor) as stream:
         config = parse_config(stream.read(), where)
+    _refuse_unknown(layers, where)
     ids = config.diff_ids
-    if ids is None:
-        raise RemoteError(f"{where}: its configuration is not that of an image: no rootfs.diff_ids")
+    if ids is None or config.document["rootfs"].get("type") != "layers":
+        lack = "rootfs.type 'layers'" if ids is not None else "rootfs.diff_ids"
+        raise RemoteError(f"{where}: its configuration is not that of an image: no {lack}")
     if len(ids) != len(layers):
         raise RemoteError(f"{where}: {len(layers)} layers, but {len(ids)} diff_ids")
     said: dict[str, str] = {}

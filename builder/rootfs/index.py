@@ -222,9 +222,9 @@ class LayerWriter:
             "INSERT OR IGNORE INTO content VALUES (?, ?)", (sha256, zlib.compress(data, 1))
         )
 
-    def finish(self, diff_id: str) -> None:
-        """Complete the index; ``diff_id`` is the digest of the layer's tar."""
-        self._db.execute("INSERT INTO unpacked VALUES (?)", (diff_id,))
+    def finish(self, diff_id: str, form: str = "") -> None:
+        """Complete the index with the digest of the layer's tar, and how its blob is packed."""
+        self._db.executemany("INSERT INTO unpacked VALUES (?)", [(diff_id,), (form,)])
         self._db.execute("CREATE INDEX by_parent ON entry (parent)")
         self._db.execute("CREATE INDEX hidden_by_parent ON hidden (parent)")
         self._db.execute(f"PRAGMA user_version = {VERSION}")
@@ -261,13 +261,15 @@ class LayerIndex:
         """Close the file."""
         self._db.close()
 
-    def diff_id(self) -> str:
-        """The digest of the layer's tar; ``""`` in an older index."""
+    def unpacked(self) -> tuple[str, str]:
+        """The digest of the layer's tar, and how its blob is packed; ``""`` in an older index."""
         try:
-            row = self._db.execute("SELECT diff_id FROM unpacked").fetchone()
+            rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
         except sqlite3.OperationalError:
-            return ""
-        return "" if row is None else str(row[0])
+            rows = []
+        found = [str(row[0]) for row in rows[:2]]
+        diff_id, form = (*found, *[""] * (2 - len(found)))
+        return diff_id, form
 
     def row(self, path: str) -> Row | None:
         """The entry at a path."""

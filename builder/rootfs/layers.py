@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 from builder.errors import RemoteError, UsageError
 from builder.rootfs import limits
 from builder.rootfs.index import VERSION, LayerIndex, LayerWriter, Row, scan
-from builder.rootfs.tar import FILE, LayerTar, Unpacked
+from builder.rootfs.tar import FILE, GZIP, TAR, ZSTD, LayerTar, Unpacked
 from builder.util.console import console, counted, megabytes
 from builder.util.hints import CACHE, os_hint
 from builder.util.leftovers import making
@@ -31,6 +31,19 @@ if TYPE_CHECKING:
     from builder.registry.model import Descriptor, ImageSource
     from builder.util.progress import Bar
 
+_OCI_LAYER, _DOCKER = "application/vnd.oci.image.layer", "application/vnd.docker.image.rootfs"
+#: The compression of each media type of a layer (OCI image specification, "Layer"; Docker's types
+#: as containerd knows them, ``core/images/mediatypes.go``).
+LAYER_FORMS = {
+    **{f"{_OCI_LAYER}{kind}.v1.tar{end}": form
+       for kind in ("", ".nondistributable")
+       for end, form in (("", TAR), ("+gzip", GZIP), ("+zstd", ZSTD))},
+    f"{_DOCKER}.diff.tar": TAR,
+    f"{_DOCKER}.diff.tar.gzip": GZIP,
+    f"{_DOCKER}.diff.tar.zstd": ZSTD,
+    f"{_DOCKER}.foreign.diff.tar": TAR,
+    f"{_DOCKER}.foreign.diff.tar.gzip": GZIP,
+}  # fmt: skip
 #: Size limit of indexes in the cache; the least recently used are removed first.
 _CACHE_BYTES = 4 << 30
 #: Layers read in parallel, and the size of a layer that takes noticeable time.
@@ -108,13 +121,20 @@ class LayerCache:
             self._make(layer)
             found = LayerIndex(path)
         try:
-            self._check(layer, found.diff_id())
+            self._check(layer, *found.unpacked())
         except BaseException:
             found.close()
             raise
         return found
 
-    def _check(self, layer: Descriptor, diff_id: str) -> None:
+    def _check(self, layer: Descriptor, diff_id: str, form: str) -> None:
+        stated = LAYER_FORMS.get(layer.media_type, form)
+        if form and form != stated:
+            raise RemoteError(
+                f"{self.source.name}: layer {layer.digest[:19]} is packed as {form}, but its type "
+                f"is {layer.media_type}; some runtimes would not unpack it",
+                hint="use another image, or rebuild this one",
+            )
         said = self._diff_ids.get(layer.digest, "")
         if said and diff_id and said != diff_id:
             raise RemoteError(
@@ -181,7 +201,7 @@ class LayerCache:
                     contextlib.closing(LayerWriter(partial)) as writer,
                     console.progress(title, layer.size, said=said) as bar,
                 ):
-                    writer.finish(self._read(layer, writer, bar))
+                    writer.finish(*self._read(layer, writer, bar))
                 partial.replace(path)
         except (sqlite3.OperationalError, OSError) as error:
             raise UsageError(
@@ -189,15 +209,15 @@ class LayerCache:
                 hint=os_hint(error, CACHE),
             ) from error
 
-    def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> str:
-        """Read a whole layer; returns the digest of its tar."""
+    def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> tuple[str, str]:
+        """Read a whole layer; returns the digest of its tar, and how the blob is packed."""
         where = f"{self.source.name}: layer {layer.digest[:19]}"
         self.meter.layers.append(layer.digest)
         with self.source.open(layer) as blob:
             counted_blob = _Counted(blob, self.meter, self._stop, bar)
             stream = Unpacked(counted_blob, where, hashed=True)
             scan(stream, writer, where)
-            return stream.finish()
+            return stream.finish(), stream.form
 
     def fetch(self, layer: Descriptor, wanted: Collection[Row]) -> None:
         """Store the bytes of some files of a layer, checked against their sha256.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #: Packed bytes read at a time, and unpacked bytes given at a time.
 _READ, _GIVE = 64 << 10, 256 << 10
 _GZIP = b"\x1f\x8b"
+GZIP, ZSTD, TAR = "gzip", "zstd", "tar"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -97,6 +98,8 @@ class Unpacked:
         self._codec: _Codec | None = None
         head = self._pending[:4].ljust(4, b"\0")
         self._make = _GzipMember if head[:2] == _GZIP else _zstd_frame if _is_zstd(head) else None
+        #: how the blob is packed: ``GZIP``, ``ZSTD`` or ``TAR``
+        self.form = GZIP if self._make is _GzipMember else ZSTD if self._make else TAR
 
     def _fill(self) -> bytes:
         data = self._source.read(_READ)

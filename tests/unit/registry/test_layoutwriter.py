@@ -232,6 +232,7 @@ def test_existing_blobs_are_not_fetched_again(tmp_path: Path) -> None:
 
 def test_two_entries_are_not_one_image(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"manifests": [{}, {}]}')
+    (tmp_path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     with pytest.raises(ValueError, match="too many values"):
         add_image(tmp_path, tmp_path / "out", "x")
 

@@ -150,6 +150,7 @@ def write(layout: LayoutDirectory, value: object) -> None:
     layout.path.mkdir(parents=True, exist_ok=True)
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     (layout.path / "index.json").write_bytes(data)
+    (layout.path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
 
 
 @pytest.mark.parametrize(
