@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from builder.util.console import console
 from builder.verify.binaries import check_binaries
+from builder.verify.checks import Check, few
 from builder.verify.codegen import check_codegen
 from builder.verify.dispatch import check_dispatch
 from builder.verify.imports import check_imports
 from builder.verify.numbers import check_numbers
 from builder.verify.ongpu import check_on_gpu
 from builder.verify.report import Report
+from builder.verify.shadows import shadows_of
 from builder.verify.static import check_static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from builder.verify.checks import Check, Listener
+    from builder.verify.checks import Listener
+    from builder.verify.finders import Shadow
+    from builder.verify.levels import Level
     from builder.verify.target import VerifyTarget
 
+#: Levels whose probes import copies of the target's Python files, outside of the target.
+_OF_COPIES = ("dispatch", "codegen", "numbers")
 #: The function of each level, by its name in ``levels.py``.
 RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
     "static": check_static,
@@ -47,7 +53,7 @@ def verify(
     )
     for level in levels:
         with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
-            for check in RUNNERS[level](target):
+            for check in _checks(target, level):
                 report.checks.append(check)
                 bar.advance()
                 if heard is not None:
@@ -55,3 +61,23 @@ def verify(
         if heard is not None:
             heard.end()
     return report
+
+
+def _checks(target: VerifyTarget, level: str) -> Iterable[Check]:
+    """The checks of a level; only if what it imports here is what Python imports in the target."""
+    if level not in _OF_COPIES or target.asked_in_itself or target.ask is None:
+        return RUNNERS[level](target)
+    shadows = shadows_of(target)
+    return [_not_alike(level, shadows)] if shadows else RUNNERS[level](target)
+
+
+def _not_alike(level: str, shadows: Sequence[Shadow]) -> Check:
+    return Check(
+        level=cast("Level", level),
+        name="imported modules",
+        status="not-run",
+        expected="the files that are imported here are those that Python imports in the target",
+        seen=f"Python runs {few(shadows)}",
+        where=shadows[0].path,
+        reason=f"in the target, Python runs {few(shadows)}; only the latter could be imported here",
+    )

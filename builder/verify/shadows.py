@@ -18,6 +18,9 @@ from builder.verify.finders import (
     may_run,
 )
 
+#: Packages that level ``dispatch`` imports, whether or not a layer changes them.
+_RUN = ("vllm", "flashinfer", "b12x")
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -46,7 +49,7 @@ def _in_packages(target: VerifyTarget, finder: Finder) -> Iterator[Shadow]:
     listed = patched | _recorded(tree)
     folders = {name.rpartition("/")[0] + "/" for name in listed}
     listed |= {folder[:end] for folder in folders for end in _ends(folder)}
-    tops = changed_packages(tree)
+    tops = changed_packages(tree) | {name for name in tree.children("") if name in _RUN}
     for folder in ("", *folders_below(tree, tops)):
         for first, *others in finder.contested(folder):
             if not folder and first.partition("/")[0] not in tops:

@@ -501,6 +501,21 @@ def test_levels_that_were_not_requested_do_not_run() -> None:
     assert report.passed()
 
 
+@pytest.mark.parametrize("level", ["dispatch", "codegen", "numbers"])
+def test_what_is_not_imported_here_is_not_run(level: str) -> None:
+    """The probes import copies of Python files; in the target another file comes first."""
+    target = edited(target_of(LAYER), "vllm/core.abi3.so", b"x")
+
+    def ask(_request: DispatchRequest) -> DispatchReply:
+        raise AssertionError("it was run")
+
+    report = verify(dataclasses.replace(target, ask=ask), [level])
+    (check,) = report.checks
+    assert (check.status, check.where) == ("not-run", "vllm/core.abi3.so")
+    assert "vllm/core.abi3.so instead of vllm/core.py" in check.reason
+    assert not report.passed()
+
+
 def test_all_levels_together() -> None:
     report = verify(target_of(LAYER), ["static", "imports", "dispatch"])
     assert [c.level for c in report.of("not-run")] == ["dispatch"]
