@@ -5,13 +5,16 @@ Its files are read from its layers; its vLLM runs in the sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from builder.bases.remote import identify_opened, with_files
 from builder.engines import metadata
+from builder.engines.metadata import BIN, SHARE
 from builder.engines.overlay import overlay_files
 from builder.model.base import base_kind
 from builder.registry.copy import refuse_missing
@@ -21,7 +24,7 @@ from builder.rootfs.image import open_image
 from builder.rootfs.tar import DIR
 from builder.verify.insandbox import in_sandbox
 from builder.verify.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image
-from builder.verify.unrecorded import find_unrecorded
+from builder.verify.unrecorded import find_unrecorded, layers_above
 
 if TYPE_CHECKING:
     from builder.documents.plan import BakedPlan
@@ -100,19 +103,36 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
     target = target_of_image(base, text, baked, opening, held)
     site = base.identity.site_packages
     search = cache(lambda: find_unrecorded(opened, site, base.tree))
-    return dataclasses.replace(target, unrecorded=search, outside=partial(_files_at, view))
+    return dataclasses.replace(target, unrecorded=search, outside=partial(_files_at, opened))
 
 
-def _files_at(view: Rootfs, path: str) -> dict[str, bytes]:
-    """A file, or the files below a folder, by the path that was asked for."""
-    entry, real = view.stat(path), view.realpath(path)
-    if entry is None or real is None:
-        return {}
-    if entry.kind != DIR:
-        return {path: view.read(path) or b""}
-    below = [f"{path}/{name}" for name, one in view.below(real).items() if one.kind != DIR]
-    view.fetch(below)
-    return {name: view.read(name) or b"" for name in below}
+def _files_at(opened: OpenedImage, path: str) -> dict[str, bytes]:
+    """A file, or the files below a folder, by the path that was asked for.
+
+    Of an image on a locked base, only the layers above it are read.
+    """
+    view, folder = opened.view, path.rpartition("/")[0]
+    with (
+        contextlib.closing(layers_above(opened))
+        if view.above is not None
+        else nullcontext(view) as files
+    ):
+        known = folder if view.above is None or folder not in _KNOWN else view.realpath(folder)
+        real = f"{known or folder}/{path.rpartition('/')[2]}"
+        entry = files.stat(real)
+        if entry is None:
+            return {}
+        if entry.kind != DIR:
+            return {path: files.read(real) or b""}
+        real = files.realpath(real) or real
+        below = {f"{path}/{name}": f"{real}/{name}" for name, one in files.below(real).items()
+                 if one.kind != DIR}  # fmt: skip
+        files.fetch(below.values())
+        return {name: files.read(place) or b"" for name, place in below.items()}
+
+
+#: Folders of spark-build's files, whose links identification looks up.
+_KNOWN = (BIN, SHARE.rpartition("/")[0])
 
 
 def _stands_alone(plan: BakedPlan, view: Rootfs) -> bool:

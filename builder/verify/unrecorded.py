@@ -78,9 +78,7 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
     """
     above = opened.view.above
     own = above if above is not None else _ours(opened.view, site, tree)
-    layers = opened.image.layers
-    cache = LayerCache(opened.image.source, diff_ids=opened.image.diff_ids)
-    with contextlib.closing(Rootfs(layers[len(layers) - (own or 0) :], cache)) as upper:
+    with contextlib.closing(layers_above(opened, own or 0)) as upper:
         view = opened.view if above is None else upper
         found = _InSite(view, site, tree)
         python = _interpreter_of(opened, site)
@@ -99,6 +97,14 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
             changed=_texts(search.changed),
             files=_texts(sorted({_shortest(path, found.folders) for path in search.files})),
         )
+
+
+def layers_above(opened: OpenedImage, count: int | None = None) -> Rootfs:
+    """The files of the uppermost layers of an image alone: of those above its locked base."""
+    count = opened.view.above if count is None else count
+    layers = opened.image.layers
+    cache = LayerCache(opened.image.source, diff_ids=opened.image.diff_ids)
+    return Rootfs(layers[len(layers) - (count or 0) :], cache)
 
 
 def _interpreter_of(opened: OpenedImage, site: str) -> Interpreter:
