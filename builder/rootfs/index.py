@@ -412,6 +412,7 @@ def worth_keeping(path: str, size: int) -> bool:
             or name.endswith(".pth")
             or STATE_DIR in folders
             or folder == "usr/share/spark-build"
+            or name == "spark-verify"
             or (name == "site.py" and folders[-1].startswith("python3"))
         )
     return wanted and size <= _SMALL_FILE
