@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from builder.verify.targets import Opening
 
 
+#: Empty files that a Docker Engine adds to every container that it creates.
+_OF_ENGINE = {
+    "/.dockerenv", "/dev/console", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf",
+}  # fmt: skip
+
+
 def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
     """Open an image in a Docker Engine: an overlay of spark-build, or an image with vLLM."""
     from builder.engines import docker
@@ -38,7 +44,8 @@ def open_engine_image(ref: str, opening: Opening) -> VerifyTarget:
             plan = metadata.read_plan(baked, ref) if baked else None
             label = config.labels.get(metadata.PLAN_LABEL, "")
             if plan and _stands_alone(plan.document, container):
-                files = dict(docker.export_files(container))
+                exported = docker.export_files(container)
+                files = {path: data for path, data in exported if data or path not in _OF_ENGINE}
                 opened = open_overlay(ref, plan, files, config.env, opening, label)
                 return dataclasses.replace(opened, digests=docker.digests_of(image))
     finally:

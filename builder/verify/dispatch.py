@@ -28,17 +28,20 @@ if TYPE_CHECKING:
     from builder.verify.target import VerifyTarget
 
 
+#: How variables begin that vLLM and FlashInfer read.
+_READ = ("VLLM_", "FLASHINFER_")
 TOO_FEW = "the probe's answer is malformed: it has too few answers"
 
 
 def own_settings(target: VerifyTarget) -> dict[str, str | None]:
-    """The plan's variables with the target's values; None for a missing one.
+    """The plan's variables with the target's values, and its others that the packages may read.
 
-    For a target without layers, the plan's values are used.
+    None stands for a missing one.  For a target without layers, the plan's values are used.
     """
     patched = bool(receipts_of(target.tree))
     names = target.plan.env
-    return {name: target.env.get(name) for name in names if patched or name in target.env}
+    planned = {name: target.env.get(name) for name in names if patched or name in target.env}
+    return {**{k: v for k, v in target.env.items() if k.startswith(_READ)}, **planned}
 
 
 def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> DispatchRequest:

@@ -115,18 +115,30 @@ def _settings(target: VerifyTarget) -> dict[str, bytes]:
     return found
 
 
+def own_paths(target: VerifyTarget) -> set[str]:
+    """The files that spark-build adds outside of site-packages and of its own folder."""
+    names = (COMMAND, *_scripts_of(target))
+    return {"/workspace/build-metadata.yaml", *(f"{BIN}/{name}" for name in names)}
+
+
+def _scripts_of(target: VerifyTarget) -> dict[str, bytes]:
+    """The commands of distributions that the base does not have."""
+    found: dict[str, bytes] = {}
+    plan = target.plan
+    for layer in plan.layers:
+        for file in layer.files:
+            match = ENTRY_POINTS.fullmatch(file.path)
+            if match and file.after and normalize(match["name"]) not in plan.base.packages:
+                text = (target.tree.read(file.path) or b"").decode("utf-8", "replace")
+                found.update(scripts(text, plan.base.interpreter))
+    return found
+
+
 def _commands(target: VerifyTarget, listed: Mapping[str, str]) -> Iterator[str]:
     """The commands that differ, and others that a shell would find before them."""
     assert target.outside is not None
     interpreter = target.plan.base.interpreter
-    expected = {}
-    for layer in target.plan.layers:
-        for file in layer.files:
-            match = ENTRY_POINTS.fullmatch(file.path)
-            if match and file.after and normalize(match["name"]) not in target.plan.base.packages:
-                text = (target.tree.read(file.path) or b"").decode("utf-8", "replace")
-                expected.update(scripts(text, interpreter))
-    for name, script in expected.items():
+    for name, script in _scripts_of(target).items():
         if target.outside(f"{BIN}/{name}").get(f"{BIN}/{name}") != script:
             yield f"{BIN}/{name}"
     path = f"{BIN}/{COMMAND}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from posixpath import join, normpath
 from typing import TYPE_CHECKING
 
+from builder.applier.digests import sha256_hex
 from builder.applier.receipts import (
     explained,
     final_digests,
@@ -17,11 +19,11 @@ from builder.applier.records import parse_record
 from builder.engines.metadata import SHARE
 from builder.util.console import counted
 from builder.verify.checks import Check, few
-from builder.verify.ownfiles import check_own_files
+from builder.verify.ownfiles import check_own_files, own_paths
 from builder.verify.shadows import shadows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from builder.applier.receipts import Receipt
@@ -178,6 +180,7 @@ def _syntax(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
 def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
     """Check that every file matches a RECORD, or that a receipt explains the difference."""
     claims: dict[str, set[str]] = {}
+    outside: dict[str, set[str]] = {}
     # an overlay's RECORD is updated when it is put on its image
     true = {} if target.brought else final_digests(r for r in receipts if r.records is not None)
     for dist in target.tree.distributions().values():
@@ -185,8 +188,9 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
         if dist.name not in target.plan.base.packages and not _laid_out(dist, receipts):
             continue
         for row in parse_record(data or b""):
-            if row.sha256 and not row.path.startswith(("/", "../")):
-                claims.setdefault(row.path, set()).add(row.sha256)
+            if row.sha256:
+                elsewhere = row.path.startswith(("/", "../"))
+                (outside if elsewhere else claims).setdefault(row.path, set()).add(row.sha256)
     same = other = 0
     strange: list[str] = []
     for path, digests in claims.items():
@@ -201,6 +205,10 @@ def _record(target: VerifyTarget, receipts: Sequence[Receipt]) -> Check:
             strange.append(path)
     strange += [f"{path} (in no RECORD)" for path in _unlisted(target, true, claims)]
     strange += _unaccounted(target, receipts)
+    files = {p for r in receipts for p, entry in r.files.items() if entry.after} | claims.keys()
+    gone = {path for path, digest in true.items() if digest is None}
+    strange += dict.fromkeys(_in_place_of_folders(files - gone))
+    strange += [path for path, digests in outside.items() if _outside(target, path, digests)]
     seen = f"{counted(same, 'file')} match RECORD, {other} changed as in receipts"
     if strange:
         seen += f", {len(strange)} neither: {', '.join(strange[:3])}"
@@ -279,12 +287,36 @@ def _later(found: Unrecorded) -> Check:
 
 
 def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]:
-    """Files that an overlay adds to site-packages without a receipt."""
+    """Files that an overlay adds without a receipt; elsewhere only spark-build's own may be."""
     known = {path for receipt in receipts for path in receipt.files}
     known |= {receipt_path(receipt.layer) for receipt in receipts} | kept_true(receipts)
     prefix = f"{target.plan.base.site_packages}/"
-    brought = (p.removeprefix(prefix) for p in target.brought if p.startswith(prefix))
-    return sorted(path for path in brought if path not in known)
+    own = own_paths(target)
+    found = [
+        path.removeprefix(prefix)
+        for path in target.brought
+        if path not in own and not path.startswith(f"{SHARE}/")
+    ]
+    return sorted(path for path in found if path not in known)
+
+
+def _in_place_of_folders(paths: Collection[str]) -> Iterator[str]:
+    """Paths of files that are at the same time folders of others."""
+    for path in paths:
+        above = path.rpartition("/")[0]
+        while above:
+            if above in paths:
+                yield f"{above} (a file, and {path} needs a folder there)"
+            above = above.rpartition("/")[0]
+
+
+def _outside(target: VerifyTarget, path: str, digests: set[str]) -> bool:
+    """Whether a file that a RECORD lists outside of site-packages, such as a command, differs."""
+    if target.outside is None or target.brought:
+        return False
+    place = normpath(join(target.plan.base.site_packages, path))
+    data = target.outside(place).get(place)
+    return data is not None and sha256_hex(data) not in digests
 
 
 def _laid_out(dist: Any, receipts: Sequence[Receipt]) -> bool:

@@ -43,6 +43,7 @@ _CUSTOMIZE = re.compile(
 _DPKG = "/var/lib/dpkg/info"
 #: The command that an image runs; distributions' own are compared with their RECORD.
 _COMMAND, _PYTHONS = "vllm", ("python3", "python")
+_ELSEWHERE = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX")
 _LD_PRELOAD = "/etc/ld.so.preload"
 _LINKS = 40
 _ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
@@ -91,7 +92,7 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
         start = _Start(view, python, site, config.env, config.working_directory)
         shadows = [*search.shadows, *start.shadows(search.packages, naming)]
         return Unrecorded(
-            hooks=_texts([*search.hooks, *_elsewhere(upper, site, start)]),
+            hooks=_texts([*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env)]),
             of_base=_texts(search.of_base),
             shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
             changed=_texts(search.changed),
@@ -415,6 +416,11 @@ def _preloaded(env: Mapping[str, str], view: Rootfs) -> Iterator[str]:
     text = f"{env.get('LD_PRELOAD', '')} {env.get('LD_AUDIT', '')}"
     named = (view.read(_LD_PRELOAD) or b"").decode("utf-8", "replace")
     yield from (path for path in re.split(r"[\s:]+", f"{text} {named}") if path.startswith("/"))
+
+
+def _settings(env: Mapping[str, str]) -> Iterator[str]:
+    """Variables that make Python read its own files, or compiled ones, from another place."""
+    yield from (f"${name}" for name in _ELSEWHERE if env.get(name))
 
 
 def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:

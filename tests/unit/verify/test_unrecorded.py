@@ -69,12 +69,13 @@ def built(call: Call, tmp_path: Path, folders: Path, images: dict[str, Path]) ->
     return build
 
 
-def on_top(layout: LayoutDirectory, *items: Item) -> None:
+def on_top(layout: LayoutDirectory, *items: Item, env: Sequence[str] = ()) -> None:
     """Somebody else's layer on the image, which keeps its configuration and thus its label."""
     manifest = layout.manifest("").json()
     blob = packed(tar_of(*items))
     config = json.loads((layout.path / layout.blob_path(manifest["config"]["digest"])).read_bytes())
     config["rootfs"]["diff_ids"].append(diff_id(blob))
+    config["config"]["Env"] += env
     config["history"].append({"created_by": "somebody"})
     manifest["config"] = put_json(layout, config, OCI_CONFIG).as_json()
     manifest["layers"].append(put(layout, blob, OCI_LAYER_GZIP).as_json())
@@ -341,6 +342,13 @@ def test_an_image_of_another_spark_build(
     (check,) = [c for c in done.json["checks"] if c["name"] == "files of spark-build"]
     assert (done.code, check["status"]) == (5, "not-run")
     assert "wrote no list of its files" in check["reason"]
+
+
+@pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"])
+def test_a_variable_that_leads_python_elsewhere(call: Call, built: Built, name: str) -> None:
+    layout = built()
+    on_top(layout, Item("srv/x", b""), env=[f"{name}=/srv"])
+    assert f"${name}" in failed(call)["startup hooks"]["unrecorded"]
 
 
 def test_entry_points_that_nothing_loads_are_listed(call: Call, built: Built) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from builder.applier.receipts import RECEIPTS
 from builder.applier.trees import OverlayTree
-from builder.engines.metadata import read_layers, read_plan
+from builder.engines.metadata import SHARE, read_layers, read_plan
 from builder.errors import SparkBuildError, UsageError
 from builder.model.plan import digest_of
 from builder.util.documents import plain
@@ -35,6 +35,7 @@ from tests.unit.fakes import (
     make_layer,
     make_plan_of,
     make_wheel,
+    record_line,
     replace_op,
     vllm_files,
 )
@@ -319,6 +320,37 @@ def test_a_missing_variable_fails(env: dict[str, str]) -> None:
     assert check.status == "fail"
     assert check.reason == "VLLM_NVFP4_GEMM_BACKEND differs"
     assert check.expected == "VLLM_NVFP4_GEMM_BACKEND=marlin"
+
+
+def test_a_file_in_place_of_a_folder_fails() -> None:
+    """As a copy onto ``vllm`` would leave it; what is below would be gone."""
+    target = target_of(make_layer("fix", BACKEND, env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")))
+    record = target.tree.read("vllm-0.20.1.dist-info/RECORD") or b""
+    for path in ("vllm", "vllm/core.py/x"):
+        row = record_line(path, b"x").encode()
+        odd = edited(target, "vllm-0.20.1.dist-info/RECORD", row + record)
+        check = static(edited(odd, path, b"x"))["no other file touched"]
+        assert check.status == "fail"
+        assert "needs a folder there" in check.seen
+
+
+@pytest.mark.parametrize("path", ["/usr/bin/vllm", "/etc/ld.so.preload", "/usr/lib/x.py"])
+def test_an_overlay_adds_nothing_elsewhere(path: str) -> None:
+    own = (f"{SHARE}/x.py", "/usr/local/bin/spark-verify", "/workspace/build-metadata.yaml")
+    target = target_of(LAYER, brought=own)
+    assert static(target)["no other file touched"].status == "pass"
+    odd = dataclasses.replace(target, brought=(*own, path))
+    assert static(odd)["no other file touched"].where == path
+
+
+def test_a_changed_command_of_a_package_fails() -> None:
+    files = vllm_files()
+    files["vllm-0.20.1.dist-info/RECORD"] += record_line("../../../bin/vllm", b"good").encode()
+    place = "/usr/bin/vllm"
+    for data, status in ((b"good", "pass"), (b"evil", "fail")):
+        target = target_of(LAYER, files=files, outside=lambda _, data=data: {place: data})
+        assert target.plan.base.site_packages == "/usr/lib/python3/dist-packages"
+        assert static(target)["no other file touched"].status == status
 
 
 def test_an_unpatched_base_fails() -> None:
