@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from builder.verify.report import Report
     from builder.verify.target import VerifyTarget
 
+#: Failed checks that an error names; all were printed before it.
+_SHOWN = 6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
@@ -61,10 +64,13 @@ class Verified:
             verdict = self.report.verdict(self.required)
             hint = verdict.todo[0] if verdict.todo else ""
             raise SparkBuildError(f"{target}: {verdict.sentence}", Exit.VERIFY_FAILED, hint)
-        lines = [f"{c.level} {c.name}: {c.reason or c.seen}" for c in failed[:6]]
+        lines = [f"{c.level} {c.name}: {c.reason or c.seen}" for c in failed[:_SHOWN]]
+        if len(failed) > _SHOWN:
+            lines.append(f"and {len(failed) - _SHOWN} more")
         number = "a check" if len(failed) == 1 else f"{len(failed)} checks"
         message = f"{target}: {number} failed:\n  " + "\n  ".join(lines)
-        raise SparkBuildError(message, Exit.VERIFY_FAILED)
+        (hint, *_) = (*self.report.verdict(self.required).todo, "")
+        raise SparkBuildError(message, Exit.VERIFY_FAILED, hint)
 
 
 def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:

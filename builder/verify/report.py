@@ -6,11 +6,16 @@ Text, JSON, the page and the Markdown summary all print this verdict.
 from __future__ import annotations
 
 import re
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from builder.errors import SparkBuildError
+from builder.layers.catalog import Catalog
+from builder.model.base import LAYOUT, base_kind
 from builder.util.documents import Count, Digest, Document, Part, Text
 from builder.verify.checks import Check, Necessity
 from builder.verify.levels import LEVELS
@@ -51,9 +56,15 @@ class Verdict(Part, frozen=True, kw_only=True):
     ]
     serve: Annotated[
         tuple[Text, ...],
-        Meta(description="command lines of a server: for every model, then for MoE models"),
+        Meta(
+            description="command lines of a server: for every model, then for MoE models; none "
+            "if a check failed"
+        ),
     ]
-    todo: Annotated[tuple[Text, ...], Meta(description="commands that prove what is missing")]
+    todo: Annotated[
+        tuple[Text, ...],
+        Meta(description="commands that prove what is missing, or build what failed"),
+    ]
 
 
 class ReportDocument(Document, frozen=True, kw_only=True):
@@ -143,7 +154,7 @@ def _verdict_of(report: Report, require: Sequence[str]) -> Verdict:
     if missing or absent or status == "not-proven":
         parts.append(f"NOT PROVEN: {'; '.join(_unproven(missing, absent))}.")
     known = list(_proven(report))
-    if known:
+    if known and not failed:
         parts.append(f"Proven without hardware: {'; '.join(known)}.")
     if "dispatch" not in ran and report.plan.expect:
         parts.append(f"Not checked: {LEVELS['dispatch'].unknown}.")
@@ -153,8 +164,8 @@ def _verdict_of(report: Report, require: Sequence[str]) -> Verdict:
         sentence=" ".join(parts),
         kernels={c.name: kernel for c in _selected(report) if (kernel := kernel_of(c.seen))},
         limits=tuple(check.refusal for check in report.of("pass") if check.refusal),
-        serve=serve_lines(report.plan),
-        todo=tuple(_todo(report, missing)),
+        serve=() if failed else serve_lines(report.plan),
+        todo=tuple(_repairs(report) if failed else _todo(report, missing)),
     )
 
 
@@ -227,6 +238,32 @@ def _todo(report: Report, missing: Sequence[Check]) -> Iterator[str]:
     levels = dict.fromkeys(c.level for c in missing if not _on_gb10(c.level) and not c.moot)
     if levels:
         yield f"spark-build verify {report.target} --level {','.join(levels)}"
+
+
+def _repairs(report: Report) -> Iterator[str]:
+    """The command that builds the plan, if the target lacks layers of it or has other files."""
+    plan = report.plan
+    if plan.base.ref == LAYOUT or not any(
+        check.level == "static" and check.name.startswith("layer ") for check in report.of("fail")
+    ):
+        return
+    pulls = {pull.layer: pull.request for pull in plan.pulls}
+    layers = [*plan.profiles, *(n for n in _outside_profiles(plan) if n not in pulls)]
+    words = ["--layers", ",".join(layers)] if layers else []
+    words += [word for request in pulls.values() for word in ("--with-pr", request)]
+    if base_kind(plan.base.kind).is_installed:
+        yield shlex.join(["spark-build", "apply", plan.base.ref.removeprefix("dir:"), *words])
+    else:
+        yield shlex.join(["spark-build", "image", *words, "--base", plan.base.ref])
+
+
+def _outside_profiles(plan: PlanDocument) -> list[str]:
+    """Layers that were selected by name, beside the profiles."""
+    within: set[str] = set()
+    with suppress(SparkBuildError):  # of another version of spark-build
+        chosen = Catalog.discover().select(plan.profiles) if plan.profiles else None
+        within = {layer.name for layer in chosen.layers} if chosen else set()
+    return [layer.name for layer in plan.layers if layer.name not in within]
 
 
 def _selected(report: Report) -> list[Check]:

@@ -89,19 +89,31 @@ VERDICTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with one of everything."""
+def written(folder: Path, checks: list[Check]) -> Path:
+    """The page on these checks."""
     report = Report(
         target=LONG,
         plan=PLAN,
         digests=(f"sha256:{'2' * 64}", f"sha256:{'3' * 64}"),
-        checks=CHECKS,
+        checks=checks,
         necessity=VERDICTS,
     )
-    path = tmp_path_factory.mktemp("page") / "evidence.html"
-    path.write_text(render_html(report, ["dispatch"]))
-    return path
+    (folder / "evidence.html").write_text(render_html(report, ["dispatch"]))
+    return folder / "evidence.html"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with one of everything; its target failed."""
+    return written(tmp_path_factory.mktemp("page"), CHECKS)
+
+
+@pytest.fixture(scope="module")
+def passing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a target of which no check failed."""
+    return written(
+        tmp_path_factory.mktemp("passing"), [one for one in CHECKS if one.status != "fail"]
+    )
 
 
 @pytest.fixture
@@ -153,22 +165,30 @@ def test_passes_are_folded_and_everything_else_is_visible(show: Show) -> None:
 
 
 def test_verdict_is_at_the_top(show: Show) -> None:
-    """The verdict, the kernels, the limits, and how to run it; all before any check."""
+    """The verdict, the kernels, the limits, and what to build; all before any check."""
     page = show(390)
     order = page.evaluate("Array.from(document.querySelectorAll('h1, h2')).map(e => e.innerText)")
-    assert order[1:4] == ["Kernels that vLLM selects on SM121", "Limits", "Run it"]
+    assert order[1:4] == ["Kernels that vLLM selects on SM121", "Limits", "What to build"]
     (kernels, limits, run) = (
         texts(page, f"section:has(#{n})")[0] for n in ("kernels", "limits", "run")
     )
     assert "NVFP4 linear ✕ FAIL" in kernels
     assert "W4A16 NVFP4 MoE ⊘ expected refusal" in kernels
     assert REFUSAL in limits
+    assert f"spark-build image --layers b12x-full,fix,late,odd,idle --base {LONG}" in run
+
+
+def test_flags_are_recommended_only_if_no_check_failed(show: Show, passing: Path) -> None:
+    (run,) = texts(show(390, passing), "section:has(#run)")
     assert f"{LONG} serve MODEL --linear-backend flashinfer_b12x --moe-backend" in run
     assert "VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x" in run
+    failed = " ".join(texts(show(390), "body"))
+    assert "serve MODEL" not in failed
+    assert "Proven" not in failed
 
 
-def test_one_click_copies_a_digest_or_a_command(show: Show) -> None:
-    page = show(390)
+def test_one_click_copies_a_digest_or_a_command(show: Show, passing: Path) -> None:
+    page = show(390, passing)
     for text in (f"sha256:{'2' * 64}", f"{LONG} serve MODEL"):
         taken = page.evaluate(
             f"(() => {{ const e = Array.from(document.querySelectorAll('.pick')).find("

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from builder.documents.plan import ExpectedChoice
+from builder.errors import SparkBuildError
 from builder.pipeline import verify as verify_module
 from builder.pipeline.show import CheckLines
+from builder.pipeline.verify import Verified
 from builder.runtime.dispatch_expect import limit
 from builder.util.documents import plain
 from builder.verify.checks import Check
@@ -19,7 +22,7 @@ from builder.verify.summary import render_summary
 from tests.documents import validated
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.images import put_vllm
-from tests.unit.plans import planned
+from tests.unit.plans import PULL, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +113,7 @@ def test_a_default_run_without_dispatch_does_not_pass() -> None:
             "the files are as planned. Not checked: which kernels vLLM selects",
         ),
         ([STATIC], ("dispatch",), "not-proven", "vLLM selects, because dispatch did not run."),
-        ([STATIC, check("imports", "m", "fail")], (), "failed", "FAILED: imports m. Proven"),
+        ([STATIC, check("imports", "m", "fail")], (), "failed", "FAILED: imports m. Not checked"),
         ([*DISPATCH[:2], UNASKED[0]], (), "not-proven", "NVFP4 linear and MoE use b12x"),
         ([*DISPATCH, idle("imports", moot=True)], ("imports",), "proven", "use b12x"),
         ([*DISPATCH, check("codegen")], (), "proven", "); the kernels compile for SM121. Not run"),
@@ -127,6 +130,82 @@ def test_statuses(checks: list[Check], require: tuple[str, ...], status: str, wo
     verdict = report_of(*checks).verdict(require)
     assert verdict.status == status
     assert words in verdict.sentence
+
+
+def lacking(*names: str) -> list[Check]:
+    return [check("static", f"layer {name}", "fail") for name in names]
+
+
+def test_a_failed_target_proves_and_recommends_nothing() -> None:
+    """It was checked with these flags, and refutes them."""
+    report = report_of(*lacking("a"), *DISPATCH, plan=replace(PLAN, serve_flags=("--flag", "x")))
+    verdict = report.verdict()
+    assert verdict.sentence == "FAILED: static layer a. Not run on a GB10."
+    assert verdict.serve == ()
+    page, summary = render_html(report), render_summary(report)
+    for text in (page, summary):
+        assert "Run it" not in text
+        assert "--flag x" not in text
+        assert "Proven" not in text
+    validated("verify", plain(report.document()))
+
+
+@pytest.mark.parametrize(
+    ("base", "profiles", "layers", "command"),
+    [
+        ("pypi:vllm==0.24.0", ["b12x-full"], ["b12x-env"], "image --layers b12x-full --base {}"),
+        ("oci:a b", ["b12x-full"], ["b12x-env", "mine"], "image --layers b12x-full,mine --base {}"),
+        ("vllm/x:1", [], ["one", "two"], "image --layers one,two --base {}"),
+        ("vllm/x:1", ["of-old"], ["one"], "image --layers of-old,one --base {}"),
+        ("dir:/env/lib", ["marlin"], ["marlin-env"], "apply /env/lib --layers marlin"),
+        ("oci:layout", ["marlin"], ["marlin-env"], ""),
+    ],
+)
+def test_a_target_that_lacks_layers_says_what_to_build(
+    base: str, profiles: list[str], layers: list[str], command: str
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"variant": None, "digest": "0" * 64, "files": [], "state": "needed", "reason": "r"}
+        for _ in layers
+    ]
+    plan = planned(
+        base={
+            **plain(PLAN.base),
+            "ref": base,
+            "kind": "dir" if base.startswith("dir:") else "image",
+        },
+        profiles=profiles,
+        layers=[{**row, "name": name} for row, name in zip(rows, layers, strict=True)],
+    )
+    wanted = (f"spark-build {command.format(shlex.quote(base))}",) if command else ()
+    assert report_of(*lacking("one", "two"), plan=plan).verdict().todo == wanted
+    assert report_of(check("dispatch", "nvfp4-moe", "fail"), plan=plan).verdict().todo == ()
+    page = render_html(report_of(*lacking("one"), plan=plan))
+    assert ("What to build" in page) is bool(command)
+    assert ("What to do" in page) is (not command)
+
+
+def test_a_pull_request_is_part_of_what_to_build() -> None:
+    plan = planned(
+        layers=[
+            {"name": "pr-1", "variant": None, "digest": "0" * 64, "files": [], "state": "needed",
+             "reason": "r"}
+        ],
+        pulls=[plain(PULL)],
+        profiles=[],
+    )  # fmt: skip
+    (command,) = report_of(*lacking("pr-1"), plan=plan).verdict().todo
+    assert command.startswith("spark-build image --with-pr 'o/r#1' --base ")
+
+
+@pytest.mark.parametrize("number", [1, 6, 7, 11])
+def test_an_error_says_how_many_failures_it_leaves_out(number: int) -> None:
+    report = report_of(*lacking(*(f"n{i}" for i in range(number))))
+    with pytest.raises(SparkBuildError) as raised:
+        Verified(report=report, required=()).refuse_failed("x")
+    lines = str(raised.value).splitlines()[1:]
+    assert len(lines) == min(number, 6) + (number > 6)
+    assert lines[-1].endswith(f"and {number - 6} more" if number > 6 else f"n{number - 1}: s")
 
 
 def test_a_long_reason_is_shortened_and_shown_once(
