@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -53,6 +54,31 @@ def ensure_venv_module() -> None:
         fail(f"could not install {package}; install it yourself, then run this again")
 
 
+def run_quietly(command: list[str], *, apart: bool) -> None:
+    """Run a program of the set-up, which says nothing of its own if Ctrl-C ends it.
+
+    ``apart``: in a group of processes of its own, which ends with what it started.  Pip stays in
+    ours, because it may ask for a password; it does not see Ctrl-C.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the program inherits
+    try:
+        group = 0 if apart else None
+        child = subprocess.Popen(command, stdout=sys.stderr, process_group=group)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        code = child.wait()
+    except BaseException:
+        os.kill(-child.pid if apart else child.pid, signal.SIGTERM)
+        child.wait()
+        raise
+    if code != 0:
+        raise subprocess.CalledProcessError(code, command)
+
+
 def environment() -> Path:
     """Where the checkout's virtual environment is, or will be."""
     return Path(os.environ.get("SPARK_BUILD_VENV", ROOT / ".venv"))
@@ -70,15 +96,15 @@ def set_up(*, dev: bool = False) -> Path:
     wanted = hashlib.sha256(b"".join(file.read_bytes() for file in says)).hexdigest()
     if not stamp.is_file() or stamp.read_text() != wanted:
         ensure_venv_module()
-        say(f"• setting up {venv}")
+        say(f"• setting up {venv}: about 160 MB of packages, once")
         if not (venv / "bin" / "pip").exists():
-            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+            run_quietly([sys.executable, "-m", "venv", str(venv)], apart=True)
         install = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q"]
         if dev:
             locked = [*install, "--require-hashes", "-r", str(lock)]
-            subprocess.run(locked, check=True, stdout=sys.stderr)
+            run_quietly(locked, apart=False)
             install.append("--no-deps")
-        subprocess.run([*install, "-e", str(ROOT)], check=True, stdout=sys.stderr)
+        run_quietly([*install, "-e", str(ROOT)], apart=False)
         stamp.write_text(wanted)
     return venv / "bin"
 
@@ -261,6 +287,7 @@ def main() -> int:
         say(f"error: {' '.join(error.cmd)} exited {error.returncode}")
         return 2
     except KeyboardInterrupt:
+        say("error: interrupted; the same command goes on where this one stopped")
         return 130
 
 

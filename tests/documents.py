@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder import __main__ as main
 from builder.cli.documents import names, schema
+from builder.cli.root import command_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,9 @@ def document_of(words: Sequence[str]) -> str:
     """The document that a command line prints, by the name of its schema."""
     plain = [word for word in words if not word.startswith("-")]
     known = names()
-    return next((n for n in ("-".join(plain[:2]), plain[0]) if n in known), "error")
+    alone = f"{plain[0]}-{getattr(command_for(plain[:1]).commands.get(plain[0]), 'default', '')}"
+    candidates = ("-".join(plain[:2]), plain[0], alone if len(plain) == 1 else "")
+    return next((name for name in candidates if name in known), "error")
 
 
 @functools.cache

@@ -34,6 +34,7 @@ def show_command(json: bool) -> None:
     if json:
         print_json(CacheContents(cache=str(cache), bytes=total, kinds=rows))
         return
+    print(f"{'kind':<14}{'entries':>7}{'size':>11}  {'oldest use':<12}{'last use':<12}what it is")
     for row in rows:
         age = "  ".join((moment or "")[:10] for moment in (row.oldest_use, row.last_use))
         size = megabytes(row.bytes)

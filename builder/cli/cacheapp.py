@@ -6,10 +6,11 @@ import typer
 
 from builder.cli import complete
 from builder.cli import options as opt
-from builder.cli.help import App, examples
+from builder.cli.help import App, examples, running
 
 cache_app = App(
     help="Show the local cache, or free space in it.",
+    cls=running("show"),
     epilog=examples("spark-build cache show", "spark-build cache prune --dry-run"),
 )
 

@@ -8,7 +8,7 @@ import typer
 from builder.cli import complete
 from builder.cli import options as opt
 from builder.cli.commands import DEVELOP, INSPECT
-from builder.cli.help import App, examples
+from builder.cli.help import App, examples, running
 
 develop_app = App()
 mods_app = App(
@@ -17,6 +17,7 @@ mods_app = App(
 )
 config_app = App(
     help="Show the settings in use.",
+    cls=running("show"),
     epilog=examples("spark-build config show"),
 )
 

@@ -22,7 +22,8 @@ _GROUPS = (BUILD, SERVE, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
 #: Options that may be empty: comma-separated names, and words for ``vllm serve``.
 _MAY_BE_EMPTY = ("layers", "level", "require", "serve_args")
 #: The names of ``--help``, on every command.
-CONTEXT = {"help_option_names": ["-h", "--help"]}
+_HELP = ["-h", "--help"]
+CONTEXT = {"help_option_names": _HELP}
 
 
 def examples(*lines: str, note: str = "") -> str:
@@ -82,18 +83,32 @@ def _as_written(parameters: list[Any]) -> list[Any]:
 class Commands(TyperGroup):
     """Commands in their groups; without a command they print their help, with exit 0."""
 
+    #: the command that runs if none is named
+    default = ""
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Like the base class, but without pydantic; includes ``--help``."""
         return _as_written(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like the base class, but no words at all mean ``--help``."""
-        bare = not args and not ctx.resilient_parsing
-        return super().parse_args(ctx, ["--help"] if bare else args)
+        """Like the base class, but no command means ``default``, or else ``--help``."""
+        if not ctx.resilient_parsing:
+            if not args:
+                args = [self.default or "--help"]
+            elif self.default and args[0].startswith("-") and args[0] not in _HELP:
+                args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         """Like the base class, with commands as the user starts them."""
         return as_started(super().get_help(ctx))
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Like the base class, and which command runs if none is named."""
+        super().format_help_text(ctx, formatter)
+        if self.default:
+            formatter.write_paragraph()
+            formatter.write_text(f"  Without a command: {self.default}.")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """A section for each group; commands without a group get the section of the base class."""
@@ -109,6 +124,11 @@ class Commands(TyperGroup):
             if rows:
                 with formatter.section(group or "Commands"):
                     formatter.write_dl(rows)
+
+
+def running(name: str) -> type[Commands]:
+    """Commands of which one runs if none is named."""
+    return type("Running", (Commands,), {"default": name})
 
 
 class Command(TyperCommand):

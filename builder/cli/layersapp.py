@@ -7,10 +7,11 @@ import typer
 
 from builder.cli import complete
 from builder.cli import options as opt
-from builder.cli.help import App, examples
+from builder.cli.help import App, examples, running
 
 layers_app = App(
     help="List, check and create layers.",
+    cls=running("list"),
     epilog=examples("spark-build layers list", "spark-build layers show b12x-full"),
 )
 

@@ -3,8 +3,9 @@
 Each command's options are in a module of their own, and only that module is imported.
 """
 
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -110,7 +111,33 @@ def command_for(words: list[str]) -> Any:
 
 @cache
 def _command(named: str) -> Any:
-    return typer.main.get_command(_app(named))
+    command: Any = typer.main.get_command(_app(named))
+    for parameter in command.params:
+        if parameter.name == "install_completion":
+            parameter.callback = partial(_install_completion, parameter.callback)
+    return command
+
+
+#: Files below the home directory that typer writes for a shell's completion.
+_COMPLETION_FILES = (
+    ".bashrc",
+    ".bash_completions/spark-build.sh",
+    ".zshrc",
+    ".zfunc/_spark-build",
+    ".config/fish/completions/spark-build.fish",
+)
+
+
+def _install_completion(install: Any, context: Any, parameter: Any, value: Any) -> Any:
+    """Install completion as typer does, which ends the program, and name the files that changed."""
+    files = [Path.home() / name for name in _COMPLETION_FILES]
+    before = {file: file.read_bytes() if file.is_file() else None for file in files}
+    try:
+        return install(context, parameter, value)
+    finally:
+        for file, old in before.items():
+            if file.is_file() and file.read_bytes() != old:
+                print(f"  {'written' if old is None else 'changed'}  {file}")
 
 
 def _app(named: str) -> App:

@@ -8,10 +8,11 @@ import typer
 from builder.cli import complete
 from builder.cli import options as opt
 from builder.cli.commands import SERVE
-from builder.cli.help import App, examples
+from builder.cli.help import App, examples, running
 
 models_app = App(
     help="Show the known models.",
+    cls=running("list"),
     epilog=examples("spark-build models list", "spark-build models show nemotron-3-super"),
 )
 

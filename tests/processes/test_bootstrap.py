@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder import bootstrap
+from tests.unit.fakes import write_tree
 from tests.unit.test_bootstrap import ROOT
 
 if TYPE_CHECKING:
@@ -31,6 +34,40 @@ def test_lanes_report_while_they_run(tmp_path: Path, capfd: pytest.CaptureFixtur
     code, lines = lanes(capfd, fast=f"open({str(seen)!r}, 'w'); print('1\\n2')", slow=waits)
     assert code == 0
     assert lines == ["fast | 1", "fast | 2"]
+
+
+#: Stands for a Python whose pip installs for long, and says so when it is interrupted.
+PIP = """#!/bin/sh
+trap 'echo Traceback; exit 1' INT
+echo pip runs >&2
+i=0
+while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done
+"""
+
+
+@pytest.mark.parametrize("during", ["venv", "pip"])
+def test_an_interrupted_set_up_has_no_traceback(tmp_path: Path, during: str) -> None:
+    """As Ctrl-C: all processes of the terminal's group get the signal."""
+    if during == "pip":
+        for name in ("pip", "python"):
+            file = write_tree(tmp_path / "venv", {f"bin/{name}": PIP.encode()}) / "bin" / name
+            file.chmod(0o755)
+    set_up = subprocess.Popen(
+        [sys.executable, str(ROOT / "builder" / "bootstrap.py"), "models"],
+        env={**os.environ, "SPARK_BUILD_VENV": str(tmp_path / "venv")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert set_up.stderr is not None
+    first = set_up.stderr.readline()
+    if during == "pip":
+        assert set_up.stderr.readline() == "pip runs\n"
+    os.killpg(set_up.pid, signal.SIGINT)
+    _, rest = set_up.communicate(timeout=60)
+    assert first.startswith("• setting up ")
+    assert set_up.returncode == 130
+    assert rest == "error: interrupted; the same command goes on where this one stopped\n"
 
 
 @pytest.mark.parametrize("broken", ["one", "two"])
