@@ -7,15 +7,21 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
 
+from builder import bootstrap
 from builder.dispatch.record import read_records
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
 from builder.model.base import NEWEST_VLLM
+from builder.verify.levels import DEFAULT_LEVELS, LEVELS
 from tests.unit.commandlines import parse, root
+
+if TYPE_CHECKING:
+    from builder.dispatch.documents import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -98,24 +104,89 @@ def test_exit_codes_match_the_program() -> None:
     assert said == {int(code) for code in Exit}
 
 
+ROW = re.compile(
+    r"^\| (0\.\d+\.\d+)(?: to (0\.\d+\.\d+))? \| (.*?) \|(.*?)\|(.*?)\|$", re.MULTILINE
+)
+KINDS = {"nvfp4-linear": "FlashInferB12xNvFp4LinearKernel", "nvfp4-moe": "FLASHINFER_B12X"}
+#: The layers that make values right, by what computes them.
+CURES = {
+    "linear": {"flashinfer-b12x-store-wait"},
+    "MoE": {"flashinfer-b12x-moe-barrier", "vllm-b12x-experts-scales"},
+}
+
+
+def selectable(record: Record) -> str:
+    """How the README says which kinds of layers an unpatched release gives b12x, if asked."""
+    linear, moe = (
+        any(kernel == one.selected for name, one in record.outcomes(kind).items() if "b12x" in name)
+        for kind, kernel in KINDS.items()
+    )
+    return "yes" if linear and moe else "**only MoE**" if moe else "**no**"
+
+
 def test_the_table_of_releases_matches_the_evidence() -> None:
-    rows = re.findall(r"^\| (0\.\d+\.\d+) to (0\.\d+\.\d+) \| (.*?) \|", README, re.MULTILINE)
     table = README.partition("## Your vLLM release")[2].partition("\n## ")[0]
-    ranges = [row for row in rows if f"| {row[0]} to {row[1]} | {row[2]} |" in table]
-    assert len(ranges) == 5
+    rows = ROW.findall(table)
     (profile,) = Catalog.discover().select(["b12x-full"]).profiles
     mends = set(profile.mends)
     assert mends < set(profile.layers)
+    assert mends >= set().union(*CURES.values())
     for record in read_records(ROOT / "docs" / "evidence"):
         version = Version(record.vllm)
-        (verdict,) = [w for a, b, w in ranges if Version(a) <= version <= Version(b)]
+        ((selected, right, flags),) = [
+            row[2:] for row in rows if Version(row[0]) <= version <= Version(row[1] or row[0])
+        ]
         assert "CUTLASS" in record.default["nvfp4-linear"].line.upper(), "by default"
-        asked = record.profiles.get("b12x-full")
-        layers = (asked and asked.layers) or {}
-        needed = {name for name, state in layers.items() if state == "needed"} - {IDLE}
-        mended = "only for kernel defects" if needed & mends else "no, settings are enough"
-        wanted = "**needed**" if needed - mends else mended if layers else "does not help"
-        assert verdict.startswith(wanted), record.vllm
+        asked = record.profiles["b12x-full"]
+        if asked.layers is None:
+            assert selected.startswith("no, nor patched"), record.vllm
+            continue
+        needed = {name for name, state in asked.layers.items() if state == "needed"} - {IDLE}
+        assert selected.startswith(selectable(record)), record.vllm
+        assert (selectable(record) == "yes") == (not needed - mends), "what a plan says"
+        for flag in asked.flags or ():
+            same = "same" in flags or "--moe-backend" in flag
+            assert flag in flags or same or flag == "flashinfer_b12x", record.vllm
+        if selectable(record) == "**no**":
+            assert not right.strip(), "no kernel, no values"
+            continue
+        for kind, cures in CURES.items():
+            word = re.search(rf"{kind}: (\*\*no\*\*|yes)", right)
+            assert word is not None
+            assert (word[1] == "yes") == (not needed & cures), f"{record.vllm} {kind}"
+
+
+def test_the_known_models_are_in_the_readme() -> None:
+    told = README.partition("**Another model:**")[2].partition("\n\n")[0]
+    known = {file.stem for file in (ROOT / "builder" / "data" / "models").glob("*.toml")}
+    assert known == set(re.findall(r"`([a-z][\w.]*(?:-[\w.]+)+)`", told)) - {"vllm-spark"}
+
+
+def test_the_levels_are_in_the_readme_in_their_order() -> None:
+    table = README.partition("## Verification")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(LEVELS)
+    assert tuple(LEVELS)[:3] == DEFAULT_LEVELS
+    assert "The first three run by default." in table
+
+
+def test_what_the_first_command_prints() -> None:
+    """The figures of the sample are those of the mods and of the layers on that release."""
+    sample = README.partition("The output ends like this")[2].partition("\n## ")[0]
+    (profile,) = Catalog.discover().select(["b12x-full"]).profiles
+    release = profile.pypi.rpartition("==")[2]
+    assert f"vLLM {release} needs a patch for b12x-full" in sample
+    (record,) = [r for r in read_records(ROOT / "docs" / "evidence") if r.vllm == release]
+    layers = record.profiles["b12x-full"].layers or {}
+    needed = [name for name, state in layers.items() if state == "needed" and name != IDLE]
+    assert f"{len(needed)} layers change files, 1 sets variables only" in sample
+    for state, name in re.findall(r"^  (needed|not-applicable) +([\w-]+) ", sample, re.MULTILINE):
+        assert layers[name] == state
+    assert f"vllm/vllm-openai:v{release} and the overlay" in sample
+    assert set(re.findall(r"b12x-full[:-](\d[\d.]*\d)", sample)) == {release}
+
+
+def test_the_figure_of_the_disk_is_that_of_the_tests() -> None:
+    assert f"about {bootstrap._TEST_DISK / 1e9:.0f} GB of disk" in README
 
 
 def test_the_newest_release_is_the_newest_with_a_record() -> None:

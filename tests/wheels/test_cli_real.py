@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 B12X_ON_0_20_1 = ("--layers", "b12x-full", "--base", "pypi:vllm==0.20.1")
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 SITE = "usr/local/lib/python3.12/dist-packages"
 
 
@@ -125,13 +126,17 @@ def test_a_recent_release_needs_only_fixes_of_values(
         if layer["state"] == "needed"
     }
     assert needed == {**kernels, **EXPERTS, "b12x-env": []}
+    if f"--base vllm/vllm-openai:v{release}" in README:
+        number = ("one", "two", "three", "four", "five")[sum(map(len, kernels.values())) - 1]
+        flat = " ".join(README.split())
+        assert f"`b12x-full` changes {number} files of its FlashInfer" in flat
+        assert f"and {('one', 'two')[len(EXPERTS) - 1]} of vLLM, which rounds" in flat
     assert ran.json()["serve_flags"] == ["--linear-backend", "flashinfer_b12x"]
 
 
 def test_the_quick_start_has_the_command_that_image_prints(tmp_path: Path) -> None:
     """The README's release, and its ``docker run``: that of ``image``, with a model and a name."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
-    start = readme.partition("## Quick start")[2].replace("\\\n", "")
+    start = README.partition("## Quick start")[2].replace("\\\n", "")
     shown = next(line for line in start.splitlines() if line.startswith("docker run"))
     release = re.search(r"--base vllm/vllm-openai:v(\S+) --tag vllm-spark", start)
     assert release is not None
@@ -143,6 +148,18 @@ def test_the_quick_start_has_the_command_that_image_prints(tmp_path: Path) -> No
     wanted = wanted.replace("docker run --rm", "docker run -d --name spark")
     wanted = wanted.replace("MODEL", "nvidia/Qwen3-30B-A3B-NVFP4 --gpu-memory-utilization 0.85")
     assert shown.split() == wanted.split()
+
+
+def test_the_first_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    sample = README.partition("The output ends like this")[2].split("```")[1]
+    ran = spark_build(
+        "image", "--layers", "b12x-full", cwd=tmp_path, env={"COLUMNS": "100"}, timeout=900
+    )
+    assert ran.code == 0, ran.err
+    lines = [*ran.err.splitlines(), *ran.out.splitlines()]
+    for shown in sample.strip("\n").splitlines():
+        pattern = ".*".join(map(re.escape, shown.split("...")))
+        assert any(re.match(pattern, line) for line in lines), shown
 
 
 def test_a_dry_run_writes_nothing_and_prints_the_digest_last(
