@@ -22,6 +22,12 @@ TOKENS, ROUNDS = 200, 3
 PROMPT = "Explain how a heat pump moves heat from a cold place to a warm one, step by step."
 #: No proxy: the server is local or on the same network.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+#: Bytes of a line and of an answer, at most: an event has some hundred, an answer one for a token.
+LARGEST_LINE, LARGEST_ANSWER = 1 << 20, 64 << 20
+#: Seconds for a whole streamed answer, and tokens that a server may count.
+WHOLE, MOST_TOKENS = 3600.0, 1_000_000_000
+#: Characters of a server's message that are shown.
+_SHOWN = 300
 Json = dict[str, Any]
 
 
@@ -103,10 +109,26 @@ def complete(url: str, model: str, prompt: list[int], tokens: int, timeout: floa
     body.update(logprobs=1, ignore_eos=True)
     try:
         with post(url, "/v1/completions", body, timeout) as answer:
-            value: Json = json.load(answer)
+            value: Json = read_json(answer, "the completion")
     except (ValueError, OSError) as error:
         raise ServeError(f"the completion was cut off: {reason_of(error)}") from None
     return value
+
+
+def read_json(answer: Any, what: str) -> Any:
+    """The JSON of an answer.
+
+    Raises:
+        ServeError: it is too large, or nested too deeply.
+        ValueError: it is not JSON.
+    """
+    data = answer.read(LARGEST_LINE * 8 + 1)
+    if len(data) > LARGEST_LINE * 8:
+        raise ServeError(f"{what} is larger than {LARGEST_LINE * 8 >> 20} MiB")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ServeError(f"{what} is nested too deeply") from None
 
 
 def judge(answer: Json, tokens: int) -> tuple[list[str], str]:
@@ -136,36 +158,78 @@ def stream(url: str, path: str, body: Json, timeout: float, key: str = "") -> Ti
     """One streamed answer, timed.
 
     Raises:
-        ServeError: the request fails, or the answer is empty.
+        ServeError: the request fails, or the answer is empty, does not end, or reports an error.
     """
     start = time.monotonic()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    first, tokens, prompt = None, 0, 0
+    first, tokens, prompt, parts = None, 0, 0, 0
     try:
         with post(url, path, body, timeout, key) as answer:
-            for event in events(answer):
-                if event.get("choices") and first is None:
+            for event in events(answer, start + WHOLE):
+                parts += bool(event.get("choices"))
+                if parts and first is None:
                     first = time.monotonic() - start
+                if parts > 2 * body["max_tokens"] + 100:
+                    raise ServeError(f"the stream has far more than {body['max_tokens']} tokens")
                 if event.get("usage"):
-                    tokens = int(event["usage"]["completion_tokens"])
-                    prompt = int(event["usage"].get("prompt_tokens") or 0)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+                    tokens = _count(event["usage"]["completion_tokens"])
+                    prompt = _count(event["usage"].get("prompt_tokens") or 0)
+    except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
         raise ServeError(f"the stream was cut off: {reason_of(error)}") from None
     except (LookupError, TypeError, AttributeError) as error:
-        raise ServeError(f"the stream is not one of chat completions: {error!r}") from None
+        raise ServeError(
+            f"the stream is not one of chat completions: {error!r:.{_SHOWN}}"
+        ) from None
     if first is None:
         raise ServeError("the stream had no token")
     if not tokens:
         raise ServeError("the stream had no usage.completion_tokens: tokens cannot be counted")
-    return Timing(tokens, first, time.monotonic() - start, prompt)
+    return Timing(tokens, max(first, 1e-9), time.monotonic() - start, prompt)
 
 
-def events(answer: Any) -> Iterator[Json]:
-    """The JSON of each server-sent event."""
-    for raw in answer:
+def _count(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= MOST_TOKENS:
+        raise ServeError(f"the stream counts {str(value)[:_SHOWN]} tokens")
+    return number
+
+
+def events(answer: Any, end: float = math.inf) -> Iterator[Json]:
+    """The JSON of each server-sent event, up to ``[DONE]``.
+
+    Raises:
+        ServeError: the stream has an error, no end, or none before ``end`` (monotonic seconds).
+        ValueError: an event is not JSON.
+    """
+    size = 0
+    while raw := answer.readline(LARGEST_LINE + 1):
+        size += len(raw)
+        if len(raw) > LARGEST_LINE:
+            raise ServeError(f"a line of the stream is longer than {LARGEST_LINE >> 20} MiB")
+        if size > LARGEST_ANSWER:
+            raise ServeError(f"the stream is larger than {LARGEST_ANSWER >> 20} MiB")
+        if time.monotonic() > end:
+            raise ServeError(f"the stream did not end in {WHOLE:.0f} s")
         line = raw.decode("utf-8", "replace").strip()
-        if line.startswith("data:") and line != "data: [DONE]":
-            yield json.loads(line[5:])
+        if not line.startswith("data:"):
+            continue
+        text = line[5:].strip()
+        if text == "[DONE]":
+            return
+        try:
+            event = json.loads(text)
+        except RecursionError:
+            raise ServeError("an event of the stream is nested too deeply") from None
+        if isinstance(event, dict) and event.get("error"):
+            raise ServeError(f"the server reported in the stream: {_reported(event['error'])}")
+        yield event
+    raise ServeError("the stream was cut off: it ended without [DONE]")
+
+
+def _reported(error: Any) -> str:
+    """The message of an error in a stream."""
+    message = error.get("message") or error if isinstance(error, dict) else error
+    return " ".join(str(message).split())[:_SHOWN]
 
 
 def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, Json]:
@@ -178,28 +242,63 @@ def request_of(model: str, tiny: bool, number: int, tokens: int) -> tuple[str, J
     return "/v1/chat/completions", body
 
 
-def at_once(one: Callable[[int], Timing], numbers: Sequence[int]) -> tuple[list[Timing], list[str]]:
+def at_once(
+    one: Callable[[int], Timing], numbers: Sequence[int], limit: float = WHOLE + 60
+) -> tuple[list[Timing], list[str]]:
     """Send requests at the same time; return the answers, and the errors of the others.
 
-    An interruption does not wait for them.
+    An interruption does not wait for them, and nothing waits longer than ``limit`` seconds.
     """
-    timings: list[Timing] = []
-    failures: list[str] = []
+    ended: dict[int, Timing | str] = {}
 
     def ask(number: int) -> None:
         try:
-            timings.append(one(number))
+            ended[number] = one(number)
         except ServeError as error:
-            failures.append(str(error))
+            ended[number] = str(error)
         except Exception as error:
-            failures.append(repr(error))
+            ended[number] = repr(error)
 
     threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in numbers]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError as error:  # the machine has no more threads
+        for number in numbers:
+            ended.setdefault(number, str(error))
+    end = time.monotonic() + limit
     for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return timings, failures
+        if thread.ident is not None:
+            thread.join(max(0.0, end - time.monotonic()))
+    late = f"no whole answer in {limit:.0f} s"
+    results = [ended.get(number, late) for number in numbers]
+    timings = [one for one in results if not isinstance(one, str)]
+    return timings, [one for one in results if isinstance(one, str)]
+
+
+def within(limit: float, call: Callable[[], Any]) -> Any:
+    """What a call returns or raises, unless it takes longer than ``limit`` seconds.
+
+    Raises:
+        ServeError: it does; it goes on in a thread that no exit waits for.
+    """
+    ended: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            ended.append((call(), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not ended:
+        raise ServeError(f"no whole answer in {limit:.0f} s")
+    value, error = ended[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import json
+import re
 import shlex
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: Seconds for a query about the server, and for each read of an answer: a long prompt takes
 #: minutes before its first token.
 ASK, ANSWER = 10.0, 600.0
+#: Seconds for a whole answer to a query.
+ASK_WHOLE = 60.0
 #: The most threads, one for each request: vLLM runs 256 sequences by default.
 _MOST = 1024
 #: HTTP statuses for a missing or wrong key.
@@ -100,8 +102,9 @@ def bench(request: BenchRequest) -> Measured:
             )
         if other and request.against:
             refuse_unlike(other, request.against, model, request.settings)
-        prefill = _prefill(server, model, request.settings.prefill)
-        rows, failures = _rows(server, model, request.settings)
+        failures: dict[str, int] = {}
+        prefill = _prefill_or_none(server, model, request.settings.prefill, failures)
+        rows = _rows(server, model, request.settings, failures)
         made = Bench(
             url=url,
             model=model,
@@ -110,7 +113,10 @@ def bench(request: BenchRequest) -> Measured:
             kernels=log.dispatch if log else (),
             rows=rows,
             prefill=prefill,
+            unmeasured=_unmeasured(request.settings, rows, prefill),
         )
+        if not rows and prefill is None:
+            raise ServeError(next(iter(failures)))
     except ServeError as error:
         if error.status in _NO_KEY:
             why, hint = "the server needs its API key", f"export {API_KEY.name}=KEY"
@@ -135,12 +141,15 @@ class _Server(NamedTuple):
             ServeError: there is no such answer.
         """
         try:
-            with serve_client.ask(self.url, path, ASK, key=self.key) as answer:
-                return json.load(answer)
+            return serve_client.within(ASK_WHOLE, lambda: self._get(path))
         except ValueError:
             raise ServeError(f"{path} did not answer with JSON") from None
         except (OSError, http.client.HTTPException) as error:
             raise ServeError(f"{path}: {serve_client.reason_of(error)}") from None
+
+    def _get(self, path: str) -> Any:
+        with serve_client.ask(self.url, path, ASK, key=self.key) as answer:
+            return serve_client.read_json(answer, f"the answer to {path}")
 
     def stream(self, path: str, body: dict[str, Any]) -> Timing:
         """Request an answer, and time it.
@@ -221,15 +230,15 @@ def _release(server: _Server) -> str:
         answer = server.get("/version")
     except ServeError:
         return ""
-    return str(answer.get("version", "")) if isinstance(answer, dict) else ""
+    version = str(answer.get("version", "")) if isinstance(answer, dict) else ""
+    return version if re.fullmatch(r"[\w.+!-]{1,100}", version) else ""
 
 
 def _rows(
-    server: _Server, model: str, settings: BenchSettings
-) -> tuple[tuple[BenchRow, ...], dict[str, int]]:
-    """Measure decoding at each load."""
+    server: _Server, model: str, settings: BenchSettings, failures: dict[str, int]
+) -> tuple[BenchRow, ...]:
+    """Measure decoding at each load, up to one that nothing answers; count failures by reason."""
     rows: list[BenchRow] = []
-    failures: dict[str, int] = {}
     short: list[int] = []
     before = 0
     first = time.time_ns()
@@ -241,25 +250,50 @@ def _rows(
             short.append(timing.tokens)
         return timing
 
-    for found in serve_client.measure(one, settings.concurrency, settings.rounds):
-        for reason in found["failures"]:
-            failures[reason] = failures.get(reason, 0) + 1
-        row = BenchRow(
-            concurrency=found["concurrency"],
-            tokens_per_second=found["tokens_per_second"],
-            first_token_ms=found["first_token_ms"],
-            failed=len(found["failures"]),
-            short=len(short) - before,
-        )
-        before = len(short)
-        console.say(f"{row.concurrency} at once: {row.tokens_per_second:.1f} tokens/s")
-        rows.append(row)
+    try:
+        for found in serve_client.measure(one, settings.concurrency, settings.rounds):
+            for reason in found["failures"]:
+                failures[reason] = failures.get(reason, 0) + 1
+            row = BenchRow(
+                concurrency=found["concurrency"],
+                tokens_per_second=found["tokens_per_second"],
+                first_token_ms=found["first_token_ms"],
+                failed=len(found["failures"]),
+                short=len(short) - before,
+            )
+            before = len(short)
+            console.say(f"{row.concurrency} at once: {row.tokens_per_second:.1f} tokens/s")
+            rows.append(row)
+    except ServeError as error:
+        count = settings.concurrency[len(rows)]
+        failures[str(error)] = failures.get(str(error), 0) + count
+        console.warn(f"{count} at once: every request failed, and no larger load is measured")
     if short:
         console.warn(
             f"{counted(len(short), 'answer')} had fewer tokens than --tokens {settings.tokens}, "
             f"the shortest {min(short)}: the figures are for shorter answers"
         )
-    return tuple(rows), failures
+    return tuple(rows)
+
+
+def _unmeasured(
+    settings: BenchSettings, rows: tuple[BenchRow, ...], prefill: PrefillRow | None
+) -> tuple[str, ...]:
+    """What a server that fails leaves out of a bench."""
+    missing = ["prefill"] if settings.prefill and prefill is None else []
+    return (*missing, *map(str, settings.concurrency[len(rows) :]))
+
+
+def _prefill_or_none(
+    server: _Server, model: str, length: int, failures: dict[str, int]
+) -> PrefillRow | None:
+    """Measure a long prompt; a failure is counted, and said."""
+    try:
+        return _prefill(server, model, length)
+    except ServeError as error:
+        failures[str(error)] = 1
+        console.warn(f"prefill is not measured: {error}")
+        return None
 
 
 def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
@@ -295,7 +329,9 @@ def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
 
 def lines(made: Bench) -> Iterator[str]:
     """A bench as text."""
-    yield f"{made.model} at {made.url}" + (f", vLLM {made.vllm}" if made.vllm else "")
+    yield f"{' '.join(made.model.split())} at {made.url}" + (
+        f", vLLM {made.vllm}" if made.vllm else ""
+    )
     if made.kernels:
         yield f"selected: {', '.join(made.names())}"
     yield ""
@@ -309,6 +345,8 @@ def lines(made: Bench) -> Iterator[str]:
             f"{what:>8}  {row.tokens_per_second:>9.1f}  {row.first_token_ms:>8.0f} ms"
             f"{ratio}{failed}{long}"
         )
+    if made.unmeasured:
+        yield f"\nnot measured: {', '.join(made.unmeasured)}"
     if made.against:
         known = ", ".join(made.against.kernels) or "unknown kernels"
         release = f"vLLM {made.against.vllm}" if made.against.vllm else "unknown release"

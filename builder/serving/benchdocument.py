@@ -78,6 +78,10 @@ class Bench(Document, frozen=True, kw_only=True):
     ] = ()
     rows: tuple[BenchRow, ...]
     prefill: PrefillRow | None = None
+    unmeasured: Annotated[
+        tuple[Text, ...],
+        Meta(description="prefill, and numbers of requests at once, that were not measured"),
+    ] = ()
     against: Against | None = None
 
     def names(self) -> tuple[str, ...]:
