@@ -24,6 +24,7 @@ from builder.serving.benchdocument import (
     read_bench,
     refuse_unlike,
 )
+from builder.serving.values import shortened
 from builder.settings import API_KEY
 from builder.util.console import console, counted
 from builder.util.hints import instead, os_hint
@@ -44,6 +45,8 @@ ASK_WHOLE = 60.0
 _MOST = 1024
 #: HTTP statuses for a missing or wrong key.
 _NO_KEY = (401, 403)
+#: Models that a message lists.
+_LISTED = 10
 _CHAT = "/v1/chat/completions"
 
 
@@ -209,7 +212,7 @@ def _model(server: _Server, wanted: str) -> str:
     """The model's name on the server."""
     answer = server.get("/v1/models")
     try:
-        names = [str(one["id"]) for one in answer["data"]]
+        names = [str(one["id"]) for one in answer["data"]][:_MOST]
     except (LookupError, TypeError):
         names = []
     if not names:
@@ -219,8 +222,11 @@ def _model(server: _Server, wanted: str) -> str:
     if wanted in names:
         return wanted
     problem = f"no model {wanted!r}{did_you_mean(wanted, names)}" if wanted else "several models"
+    some = [shortened(name) for name in names[:_LISTED]]
+    more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
     raise UsageError(
-        f"{server.url} has {problem}: {', '.join(names)}", hint=f"--model {shlex.quote(names[0])}"
+        f"{server.url} has {problem}: {', '.join(some)}{more}",
+        hint=f"--model {shlex.quote(some[0])}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from builder.runtime import serve_client
 from builder.serving import bench
 from tests.loopback import LoopbackHandler, LoopbackServer
 
@@ -37,6 +39,12 @@ class Server(LoopbackServer):
         #: which requests fail, by their number from 1 on
         self.failing: range | set[int] = set()
         self.stream = True
+        #: what an answer is, in place of a stream; the last part is sent again without end
+        self.parts: list[bytes] = []
+        self.repeat = False
+        #: from this request on
+        self.from_request = 1
+        self.models_answer = b""
         #: what requests must bring, and what they brought
         self.key = ""
         self.keys: list[str | None] = []
@@ -58,7 +66,9 @@ class _Handler(LoopbackHandler):
             self.send_header("Location", f"{self.owner.elsewhere}{self.path}")
             self.end_headers()
             return
-        if self.path == "/v1/models":
+        if self.path == "/v1/models" and self.owner.models_answer:
+            self._send([self.owner.models_answer])
+        elif self.path == "/v1/models":
             self._json({"data": [{"id": name} for name in self.owner.models]})
         elif self.path == "/version" and self.owner.version:
             self._json({"version": self.owner.version})
@@ -79,6 +89,9 @@ class _Handler(LoopbackHandler):
             return
         self.send_response(200)
         self.end_headers()
+        if owner.parts and len(owner.asked) >= owner.from_request:
+            self._parts()
+            return
         if not owner.stream:
             self.wfile.write(b"data: [1]\n\n")
             return
@@ -87,6 +100,19 @@ class _Handler(LoopbackHandler):
         for event in events:
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, parts: list[bytes]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for part in parts:
+            self.wfile.write(part)
+
+    def _parts(self) -> None:
+        with contextlib.suppress(OSError):
+            for part in self.owner.parts:
+                self.wfile.write(part)
+            while self.owner.repeat:
+                self.wfile.write(self.owner.parts[-1])
 
     def _may(self) -> bool:
         given = self.headers.get("Authorization")
@@ -347,3 +373,88 @@ def test_several_models_and_another_server_than_vllm(server: Server, call: Call)
     assert (result.json["model"], result.json["vllm"]) == ("b", "")
     server.models = []
     assert call("bench", server.url).code == 8
+
+
+CHUNK = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("parts", "repeat", "said"),
+    [
+        ([b"data: " + b"x" * 100_000], True, "a line of the stream is longer than 1 MiB"),
+        ([b": ping\n" * 10_000], True, "the stream is larger than 2 MiB"),
+        ([CHUNK * 100], True, "the stream has far more than"),
+        ([CHUNK], False, "the stream was cut off: it ended without [DONE]"),
+        ([CHUNK, b'data: {"choices": [{"del'], False, "the stream was cut off"),
+        (
+            [CHUNK, b'data: {"error": {"message": "EngineDeadError: out\\nof memory"}}\n\n'],
+            False,
+            "the server reported in the stream: EngineDeadError: out of memory",
+        ),
+        ([b'data: {"error": "no"}\n\n'], False, "the server reported in the stream: no"),
+        ([b"data: " + b"[" * 100_000 + b"\n"], False, "nested too deeply"),
+        ([b'data: {"choices": [1], "usage": {"completion_tokens": 1e999}}\n'], False, "cut off"),
+        ([b'data: {"choices": [1], "usage": {"completion_tokens": -1}}\n'], False, "counts -1"),
+    ],
+)
+@pytest.mark.parametrize("from_request", [1, 7])
+def test_an_answer_without_end_or_with_an_error(
+    server: Server,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[bytes],
+    repeat: bool,
+    said: str,
+    from_request: int,
+) -> None:
+    """From request 1 on nothing is measured; from 7 on, what was measured before is kept."""
+    monkeypatch.setattr(serve_client, "LARGEST_ANSWER", 2 << 20)
+    server.parts, server.repeat, server.from_request = parts, repeat, from_request
+    result = call("bench", server.url, *SMALL, "-o", "a.json")
+    assert result.code == 8
+    assert said in " ".join(result.err.split())
+    if from_request == 1:
+        assert not Path("a.json").exists()
+        return
+    assert "prefill of 44 tokens" in result.err
+    assert "3 at once: every request failed, and no larger load is measured" in result.err
+    assert "not measured: 3" in result.out
+    kept = json.loads(Path("a.json").read_text("utf-8"))
+    assert [row["concurrency"] for row in kept["rows"]] == [1]
+    assert kept["unmeasured"] == ["3"]
+
+
+def test_a_prefill_that_fails_leaves_the_rest(server: Server, call: Call) -> None:
+    server.failing = {1}
+    result = call("bench", server.url, *SMALL, "-o", "a.json")
+    assert result.code == 8
+    assert "prefill is not measured: a prompt of 40 words" in " ".join(result.err.split())
+    kept = json.loads(Path("a.json").read_text("utf-8"))
+    assert [row["concurrency"] for row in kept["rows"]] == [1, 3]
+    assert kept["unmeasured"] == ["prefill"]
+
+
+def test_a_stream_that_drips(server: Server, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_client, "WHOLE", 0.0)
+    server.parts, server.repeat = [b": ping\n"], True
+    result = call("bench", server.url, *SMALL)
+    assert (result.code, "the stream did not end in 0 s" in result.err) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"x" * (9 << 20), "larger than 8 MiB"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"data": [' + b'{"id": "::error::x"},' * 3000 + b'{"id": "a"}]}', "and 1014 more"),
+        (b'{"data": 5}', "lists no model"),
+    ],
+)
+def test_an_answer_about_models_is_bounded(
+    server: Server, call: Call, answer: bytes, said: str
+) -> None:
+    server.models_answer = answer
+    result = call("bench", server.url, *SMALL)
+    assert result.code in (2, 8)
+    assert said in " ".join(result.err.split())
+    assert len(result.err) < 5000
