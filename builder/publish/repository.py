@@ -41,6 +41,9 @@ class PublishTarget(ImageTarget, Protocol):
     def digest_of(self, reference: str) -> str | None:
         """The digest that a tag points to, or None."""
 
+    def stored_digest(self, tag: str) -> str | None:
+        """The digest of the manifest that who pulls a tag gets, or None."""
+
     def settle(self) -> None:
         """Wait until a concurrent publisher that saw the tag free has written it too."""
 

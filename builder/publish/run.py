@@ -279,7 +279,7 @@ def confirm(publication: Publication, target: PublishTarget, *, tagged: bool) ->
         target.settle()
     digest = publication.subject.digest
     for tag in (publication.tag, *publication.moving):
-        seen = target.digest_of(tag)
+        seen = target.stored_digest(tag)
         if seen != digest:
             raise _lost(target, "tag" if tag == publication.tag else "move", tag, digest, seen)
 

@@ -147,6 +147,16 @@ class Repository(RepositoryAccess):
             return None
         return _named_digest(response) or self.manifest(reference).digest
 
+    def stored_digest(self, tag: str) -> str | None:
+        """The digest of the manifest that who pulls a tag gets, or None when there is no such tag.
+
+        Its bytes are read: a cache or proxy may answer HEAD with what it does not give.
+
+        Raises:
+            RemoteError: the registry does not answer, or gives no manifest.
+        """
+        return None if self.digest_of(tag) is None else self.manifest(tag).digest
+
     def gives(self, blob: Descriptor) -> bool:
         """Whether the last byte of a blob can be read at its expected offset.
 
@@ -326,8 +336,8 @@ class Repository(RepositoryAccess):
                     tries.was = stored
                     tries.failed(f"{manifest.digest} was stored as {stored}")
         except _Done:
-            return
-        seen = self.digest_of(tag)
+            pass  # as HEAD says
+        seen = self.stored_digest(tag)
         if seen != manifest.digest:
             name = f"{self.name}:{tag}"
             raise TagTaken(f"{name} is {seen or 'gone'} right after it was set", seen)

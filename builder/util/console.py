@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builder.util.escape import below, plain
+from builder.util.escape import below, no_commands, plain
 from builder.util.hints import as_started
 from builder.util.progress import Bar, Bars, megabytes, on_terminal
 
@@ -54,7 +54,7 @@ class Console:
 
     def say(self, message: str = "") -> None:
         """Print a message."""
-        message = as_started(plain(message, styled=self._coloured()))
+        message = as_started(no_commands(plain(message, styled=self._coloured())))
         if self._data:
             print(message)
         elif not self.quiet:

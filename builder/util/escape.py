@@ -21,6 +21,8 @@ _STYLED = f"({_STYLE})|{_CONTROL}"
 #: Data may be a source file or a patch: form feeds and carriage returns at line ends are kept.
 _DATA = rf"(\x0c|\r(?=\n))|{_CONTROL}"
 _STYLED_DATA = rf"({_STYLE}|\x0c|\r(?=\n))|{_CONTROL}"
+#: GitHub's runner ignores blanks before a command.
+_COMMAND = re.compile(r"^([^\S\n]*)(?=::|##\[)", re.MULTILINE)
 #: Variables that make typer colour its help without a terminal.
 _FORCED = ("CLICOLOR_FORCE", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
@@ -45,7 +47,15 @@ def below(message: str) -> str:
     """
     first, *rest = message.split("\n")
     lines = [line if line.startswith("  ") or not line else f"  {line}" for line in rest]
-    return "\n".join([first, *(re.sub(r"^(\s*)(?=::|##\[)", r"\1| ", line) for line in lines)])
+    return no_commands("\n".join([first, *lines]))
+
+
+def no_commands(text: str) -> str:
+    """Text in which no line is a workflow command of GitHub Actions: ``| `` is before each.
+
+    None of spark-build's own lines is one.
+    """
+    return _COMMAND.sub(r"\1| ", text)
 
 
 def _shown(match: re.Match[str]) -> str:

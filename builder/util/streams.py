@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from builder.util.escape import plain_data
+from builder.util.escape import no_commands, plain_data
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -28,10 +28,18 @@ class _Watched(io.FileIO):
 
 
 class _Shown(io.TextIOWrapper):
-    """Stdout with control sequences escaped."""
+    """Stdout with control sequences escaped; in a workflow no line of it is a command."""
+
+    _within = False
 
     def write(self, text: str, /) -> int:
-        super().write(plain_data(text, self))
+        shown = plain_data(text, self)
+        if os.environ.get("GITHUB_ACTIONS"):
+            first, newline, rest = shown.partition("\n")
+            first = first if self._within else no_commands(first)
+            shown = first + newline + no_commands(rest)
+            self._within = not text.endswith("\n") and bool(text or self._within)
+        super().write(shown)
         return len(text)
 
 

@@ -15,6 +15,7 @@ from builder import __version__, settings
 from builder.engines.overlay import name_of_both
 from builder.engines.runcommands import RUN
 from builder.model.base import base_kind
+from builder.util.escape import plain
 from builder.util.paths import package_file
 from builder.verify.kinds import KINDS
 from builder.verify.levels import LEVELS
@@ -153,7 +154,7 @@ def render_html(
         lstrip_blocks=True,
     )
     environment.filters.update(figure=figure, breakable=breakable)
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         version=__version__,
         report=report,
         plan=report.plan,
@@ -174,6 +175,7 @@ def render_html(
         verdicts=verdicts_of(report.necessity),
         simulated=sorted({part for check in report.checks for part in check.simulated}),
     )
+    return plain(page)  # no control or bidirectional character, as on a terminal
 
 
 def levels_of(report: Report) -> list[Level]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.errors import RemoteError
 from builder.registry.client import TagTaken
 from builder.registry.model import OCI_MANIFEST, RawManifest
 from tests.memoryregistry import MemoryRegistry
@@ -135,3 +136,27 @@ def test_a_manifest_damaged_in_transit_is_written_again(registry: MemoryRegistry
     registry.answer = damage
     registry.repository().set_tag(OURS, "v1", None)
     assert registry.tag("a/b", "v1") == OURS.digest
+
+
+@pytest.mark.parametrize("was", [None, OLD], ids=["free", "moving"])
+@pytest.mark.parametrize("at", ["first", "after"])
+def test_a_head_that_lies_is_no_proof(
+    registry: MemoryRegistry, was: RawManifest | None, at: str
+) -> None:
+    """What counts is what who pulls the tag gets."""
+    if was:
+        put(registry, was)
+    known, lies = registry.answer, at == "first"
+
+    def answer(request: Request) -> Reply:
+        nonlocal lies
+        if request.method == "PUT" and request.path == TAG:
+            lies = True
+            return Reply(201)  # and is not stored
+        if request.method == "HEAD" and request.path == TAG and lies:
+            return Reply(200, headers={"Docker-Content-Digest": OURS.digest})
+        return known(request)
+
+    registry.answer = answer
+    with pytest.raises(RemoteError):
+        registry.repository().set_tag(OURS, "v1", was.digest if was else None)

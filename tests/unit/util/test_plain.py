@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from builder.util.console import Console
-from builder.util.escape import below, plain, plain_data
+from builder.util.escape import below, no_commands, plain, plain_data
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\b\r\u202eevil\u2028\udcff"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\x08\x0d\u202eevil\u2028\xff"
@@ -33,6 +33,23 @@ def test_embedded_line_breaks_are_indented() -> None:
     assert said.split("\n") == [
         "tag x", "  error: forged", "  | ::set-env name=A::b", "  | ##[group]", "  our own",
     ]  # fmt: skip
+
+
+COMMANDS = "::error::a\n  ::set-env name=A::b\n##[group]x\n\t##[error]y\nours: ::no"
+NO_COMMANDS = "| ::error::a\n  | ::set-env name=A::b\n| ##[group]x\n\t| ##[error]y\nours: ::no"
+
+
+def test_no_line_is_a_workflow_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert no_commands(COMMANDS) == NO_COMMANDS
+    console = Console()
+    console.say(COMMANDS)
+    console.warn(COMMANDS)
+    console.error(COMMANDS, hint=COMMANDS)
+    with console.as_data():
+        console.say(COMMANDS)
+    said = capsys.readouterr()
+    for line in (said.out + said.err).splitlines():
+        assert not line.lstrip().startswith(("::", "##["))
 
 
 @pytest.mark.parametrize("coloured", ["", "1"])

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from builder.engines.overlay import name_of_both
+from builder.util.escape import plain
 from builder.verify.checks import Check, Necessity, Status
 from builder.verify.html import (
     Level,
@@ -26,6 +27,7 @@ from builder.verify.report import Report, layer_words
 from builder.verify.summary import render_summary
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.plans import PULL, planned
+from tests.unit.util.test_plain import EVIL
 
 
 def check(status: Status, level: Any = "codegen", **figures: float) -> Check:
@@ -207,3 +209,11 @@ def test_the_markdown_summary_names_what_fails_without_each_layer() -> None:
     assert "| `fix` | **yes** | codegen GEMM fails: a \\| b |" in lines
     assert "| `idle` | no | idle here |" in lines
     assert "| `late` | unknown | not asked |" in lines
+
+
+def test_no_control_or_bidirectional_character_is_in_the_page() -> None:
+    evil = replace(check("fail", "dispatch"), reason=EVIL, seen=EVIL)
+    plan = make_plan_of(fake_base(vllm_files()), make_layer()).document
+    page = render_html(Report(target=EVIL, plan=plan, checks=[evil]))
+    assert plain(page) == page
+    assert r"\u202eevil\u2028" in page
