@@ -8,6 +8,7 @@ an argument) becomes :data:`UNKNOWN`.
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,6 +37,11 @@ _JOINED = "\ue001"
 #: Characters that all expansions of a script may have together.  A command of Linux has at most
 #: 2 MiB of words and variables (ARG_MAX of execve(2), with the default stack of 8 MiB).
 _MOST = 1 << 22
+#: What a value counts besides its characters: an array may have any number of empty ones.
+_EACH = 16
+#: Bytes of a script that are always read at once, and seconds for a larger one: people's take
+#: a few milliseconds.
+_SMALL, _SECONDS = 4096, 10.0
 _DEEP = "its commands are nested too deeply"
 _QUOTES = ('"', "'")
 _ESCAPE_IN_STRING = re.compile(r'\\([$`"\\\n])')
@@ -109,7 +115,7 @@ class _Script:
         Raises:
             UsageError: all values together are too large.
         """
-        self.room -= len(value)
+        self.room -= len(value) + _EACH
         if self.room < 0:
             raise UsageError(f"its variables expand to more than {_MOST >> 20} MiB")
         return value
@@ -142,10 +148,24 @@ def open_quotes(data: bytes) -> list[int]:
 
 
 def _parsed(data: bytes) -> Node:
+    """The syntax tree of a script.
+
+    Raises:
+        UsageError: the grammar takes too long: its time grows with the square of some errors.
+    """
     import tree_sitter
     import tree_sitter_bash
 
     language = tree_sitter.Language(tree_sitter_bash.language())
+    if len(data) > _SMALL:
+        end = time.monotonic() + _SECONDS
+        try:  # a parser can only be stopped if it asks for each part of the text
+            tree_sitter.Parser(language).parse(
+                lambda offset, _: data[offset : offset + _SMALL],
+                progress_callback=lambda _, __: time.monotonic() > end,
+            )
+        except ValueError:
+            raise UsageError(f"it is no script that can be read in {_SECONDS:.0f} s") from None
     return tree_sitter.Parser(language).parse(data).root_node
 
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.util.paths import cache_dir
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -200,4 +202,12 @@ def of_the_system(error: Exception) -> tuple[str, str] | None:
     path = getattr(error, "filename", None)
     subject = f"cannot use {path}" if path else "cannot use a file"
     reason = getattr(error, "strerror", None) or str(error)
-    return f"{subject}: {reason}", os_hint(error, ELSEWHERE)
+    return f"{subject}: {reason}", os_hint(error, CACHE if _in_cache(path) else ELSEWHERE)
+
+
+def _in_cache(path: object) -> bool:
+    """Whether a path is in the cache, which its user chose with a variable."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return False
+    cache = os.path.realpath(cache_dir())
+    return os.path.realpath(os.fsdecode(path)).startswith(f"{cache}{os.sep}")

@@ -272,6 +272,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("x.sh", DOUBLING, "its variables expand to more than 4 MiB"),
         ("x.sh", DOUBLING.replace("$A$A", "${A}${A:-x}"), "its variables expand"),
         ("x.sh", "A=(x)\n" + 'A+=("${A[@]}")\n' * 40 + 'vllm serve "${A[@]}"', "expand to more"),
+        ("x.sh", "A=('')\n" + 'A+=("${A[@]}")\n' * 40, "expand to more"),
         ("x.sh", "a && " * 20_000 + "vllm serve m", "nested too deeply"),
         ("x.sh", "if a; then " * 2000 + "vllm serve m", None),
         ("x.sh", "(" * 20_000, None),

@@ -162,3 +162,17 @@ def test_os_errors_are_not_internal_errors(
     assert result.code == 2
     assert result.json["error"]["message"] == f"cannot use {site}/vllm: Permission denied"
     assert f"ls -ld {site}/vllm" in result.json["error"]["hint"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR])
+def test_a_file_of_the_cache_names_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A cache that another user owns, or on a disk that is read-only."""
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
+    file = str(tmp_path / "cache" / "wheels" / "x")
+    message, hint = of_the_system(OSError(number, os.strerror(number), file)) or ("", "")
+    assert file in message
+    assert "set SPARK_BUILD_CACHE to another folder" in hint
+    _, hint = of_the_system(OSError(number, os.strerror(number), str(tmp_path / "x"))) or ("", "")
+    assert "SPARK_BUILD_CACHE" not in hint
