@@ -56,7 +56,7 @@ def test_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
                 at = numbers.randrange(len(data) + 1)
                 to = min(len(data), at + numbers.choice((0, 1, 5, 40)))
                 data[at:to] = numbers.choice((b"", numbers.choice(PIECES), bytes(data[:at])))
-            said = ""
+            said, found = "", None
             try:
                 found = timed(monkeypatch, bytes(data))
             except ServeError as error:
@@ -64,7 +64,8 @@ def test_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
                 said = str(error)
             except Exception as error:
                 raise AssertionError(f"{error!r} of {bytes(data)!r}") from error
-            assert said or 0 < found.tokens <= serve_client.MOST_TOKENS, bytes(data)
+            assert found is None or 0 < found.tokens <= serve_client.MOST_TOKENS, bytes(data)
+            assert bool(said) is (found is None), bytes(data)
             assert len(said) < 500, bytes(data)
     assert refused > 10 * CASES
 
