@@ -242,15 +242,17 @@ def _memory(checked: Checked) -> Iterator[Finding]:
 def _cluster(checked: Checked) -> Iterator[Finding]:
     executor = checked.last("--distributed-executor-backend")
     image = checked.command.image
-    ours = image and not _OFFICIAL.search(image)
+    official = _OFFICIAL.search(image)
     ray = checked.value("--distributed-executor-backend") == "ray"
-    if executor and ray and not ours and Version(checked.interface.vllm) >= _NO_RAY:
+    old = Version(checked.interface.vllm) < _NO_RAY
+    if executor and ray and not old and (official or not image):
         message = f"vLLM {checked.interface.vllm} and its official images come without Ray"
         advice = (
             "--nnodes 2 --node-rank N --master-addr IP --master-port PORT, without Ray; "
             "or an image with layer ray: spark-build image --layers ray"
         )
-        yield checked.finding("no-ray", executor.line, message, advice)
+        rule = "no-ray" if official else "ray-needed"
+        yield checked.finding(rule, executor.line, message, advice)
     env = {one.name: one for one in checked.command.env}
     if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env:
         one = env["NCCL_SOCKET_IFNAME"]

@@ -96,6 +96,10 @@ class ServeCommand:
                 yield GivenFlag(name=name, value=value, line=word.line)
                 continue
             known = interface.flag(canonical(name).partition(".")[0])
+            short = name[:2]
+            if known is None and not name.startswith("--") and interface.flag(short):  # -O3
+                yield GivenFlag(name=short, value=name[2:], line=word.line)
+                continue
             free = _words_after(known.takes if known else "optional")
             given: list[str] = []
             while words and len(given) < free and not _is_flag(words[0].text):
@@ -170,5 +174,7 @@ def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> li
         if named == "vllm" and texts[:1] == ["serve"]:
             return list(words[1:])
         return None
+    if texts[:1] == ["serve"] and any(text.startswith("--") for text in texts):
+        return list(words[1:])  # the entrypoint of an image that is not official
     official = "vllm/vllm-openai" in image
     return list(words) if official and words else None

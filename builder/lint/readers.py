@@ -7,7 +7,7 @@ import re
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder.conversion import shell
@@ -314,10 +314,12 @@ def _of_words(
         if run.image is not None:
             yield from _in_container(file, run.words, run.entrypoint, run.image, run.env, depth)
         return
+    if program in (*_CONTAINER_TOOLS, "ssh"):
+        own = []  # the command runs elsewhere
     remote = _remote(words) if program == "ssh" else None
     script = (remote,) if remote is not None else _scripts_in(words)
     if script:
-        known = _Known(exported=() if program == "ssh" else tuple(own))
+        known = _Known(exported=tuple(own))
         for text, first in script:
             yield from _script(file, text, first, known, depth + 1)
         return
@@ -357,8 +359,9 @@ def _scripts_in(words: Sequence[Word]) -> list[tuple[str, int]]:
         name = word.text.rpartition("/")[2]
         if name == "eval" and at == 0:
             return [(" ".join(one.as_script()[0] for one in words[1:]), word.line)]
-        if shells and _SCRIPT_FOLLOWS.fullmatch(word.text) and at + 1 < len(words):
-            return [words[at + 1].as_script()]
+        if shells and _SCRIPT_FOLLOWS.fullmatch(word.text):
+            rest = (one for one in words[at + 1 :] if not one.text.startswith("-"))
+            return [one.as_script() for one in islice(rest, 1)]
         shells = shells or name in _SHELLS
         if at and _SERVES.search(word.text):  # tmux new-session -d 'vllm serve ...'
             found.append(word.as_script())

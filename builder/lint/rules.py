@@ -89,6 +89,8 @@ RULES = {
               "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),
         _rule("no-ray", "error", "Ray is requested, and the image does not have it",
               "metadata of vLLM's wheels: 0.17.x requires Ray, 0.18.0 and later do not"),
+        _rule("ray-needed", "warning", "Ray is requested where nothing says that it is installed",
+              "metadata of vLLM's wheels: 0.18.0 and later do not require it"),
         _rule("gloo-interface", "warning", "NCCL_SOCKET_IFNAME without GLOO_SOCKET_IFNAME",
               "write-up of two GB10, 2026: needed from 0.17.2 on"),
         _rule("least-busy", "error",

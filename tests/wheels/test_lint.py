@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 import pytest
 
 from builder.__main__ import run
+from builder.errors import SparkBuildError, UsageError
+from builder.lint.recipes import linted_recipe
 from builder.lint.run import Linter, lint
+from builder.serving.formats.all import rendered
 from builder.serving.models import Models
+from builder.serving.profile import served_profile
+from builder.serving.reciperequest import RecipeRequest
+from builder.serving.topology import Place
+
+from .test_interface import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
 #: The commands of the write-ups, in our own words, with what is wrong with each.
@@ -55,7 +70,7 @@ NOTES = {
         "0.19.1",
         ("VLLM_NVFP4_GEMM_BACKEND=cutlass NCCL_SOCKET_IFNAME=enp1s0f0np0 vllm serve m "
         "--tensor-parallel-size 2 --distributed-executor-backend ray"),
-        {"no-ray": 1, "gloo-interface": 1},
+        {"ray-needed": 1, "gloo-interface": 1},
     ),
     "values that only the configuration checks": (
         "0.33.0",
@@ -100,3 +115,47 @@ def test_nothing_is_found_in_our_recipes(
     text = capsys.readouterr().out
     report = lint([(name, text)], Linter(release=release), Models.discover())
     assert (report.commands, report.findings) == (1, ())
+
+
+FORMS = ("docker", "compose", "shell", "kubernetes", "sparkrun", "eugr")
+
+
+def own_files(release: str, profile: str) -> Iterator[tuple[str, str]]:
+    """Every recipe of a profile on a release, in every format, with the file's name."""
+    try:
+        served = served_profile(profile, release, None)
+    except SparkBuildError:  # it does not serve this release
+        return
+    models = Models.discover()
+    place = Place(topology="solo")
+    for name in models.files:
+        try:
+            recipe = linted_recipe(
+                RecipeRequest(model=models.model(name), served=served, place=place)
+            )
+        except UsageError:  # nor this model
+            continue
+        for form in FORMS:
+            with suppress(UsageError):  # a file of the checkpoint that it cannot mount
+                yield from rendered(recipe, form).items()
+
+
+@pytest.mark.parametrize("release", ALL)
+def test_our_files_alone_pass_on_every_release(release: str) -> None:
+    """With no option: the release is the file's, and its mod or its image has the changes."""
+    linter, models = Linter(), Models.discover()
+    files = [one for profile in ("b12x-full", "marlin") for one in own_files(release, profile)]
+    assert len(files) > 20
+    for name, text in files:
+        report = lint([(name, text)], linter, models)
+        assert (report.commands, report.vllm, report.findings) == (1, release, ()), text
+
+
+def test_without_its_mod_a_recipe_is_refused() -> None:
+    (text,) = (t for n, t in own_files("0.24.0", "b12x-full") if "recipe_version: \"2\"" in t
+               and "model: \"nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4\"" in t)  # fmt: skip
+    assert "mods:" in text
+    without = re.sub(r"(?m)^mods:\n.*\n", "mods: []\n", text)
+    without = without.replace("profile b12x-full, solo", "profile other, solo")
+    report = lint([("x.yaml", without)], Linter(), Models.discover())
+    assert "b12x-unreachable" in {one.rule for one in report.findings}

@@ -46,6 +46,8 @@ def test_docker_run_of_an_official_image() -> None:
         "--entrypoint vllm me/x serve m --port 1",
         "me/x vllm serve m --port 1",
         "me/x bash -c 'vllm serve m --port 1'",
+        'me/x bash -c -i "vllm serve m --port 1"',
+        "me/x serve --model m --port 1",
         "--entrypoint=/usr/bin/vllm me/x serve m --port 1",
         "me/x python3 -m vllm.entrypoints.openai.api_server --model m --port 1",
     ],

@@ -38,6 +38,9 @@ FLAGS = (
     flag("--enforce-eager", "nothing", "true-or-false"),
     flag("--tensor-parallel-size", "one", "integer"),
     flag("--nnodes", "one", "integer"),
+    structs.replace(
+        flag("--optimization-level", "one", "text", "0", "3"), names=("--optimization-level", "-O")
+    ),
     flag("--compilation-config", "one", "object"),
     structs.replace(flag("--quantization"), names=("--quantization", "-q"), known=("modelopt",)),
     flag("--distributed-executor-backend", "one", "text", "mp", "ray"),
@@ -84,7 +87,10 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("eager-autotune", f"vllm serve {SUPER} --enforce-eager", "0.33.0"),
         ("short-context", f"vllm serve {SUPER} --max-model-len 32768", "0.33.0"),
         ("memory-fraction", "vllm serve m --gpu-memory-utilization 0.95", "0.33.0"),
-        ("no-ray", "vllm serve m --distributed-executor-backend ray", "0.20.1"),
+        ("no-ray", "docker run vllm/vllm-openai:v0.20.1 m --distributed-executor-backend ray",
+         "0.20.1"),
+        ("ray-needed", "vllm serve m --distributed-executor-backend ray", "0.20.1"),
+        ("bad-value", "vllm serve m -O9", "0.33.0"),
         ("gloo-interface", "NCCL_SOCKET_IFNAME=eth0 vllm serve m", "0.33.0"),
         ("cuda-12-image", "docker run vllm/vllm-openai:v0.33.0-cu129 --model m", "0.33.0"),
         ("cuda-12-image", "docker run vllm/vllm-openai:v0.17.1 --model m", "0.17.1"),
@@ -128,7 +134,8 @@ f"vllm serve {SUPER} --max-model-len 8192 --tensor-parallel-size 4",
             "0.33.0",
         ),
         ("A='--port 1 --moe-backend marlin'; vllm serve m $A", "0.33.0"),
-        ("vllm serve m -q modelopt --port ${PORT:-8000}", "0.33.0"),
+        ("vllm serve m -q modelopt --port ${PORT:-8000} -O3", "0.33.0"),
+        ("export VLLM_OWN=$(docker ps -q)\ndocker exec $VLLM_OWN vllm serve m", "0.33.0"),
     ],
 )  # fmt: skip
 def test_what_is_right_is_not_reported(text: str, release: str) -> None:
