@@ -23,6 +23,8 @@ _DOCKER_SWITCHES = frozenset(
      "--sig-proxy", "--tty", "--replace")
 )  # fmt: skip
 _DOCKER_LETTERS = frozenset("ditPq")
+#: vLLM's parser reads ``-O3``, ``-O 3`` and ``-O=3`` as this flag (vllm/utils/argparse_utils.py).
+_LEVEL, _OPTIMIZATION = "-O", "--optimization-level"
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,14 @@ class ServeCommand:
             if not word.text.startswith("-") or word.text in ("-", "--"):
                 continue
             name, equals, value = word.text.partition("=")
+            if name.startswith(_LEVEL) and not name.startswith(f"{_LEVEL}."):
+                short = name[len(_LEVEL) :] or (not equals and words and words.popleft().text)
+                yield GivenFlag(name=_OPTIMIZATION, value=short or value, line=word.line)
+                continue
             if equals:
                 yield GivenFlag(name=name, value=value, line=word.line)
                 continue
             known = interface.flag(canonical(name).partition(".")[0])
-            short = name[:2]
-            if known is None and not name.startswith("--") and interface.flag(short):  # -O3
-                yield GivenFlag(name=short, value=name[2:], line=word.line)
-                continue
             free = _words_after(known.takes if known else "optional")
             given: list[str] = []
             while words and len(given) < free and not _is_flag(words[0].text):
