@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PLUGIN_FOLDER = "/app"
 #: Flags that name a file (vllm/entrypoints/openai/cli_args.py).
 FILES = (*PLUGINS.values(), "--chat-template")
+#: What a chat template has that is no file's name (vllm/entrypoints/chat_utils.py).
+_INLINE = set("{}\n")
 #: Flags whose values a recipe repeats elsewhere: in ports, probes and the router's file.
 _OWN_OPTIONS = {
     "--host": "edit the file: containers publish the port of 0.0.0.0",
@@ -132,7 +134,7 @@ def _mounted(draft: Draft, text: str, key: str, value: str) -> str:
         raise UsageError(f"{SET} {text}: {value} is a folder", hint=f"{SET} {key[2:]}=FILE")
     here = there.is_file()
     if not here and (there.is_absolute() or key not in PLUGINS.values()):
-        if there.is_absolute():
+        if not set(value) & _INLINE:
             draft.notes.append(f"{value} is not on this machine: the image must have it")
         return value
     host = value if there.is_absolute() else f"./{there.as_posix()}"

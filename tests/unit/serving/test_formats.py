@@ -260,6 +260,9 @@ def test_a_chosen_plugin_is_mounted(tmp_path: Path) -> None:
     assert '--volume "$PWD/\\`y\\`\\$z.py:/app/`y`$z.py:ro"' not in script, "both sides are quoted"
     assert '--volume "$PWD/\\`y\\`\\$z.py:/app/\\`y\\`\\$z.py:ro"' in script
     assert [plugin.name for plugin in odd.plugins] == ["`y`$z.py"], "the template is no file here"
+    assert sum("is not on this machine: the image must have it" in n for n in odd.notes) == 1
+    inline = made(chosen=("chat-template={{ messages }}",))
+    assert not any("not on this machine" in note for note in inline.notes)
     assert not any("not here" in note for note in here.notes)
 
     gone = made(chosen=("reasoning-parser-plugin=/opt/in-the-image.py", "reasoning-parser=mine"))

@@ -82,7 +82,7 @@ def test_a_model_gets_the_first_profile_that_serves_it() -> None:
 def test_a_model_that_nothing_serves_is_named() -> None:
     old = [profile(name, "0.18.0") for name in registry.PROFILES]
     found = make_export(Models.discover(), "0.18.0", old)
-    assert [one.model for one in found.without] == ["gemma-4-31b"]
+    assert [one.model for one in found.without] == ["gemma-4-31b", "qwen3.6-35b-a3b"]
     assert "needs vLLM" in found.without[0].reason
     with pytest.raises(UsageError, match="no model has a recipe"):
         make_export(Models.discover(), "0.18.0", [])
