@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PLUGIN_FOLDER = "/app"
 #: Flags that name a file (vllm/entrypoints/openai/cli_args.py).
 FILES = (*PLUGINS.values(), "--chat-template")
-#: What a chat template has that is no file's name (vllm/entrypoints/chat_utils.py).
+#: Characters of a chat template itself, which is no name of a file then.
 _INLINE = set("{}\n")
 #: Flags whose values a recipe repeats elsewhere: in ports, probes and the router's file.
 _OWN_OPTIONS = {
