@@ -52,7 +52,7 @@ class ServedProfile:
     mod: str
     #: whether the release includes Ray
     has_ray: bool
-    #: the layers that change files
+    #: the layers that change files of the release, or that a named image lacks
     changed: tuple[str, ...] = ()
 
 
@@ -139,8 +139,6 @@ def served_profile(
     official = official_image(vllm) if release else str(image)
     tag = default_tag(plan).rpartition("-")[0]
     build = f"spark-build image --layers {profile} --base {official} --tag {tag}"
-    if image is not None and release is None:
-        refuse_unpatched(image, profile, changed)
     return ServedProfile(
         name=profile,
         vllm=vllm,

@@ -13,7 +13,7 @@ from builder.serving.kinds import (
     SELECTED,
     same_backend,
 )
-from builder.serving.profile import official_image
+from builder.serving.profile import official_image, refuse_unpatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +27,16 @@ def image_for(draft: Draft) -> RecipeImage:
     """The profile's image, or the official one if the profile's changes do not concern the model.
 
     ``draft`` has all settings of the recipe.
+
+    Raises:
+        UsageError: the image that the user named lacks changes that concern the model.
     """
     served = draft.request.served
     official = official_image(served.vllm)
-    if served.build and served.changed and not any(_concerns(draft, c) for c in served.changed):
+    concern = [layer for layer in served.changed if _concerns(draft, layer)]
+    if served.named_image and not served.unread:
+        refuse_unpatched(served.image, served.name, concern)
+    if served.build and served.changed and not concern:
         draft.notes.append(
             f"{served.name} changes files on vLLM {served.vllm} ({', '.join(served.changed)}), for "
             "kernels that this recipe does not use: the official image serves the same"

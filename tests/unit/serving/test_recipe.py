@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -203,7 +204,12 @@ def test_an_image_is_patched_only_for_the_kernels_that_a_recipe_uses(
         assert recipe.image.ref == "vllm/vllm-openai:v0.33.0"
         assert any("the official image serves the same" in note for note in recipe.notes)
     mine = served(changed=changed, named_image=True, image="me/x", build="", mod="")
-    assert recipe_of(request(model, served=mine)).image.ref == "me/x"
+    assert recipe_of(request(model, served=replace(mine, unread=True))).image.ref == "me/x"
+    if patched:
+        with pytest.raises(UsageError, match="me/x is not patched: b12x-full changes files"):
+            recipe_of(request(model, served=mine))
+    else:
+        assert recipe_of(request(model, served=mine)).image.ref == "me/x"
 
 
 def test_a_model_without_layers_of_a_profile_gets_none_of_its_variables() -> None:
