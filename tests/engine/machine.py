@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from . import base, cache, debs, ocilayout, toolkit
 from .cache import MachineError, call, megabytes, say
@@ -309,6 +309,9 @@ class Engine:
     One process at a time can use it: a second run waits for the first.
     """
 
+    #: whether containerd stores its images
+    containerd: ClassVar[bool] = True
+
     tools: EngineTools = field(default_factory=ensure_engine)
     _work: Path = field(init=False, repr=False)
     _stack: ExitStack = field(init=False, repr=False)
@@ -377,7 +380,7 @@ class Engine:
         plugins.mkdir(parents=True)
         (plugins / "docker-buildx").symlink_to(self.tools.buildx)
         (self._work / "config" / "config.json").write_text("{}")
-        settings = {"features": {"containerd-snapshotter": True}}
+        settings = {"features": {"containerd-snapshotter": self.containerd}}
         (self._work / "daemon.json").write_text(json.dumps(settings))
 
     def _launch(self, data: Path) -> subprocess.Popen[bytes]:
@@ -418,6 +421,12 @@ class FreshEngine(Engine):
     def _data(self) -> Iterator[Path]:
         with cache.scratch("fresh-engine") as data:
             yield data
+
+
+class ClassicEngine(FreshEngine):
+    """One whose images are in Docker's own store, not in containerd's."""
+
+    containerd: ClassVar[bool] = False
 
 
 def family_of(engine: Engine) -> list[int]:

@@ -11,13 +11,13 @@ from builder.publish.subject import read_subject
 from builder.registry.layout import LayoutDirectory
 from tests.registry import overlays
 
-from . import cache, sshd, support
+from . import cache, machine, sshd, support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .machine import Engine, Registry
+    from .machine import Engine, EngineTools, Registry
     from .support import Cli
 
 PLAN = ("--layers", "marlin", "--base", "pypi:vllm==0.20.1")
@@ -176,6 +176,27 @@ def test_a_tag_that_was_just_built(cli: Cli, engine: Engine, server: sshd.Server
     assert support.inspect(engine, "sent/copy:1")["Id"] == built
     (node,) = cli(*words, "--dry-run", "--json").ok().json["nodes"]
     assert (node["missing_layers"], node["sent_bytes"]) == (0, 0)
+
+
+@pytest.mark.usefixtures("forget")
+def test_from_docker_s_own_store_to_another_machine(
+    tools: EngineTools, engine: Engine, server: sshd.Server, tmp_path: Path
+) -> None:
+    """Two engines: the other one lacks the layers, and then has them."""
+    with machine.ClassicEngine(tools) as here:
+        cli = support.Cli(here.env, tmp_path)
+        cli("image", *PLAN, "--engine", "buildkit", "--tag", "sent/classic:1", "--no-verify").ok()
+        built = support.inspect(here, "sent/classic:1")
+        words = ("distribute", "sent/classic:1", "node", "--ssh", server.ssh, "--json")
+        (asked,) = cli(*words, "--dry-run").ok().json["nodes"]
+        assert asked["missing_layers"] == len(built["RootFS"]["Layers"])
+        (first,) = cli(*words).ok().json["nodes"]
+        assert first["status"] == "fetched"
+        assert first["sent_bytes"] >= asked["missing_bytes"] > 0
+        copied = support.inspect(engine, "sent/classic:1")
+        assert copied["RootFS"]["Layers"] == built["RootFS"]["Layers"]
+        (again,) = cli(*words).ok().json["nodes"]
+        assert (again["missing_layers"], again["missing_bytes"]) == (0, 0)
 
 
 def test_a_node_without_docker(cli: Cli, engine: Engine, layout: Path) -> None:
