@@ -13,7 +13,7 @@ from builder.diagnose import report
 from builder.diagnose.live import IDLE, watched
 from builder.diagnose.report import Diagnosed, Entries, EntryRow, lines_of, lines_of_several
 from builder.diagnose.sources import Source, found, texts
-from builder.diagnose.verdict import diagnose, earliest_failure_first
+from builder.diagnose.verdict import diagnoses, earliest_failure_first, verdict
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.util.console import console, print_json
 from builder.util.hints import os_hint
@@ -95,7 +95,9 @@ def _read(logs: Sequence[str], vllm: str | None) -> list[Diagnosis]:
         try:
             with source.open() as stream:
                 results += [
-                    (name, diagnose(text, vllm)) for name, text in texts(stream, source.name)
+                    (name, result)
+                    for name, text in texts(stream, source.name)
+                    for result in diagnoses(text, vllm)
                 ]
         except OSError as error:
             raise UsageError(
@@ -104,7 +106,7 @@ def _read(logs: Sequence[str], vllm: str | None) -> list[Diagnosis]:
             ) from None
     if len(results) == 1:
         return [results[0][1]]
-    return [result.in_file(name) for name, result in results]
+    return [result.in_log(name) for name, result in results]
 
 
 def _end(results: Sequence[Diagnosis]) -> None:
@@ -119,7 +121,8 @@ def _end(results: Sequence[Diagnosis]) -> None:
         )
         what = "the log shows" if len(results) == 1 else "the logs show"
         raise SparkBuildError(f"{what} {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
-    if any(result.failed for result in results):
+    state = results[0].verdict.state if len(results) == 1 else verdict(results).state
+    if state in ("failed", "stopped", "unclear"):
         raise SparkBuildError("the server did not become ready", Exit.VERIFY_FAILED, _AGAIN)
 
 

@@ -17,6 +17,8 @@ from builder.diagnose.servers import NumberedLine, ServerState
 from builder.diagnose.tracebacks import LoggedException, Tracebacks, failure_location, search_phrase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from builder.diagnose.lines import Line
 
 
@@ -191,11 +193,11 @@ FORMS = (
 
 #: Consequences of a failure elsewhere: in another process, on another node.
 FOLLOWERS = re.compile(
-    r"device-side assert triggered|Engine core initialization failed"
+    r"Engine core initialization failed"
     r"|EngineCore failed to start|EngineDead|engine is dead"
     r"|EngineCore encountered (?:an issue|a fatal error)|EngineCore hit an exception"
     r"|WorkerProc (?:initialization failed|hit an exception)|Worker proc \S+ died|Executor failed"
-    r"|RPC call to \w+ timed out|shared memory broadcast block|Failed core proc"
+    r"|RPC call to \w+ timed out|shared memory broadcast block|Failed core proc\(s\): \{\}"
     r"|ActorDied|ActorUnavailable|WorkerCrashedError|OwnerDiedError|RayChannelError"
     r"|ChildFailedError|ProcessExitedException|ProcessRaisedException"
     r"|Received sigquit from a child|kill_process_tree|Child process .{0,40}(?:died|failed)"
@@ -213,7 +215,8 @@ FOLLOWERS = re.compile(
 
 #: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
-    r"^(?:ray::"
+    r"device-side assert triggered"
+    r"|^(?:ray::"
     r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
 )
@@ -289,8 +292,13 @@ _SMELLS = (
 )
 #: Maximum number of kept events and other lines.
 _KEPT = 256
+#: Equal exceptions that are kept whole, and maximum number of different events to count.
+_SAME = 4
+_TIMES = 4096
 _LOUD = ("ERROR", "CRITICAL", "FATAL")
 _QUIET = ("INFO", "DEBUG", "WARNING", "WARN")
+#: Maximum length of a line that is searched for a failure.
+_SEARCHED = 8000
 #: Maximum length of a quoted line.
 QUOTED = 600
 #: Progress lines of the same process that show that it survived an exception.
@@ -327,6 +335,19 @@ class Failure:
     when: str = ""
     search: str = ""
 
+    #: its traceback goes through the handler of a request
+    handled: bool = False
+    #: how often it occurred in this attempt
+    times: int = 1
+
+    @property
+    def key(self) -> str:
+        """By which it was counted."""
+        return self.counted or f"{self.kind}: {self.quote}"
+
+    #: an exception's name and text
+    counted: str = ""
+
     def same_as(self, other: Failure) -> bool:
         """Whether it is the same event: from another rank, or printed again."""
         return (self.kind, _plain(self.quote)) == (other.kind, _plain(other.quote))
@@ -337,8 +358,28 @@ _WARNS = re.compile(
 )
 
 
+#: A process whose signal is named was ended by it, whatever else the line says.
+SIGNALLED = re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -\d")
+#: Frames of a server that handles a request.
+_HANDLER = re.compile(
+    r"entrypoints/(?:openai|anthropic|serve|pooling)/(?!api_server|cli_args|server_utils|launcher)"
+    r"|/(?:starlette|fastapi|uvicorn/protocols)/|serving_\w+\.py|managers/tokenizer_manager"
+    r"|http_server\.py|engine/serving"
+)
+_VALIDATION = re.compile(r"\bvalidation errors? for ")
+_OWN_TEXT = re.compile(
+    r"^(?:Value error|Assertion failed), |^Input should be |^[A-Z][a-z]+ .{0,160}\[type="
+)
+_VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), .+?(?= \[type=|$)")
+_NO_MEMORY = re.compile(r"NVRM: .{0,300}NV_ERR_NO_MEMORY")
+
+
+def _follows(text: str) -> bool:
+    return bool(FOLLOWERS.search(text)) and not SIGNALLED.search(text)
+
+
 def _plain(text: str) -> str:
-    return re.sub(r"[\d\s]+|0x[0-9a-f]+", "", text)[:160]
+    return re.sub(r"[\d\s]+|0x[0-9a-f]+", "", text[:400])[:160]
 
 
 @dataclass
@@ -348,6 +389,9 @@ class Failures:
     course: ServerState = field(default_factory=ServerState)
     events: list[Failure] = field(default_factory=list)
     exceptions: list[LoggedException] = field(default_factory=list)
+    #: how often each event occurred, and where last
+    times: dict[str, int] = field(default_factory=dict)
+    _last: dict[str, int] = field(default_factory=dict)
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     _recent: collections.deque[NumberedLine] = field(
         default_factory=lambda: collections.deque(maxlen=12)
@@ -357,13 +401,21 @@ class Failures:
     _head: str = ""
     _when: dict[int, str] = field(default_factory=dict)
     _harmless: dict[str, int] = field(default_factory=dict)
+    #: lines of the driver about memory: the first one, and their number
+    no_memory: NumberedLine | None = None
+    no_memory_lines: int = 0
 
     def feed(self, line: Line) -> None:
         """Read one line."""
+        if len(line.text) > _SEARCHED:
+            line = line._replace(text=line.text[:_SEARCHED])
         text = line.text
         self.course.feed(line)
         if ":" in line.head:
             self._head = line.head
+        if "NVRM" in text and _NO_MEMORY.search(text):
+            self.no_memory_lines += 1
+            self.no_memory = self.no_memory or NumberedLine(line.number, text[:QUOTED])
         quiet = line.level in ("INFO", "DEBUG") and "kip" not in text and "gnor" not in text
         if line.source in self.tracebacks.states or (
             not quiet and any(smell in text for smell in _SMELLS)
@@ -411,16 +463,30 @@ class Failures:
         if before := self._matters(found.start, found.source):
             self._before[id(found)] = before
         self._when[id(found)] = when(self._head)
-        if len(self.exceptions) < _KEPT:
+        if self._again(f"{found.name}: {found.text}", found.line) <= _SAME or found.cause:
             self.exceptions.append(found)
+            if len(self.exceptions) > _KEPT:  # the first ones, and the last ones
+                del self.exceptions[_KEPT // 2]
+
+    def _again(self, text: str, line: int) -> int:
+        """Count an event; returns how often it occurred so far."""
+        key = _plain(text)
+        if key not in self.times and len(self.times) >= _TIMES:
+            self.times.clear()
+            self._last.clear()
+        self.times[key] = self.times.get(key, 0) + 1
+        self._last[key] = line
+        return self.times[key]
 
     def _note(self, event: Failure, line: Line) -> None:
         event.source, event.level = line.source, line.level
         event.when = when(self._head)
-        event.follower = bool(FOLLOWERS.search(event.quote))
+        event.follower = _follows(event.quote)
         event.before = self._matters(event.line, event.source)
-        if len(self.events) < _KEPT and not any(event.same_as(e) for e in self.events[-40:]):
+        if self._again(f"{event.kind}: {event.quote}", event.line) == 1:
             self.events.append(event)
+            if len(self.events) > _KEPT:
+                del self.events[_KEPT // 2]
 
     def _matters(self, line: int, source: str) -> NumberedLine | None:
         """The last relevant line before an event: a warning, or the stage."""
@@ -428,6 +494,21 @@ class Failures:
         near = [n for n in earlier if _WARNS.search(n.text) and line - n.line <= 30]
         own = [n for n in earlier if n.source == source]
         return next(iter((near or own or earlier)[-1:]), None)
+
+    def with_others(self, others: Sequence[Failures]) -> Failures:
+        """The same with the events of other nodes of the same server."""
+        every = [self, *others]
+        return Failures(
+            course=self.course.with_others([o.course for o in others]),
+            events=sorted((e for f in every for e in f.events), key=lambda e: e.line),
+            exceptions=sorted((e for f in every for e in f.exceptions), key=lambda e: e.line),
+            times={key: n for f in every for key, n in f.times.items()},
+            _last={key: n for f in every for key, n in f._last.items()},
+            _before={key: n for f in every for key, n in f._before.items()},
+            _when={key: n for f in every for key, n in f._when.items()},
+            no_memory=self.no_memory,
+            no_memory_lines=self.no_memory_lines,
+        )
 
     def dead(self) -> bool:
         """Whether the log shows that the server ended, not only a failure."""
@@ -438,6 +519,24 @@ class Failures:
 
     def failures(self) -> list[Failure]:
         """All events, root cause first; survived ones are marked."""
+        found = self._events()
+        for failure in found:
+            key = _plain(failure.key)
+            failure.times = self.times.get(key, 1)
+            failure.end = max(failure.end, self._last.get(key, 0))
+        for failure in found:
+            failure.survived = self._survives(failure, found)
+        found += self._hangs(found)
+        _weaken_wrappers(found)
+        found.sort(key=lambda f: (f.survived, f.kind == "an error", f.follower, f.weak, f.line))
+        kept: list[Failure] = []
+        for failure in found:
+            if not any(failure.same_as(other) for other in kept):
+                kept.append(failure)
+        return kept
+
+    def _events(self) -> list[Failure]:
+        """Exceptions with their chains, and the other events that are not part of one."""
         causes = {id(e.cause) for e in self.exceptions if e.cause is not None}
         found = [self._failure(e) for e in self.exceptions if id(e) not in causes]
         covered = {n: failure.source for failure in found for n in failure.lines}
@@ -452,21 +551,7 @@ class Failures:
         for event in _told(events):
             event.search = search_phrase(self.course.wrote(), event.kind, event.quote, event.frame)
             found.append(event)
-        for failure in found:
-            failure.survived = self._survives(failure, found)
-        found += self._hangs(found)
-        compiled = [f for f in found if f.kind == "a compiler" and not f.weak]
-        if compiled:  # what failed to compile is the root of the exception that says so
-            wraps = re.compile(r"[Nn]inja|nvcc|compil|build|non-zero exit status")
-            for failure in found:
-                if failure.name and wraps.search(failure.quote + failure.message[:2000]):
-                    failure.weak = True
-        found.sort(key=lambda f: (f.survived, f.kind == "an error", f.follower, f.weak, f.line))
-        kept: list[Failure] = []
-        for failure in found:
-            if not any(failure.same_as(other) for other in kept):
-                kept.append(failure)
-        return kept
+        return found
 
     def _hangs(self, found: list[Failure]) -> list[Failure]:
         """Waits that do not end, without another known cause."""
@@ -493,8 +578,7 @@ class Failures:
         chain = tail.chain()
         at = 0
         while at < len(chain) - 1 and (
-            (not chain[at + 1].direct and chain[at].short in _LOOKUPS)
-            or FOLLOWERS.search(chain[at].quote)
+            (not chain[at + 1].direct and chain[at].short in _LOOKUPS) or _follows(chain[at].quote)
         ):
             at += 1
         root = chain[at]
@@ -505,9 +589,12 @@ class Failures:
         quote = root.quote
         if not root.text.strip() and root.more:
             quote = f"{quote} {root.more[0]}"
-        follower = bool(
-            FOLLOWERS.search(f"{root.name}: {root.text[:2000]}")
-            or (root.more and not root.text and FOLLOWERS.search(root.more[0]))
+        if _VALIDATION.search(root.text):  # pydantic's own text is in a later line
+            quote = next((m for m in root.more if _OWN_TEXT.search(m)), quote)
+            if match := _VALUE_ERROR.search(quote):
+                quote = match[0]
+        follower = _follows(f"{root.name}: {root.text[:2000]}") or bool(
+            root.more and not root.text and _follows(root.more[0])
         )
         return Failure(
             kind="an exception",
@@ -521,9 +608,11 @@ class Failures:
             frame=frame,
             became=tuple(NumberedLine(e.line, e.quote[:QUOTED], e.source) for e in chain[at + 1 :]),
             name=root.short,
+            counted=f"{root.name}: {root.text}",
             message=root.message[:4000],
             more=tuple(m[:QUOTED] for m in root.more if not _BOILERPLATE.search(m))[:3],
-            weak=bool(WRAPPERS.search(root.text)) or root.inner,
+            weak=bool(WRAPPERS.search(root.text) or SIGNALLED.search(root.text)) or root.inner,
+            handled=any(_HANDLER.search(f.path) for e in chain for f in e.frames),
             follower=follower,
             lines=frozenset(
                 n for e in chain for n in range(e.start, min(e.end, e.start + 2000) + 1)
@@ -542,6 +631,18 @@ class Failures:
         if failure.source and failure.level != "CRITICAL":
             return course.after(failure.source, failure.end) >= _PROGRESS
         return course.alive > failure.end and not followers
+
+
+_BUILDS = re.compile(r"[Nn]inja|nvcc|compil|build|non-zero exit status")
+
+
+def _weaken_wrappers(found: list[Failure]) -> None:
+    """Mark exceptions that say that something did not compile, if a compiler says why."""
+    if not any(f.kind == "a compiler" and not f.weak for f in found):
+        return
+    for failure in found:
+        if failure.name and _BUILDS.search(failure.quote + failure.message[:2000]):
+            failure.weak = True
 
 
 #: What PyTorch adds to every CUDA error.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.sources import SAMPLE, encoding_of
+from builder.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -240,15 +241,20 @@ class _Wrap:
 
 #: Maximum line length; longer ones are cut to limit memory.
 LONGEST = 1 << 16
-#: How many lines that differ only in digits are read; a busy server's log has many.
+#: How many lines that differ only in digits are read of one attempt, and how many of them if they
+#: are about an error; a busy server's log has many.
 REPEATS = 8
+ERRORS = 1000
+_ERROR = re.compile(
+    rb"rror|ERROR|CRITICAL|FATAL|Traceback|  File |xception|ailed|Killed|exited|NVRM|[Tt]imed|abort"
+)
 _DIGITS = b"0123456789"
 #: Request identifiers, which occur in INFO lines.
 _HEX = b"0123456789abcdef"
 #: Maximum number of different lines to remember.
 _SHAPES = 20_000
 
-_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL"
 _ANSI = re.compile(
     r"(?:\x1b|#033)(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))|\x1b[()]B"
@@ -259,11 +265,19 @@ _BARE_COLOUR = re.compile(r"\[(?:3\d|9\d|0|1);?\d*m")
 _PREFIX = re.compile(
     "|".join(
         (
+            # loguru; RunPod's worker
+            rf"{_STAMP} +\| (?P<loguru>{_LEVEL}) +\| \S{{1,120}} - ",
+            rf"[\w.-]{{1,60}}\.py +:\d+ +{_STAMP} ",
             # Kubernetes CRI, docker --timestamps, journalctl -o short-iso
-            rf"{_STAMP} (?:std(?:out|err) [FP] |\S{{1,64}} [\w.@/-]{{1,64}}\[\d+\]: )?(?!- )",
+            rf"{_STAMP}[ \t](?:std(?:out|err) [FP] |\S{{1,64}} [\w.@/-]{{1,64}}\[\d+\]: )?(?!- )",
             r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [\w.@/-]{1,64}(?:\[\d+\])?: ",
-            r"[\w.@-]{1,80} +\| ?",  # docker compose, swarm
-            r"\[pod/[\w./-]{1,200}\] ?",  # kubectl logs --prefix
+            r"(?P<compose>[\w.@-]{1,80}) +\| ?",  # docker compose, swarm
+            r"\[(?P<pod>pod/[\w./-]{1,200})\] ?",  # kubectl logs --prefix
+            r"[a-z0-9]{8,24} ?\[(?P<runpod>info|error|warning|debug)\] ?",
+            r"\((?:[\w.-]{1,40}, )?(?:rank=?\d+, )?pid=\d+(?:, ip=[\d.]+)?\) ?",  # SkyPilot
+            # epoch milliseconds of log exports; srun --label; torchrun --tee
+            r"\d{13} (?=\S)|\d{1,4}: (?=\(\w+ pid=|(?:INFO|ERROR|WARNING) \d|Traceback| +File \")",
+            r"\[[a-z]{2,20}\d{1,4}\]: ?",
             # vLLM, Ray
             (
                 r"\((?P<tag>[A-Za-z][\w.-]{0,40}(?: rank=\d+)?) pid=(?P<pid>\d+)"
@@ -271,8 +285,13 @@ _PREFIX = re.compile(
             ),
             r"\((?P<bare>(?:APIServer|EngineCore|Worker)[\w-]{0,20})\) ?",
             r"\[(?P<rank>rank\d+)\]:? ?",
-            rf"(?P<level>{_LEVEL}) [\d-]{{5,10}} [\d:.,]{{8,15}} \[[^\]]{{1,120}}\] ?",
+            (
+                rf"(?P<level>{_LEVEL}) [\d-]{{5,10}} [\d:.,]{{8,15}} "
+                r"(?:\[[^\]]{1,120}\]|[\w./-]{1,80}:\d+\]) ?"
+            ),
             rf"(?P<short>{_LEVEL}) \[[\w.-]{{1,60}}:\d+\] ?",
+            rf"\[(?P<bracket>{_LEVEL})\] ",
+            rf"(?P<ray>{_LEVEL})[ \t]+[\w./-]{{1,80}}:\d+ -- ",
             # SGLang, without level
             rf"\[{_STAMP}(?: (?P<part>(?:[A-Z]+\d+ ?)+))?\] ",
             (
@@ -302,6 +321,9 @@ _PROMPT = re.compile(
     r"|\bprompt: ['\"]|['\"]messages['\"]: ?\[|Input prompt: )"
 )
 
+#: An answer that begins with exclamation marks, and has nothing else.
+_MARKS_ALONE = re.compile(r"['\"]?!{40}|['\"]?!{5,39}(?=['\"]|$)")
+
 
 class Line(NamedTuple):
     """One line: its number in the file (from 1), its text, process and level.
@@ -318,6 +340,8 @@ class Line(NamedTuple):
     pieces: int = 1
     #: its prefix
     head: str = ""
+    #: the container, pod or node that a prefix names: each may be a server of its own
+    server: str = ""
 
 
 @dataclass
@@ -338,6 +362,8 @@ class Reader:
     live: bool = False
     lines: int = 0
     shapes: dict[bytes, Shape] = field(default_factory=dict)
+    #: newest line first: the number that a line number is subtracted from, else 0
+    turned: int = 0
     #: lines may be wrapped; joined lines are a guess, and only additional
     wrapped: bool = False
 
@@ -348,7 +374,11 @@ class Reader:
             if isinstance(self.stream, io.BufferedReader)
             else io.BufferedReader(_Raw(self.stream), SAMPLE)
         )
-        start = b"" if self.live else buffered.peek(SAMPLE)[:SAMPLE]
+        first = buffered.peek(SAMPLE)[:SAMPLE]
+        if newest_first(first):
+            buffered, self.turned = _turned(buffered)
+            first = buffered.peek(SAMPLE)[:SAMPLE]
+        start = b"" if self.live else first
         encoding = encoding_of(start)
         physical = (
             self._lines(buffered) if encoding == "utf-8-sig" else self._decoded(buffered, encoding)
@@ -369,6 +399,10 @@ class Reader:
             if shape.count > REPEATS:
                 yield from cleaned(shape.last, shape.first.decode("utf-8", "replace"))
 
+    def forget(self) -> None:
+        """Read repeated lines again: a new attempt begins."""
+        self.shapes.clear()
+
     def _lines(self, buffered: io.BufferedReader) -> Iterator[tuple[int, str]]:
         shapes = self.shapes
         whole = True
@@ -388,7 +422,9 @@ class Reader:
                 else:
                     shape.count += 1
                     shape.last = number
-                    if shape.count <= REPEATS:
+                    if shape.count <= REPEATS or (
+                        shape.count <= ERRORS and _ERROR.search(piece, 0, 400)
+                    ):
                         yield number, piece.decode("utf-8", "replace")
             whole = ended
             number += ended
@@ -404,6 +440,36 @@ class Reader:
                 yield number, piece
         finally:
             text.detach()
+
+
+_WHEN = re.compile(rb"(?m)^[^\n]{0,80}?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
+#: Maximum size of a log with the newest line first, which must be turned in memory.
+_TURNED = 64 << 20
+
+
+def newest_first(sample: bytes) -> bool:
+    """Whether the times of the first lines descend, as in the consoles of log collectors."""
+    times = [bytes(found) for found in _WHEN.findall(sample)]
+    later = sum(a > b for a, b in itertools.pairwise(times))
+    earlier = sum(a < b for a, b in itertools.pairwise(times))
+    return later >= 3 and earlier * 10 <= later and times[0] > times[-1]
+
+
+def _turned(stream: io.BufferedReader) -> tuple[io.BufferedReader, int]:
+    """A stream with its lines in the order of time, and the number of lines plus one.
+
+    Raises:
+        UsageError: it is too large to be turned.
+    """
+    data = stream.read(_TURNED + 1)
+    if len(data) > _TURNED:
+        raise UsageError(
+            "the log has the newest line first, and is too large to be turned here",
+            hint="tac FILE | spark-build diagnose -",
+        )
+    lines = data.removesuffix(b"\n").split(b"\n")
+    text = b"\n".join(reversed(lines)) + b"\n"
+    return io.BufferedReader(_Raw(io.BytesIO(text)), SAMPLE), len(lines) + 1
 
 
 class _Raw(io.RawIOBase):
@@ -439,7 +505,7 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     if "\x1b" in text or "#033" in text or ("u001b" not in text and _BARE_COLOUR.search(text)):
         text = _ANSI.sub("", text)
     text = mended(text)
-    source = level = head = ""
+    source = level = head = server = ""
     before = ""
     if text[:1] == " " and _PREFIX.match(text.lstrip(" ")):  # a paste that is indented
         text = text.lstrip(" ")
@@ -449,10 +515,14 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
             head += match[0]
             text = text[match.end() :]
             source, level = _said(match, source, level)
+            server = server or match["compose"] or match["pod"] or match["ip"] or ""
     if inner := _unwrapped(text):
         return [
             line._replace(
-                source=line.source or source, level=line.level or level, head=head + line.head
+                source=line.source or source,
+                level=line.level or level,
+                head=head + line.head,
+                server=line.server or server,
             )
             for part in inner.splitlines()
             for line in cleaned(number, part, every=every)
@@ -465,12 +535,16 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     else:
         prompt = None
     if prompt:
-        text = text[: prompt.end()]
-    return [Line(number, text, source, level, head=head)] if text or every else []
+        shown = _MARKS_ALONE.match(text, prompt.end())  # a symptom, and no text of a prompt
+        text = text[: prompt.end()] + (shown[0] if shown else "")
+    return [Line(number, text, source, level, head=head, server=server)] if text or every else []
 
 
 #: Uvicorn's format, and a level alone; both stay in the text.
 _OWN_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::|$)")
+
+
+_LEVELS = ("level", "short", "python", "loguru", "bracket", "ray", "runpod", "ci")
 
 
 def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
@@ -484,7 +558,7 @@ def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
         source = f"{tag}{where}" if not groups["pid"] else f"{tag} {groups['pid']}{where}"
     elif own := groups["rank"] or groups["part"] or groups["mpi"]:
         source = source or own.strip()
-    loud = groups["level"] or groups["short"] or groups["python"] or (groups["ci"] or "").upper()
+    loud = next(filter(None, map(groups.__getitem__, _LEVELS)), "").upper()
     letter = groups["letter"] or groups["glog"]
     return source, loud or _LETTERS.get(letter or "", "") or level
 

@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from builder.diagnose.catalog import load_catalog
-from builder.diagnose.scan import Scan
+from builder.diagnose.scan import Log
 from builder.diagnose.sources import SAMPLE, joined, texts
-from builder.diagnose.verdict import diagnose, judged
+from builder.diagnose.verdict import diagnoses, judged, worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,31 +83,32 @@ def watched(
 
     An archive in a pipe can hold several logs.
     """
-    read, entries = Scan(), load_catalog()
+    log, entries = Log(), load_catalog()
     told = LiveResult(set(), [])
 
     def waiting() -> bool:
-        read.flush()
-        partial = judged(read, entries, vllm)
-        for finding in partial.findings:
+        log.flush()
+        partial = judged(log, entries, vllm)
+        for finding in [found for one in partial for found in one.findings]:
             if (finding.id, finding.line) not in told.findings and finding.severity != "info":
                 told.findings.add((finding.id, finding.line))
                 say(finding)
-        if partial.verdict.state == "ready":
+        states = {one.verdict.state for one in partial}
+        if states == {"ready"}:
             return True
-        if partial.verdict.state != "failed":
+        if worst(partial).verdict.state != "failed":
             return False
         told.pauses.append(1)
-        return len(told.pauses) >= _PATIENCE or read.failures.dead()
+        return len(told.pauses) >= _PATIENCE or log.broken()
 
     live = Live(fd, waiting, idle=idle)
     start = live.first()
     whole = joined(start, cast("BinaryIO", live))
     results: list[Diagnosis] = []
-    for name, stream in texts(whole, "standard input"):
-        if results:
-            results.append(diagnose(stream, vllm, entries).in_file(name))
+    for number, (name, stream) in enumerate(texts(whole, "standard input")):
+        if number:
+            found = diagnoses(stream, vllm, entries)
         else:
-            result = diagnose(stream, vllm, entries, read=read, live=not live.ended)
-            results.append(result.in_file(name))
+            found = diagnoses(stream, vllm, entries, log=log, live=not live.ended)
+        results += [result.in_log(name) for result in found]
     return results if len(results) > 1 else [results[0].in_file("")]

@@ -8,12 +8,14 @@ time grows with the size of the log and memory does not.
 from __future__ import annotations
 
 import bisect
+import collections
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
@@ -23,7 +25,7 @@ from builder.diagnose.lines import Reader
 from builder.util.documents import Count, Part, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.diagnose.lines import Line
 
@@ -245,7 +247,7 @@ class Hit(NamedTuple):
 
 @dataclass
 class Scan:
-    """The result of one pass over a log."""
+    """What one attempt of one server wrote."""
 
     lines: int = 0
     #: number of attempted regular expressions, which the work is proportional to
@@ -262,18 +264,48 @@ class Scan:
     failures: Failures = field(default_factory=Failures)
     #: the same for the physical lines of a log that may be wrapped
     unjoined: Failures = field(default_factory=Failures)
-    #: processes pending lines of a block
-    flush: Callable[[], None] = lambda: None
     #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
     present: set[str] = field(default_factory=set)
 
     def take(self, line: Line, *, wrapped: bool) -> None:
         """Read one line for failures."""
-        self.lines = line.number
         if not line.again:
             self.failures.feed(line)
         if wrapped and line.pieces == 1:
             self.unjoined.feed(line)
+
+    def with_settings(self, more: Mapping[tuple[str, str], Setting]) -> Scan:
+        """The same with settings of an earlier attempt."""
+        return dataclasses.replace(self, settings={**more, **self.settings}) if more else self
+
+    def with_nodes(self, others: Sequence[Scan]) -> Scan:
+        """The same with what other nodes of the same server wrote."""
+        hits = {key: list(found) for key, found in self.hits.items()}
+        for other in others:
+            for key, found in other.hits.items():
+                hits.setdefault(key, []).extend(found)
+        every = [self, *others]
+        return dataclasses.replace(
+            self,
+            versions=_first_of(s.versions for s in every),
+            trtllm=_first_of(s.trtllm for s in every),
+            selections=_first_of(s.selections for s in every),
+            settings=_first_of(s.settings for s in every),
+            hits=hits,
+            times=dict(sum((collections.Counter(s.times) for s in every), collections.Counter())),
+            failures=self.failures.with_others([s.failures for s in others]),
+            unjoined=self.unjoined.with_others([s.unjoined for s in others]),
+            present=set().union(*(s.present for s in every)),
+        )
+
+    def troubled(self) -> bool:
+        """Whether it was ready, or something failed."""
+        state = self.failures
+        return bool(state.exceptions or state.events or state.course.ready)
+
+    def broken(self) -> bool:
+        """Whether it ended with a failure."""
+        return any(not failure.survived for failure in self.failures.failures())
 
     def shows(self, entry: Entry) -> bool:
         """Whether the rest of the log meets an entry's conditions."""
@@ -290,6 +322,130 @@ class Scan:
         return all(facts) if every else any(facts)
 
 
+_T = TypeVar("_T")
+
+
+def _first_of(tables: Iterable[Mapping[Any, _T]]) -> dict[Any, _T]:
+    """Several tables as one; of a key in several, the first value."""
+    found: dict[Any, _T] = {}
+    for table in tables:
+        for key, value in table.items():
+            found.setdefault(key, value)
+    return found
+
+
+#: Texts that a server writes once in each attempt, and cheap signs of them.
+_STAGES = (
+    re.compile(r"== SGLang ==|NVIDIA Inference Microservice"),
+    re.compile(r"vLLM (?:API )?server version \d"),
+    re.compile(r"█  version \d"),
+    re.compile(r"server_args=ServerArgs\("),
+    re.compile(r"Initializing an? (?:V1 )?LLM engine"),
+)
+_STAGE_SIGNS = ("ersion", "== SGLang", "ServerArgs(", "Initializing a", "Microservice")
+#: The engine's process: several of one server may begin.
+_ENGINE = len(_STAGES) - 1
+#: The end of a container or unit, after which the next line is of another attempt.
+_ENDED = re.compile(
+    r"^(?P<name>[\w.-]{1,80}) exited with code \d+|Scheduled restart job, restart counter is at"
+)
+#: Maximum number of servers to tell apart.
+_SERVERS = 32
+
+
+@dataclass
+class Server:
+    """The attempts of one server; all but the last two are only counted."""
+
+    name: str
+    last: Scan = field(default_factory=Scan)
+    before: Scan | None = None
+    attempts: int = 1
+    #: earlier attempts that ended with a failure
+    failed: int = 0
+    lines: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+    #: variables that were set before the first start
+    preamble: dict[tuple[str, str], Setting] = field(default_factory=dict)
+    first: int = 0
+    _stages: set[tuple[int, str]] = field(default_factory=set)
+    _ended: bool = False
+
+    def begins(self, line: Line) -> bool:
+        """Whether a line is the first of another attempt."""
+        if self._ended and line.text and not _ENDED.search(line.text):
+            return True
+        if line.again or not any(sign in line.text for sign in _STAGE_SIGNS):
+            return False
+        for index, regex in enumerate(_STAGES):
+            if regex.search(line.text):
+                stage = (index, line.source.partition(" ")[0] if index == _ENGINE else "")
+                if stage not in self._stages:
+                    self._stages.add(stage)
+                    self.first = self.first or line.number
+                    return False
+                return index != _ENGINE or self.last.troubled()
+        return False
+
+    def again(self, line: Line) -> None:
+        """Begin another attempt; the last one is kept until the next."""
+        self.failed += self.last.broken()
+        self.before, self.last = self.last, Scan()
+        self.attempts += 1
+        self._stages, self._ended = set(), False
+        self.begins(line)
+
+    def with_nodes(self, others: Sequence[Server]) -> Server:
+        """The same with what other nodes of it wrote in the last attempt."""
+        if not others:
+            return self
+        return dataclasses.replace(self, last=self.last.with_nodes([s.last for s in others]))
+
+    def ended(self) -> None:
+        """The container or unit ended."""
+        self._ended = True
+
+
+@dataclass
+class Log:
+    """The servers of one log."""
+
+    servers: dict[str, Server] = field(default_factory=dict)
+    lines: int = 0
+    turned: int = 0
+    #: processes pending lines of a block
+    flush: Callable[[], None] = lambda: None
+    _prefixed: int = 0
+    _read: int = 0
+
+    def server(self, line: Line) -> Server:
+        """The server that wrote a line."""
+        self._read += 1
+        name = line.server
+        if name and "pod/" not in name and not name.replace(".", "").isdigit():
+            self._prefixed += 1  # a table has such lines too; a log of compose has no others
+            name = name if self._prefixed * 2 >= self._read else ""
+        found = self.servers.get(name)
+        if found is None:
+            if len(self.servers) >= _SERVERS:
+                return next(iter(self.servers.values()))
+            found = self.servers[name] = Server(name)
+        return found
+
+    def broken(self) -> bool:
+        """Whether the last attempt of a server ended with a failure, as far as it was read."""
+        return any(server.last.failures.dead() for server in self.servers.values())
+
+    @property
+    def searches(self) -> int:
+        """Number of attempted regular expressions."""
+        return sum(s.last.searches + (s.before.searches if s.before else 0) for s in self.all())
+
+    def all(self) -> list[Server]:
+        """Every server, in order of appearance."""
+        return list(self.servers.values())
+
+
 #: The effect of a matching line on the result.
 _Note = Callable[[Scan, "re.Match[str]", "Line"], object]
 
@@ -301,34 +457,75 @@ class _Watch(NamedTuple):
     note: _Note
 
 
-def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Scan | None = None) -> Scan:
+def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Log | None = None) -> Log:
     """Read a log once; a given ``result`` can be read meanwhile."""
-    result = Scan() if result is None else result
+    log = Log() if result is None else result
     by_needle = _by_needle(tuple(catalog))
     block: list[Line] = []
+    owners: list[Server] = []
+    scans: list[Scan] = []
 
     def flush() -> None:
         if block:
-            _read_block(block, by_needle, result)
-            block.clear()
+            _read_block(block, owners, scans, by_needle)
+            for part in (block, owners, scans):
+                part.clear()
 
-    result.flush = flush
+    log.flush = flush
+    reader = lines if isinstance(lines, Reader) else None
     size = 0
     for line in lines:
+        server = log.server(line)
+        if server.begins(line):
+            _restart(log, server, line, reader)
+        if "exited with" in line.text or "restart counter" in line.text:
+            _mark_end(log, server, line)
         block.append(line)
-        result.take(line, wrapped=isinstance(lines, Reader) and lines.wrapped)
+        owners.append(server)
+        scans.append(server.last)
+        server.last.take(line, wrapped=reader is not None and reader.wrapped)
+        log.lines = line.number
         size += len(line.text) + 1
         if size >= _BLOCK:
             flush()
             size = 0
     flush()
-    if isinstance(lines, Reader):
-        result.lines = lines.lines
-        result.failures.course.passed_over(lines.passed_over())
-    return result
+    if reader is not None:
+        log.lines, log.turned = reader.lines, reader.turned
+        _passed_over(log, reader)
+    return log
 
 
-def _read_block(block: list[Line], by_needle: Mapping[str, list[_Watch]], result: Scan) -> None:
+def _restart(log: Log, server: Server, line: Line, reader: Reader | None) -> None:
+    if reader is not None:
+        _passed_over(log, reader)
+        reader.forget()
+    server.again(line)
+    for other in log.all():  # Ray's nodes begin again with it
+        if other is not server and not other.first and other.name.replace(".", "").isdigit():
+            other.again(line)
+
+
+def _passed_over(log: Log, reader: Reader) -> None:
+    """Give each server the last lines of skipped groups."""
+    for line in reader.passed_over():
+        server = log.servers.get(line.server) or log.servers.get("")
+        if server is not None:
+            server.last.failures.course.passed_over([line])
+
+
+def _mark_end(log: Log, server: Server, line: Line) -> None:
+    if match := _ENDED.search(line.text):
+        named = log.servers.get(match["name"] or "") or server
+        named.ended()
+
+
+def _read_block(
+    block: list[Line],
+    owners: list[Server],
+    scans: list[Scan],
+    by_needle: Mapping[str, list[_Watch]],
+) -> None:
     text = "\n".join(line.text for line in block)
     starts = [0]
     for line in block:
@@ -337,18 +534,30 @@ def _read_block(block: list[Line], by_needle: Mapping[str, list[_Watch]], result
         if needle not in text:  # most are in no log
             continue
         for index in _lines_with(needle, text, starts):
-            line = block[index]
+            line, result = block[index], scans[index]
             for watch in watches:
                 result.searches += 1
                 if match := watch.pattern.regex.search(line.text):
                     watch.note(result, match, line)
+    _read_settings(block, owners, scans, text, starts)
+    for server, result in {id(s): (o, s) for o, s in zip(owners, scans, strict=True)}.values():
+        for version, number in result.versions.items():
+            server.versions.setdefault(version, number)
+
+
+def _read_settings(
+    block: list[Line], owners: list[Server], scans: list[Scan], text: str, starts: list[int]
+) -> None:
     seen: set[int] = set()
     for trigger in TRIGGERS:
         seen.update(_lines_with(trigger, text, starts))
     for index in sorted(seen):
+        line, result, server = block[index], scans[index], owners[index]
         result.searches += 1
-        for setting in settings_in(block[index].text, block[index].number):
+        for setting in settings_in(line.text, line.number):
             result.settings.setdefault((setting.name, setting.value), setting)
+            if setting.name.isupper() and (not server.first or line.number < server.first):
+                server.preamble.setdefault((setting.name, setting.value), setting)
 
 
 def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:

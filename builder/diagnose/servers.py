@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
+import tomllib
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from builder.util.paths import package_file
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from builder.diagnose.lines import Line
 
@@ -51,6 +56,34 @@ ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         ),
     ),
     ("ray", "Ray", re.compile(r"\bray\.(?:exceptions|init)|\braylet\b|\(RayWorker")),
+)
+
+
+class Program(NamedTuple):
+    """A program that is no model server."""
+
+    name: str
+    #: it decides even if an engine is named too
+    strong: bool
+    lines: re.Pattern[str]
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """The programs of ``builder/data/programs.toml``."""
+    table = tomllib.loads(package_file("data", "programs.toml").read_text("utf-8"))
+    return tuple(
+        Program(row["name"], row.get("strong", False), re.compile("|".join(row["patterns"])))
+        for row in table["program"]
+    )
+
+
+#: Anything of a model server or its machine, for texts without a line of an engine.
+RELATED = re.compile(
+    r"vllm|sglang|flashinfer|cutlass|cuda|nvidia|nccl|gloo|\btorch|triton|tensorrt|NVRM|safetensors"
+    r"|huggingface|hf\.co|transformers|gpu|\bray\b|ibv_|docker|container|EngineCore|kv.?cache|nvcc"
+    r"|ptxas|\bllm\b|tokenizer|oom|out of memory|Killed",
+    re.IGNORECASE,
 )
 
 #: Lines of a server's start: the log is not only a fragment.
@@ -115,6 +148,8 @@ _WORDS = (
     "aiting for",
     "broadcast block",
 )
+#: Characters of a line that are searched for its program.
+_LOOKED = 2000
 #: Maximum number of stored lines about one wait.
 _KEPT = 64
 #: Number of lines from the start that are searched for the engine.
@@ -144,6 +179,11 @@ class ServerState:
     #: the last progress lines by process
     progress: dict[str, collections.deque[int]] = field(default_factory=dict)
     votes: collections.Counter[str] = field(default_factory=collections.Counter)
+    #: lines of programs that are no model server, by name
+    foreign: collections.Counter[str] = field(default_factory=collections.Counter)
+    #: lines with anything of a model server or its machine, of the first ones
+    related: int = 0
+    lines: int = 0
     #: whether a line has the level of a log
     levelled: bool = False
 
@@ -152,21 +192,40 @@ class ServerState:
         text = line.text
         self.last = NumberedLine(line.number, text, line.source)
         self.levelled = self.levelled or bool(line.level)
-        if line.number <= _FIRST or self.votes.total() < _WAITS:
+        self.lines += 1
+        if self.lines <= _FIRST or (self.votes.total() < _WAITS and self.lines <= 50 * _FIRST):
             self._vote(line)
-        if not self.started and line.number <= _FIRST and STARTED.search(text):
+        if not self.started and self.lines <= _FIRST and STARTED.search(text):
             self.started = line.number
         if any(word in text for word in _WORDS):
             self._state(line)
 
     def _vote(self, line: Line) -> None:
+        text = line.text[:_LOOKED]
+        for program in programs():
+            if program.lines.search(text):
+                self.foreign[program.name] += 1
+                break
+        self.related += bool(RELATED.search(text) or RELATED.search(line.source))
         for key, _, regex in ENGINES:
-            if regex.search(line.text) or (key == "vllm" and line.source.startswith(_VLLM)):
+            if regex.search(text) or (key == "vllm" and line.source.startswith(_VLLM)):
                 self.votes[key] += 1
                 return
 
+    def other(self) -> str:
+        """The program that wrote it, if it is no model server; else empty."""
+        if not self.foreign:
+            return ""
+        name = self.foreign.most_common(1)[0][0]
+        strong = next(program.strong for program in programs() if program.name == name)
+        engine = self.votes.total() - self.votes["llama.cpp"]
+        if name == "pytest" or not engine:
+            return name if not self.started or name in ("pytest", "llama.cpp") else ""
+        return name if strong and not self.started and not self.ready else ""
+
     def _state(self, line: Line) -> None:
         text, number = line.text, line.number
+        text = text[:_LOOKED]
         if READY.search(text):
             self.first_ready = self.first_ready or number
             self.ready = max(self.ready, number)
@@ -192,6 +251,21 @@ class ServerState:
             self.goes_on(line)
             if line.number > self.last.line:
                 self.last = NumberedLine(line.number, line.text, line.source)
+
+    def with_others(self, others: Sequence[ServerState]) -> ServerState:
+        """The same with the states of other nodes of the same server."""
+        every = [self, *others]
+        return dataclasses.replace(
+            self,
+            ready=max(s.ready for s in every),
+            first_ready=min((s.first_ready for s in every if s.first_ready), default=0),
+            alive=max(s.alive for s in every),
+            last=max((s.last for s in every), key=lambda n: n.line),
+            waits={k: list(v) for s in reversed(every) for k, v in s.waits.items()},
+            progress={k: v for s in every for k, v in s.progress.items()},
+            votes=sum((s.votes for s in every), collections.Counter()),
+            levelled=any(s.levelled for s in every),
+        )
 
     def after(self, source: str, line: int) -> int:
         """The number of progress lines of a process after a line."""

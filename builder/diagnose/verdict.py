@@ -13,16 +13,18 @@ from packaging.version import InvalidVersion, Version
 
 from builder.diagnose.catalog import SEVERITIES, Entry, Severity, load_catalog, rendered
 from builder.diagnose.lines import Reader
-from builder.diagnose.scan import Hit, Scan, scan
+from builder.diagnose.mechanisms import KINDS, classify
+from builder.diagnose.scan import Hit, Log, Scan, Server, scan
 from builder.diagnose.servers import COVERED, ENGINE_NAMES
 from builder.errors import UsageError
 from builder.util.documents import Count, Part, Text, always
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
     from builder.diagnose.failures import Failure
+    from builder.diagnose.mechanisms import Mechanism
     from builder.diagnose.scan import Selection
 
 #: The ID of a failure without an entry.
@@ -57,6 +59,11 @@ class Finding(Part, frozen=True):
     ] = always(())
     more: Annotated[tuple[str, ...], Meta(description="further lines of the message")] = always(())
     when: Annotated[str, Meta(description="MM-DD HH:MM:SS, if the log has it")] = always("")
+    mechanism: Annotated[
+        str, Meta(description="what made it fail, by the form of the message; empty if unknown")
+    ] = always("")
+    component: Annotated[str, Meta(description="the part that refused or failed")] = always("")
+    times: Annotated[Count, Meta(description="how often it is in the last attempt")] = always(1)
     follows: Annotated[bool, Meta(description="only a consequence of another process's exit")] = (
         always(False)
     )
@@ -90,11 +97,23 @@ class Diagnosis:
     file: str = ""
     #: whether anything in it is as in the log of a server
     is_log: bool = True
+    #: it is one of several servers in its log
+    own_server: bool = False
+    #: starts of the server in this log; the last one is judged
+    attempts: int = 1
+    #: attempts before the judged one that ended with a failure
+    failed_attempts: int = 0
 
     @property
     def failed(self) -> bool:
         """Whether it shows a failure or an incomplete start."""
-        return self.verdict.state in ("failed", "stopped")
+        return self.verdict.state in ("failed", "stopped") or (
+            self.verdict.state == "unclear" and self.is_log
+        )
+
+    def in_log(self, name: str) -> Diagnosis:
+        """The same, for one of several logs, or one of several servers in a log."""
+        return self.in_file(f"{name} ({self.file})" if self.file else name)
 
     def in_file(self, name: str) -> Diagnosis:
         """The same, for one of several logs."""
@@ -109,23 +128,42 @@ _OLDEST = Version("0.5")
 
 
 def diagnose(
+    stream: BinaryIO, vllm: str | None = None, catalog: Sequence[Entry] | None = None
+) -> Diagnosis:
+    """Read a log; of several servers in it, the one that fared worst.
+
+    Raises:
+        UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
+    """
+    return worst(diagnoses(stream, vllm, catalog))
+
+
+def diagnoses(
     stream: BinaryIO,
     vllm: str | None = None,
     catalog: Sequence[Entry] | None = None,
     *,
-    read: Scan | None = None,
+    log: Log | None = None,
     live: bool = False,
-) -> Diagnosis:
-    """Read a log; ``vllm`` is the release and overrides the log's.
+) -> list[Diagnosis]:
+    """Read a log, and judge each server in it; ``vllm`` is the release and overrides the log's.
 
-    ``read`` is filled during reading; ``live`` means that the log still grows.
+    ``log`` is filled during reading; ``live`` means that the log still grows.
 
     Raises:
         UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
     """
     given = given_release(vllm)
     entries = load_catalog() if catalog is None else catalog
-    return judged(scan(Reader(stream, live=live), entries, read), entries, given)
+    return judged(scan(Reader(stream, live=live), entries, log), entries, given)
+
+
+_ORDER = ("failed", "stopped", "unclear", "ready", "empty")
+
+
+def worst(results: Sequence[Diagnosis]) -> Diagnosis:
+    """The one that fared worst, the first of several."""
+    return min(results, key=lambda result: _ORDER.index(result.verdict.state))
 
 
 def given_release(vllm: str | None) -> str | None:
@@ -142,38 +180,148 @@ def given_release(vllm: str | None) -> str | None:
         raise UsageError(f"--vllm {vllm!r} is not a version", hint="--vllm 0.25.0") from None
 
 
-def judged(read: Scan, entries: Sequence[Entry], vllm: str | None = None) -> Diagnosis:
-    """The diagnosis from one pass over a log."""
-    named = sorted(read.versions, key=read.versions.__getitem__)
+def judged(log: Log, entries: Sequence[Entry], vllm: str | None = None) -> list[Diagnosis]:
+    """The diagnosis of each server in a log, as far as it was read."""
+    servers = _servers(log)
+    results = [_judged_server(server, log, entries, vllm) for server in servers]
+    if len(results) < 2:
+        return results
+    return [
+        dataclasses.replace(r.in_file(s.name), own_server=bool(s.first))
+        for r, s in zip(results, servers, strict=True)
+    ]
+
+
+def _servers(log: Log) -> list[Server]:
+    """The servers of a log; Ray's nodes, and lines without a prefix, count to another one's."""
+    servers = log.all() or [Server("")]
+    own = [s for s in servers if s.first or s.last.failures.course.ready] or servers[:1]
+    rest = [s for s in servers if s not in own]
+    joined = [s for s in rest if s.name.replace(".", "").isdigit() or not s.name or not own[0].name]
+    nodes = [s for s in joined if s.name.replace(".", "").isdigit() or not own[0].name]
+    own[0] = own[0].with_nodes([s for s in nodes if s.name])
+    others = [
+        s for s in rest if s not in nodes and s.last.failures.course.votes and s.last.broken()
+    ]
+    return [*own, *others]
+
+
+def _judged_server(
+    server: Server, log: Log, entries: Sequence[Entry], vllm: str | None
+) -> Diagnosis:
+    """The diagnosis of the last attempt, or of the one before if the last one shows nothing yet."""
+    last = _judged_attempt(server.last, server, log, entries, vllm)
+    if server.before is None:
+        return last
+    failed = server.failed
+    before = _judged_attempt(server.before, server, log, entries, vllm)
+    counted = dataclasses.replace(last, attempts=server.attempts, failed_attempts=failed)
+    if last.verdict.state == "failed":
+        also = f"; {failed} before it failed too" if failed else ""
+        return _with_sentence(counted, f"Attempt {server.attempts} of {server.attempts}{also}. ")
+    if before.verdict.state != "failed":
+        return _with_sentence(counted, f"Attempt {server.attempts} of {server.attempts}. ")
+    root = next(f for f in before.findings if f.severity == "error")
+    if last.verdict.state == "ready":
+        findings = (*counted.findings, _restarted(root, failed, server.attempts))
+        some = sum(f.severity == "warning" for f in findings)
+        sentence = (
+            f"The server became ready (line {last.ready}) in attempt {server.attempts}; "
+            f"{failed} before it failed: {some} warning{'s' * (some > 1)}."
+        )
+        return dataclasses.replace(
+            counted, findings=findings, verdict=replace(last.verdict, sentence=sentence)
+        )
+    told = dataclasses.replace(
+        counted,
+        findings=(*before.findings, *last.findings),
+        verdict=before.verdict,
+        failed_attempts=failed - 1,
+    )
+    return _with_sentence(
+        told,
+        f"Attempt {server.attempts} of {server.attempts} was not ready when the log ends; the one "
+        f"before it failed. ",
+    )
+
+
+def _with_sentence(result: Diagnosis, start: str) -> Diagnosis:
+    verdict = replace(result.verdict, sentence=start + result.verdict.sentence)
+    return dataclasses.replace(result, verdict=verdict)
+
+
+def _restarted(root: Finding, failed: int, attempts: int) -> Finding:
+    """The finding of a server that runs now, and failed before."""
+    times = f"{failed} of {attempts - 1} attempts" if attempts > _TWO else "The attempt"
+    return replace(
+        root,
+        id="restarted",
+        severity="warning",
+        message=f"{times} before this one failed, the last of them here: {root.message}",
+    )
+
+
+_TWO = 2
+
+
+def _judged_attempt(
+    read: Scan, server: Server, log: Log, entries: Sequence[Entry], vllm: str | None
+) -> Diagnosis:
+    """The diagnosis of one attempt of a server."""
+    at = _line_numbers(log.turned)
+    versions = read.versions or server.versions
+    named = sorted(versions, key=versions.__getitem__)
+    every = sorted({**server.versions, **read.versions}, key=server.versions.get)  # type: ignore[arg-type]
     releases = tuple(v for v in named if _release(v))
-    version = vllm or (releases[0] if releases else None)
+    version = vllm or (releases[0] if read.versions and releases else (releases or (None,))[-1])
     engine = _engine(read)
-    failures = read.failures.failures()
-    if all(f.survived for f in failures):
+    other = read.failures.course.other()
+    failures = [] if other else read.failures.failures()
+    if not other and all(f.survived for f in failures):
         failures = [*failures, *(f for f in read.unjoined.failures() if not f.survived)]
-    findings = _findings(read, entries, version, engine, failures)
+    read = read.with_settings(server.preamble)
+    findings = [] if other else _findings(read, entries, version, engine, failures)
     findings = sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.line, f.id))
-    verdict = _verdict(read, findings)
+    is_log = not other and _is_log(read, findings)
+    verdict = _verdict(read, findings, log.lines, at, other)
     return Diagnosis(
         vllm=version or "",
         tensorrt_llm=next(iter(read.trtllm), ""),
-        releases=releases,
-        lines=read.lines,
-        dispatch=tuple(sorted(read.selections.values(), key=lambda s: (s.line, s.kind))),
-        findings=tuple(findings),
+        releases=tuple(v for v in every if _release(v)),
+        lines=log.lines,
+        dispatch=tuple(
+            replace(s, line=at(s.line))
+            for s in sorted(read.selections.values(), key=lambda s: (s.line, s.kind))
+        ),
+        findings=tuple(
+            replace(f, line=at(f.line), before_line=at(f.before_line))
+            for f in (findings if is_log else ())
+        ),
         verdict=verdict,
         engine=engine,
         build=next((v for v in named if not _release(v)), "") if version is None else "",
-        ready=read.failures.course.first_ready,
-        is_log=_is_log(read, findings),
+        ready=at(read.failures.course.first_ready),
+        is_log=is_log,
     )
+
+
+def _line_numbers(turned: int) -> Callable[[int], int]:
+    """A line's number in the file, by its number in the order of time."""
+    return (lambda n: turned - n if n else 0) if turned else (lambda n: n)
+
+
+#: Texts of this size may be a paste of the lines that matter.
+_PASTE = 6
 
 
 def _is_log(read: Scan, findings: Sequence[Finding]) -> bool:
     """Whether anything tells that a server wrote it."""
     state = read.failures.course
-    told = state.votes or state.levelled or state.started or state.ready or state.waits
-    return bool(told or findings or read.selections)
+    if state.votes or state.started or state.ready or state.waits or read.selections:
+        return True
+    if state.lines > _PASTE and not state.related:
+        return False
+    return bool(findings or state.levelled or read.failures.no_memory)
 
 
 def _release(version: str) -> bool:
@@ -232,10 +380,49 @@ def _findings(
                     message=f"{finding.message} The server went on after this.",
                 )
             found.setdefault((entry.id, finding.message), finding)
-    known = [_with_place(finding, failures) for finding in found.values()]
+    known = [_with_place(finding, failures, engine) for finding in found.values()]
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
-    return [*known, *_unknown(left, failures, known)]
+    found_now = [*known, *_unknown(read, engine, left, failures, known)]
+    found_now += _driver_memory(read, found_now)
+    if any(f.severity == "error" for f in found_now):  # a note of a server that works
+        found_now = [f for f in found_now if f.id not in _NOTED]
+    return found_now
+
+
+def _driver_memory(read: Scan, found: list[Finding]) -> list[Finding]:
+    """The finding of a kernel's journal that says nothing but that memory ran out."""
+    first, lines = read.failures.no_memory, read.failures.no_memory_lines
+    if first is None or any(f.severity == "error" for f in found):
+        return []
+    state = read.failures.course
+    if state.votes or state.ready:
+        return []
+    many = lines >= _BURST
+    told = f"{lines} lines of the driver say" if many else "A line of the driver says"
+    return [
+        Finding(
+            "memory",
+            "error" if many else "warning",
+            first.line,
+            f"{told} that an allocation failed (NV_ERR_NO_MEMORY). "
+            + (
+                "Unified memory ran out; the server may hang from then on."
+                if many
+                else "One such line at a healthy start is harmless."
+            ),
+            "free -h and the server's own log at that time; lower --gpu-memory-utilization, and "
+            "drop the page cache: sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'",
+            quote=first.text.strip(),
+            mechanism="memory",
+            component="the GPU's memory",
+            sure="likely",
+        )
+    ]
+
+
+#: Lines of the driver about memory from which on they are not of an ordinary start.
+_BURST = 3
 
 
 def _hits(entry: Entry, read: Scan, messages: list[tuple[int, str]]) -> list[Hit]:
@@ -285,8 +472,10 @@ def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
     return (engine, "any") if read.failures.course.certain(engine) else (engine, "vllm", "any")
 
 
-def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
+def _with_place(finding: Finding, failures: list[Failure], engine: str) -> Finding:
     """A finding with the details of the failure that it explains."""
+    if finding.severity == "error" and (told := classify(finding.quote, engine=engine)):
+        finding = replace(finding, mechanism=told.kind, component=told.component)
     for failure in failures:
         if finding.line in failure.lines:
             return replace(
@@ -295,11 +484,14 @@ def _with_place(finding: Finding, failures: list[Failure]) -> Finding:
                 process=failure.source,
                 when=failure.when,
                 follows=failure.follower,
+                times=failure.times,
             )
     return finding
 
 
-def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding]) -> list[Finding]:
+def _unknown(
+    read: Scan, engine: str, left: list[Failure], failures: list[Failure], known: list[Finding]
+) -> list[Finding]:
     """Fatal failures without an entry, root first."""
     told = {f.line for f in known if f.severity == "error"}
     fatal = [f for f in failures if not f.survived]
@@ -317,27 +509,49 @@ def _unknown(left: list[Failure], failures: list[Failure], known: list[Finding])
             continue
         if explained and (failure.weak or failure.follower or failure.kind == "a compiler"):
             continue
-        found.append(_unknown_finding(failure))
+        found.append(_unknown_finding(failure, read, engine))
     return found
 
 
-def _unknown_finding(failure: Failure) -> Finding:
+def _of_one_request(failure: Failure, told: Mechanism | None, read: Scan) -> bool:
+    """Whether only a request failed: the server was ready, or the log is of its handler alone."""
+    state = read.failures.course
+    if read.failures.dead():
+        return False
+    serves = state.ready and failure.line > state.first_ready
+    request = told is not None and told.kind == "request"
+    return bool(
+        (request and (serves or (failure.handled and not state.started)))
+        or (serves and failure.handled and told is not None and told.kind == "settings")
+    )
+
+
+def _unknown_finding(failure: Failure, read: Scan, engine: str) -> Finding:
     what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
     message = f"Not in the catalogue: {what}."
     fix = f"no fix is known; search for: {failure.search}"
+    text = "\n".join([failure.quote, failure.message, *failure.more])
+    told = classify(text, frame=failure.frame, engine=engine)
+    one = _of_one_request(failure, told, read)
+    if told is not None:
+        message = f"A request failed. {told.message}" if one else told.message
+        fix = told.fix
     if failure.follower:
         message = (
             f"Not in the catalogue: {failure.kind} that follows the death of another process. "
             f"The cause is not in this log."
         )
         fix = f"read the log of the other process, rank or node; or search for: {failure.search}"
+    known = told is not None and not failure.follower
     return Finding(
-        UNKNOWN,
-        "error",
+        told.kind if told is not None and known else UNKNOWN,
+        "warning" if one else "error",
         failure.line,
         message,
         fix,
         quote=failure.quote,
+        sure="likely" if known else "",
+        link=f"docs/diagnose.md#{told.kind}" if told is not None and known else "",
         before=failure.before.text.strip() if failure.before else "",
         before_line=failure.before.line if failure.before else 0,
         frame=failure.frame,
@@ -347,32 +561,63 @@ def _unknown_finding(failure: Failure) -> Finding:
         more=failure.more,
         when=failure.when,
         follows=failure.follower,
+        mechanism=told.kind if told is not None else "",
+        component=told.component if told is not None else "",
+        times=failure.times,
     )
 
 
-def _verdict(read: Scan, findings: list[Finding]) -> Verdict:
-    errors = [f for f in findings if f.severity == "error"]
-    state = read.failures.course
-    if not read.lines:
+def _verdict(
+    read: Scan, findings: list[Finding], lines: int, at: Callable[[int], int], other: str
+) -> Verdict:
+    if not lines:
         return Verdict("empty", "The log is empty.")
-    if errors:
-        first = min(errors, key=lambda f: (f.id == UNKNOWN and f.line == 0, f.line))
+    if other:
+        what = f"This is the log of {other}, not of a model server that serves here"
+        return Verdict("unclear", f"{what}; nothing in it was judged.")
+    last = read.failures.course.last.text.strip()[:160]
+    if not _is_log(read, findings):
+        return Verdict("unclear", f"Nothing in it looks like a log of vLLM; it ends with: {last}")
+    if errors := [f for f in findings if f.severity == "error"]:
+        first = min(errors, key=lambda f: (f.follows, f.line))
         also = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-        if first.id == UNKNOWN:
+        if first.id == UNKNOWN or first.id in KINDS:
             return Verdict(
-                "failed", f"The server failed, line {first.line}: {first.quote[:160]}{also}"
+                "failed", f"The server failed, line {at(first.line)}: {first.quote[:160]}{also}"
             )
-        return Verdict("failed", f"The log shows an error, line {first.line}: {first.id}{also}.")
+        return Verdict(
+            "failed", f"The log shows an error, line {at(first.line)}: {first.id}{also}."
+        )
+    return _without_failure(read, findings, at, last)
+
+
+def _without_failure(
+    read: Scan, findings: list[Finding], at: Callable[[int], int], last: str
+) -> Verdict:
+    state = read.failures.course
+    some = [f for f in findings if f.severity == "warning"]
+    requests = [f for f in some if f.mechanism == "request" or f.message.startswith("A request")]
     if state.ready:
-        some = [f for f in findings if f.severity == "warning"]
         what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
-        return Verdict("ready", f"The server became ready (line {state.first_ready}): {what}.")
+        noted = "".join(_NOTED.get(f.id, "") for f in findings if f.severity == "info")
+        return Verdict(
+            "ready", f"The server became ready (line {at(state.first_ready)}): {what}{noted}."
+        )
+    if requests:
+        first = requests[0]
+        return Verdict(
+            "unclear",
+            f"A request failed, line {at(first.line)}: {first.quote[:160]}. "
+            "Nothing shows that the server itself failed.",
+        )
     unseen = "No failure found, but the server did not become ready"
-    last = state.last.text.strip()[:160]
     if state.started:
-        return Verdict("stopped", f"{unseen}: the log stops at line {state.last.line}: {last}")
-    none = f"Nothing in it looks like a log of vLLM; it ends with: {last}"
-    return Verdict("unclear", f"{unseen}." if _is_log(read, findings) else none)
+        return Verdict("stopped", f"{unseen}: the log stops at line {at(state.last.line)}: {last}")
+    return Verdict("unclear", f"{unseen}; the last line is: {last}")
+
+
+#: What the verdict of a ready server adds for a note.
+_NOTED = {"b12x-not-requested": "; b12x is not in use"}
 
 
 def described(result: Diagnosis) -> str:
@@ -480,9 +725,11 @@ def verdict(results: Sequence[Diagnosis]) -> Verdict:
         return Verdict(
             "failed", f"{count}. The first is {file}, line {cause.line}{when}: {cause.id}."
         )
+    ready = any(r.verdict.state == "ready" for r in results)
     for state in ("stopped", "unclear", "empty"):
-        some = [r.file for r in results if r.verdict.state == state]
-        if some and not any(r.verdict.state == "ready" for r in results):
+        # the nodes of one server have a log each, and one says that it is ready
+        some = [r.file for r in results if r.verdict.state == state and (r.own_server or not ready)]
+        if some:
             return Verdict(
                 state, f"No failure found, but the server did not become ready ({', '.join(some)})."
             )
