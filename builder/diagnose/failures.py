@@ -161,6 +161,12 @@ FORMS = (
         weak=True,
     ),
     _form(
+        "the network",
+        r"gloo/transport/.{0,120}(?:Timed out|Connection|error|refused)",
+        r"\[c10d\].{0,300}(?:timed out after|failed to connect|Connection re)",
+        weak=True,
+    ),
+    _form(
         "MPI",
         r"MPI_ABORT was invoked",
         r"mpirun noticed that process rank",
@@ -208,6 +214,7 @@ FOLLOWERS = re.compile(
     r"|CancelledError|SystemExit|KeyboardInterrupt|ZMQError|cancelled due to|Cancelled"
     r"|Watchdog (?:caught|timeout)|AsyncLLM output_handler failed|sched_yield"
     r"|[Pp]rocess group .{0,60}(?:abort|terminat)|To avoid data inconsistency"
+    r"|got fatal signal from worker"
     r"|Timed out waiting for engine core|See (?:stack trace|root cause) (?:\(above\)|above)"
     r"|SIGTERM received|Broadcast.{0,40}timed out|Heartbeat monitor"
     r"|mpirun noticed|Primary job|exited with code|died unexpectedly"
@@ -215,7 +222,7 @@ FOLLOWERS = re.compile(
 
 #: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
-    r"device-side assert triggered"
+    r"device-side assert triggered|Worker failed with error "
     r"|^(?:ray::"
     r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
@@ -266,6 +273,7 @@ _SMELLS = (
     "OOM",
     "stopped",
     "imeout",
+    "imed out",
     "STATUS_",
     "BackOff",
     "Failed",
@@ -445,7 +453,7 @@ class Failures:
             return True
         if part and self.tracebacks.inside(line):
             return True
-        if line.level in _QUIET:
+        if line.level in _QUIET and "[c10d]" not in text:
             return False
         for form in FORMS:
             if form.regex.search(text):

@@ -104,9 +104,12 @@ _NAMED = (
     (re.compile(r"sgl_kernel|sgl-kernel"), "sgl-kernel"),
     (re.compile(r"\b(?:LMCache|lmcache)\b"), "LMCache"),
     (re.compile(r"[Tt]okenizer"), "the tokenizer"),
+    (re.compile(r"auto_functionalized|[Ii]nductor|[Dd]ynamo|torch\.compile"), "torch.compile"),
     (re.compile(r"\b[Nn]ccl\b|NCCL"), "NCCL"),
     (re.compile(r"[Tt]ransformers"), "Transformers"),
 )
+#: What a process says of the error of another.
+_QUOTED = re.compile(r"Worker failed with error (['\"])(.+)\1, please check")
 _SEGMENT = re.compile(r"\[([^\[\]]*\{[a-z0-9]+\}[^\[\]]*)\]|\{([a-z0-9]+)\}")
 #: Maximum length of a value that a message shows.
 _VALUE = 400
@@ -148,6 +151,8 @@ def _compiled() -> tuple[tuple[re.Pattern[str], Rule], ...]:
 def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | None:
     """The mechanism of a failure: its message, innermost relevant frame, and the engine."""
     text = text[:LONGEST]
+    if inner := _QUOTED.search(text):
+        text = inner[2]
     for regex, rule in _compiled():
         if match := regex.search(text):
             groups = {k: _value(v) for k, v in match.groupdict().items()}
@@ -157,6 +162,11 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
                 filled(rule.message, groups),
                 filled((engine == "sglang" and rule.sglang) or rule.fix, groups),
             )
+    own = component("", frame, "")
+    if own.endswith("configuration"):
+        return Mechanism(
+            "settings", own, "A check of the settings failed.", "change what the message names"
+        )
     return None
 
 

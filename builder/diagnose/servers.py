@@ -53,6 +53,7 @@ ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         re.compile(
             r"\((?:APIServer|EngineCore)\w* pid=|vllm[./]|\bvLLM\b|\bVLLM[_:]|non-default args: "
             r"|\bInitializing a V1 LLM engine|shm_broadcast\.py|\[core\.py:\d"
+            r"|multiproc_executor|parallel_state\.py|gpu_worker\.py|RayWorkerWrapper"
         ),
     ),
     ("ray", "Ray", re.compile(r"\bray\.(?:exceptions|init)|\braylet\b|\(RayWorker")),
@@ -85,6 +86,8 @@ RELATED = re.compile(
     r"|ptxas|\bllm\b|tokenizer|oom|out of memory|Killed",
     re.IGNORECASE,
 )
+
+_KERNELS = re.compile(r"nvcc|\.cuh?\b|flashinfer|triton|torch_compile|ptxas")
 
 #: Lines of a server's start: the log is not only a fragment.
 STARTED = re.compile(
@@ -183,6 +186,8 @@ class ServerState:
     foreign: collections.Counter[str] = field(default_factory=collections.Counter)
     #: lines with anything of a model server or its machine, of the first ones
     related: int = 0
+    #: lines of a compiler of CUDA code, as an engine starts it
+    kernels: int = 0
     lines: int = 0
     #: whether a line has the level of a log
     levelled: bool = False
@@ -206,6 +211,7 @@ class ServerState:
             if program.lines.search(text):
                 self.foreign[program.name] += 1
                 break
+        self.kernels += bool(_KERNELS.search(text))
         self.related += bool(RELATED.search(text) or RELATED.search(line.source))
         for key, _, regex in ENGINES:
             if regex.search(text) or (key == "vllm" and line.source.startswith(_VLLM)):
@@ -219,6 +225,8 @@ class ServerState:
         name = self.foreign.most_common(1)[0][0]
         strong = next(program.strong for program in programs() if program.name == name)
         engine = self.votes.total() - self.votes["llama.cpp"]
+        if name == "a build" and self.kernels:
+            return ""
         if name == "pytest" or not engine:
             return name if not self.started or name in ("pytest", "llama.cpp") else ""
         return name if strong and not self.started and not self.ready else ""

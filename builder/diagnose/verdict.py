@@ -193,16 +193,24 @@ def judged(log: Log, entries: Sequence[Entry], vllm: str | None = None) -> list[
 
 
 def _servers(log: Log) -> list[Server]:
-    """The servers of a log; Ray's nodes, and lines without a prefix, count to another one's."""
-    servers = log.all() or [Server("")]
-    own = [s for s in servers if s.first or s.last.failures.course.ready] or servers[:1]
-    rest = [s for s in servers if s not in own]
-    joined = [s for s in rest if s.name.replace(".", "").isdigit() or not s.name or not own[0].name]
-    nodes = [s for s in joined if s.name.replace(".", "").isdigit() or not own[0].name]
-    own[0] = own[0].with_nodes([s for s in nodes if s.name])
+    """The servers of a log; Ray's nodes that start none of their own count to another one."""
+    every = log.all() or [Server("")]
+    own = [s for s in every if s.first or s.last.failures.course.ready]
+    nodes = [s for s in every if s not in own and s.name.replace(".", "").isdigit()]
+    plain = [s for s in every if s not in own and s not in nodes]
+    if not own:
+        own = [next((s for s in (*plain, *nodes) if not s.name or not nodes), every[0])]
+    own[0] = own[0].with_nodes([node for node in nodes if node is not own[0]])
     others = [
-        s for s in rest if s not in nodes and s.last.failures.course.votes and s.last.broken()
+        s
+        for s in plain
+        if s not in own
+        and s.name != own[0].name
+        and s.last.failures.course.votes
+        and s.last.broken()
     ]
+    if others and not (own[0].first or own[0].last.failures.course.votes):
+        return others
     return [*own, *others]
 
 
