@@ -188,6 +188,7 @@ FORMS = (
     ),
     _form(
         "an error",
+        r"^\s*Value error, \S",
         r"^(?:Error|ERROR|error|fatal|FATAL|Fatal)(?: \w+)?: \S",
         r"^(?:llama_\w+|ggml_\w+|gguf_\w+|common_\w+|srv +\w+|main) ?: .*(?:error|failed|unable)",
         r"^.{0,40}\b(?:No space left on device|Cannot allocate memory|Address already in use)\b",
@@ -273,6 +274,8 @@ _SMELLS = (
     "OOM",
     "stopped",
     "imeout",
+    "nsupported",
+    ".exc.",
     "imed out",
     "STATUS_",
     "BackOff",
@@ -353,6 +356,8 @@ class Failure:
         """By which it was counted."""
         return self.counted or f"{self.kind}: {self.quote}"
 
+    #: the line of code that failed, of an exception without a text
+    code: str = ""
     #: an exception's name and text
     counted: str = ""
 
@@ -591,9 +596,10 @@ class Failures:
             at += 1
         root = chain[at]
         before = self._before.get(id(chain[0])) or self._before.get(id(root))
-        frame = failure_location(root.frames)
+        frame, code = failure_location(root.frames), ""
         if not root.text and root.frames and root.frames[-1].code:
             before = NumberedLine(root.line, root.frames[-1].code, root.source)
+            code = root.frames[-1].code
         quote = root.quote
         if not root.text.strip() and root.more:
             quote = f"{quote} {root.more[0]}"
@@ -616,6 +622,7 @@ class Failures:
             frame=frame,
             became=tuple(NumberedLine(e.line, e.quote[:QUOTED], e.source) for e in chain[at + 1 :]),
             name=root.short,
+            code=code,
             counted=f"{root.name}: {root.text}",
             message=root.message[:4000],
             more=tuple(m[:QUOTED] for m in root.more if not _BOILERPLATE.search(m))[:3],

@@ -81,9 +81,9 @@ def programs() -> tuple[Program, ...]:
 
 #: Anything of a model server or its machine, for texts without a line of an engine.
 RELATED = re.compile(
-    r"vllm|sglang|flashinfer|cutlass|cuda|nvidia|nccl|gloo|\btorch|triton|tensorrt|NVRM|safetensors"
-    r"|huggingface|hf\.co|transformers|gpu|\bray\b|ibv_|docker|container|EngineCore|kv.?cache|nvcc"
-    r"|ptxas|\bllm\b|tokenizer|oom|out of memory|Killed",
+    r"vllm|sglang|flashinfer|cutlass|\bcuda|nvidia|\bnccl|\bgloo\b|\btorch|triton|tensorrt|NVRM"
+    r"|safetensors|hugging|hf\.co|transformers|\bgpus?\b|raylet|\bray\.|ibv_|EngineCore|kv.?cache"
+    r"|\bnvcc|ptxas|\bllms?\b|tokenizer|\bNV_ERR",
     re.IGNORECASE,
 )
 

@@ -110,7 +110,7 @@ _HEAD = re.compile(
 #: Names that are exceptions at the start of any line.
 _NAMED = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Fault|Timeout|Died|Expired|"
-    r"ExceptionGroup|Refused|NotFound|Interrupt)|(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|"
+    r"ExceptionGroup|Refused|NotFound|Interrupt)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+|(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|"
     r"StopIteration|StopAsyncIteration|TimeoutExpired|OutOfMemoryError|RayTaskError|EngineGenerateError"
     r"|CUDA_ERROR_\w+))(?P<of>\([\w.]+\))?(?::(?: (?P<text>.*))?)?$"
 )

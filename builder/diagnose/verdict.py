@@ -199,7 +199,8 @@ def _servers(log: Log) -> list[Server]:
     nodes = [s for s in every if s not in own and s.name.replace(".", "").isdigit()]
     plain = [s for s in every if s not in own and s not in nodes]
     if not own:
-        own = [next((s for s in (*plain, *nodes) if not s.name or not nodes), every[0])]
+        first = plain if plain and (not nodes or any(not s.name for s in plain)) else every
+        own = [max(first, key=lambda s: bool(s.last.failures.course.votes or s.last.selections))]
     own[0] = own[0].with_nodes([node for node in nodes if node is not own[0]])
     others = [
         s
@@ -327,7 +328,7 @@ def _is_log(read: Scan, findings: Sequence[Finding]) -> bool:
     state = read.failures.course
     if state.votes or state.started or state.ready or state.waits or read.selections:
         return True
-    if state.lines > _PASTE and not state.related:
+    if state.last.line > _PASTE and not state.related:
         return False
     return bool(findings or state.levelled or read.failures.no_memory)
 
@@ -538,7 +539,8 @@ def _unknown_finding(failure: Failure, read: Scan, engine: str) -> Finding:
     what = f"{failure.kind} ended it" if failure.kind[:1].islower() else f"{failure.kind} error"
     message = f"Not in the catalogue: {what}."
     fix = f"no fix is known; search for: {failure.search}"
-    text = "\n".join([failure.quote, failure.message, *failure.more])
+    code = [failure.code] if failure.code else []
+    text = "\n".join([failure.quote, failure.message, *failure.more, *code])
     told = classify(text, frame=failure.frame, engine=engine)
     one = _of_one_request(failure, told, read)
     if told is not None:
