@@ -309,7 +309,7 @@ _TIMES = 4096
 _LOUD = ("ERROR", "CRITICAL", "FATAL")
 _QUIET = ("INFO", "DEBUG", "WARNING", "WARN")
 #: Maximum length of a line that is searched for a failure.
-_SEARCHED = 8000
+SEARCHED = 8000
 #: Maximum length of a quoted line.
 QUOTED = 600
 #: Progress lines of the same process that show that it survived an exception.
@@ -420,8 +420,8 @@ class Failures:
 
     def feed(self, line: Line) -> None:
         """Read one line."""
-        if len(line.text) > _SEARCHED:
-            line = line._replace(text=line.text[:_SEARCHED])
+        if len(line.text) > SEARCHED:
+            line = line._replace(text=line.text[:SEARCHED])
         text = line.text
         self.course.feed(line)
         if ":" in line.head:

@@ -276,7 +276,7 @@ _PREFIX = re.compile(
             r"[a-z0-9]{8,24} ?\[(?P<runpod>info|error|warning|debug)\] ?",
             r"\((?:[\w.-]{1,40}, )?(?:rank=?\d+, )?pid=\d+(?:, ip=[\d.]+)?\) ?",  # SkyPilot
             # epoch milliseconds of log exports; srun --label; torchrun --tee
-            r"\d{13} (?=\S)|\d{1,4}: (?=\(\w+ pid=|(?:INFO|ERROR|WARNING) \d|Traceback| +File \")",
+            r"\d{13} |\d{1,4}: (?=\(\w+ pid=|(?:INFO|ERROR|WARNING) \d|Traceback| +File \")",
             r"\[[a-z]{2,20}\d{1,4}\]: ?",
             # vLLM, Ray
             (

@@ -320,7 +320,7 @@ def _line_numbers(turned: int) -> Callable[[int], int]:
 
 
 #: Texts of this size may be a paste of the lines that matter.
-_PASTE = 6
+_PASTE = 4
 
 
 def _is_log(read: Scan, findings: Sequence[Finding]) -> bool:
