@@ -219,12 +219,13 @@ def test_an_exception_before_the_signal_is_the_root() -> None:
     assert errors(read(log))[0] == OTHER
 
 
-REQUEST = """\
-(APIServer pid=1) ERROR 06-01 10:00:05 [serving_chat.py:9] Traceback (most recent call last):
-(APIServer pid=1) ERROR 06-01 10:00:05 [serving_chat.py:9]   File "vllm/entrypoints/openai/chat.py", line 3, in f
-(APIServer pid=1) ERROR 06-01 10:00:05 [serving_chat.py:9]     render()
-(APIServer pid=1) ERROR 06-01 10:00:05 [serving_chat.py:9] {error}
-"""
+HANDLER = "(APIServer pid=1) ERROR 06-01 10:00:05 [serving_chat.py:9] "
+REQUEST = (
+    f"{HANDLER}Traceback (most recent call last):\n"
+    f'{HANDLER}  File "/x/vllm/entrypoints/openai/serving_chat.py", line 3, in f\n'
+    f"{HANDLER}    render()\n"
+    f"{HANDLER}{{error}}\n"
+)
 REQUEST_ERRORS = [
     "jinja2.exceptions.TemplateError: Conversation roles must alternate",
     "ValueError: This model's maximum context length is 4096 tokens. However, you requested 9000",

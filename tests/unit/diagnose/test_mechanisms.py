@@ -53,7 +53,7 @@ def test_kinds_are_named_and_no_entry_has_their_name() -> None:
     [
         (
             (
-                "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig("
+                "ValueError: No valid attention backend found for cuda with Selector("
                 "head_size=64, use_sink=True). Reasons: {FLASH_ATTN: [sink setting not supported], "
                 "TRITON_ATTN: [kv_cache_dtype not supported]}."
             ),
@@ -62,16 +62,16 @@ def test_kinds_are_named_and_no_entry_has_their_name() -> None:
         ),
         (
             (
-                "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
-                "1/2 clients joined."
+                "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for "
+                "clients. 1/2 clients joined."
             ),
             "network",
             "1 of 2 processes came to the rendezvous in 601 seconds",
         ),
         (
             (
-                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a "
-                "total capacity of 121.69 GiB of which 1.20 GiB is free. Including non-PyTorch memory"
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has "
+                "a total capacity of 121.69 GiB of which 1.20 GiB is free. Including"
             ),
             "memory",
             "2.50 GiB more were asked for, 1.20 GiB of 121.69 GiB were free",
@@ -102,8 +102,8 @@ def test_kinds_are_named_and_no_entry_has_their_name() -> None:
         ("AssertionError: x\nassert param_data.shape == loaded_weight.shape", "weights", "shape"),
         (
             (
-                "RuntimeError: Worker failed with error 'CUDA error: out of memory', please check the stack "
-                "trace above"
+                "RuntimeError: Worker failed with error 'CUDA error: out of memory', please "
+                "check the stack trace above"
             ),
             "memory",
             "memory ran out",
