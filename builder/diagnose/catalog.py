@@ -121,6 +121,10 @@ class Regex:
         return _compiled(self.pattern).fullmatch(text)
 
 
+#: Sentences of a page about failures: no line of a log begins so.
+PROSE = Regex(
+    r"^(?:[-*#>] ?)?(?:See|Note|You|To|This|Make sure|Try)\b.{0,80}[`\"]|^(?:[-*#>] ?)?(?:If|When) "
+)
 #: Attempts that a program can do without: not errors, whatever the line quotes.
 SKIPPED = Regex(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")
 

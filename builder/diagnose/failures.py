@@ -372,7 +372,16 @@ _WARNS = re.compile(
 
 
 #: A process whose signal is named was ended by it, whatever else the line says.
-SIGNALLED = re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -\d")
+SIGNALLED = re.compile(
+    r"Failed core proc\(s\): \{[^}]{0,200}: -\d"
+    r"|exited with (?:exit )?code:? (?:137|139|134|135|132|-\d)\b"
+)
+#: After these a process computes no more, whatever its API server still answers.
+LETHAL = re.compile(
+    r"illegal memory access|illegal instruction|device-side assert|misaligned address"
+    r"|unspecified launch failure|EngineDead|engine is dead|Engine core initialization failed"
+    r"|Failed core proc|EngineCore encountered|WorkerProc hit an exception|died unexpectedly"
+)
 #: Frames of a server that handles a request.
 _HANDLER = re.compile(
     r"entrypoints/(?:openai|anthropic|serve|pooling)/(?!api_server|cli_args|server_utils|launcher)"
@@ -637,6 +646,9 @@ class Failures:
 
     def _survives(self, failure: Failure, found: list[Failure]) -> bool:
         course = self.course
+        if any(LETHAL.search(f.quote) and f.line >= failure.line for f in (failure, *found)):
+            lethal = max(f.line for f in (failure, *found) if LETHAL.search(f.quote))
+            return course.up > max(failure.end, lethal)
         followers = [f.line for f in found if f.follower and f.line >= failure.line]
         # later requests succeed, or it was restarted
         if course.ready > failure.end and course.ready > max(followers, default=0):

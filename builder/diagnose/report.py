@@ -13,6 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from builder.diagnose.catalog import SEVERITIES, Engine, Severity, Sure, load_catalog, load_entry
+from builder.diagnose.mechanisms import KINDS, rules
 from builder.diagnose.scan import LABELS, Selection
 from builder.diagnose.servers import COVERED
 from builder.diagnose.verdict import UNKNOWN, Finding, Verdict, described, diagnose, verdict
@@ -208,16 +209,26 @@ def _finding(finding: Finding) -> Iterator[str]:
         yield f"{_INDENT}  {_cut(part)}"
     for later in finding.became[-2:]:
         yield f"{_INDENT}  became | {_cut(later)}"
-    if finding.process:
-        yield f"{_INDENT}  process: {finding.process}"
-    if finding.frame:
-        yield f"{_INDENT}  innermost frame: {finding.frame}"
+    yield from _place(finding)
     yield from _paragraph("fix: ", finding.fix)
     if _SURE.get(finding.sure):
         yield from _paragraph("sure: ", _SURE[finding.sure])
     if finding.link:
         yield f"{_INDENT}see: {finding.link}"
     yield ""
+
+
+def _place(finding: Finding) -> Iterator[str]:
+    """Where it happened."""
+    if finding.process:
+        yield f"{_INDENT}  process: {finding.process}"
+    if finding.component:
+        kind = KINDS.get(finding.mechanism, finding.mechanism)
+        yield f"{_INDENT}  {kind}: {finding.component}"
+    if finding.frame:
+        yield f"{_INDENT}  innermost frame: {finding.frame}"
+    if finding.times > 1:
+        yield f"{_INDENT}  {finding.times} times in this attempt"
 
 
 _INDENT = " " * 10
@@ -255,6 +266,17 @@ Generated from `builder/data/diagnose/` with `spark-build diagnose table > docs/
 seen in the code or the wheels of that release, *likely* follows from them, *reported* helped some.
 
 | entry | for | what it means |
+|---|---|---|
+"""
+_MECHANISMS = """
+## Mechanisms
+
+A failure without an entry is classified by the form of its message: what happened, and in which
+part. The values that the message names (sizes, flags, files, ranks) are in the text, and the fix
+follows from the mechanism. The rules are in `builder/data/mechanisms.toml`; each has an example,
+which is its test. A failure of one request, of a server that runs on, is a warning.
+
+| mechanism | what happened | parts that rules name |
 |---|---|---|
 """
 _ADDING = """
@@ -341,7 +363,19 @@ def page(entries: Sequence[Entry]) -> str:
             f'| <a id="{entry.id}"></a>`{entry.id}` ({entry.severity}) | {releases(entry)} | '
             f"{meaning} *{entry.sure.capitalize()}.*{source} |\n"
         )
-    return _PAGE + "".join(rows) + _ADDING
+    return _PAGE + "".join(rows) + _mechanisms() + _ADDING
+
+
+def _mechanisms() -> str:
+    """The table of mechanisms, with the parts that rules name."""
+    lines = []
+    for kind, what in KINDS.items():
+        named = dict.fromkeys(r.component for r in rules() if r.kind == kind)
+        parts = ", ".join(part for part in named if part and "{" not in part)
+        lines.append(
+            f'| <a id="{kind}"></a>`{kind}` | {what} | {parts or "the frame names it"} |\n'
+        )
+    return _MECHANISMS + "".join(lines)
 
 
 def entry_lines(entry: Entry) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
-from builder.diagnose.catalog import SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
+from builder.diagnose.catalog import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.lines import Reader
 from builder.util.documents import Count, Part, Text
@@ -476,10 +476,10 @@ def scan(lines: Iterable[Line], catalog: Iterable[Entry], result: Log | None = N
     size = 0
     for line in lines:
         server = log.server(line)
+        if "exited with" in line.text or "restart counter" in line.text:
+            server = _ending(log, server, line)
         if server.begins(line):
             _restart(log, server, line, reader)
-        if "exited with" in line.text or "restart counter" in line.text:
-            _mark_end(log, server, line)
         block.append(line)
         owners.append(server)
         scans.append(server.last)
@@ -514,10 +514,12 @@ def _passed_over(log: Log, reader: Reader) -> None:
             server.last.failures.course.passed_over([line])
 
 
-def _mark_end(log: Log, server: Server, line: Line) -> None:
+def _ending(log: Log, server: Server, line: Line) -> Server:
+    """The server that a line about the end of a container or unit is about."""
     if match := _ENDED.search(line.text):
-        named = log.servers.get(match["name"] or "") or server
-        named.ended()
+        server = log.servers.get(match["name"] or "") or server
+        server.ended()
+    return server
 
 
 def _read_block(
@@ -616,11 +618,17 @@ def _note_selection(kind: str) -> _Note:
     return note
 
 
+def _is_no_failure(entry: Entry, text: str, line: Line) -> bool:
+    """Whether a line is of an attempt that was given up, or of a page about failures."""
+    skipped = entry.severity == "error" and SKIPPED.search(text)
+    return bool(skipped or (not line.head and PROSE.search(text)))
+
+
 def _note_hit(entry: Entry) -> _Note:
     def note(result: Scan, match: re.Match[str], line: Line) -> None:
         if any(unless.search(match.string) for unless in entry.unless):
             return
-        if entry.severity == "error" and SKIPPED.search(match.string):
+        if _is_no_failure(entry, match.string, line):
             return
         # a part is counted with its whole line, and only once for all readings
         if not line.again if line.pieces == 1 else line.number != result.joined.get(entry.id):

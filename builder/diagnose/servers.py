@@ -105,6 +105,10 @@ READY = re.compile(
     r"|\"(?:POST|GET) /(?:v1/\w+|generate|invocations|health)\S* HTTP/1\.1\" ?200"
     r"|Processed prompts: 100%|main: server is listening"
 )
+#: Those of them that are written once at a start.
+UP = re.compile(
+    r"Application startup complete|Uvicorn running on|fired up and ready|server is listening"
+)
 #: Lines of a server that answers requests.
 ALIVE = re.compile(
     r"\"(?:POST /|GET /health|GET /v1/)\S* HTTP/1\.1\" ?200|Decode batch[,. ].*gen throughput"
@@ -175,6 +179,8 @@ class ServerState:
     #: the first and last line that report readiness
     first_ready: int = 0
     ready: int = 0
+    #: the last line that says that the server came up
+    up: int = 0
     #: the last line with an answered request
     alive: int = 0
     last: NumberedLine = field(default_factory=lambda: NumberedLine(0, ""))
@@ -237,6 +243,8 @@ class ServerState:
         if READY.search(text):
             self.first_ready = self.first_ready or number
             self.ready = max(self.ready, number)
+        if UP.search(text):
+            self.up = max(self.up, number)
         if ALIVE.search(text):
             self.alive = max(self.alive, number)
         if "aiting for" in text or "broadcast block" in text:
@@ -267,6 +275,7 @@ class ServerState:
             self,
             ready=max(s.ready for s in every),
             first_ready=min((s.first_ready for s in every if s.first_ready), default=0),
+            up=max(s.up for s in every),
             alive=max(s.alive for s in every),
             last=max((s.last for s in every), key=lambda n: n.line),
             waits={k: list(v) for s in reversed(every) for k, v in s.waits.items()},

@@ -126,6 +126,42 @@ def test_failures_beyond_the_number_that_is_kept_are_not_missed() -> None:
     assert KNOWN in errors(result)
 
 
+SERVED = '(APIServer pid=1) INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+MODELS = '(APIServer pid=1) INFO:     10.0.0.1:5 - "GET /v1/models HTTP/1.1" 200 OK\n'
+DEAD = (
+    f"(EngineCore pid=9) {OTHER}\n"
+    "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered it.\n"
+)
+
+
+def composed(text: str) -> str:
+    return "".join(f"vllm-1  | {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "vllm-1 exited with code 137\n",
+        "vllm-1 exited with code 1\n",
+        composed(crash(KNOWN) + SERVED * 4),
+        composed(DEAD + MODELS * 4),
+    ],
+)
+def test_a_dead_server_is_never_well(end: str) -> None:
+    """Not even if its API process still answers, or only compose says that it ended."""
+    result = read(composed(START + READY) + end)
+    assert result.verdict.state == "failed"
+    again = read(composed(START + READY) + end + composed(START + READY))
+    assert again.verdict.state == "ready"
+
+
+def test_a_page_about_failures_is_no_failure() -> None:
+    page = (
+        "# Help\n\nIf vLLM says `CUDA out of memory`, lower it.\nWhen No CUDA GPUs are available\n"
+    )
+    assert read(page).findings == ()
+
+
 # ------------------------------------------------------------------------------------------ servers
 
 
