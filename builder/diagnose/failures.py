@@ -310,6 +310,8 @@ _LOUD = ("ERROR", "CRITICAL", "FATAL")
 _QUIET = ("INFO", "DEBUG", "WARNING", "WARN")
 #: Maximum length of a line that is searched for a failure.
 SEARCHED = 8000
+#: How many lines before a failure a warning belongs to it.
+_NEAR = 30
 #: Maximum length of a quoted line.
 QUOTED = 600
 #: Progress lines of the same process that show that it survived an exception.
@@ -501,21 +503,27 @@ class Failures:
         return self.times[key]
 
     def _note(self, event: Failure, line: Line) -> None:
+        if self._again(f"{event.kind}: {event.quote}", event.line) > 1:
+            return
         event.source, event.level = line.source, line.level
         event.when = when(self._head)
         event.follower = _follows(event.quote)
         event.before = self._matters(event.line, event.source)
-        if self._again(f"{event.kind}: {event.quote}", event.line) == 1:
-            self.events.append(event)
-            if len(self.events) > _KEPT:
-                del self.events[_KEPT // 2]
+        self.events.append(event)
+        if len(self.events) > _KEPT:  # the first ones, and the last ones
+            del self.events[_KEPT // 2]
 
     def _matters(self, line: int, source: str) -> NumberedLine | None:
         """The last relevant line before an event: a warning, or the stage."""
-        earlier = [n for n in self._recent if n.line < line and not FOLLOWERS.search(n.text)]
-        near = [n for n in earlier if _WARNS.search(n.text) and line - n.line <= 30]
-        own = [n for n in earlier if n.source == source]
-        return next(iter((near or own or earlier)[-1:]), None)
+        own = last = None
+        for noted in reversed(self._recent):
+            if noted.line >= line or FOLLOWERS.search(noted.text):
+                continue
+            if line - noted.line <= _NEAR and _WARNS.search(noted.text):
+                return noted
+            last = last or noted
+            own = own or (noted if noted.source == source else None)
+        return own or last
 
     def with_others(self, others: Sequence[Failures]) -> Failures:
         """The same with the events of other nodes of the same server."""

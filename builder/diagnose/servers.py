@@ -204,7 +204,9 @@ class ServerState:
         self.last = NumberedLine(line.number, text, line.source)
         self.levelled = self.levelled or bool(line.level)
         self.lines += 1
-        if self.lines <= _FIRST or (self.votes.total() < _WAITS and self.lines <= 50 * _FIRST):
+        if self.lines <= _FIRST or (
+            self.votes.total() < _WAITS and ("vllm" in text or "sglang" in text or line.source)
+        ):
             self._vote(line)
         if not self.started and self.lines <= _FIRST and STARTED.search(text):
             self.started = line.number
@@ -213,7 +215,7 @@ class ServerState:
 
     def _vote(self, line: Line) -> None:
         text = line.text[:_LOOKED]
-        for program in programs():
+        for program in programs() if self.lines <= _FIRST else ():
             if program.lines.search(text):
                 self.foreign[program.name] += 1
                 break
