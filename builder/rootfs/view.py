@@ -319,6 +319,20 @@ class Rootfs:
             return None
         return self._known(f"{found[0]}/{name}".strip("/"))
 
+    def lowest(self, paths: Iterable[str]) -> int | None:
+        """The number of the lowest layer with an entry at one of some absolute paths.
+
+        Upper layers may have copies.  Layers that facts stand for are not looked at.
+        """
+        found = None
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            real = f"{self.realpath(folder) or folder}/{name}".strip("/")
+            for number, layer in self._layers():
+                if isinstance(layer, LayerIndex) and layer.row(real) is not None:
+                    found = max(number, found or 0)
+        return found
+
     # -- many
 
     def names(self, directory: str) -> list[str]:

@@ -17,7 +17,7 @@ from posixpath import join, normpath
 from typing import TYPE_CHECKING
 
 from builder.applier.environment import ENV_PTH, env_pth
-from builder.applier.receipts import env_of, receipt_path, receipts_of
+from builder.applier.receipts import env_of, kept_true, receipt_path, receipts_of
 from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
 from builder.engines.metadata import SHARE
@@ -31,7 +31,7 @@ from builder.verify.finders import CACHE, Finder, Naming, Shadow, changed_packag
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from builder.applier.trees import Tree
+    from builder.applier.trees import Distribution, Tree
     from builder.rootfs.base import OpenedImage
     from builder.rootfs.python import Interpreter
     from builder.rootfs.view import Entry
@@ -84,7 +84,7 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
         found = _InSite(view, site, tree)
         python = _interpreter_of(opened, site)
         naming = Naming.of(python.version, f"linux/{opened.image.config.architecture}")
-        search = _Search(found, naming, own, changed_packages(tree))
+        search = _Search(found, naming, own, tree)
         for path, entry in view.below(site).items():
             if entry.kind != DIR:
                 search.see(path, entry)
@@ -120,8 +120,15 @@ def _interpreter_of(opened: OpenedImage, site: str) -> Interpreter:
 class _Search:
     """Sorts the files of site-packages by what Python does with them."""
 
-    def __init__(self, found: _InSite, naming: Naming, own: int | None, packages: set[str]) -> None:
-        self._found, self._naming, self._own, self.packages = found, naming, own, packages
+    def __init__(self, found: _InSite, naming: Naming, own: int | None, tree: Tree) -> None:
+        self._found, self._naming, self._own = found, naming, own
+        self.packages = changed_packages(tree)
+        receipts = receipts_of(tree)
+        records = kept_true(receipts)
+        self._planned = {path for receipt in receipts for path in receipt.files} | records
+        #: what belongs to the packages that layers change, and to no other
+        self._closed = self.packages | {path.partition("/")[0] for path in records}
+        self._names = {dist.name for path in records if (dist := _dist_of(path))}
         self._finder = Finder(found, naming)
         self.hooks: list[str] = []
         self.of_base: list[str] = []
@@ -136,7 +143,7 @@ class _Search:
             if not of_base:
                 self._see_compiled(path, entry)
         elif self._found.explained(path, entry):
-            if not of_base and self._found.differs(path, entry):
+            if not of_base and (self._found.differs(path, entry) or self._is_later(path)):
                 self.changed.append(path)
         elif self._found.is_hook(path):
             is_known = of_base or self._found.of_virtualenv(path)
@@ -144,15 +151,27 @@ class _Search:
         else:
             self._see_module(path, entry, of_base=of_base)
 
+    def _is_later(self, path: str) -> bool:
+        """Whether it is a file of a package that layers change, and of no layer.
+
+        Its RECORD, or a second one of the same distribution, may have been changed with it.
+        """
+        dist = _dist_of(path)
+        again = dist is not None and dist.name in self._names
+        return path not in self._planned and (path.partition("/")[0] in self._closed or again)
+
     def _see_module(self, path: str, entry: Entry, *, of_base: bool) -> None:
         shadow = self._shadow(path, entry)
         package = path.partition("/")[0]
         if shadow is not None and not (of_base and package not in self.packages):
             self.shadows.append(shadow)
-        elif not of_base and package in self.packages and self._imports(path, entry):
+        elif not of_base and self._is_later(path) and self._counts(path, entry):
             self.changed.append(path)
         else:
             self.files.append(path)
+
+    def _counts(self, path: str, entry: Entry) -> bool:
+        return self._imports(path, entry) or _dist_of(path) is not None
 
     def _imports(self, path: str, entry: Entry) -> bool:
         """Whether Python may import it: a module, or a link to a package."""
@@ -193,6 +212,11 @@ class _Search:
             self.files.append(path)
 
 
+def _dist_of(path: str) -> Distribution | None:
+    """The distribution that a file of a ``.dist-info`` describes."""
+    return distribution_of(path.partition("/")[0])
+
+
 def _texts(paths: list[str]) -> tuple[str, ...]:
     """File names that can be printed and written as JSON, because names need not be UTF-8."""
     return tuple(
@@ -202,10 +226,10 @@ def _texts(paths: list[str]) -> tuple[str, ...]:
 
 
 def _ours(view: Rootfs, site: str, tree: Tree) -> int | None:
-    """Number of layers from the top to our lowest one; None if there is none."""
+    """Number of layers from the top to the lowest that has files of ours; None if none has."""
     paths = [f"{site}/{receipt_path(r.layer)}" for r in receipts_of(tree)]
-    entries = [view.stat(path) for path in (*paths, f"{SHARE}/plan.json")]
-    return max((entry.layer + 1 for entry in entries if entry is not None), default=None)
+    lowest = view.lowest([*paths, f"{SHARE}/plan.json"])
+    return None if lowest is None else lowest + 1
 
 
 class _InSite:

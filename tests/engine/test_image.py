@@ -34,6 +34,7 @@ BAKED = {
     "layers.json": 0o644,
     "serve-flags.json": 0o644,
     "device.json": 0o644,
+    "files.json": 0o644,
     **dict.fromkeys((*programs(), *TERMS), 0o644),
 }
 

@@ -17,8 +17,11 @@ from builder.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
+from builder.rootfs.image import open_image
+from builder.rootfs.layers import LayerCache
+from builder.rootfs.view import Rootfs
 from builder.verify import ownfiles
-from tests.unit.fakes import dist_files
+from tests.unit.fakes import dist_files, record_line
 from tests.unit.images import (
     SITE,
     Item,
@@ -261,6 +264,46 @@ def test_code_that_a_later_layer_adds_or_replaces(
     assert not failed(call)
     on_top(layout, *items)
     assert failed(call)["files above the base"]["where"] == path
+
+
+def test_a_copy_of_our_files_on_top_makes_nothing_the_base(call: Call, built: Built) -> None:
+    layout = built()
+    image = open_image("oci:out")
+    view = Rootfs(image.layers, LayerCache(image.source))
+    plan = f"/{SHARE}/plan.json"
+    receipt = f"/{SITE}/.spark-build/receipts/fix.json"
+    again = [Item(path[1:], view.read(path) or b"") for path in (plan, receipt)]
+    view.close()
+    on_top(layout, Item(f"{SITE}/evil.pth", CODE), Item(f"{SITE}/vllm/stray.py", CODE))
+    on_top(layout, *again)
+    assert {"startup hooks", "files above the base"} <= failed(call).keys()
+
+
+def record_of(layout: LayoutDirectory, path: str) -> bytes:
+    """A file of the image's site-packages."""
+    image = open_image(f"oci:{layout.path}")
+    view = Rootfs(image.layers, LayerCache(image.source))
+    try:
+        return view.read(f"/{SITE}/{path}") or b""
+    finally:
+        view.close()
+
+
+@pytest.mark.parametrize("info", ["vllm-0.20.1.dist-info", "vllm-9.dist-info"])
+def test_a_changed_file_with_a_changed_record(call: Call, built: Built, info: str) -> None:
+    """RECORD is the image's own; so the layer that a file is from counts as well."""
+    layout = built()
+    record = record_of(layout, "vllm-0.20.1.dist-info/RECORD").decode()
+    lines = [line for line in record.splitlines() if not line.startswith("vllm/envs.py,")]
+    text = "\n".join([*lines, record_line("vllm/envs.py", CODE)])
+    on_top(
+        layout,
+        Item(f"{SITE}/vllm/envs.py", CODE),
+        Item(f"{SITE}/{info}/RECORD", text.encode()),
+        Item(f"{SITE}/{info}/METADATA", f"Name: vllm\nVersion: {info[5:-10]}\n".encode()),
+    )
+    check = failed(call)["files above the base"]
+    assert "vllm/envs.py" in check["seen"]
 
 
 def test_a_shadow_in_a_package_that_no_layer_changes(call: Call, built: Built) -> None:
