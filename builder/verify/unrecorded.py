@@ -46,6 +46,8 @@ _COMMAND, _PYTHONS = "vllm", ("python3", "python")
 _ELSEWHERE = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX")
 _LD_PRELOAD = "/etc/ld.so.preload"
 _LINKS = 40
+#: Bytes of a script's first line that Linux reads (``BINPRM_BUF_SIZE``).
+_SHEBANG = 256
 _ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
 #: Groups of entry points that are loaded at startup: vLLM's (``vllm/plugins/__init__.py``), torch's
 #: (``torch/__init__.py``) and Triton's (``triton/backends/__init__.py``).
@@ -368,7 +370,8 @@ class _Start:
         search = [f for f in env.get("PATH", DEFAULT_PATH).split(":") if f.startswith("/")]
         scripts = [f"{folder.rstrip('/')}/{_COMMAND}" for folder in search]
         pythons = [f"{folder.rstrip('/')}/{name}" for folder in search for name in _PYTHONS]
-        started = (*scripts, *pythons, python.command)
+        named = filter(None, (_shebang(view.read(script)) for script in scripts))
+        started = (*scripts, *pythons, python.command, *named)
         self._exact = {path for command in started for path in self._links(command)}
         self._exact |= set(_preloaded(env, view))
         root = python.environment
@@ -429,6 +432,13 @@ class _Absolute:
 
     def children(self, directory: str) -> list[str]:
         return self._view.names(directory or "/")
+
+
+def _shebang(script: bytes | None) -> str:
+    """The program that runs a script."""
+    first = (script or b"")[:_SHEBANG].partition(b"\n")[0].decode("utf-8", "replace")
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return words[0] if words and words[0].startswith("/") else ""
 
 
 def _until(view: Rootfs, path: Sequence[str], site: str) -> int:

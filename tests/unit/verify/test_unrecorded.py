@@ -387,6 +387,12 @@ def test_an_image_of_another_spark_build(
     assert "wrote no list of its files" in check["reason"]
 
 
+def test_the_interpreter_that_the_command_names(call: Call, built: Built) -> None:
+    script = Item("opt/app/bin/vllm", b"#!/srv/python -s\n", mode=0o755)
+    on_top(built(script), Item("srv/python", b"\x7fELF", mode=0o755))
+    assert "/srv/python" in failed(call)["startup hooks"]["unrecorded"]
+
+
 @pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"])
 def test_a_variable_that_leads_python_elsewhere(call: Call, built: Built, name: str) -> None:
     layout = built()
