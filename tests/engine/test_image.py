@@ -71,7 +71,7 @@ BROKEN = {
     # All files of libs-base on top again, as a later pip install of it leaves them.
     "dsl-reinstalled": Damage(
         f"COPY --from={{base}} {base.SITE}/nvidia_cutlass_dsl {base.SITE}/nvidia_cutlass_dsl",
-        MMA_LAYERS | UNTOUCHED,
+        MMA_LAYERS | UNTOUCHED | {"static imported modules"},  # with the compiled files of pip
         "static",
     ),
     "class-removed": Damage(
