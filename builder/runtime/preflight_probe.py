@@ -241,6 +241,21 @@ def stand_in_for_operators(probe: Probe) -> None:
     ops._OpNamespace.__getattr__ = named
 
 
+def define_operators_of_torchvision(probe: Probe) -> list[object]:
+    """The operators that torchvision registers fakes for without looking whether they exist.
+
+    Its own library needs CUDA's.  What is returned must be kept alive.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return []
+    torch: Any = importlib.import_module("torch")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    probe.note("torchvision: its operators are not loaded")
+    return [library]
+
+
 class NoDevice:
     """A function of a CUDA library that a stand-in lacks: it answers that there is no device."""
 
@@ -273,8 +288,9 @@ def on_meta() -> Any:
     mode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 
     def moved(value: Any) -> Any:
-        of_device = isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
-        return "meta" if of_device else value
+        number = isinstance(value, int) and not isinstance(value, bool)
+        named = isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
+        return "meta" if named or number else value
 
     class ToMeta(mode):  # type: ignore[misc]
         def __torch_function__(
@@ -284,7 +300,7 @@ def on_meta() -> Any:
             if "device" in options:
                 options["device"] = moved(options["device"])
             if getattr(func, "__name__", "") in {"to", "cuda"}:
-                args = tuple(moved(one) for one in args)
+                args = tuple(one if isinstance(one, int) else moved(one) for one in args)
             return func(*args, **options)
 
     return ToMeta()
@@ -342,10 +358,23 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
     return asked
 
 
+#: Errors of the inspection of a model's class, which the release replaces by one without the cause.
+INSPECTION: list[BaseException] = []
+
+
+def inspected(function: Callable[[], Any]) -> Any:
+    """The result of an inspection; an error is kept."""
+    try:
+        return function()
+    except BaseException as error:
+        INSPECTION.append(error)
+        raise
+
+
 def in_one_process() -> None:
     """A model's class is inspected here: a child process would lack the stand-ins."""
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    registry._run_in_subprocess = lambda function: function()
+    registry._run_in_subprocess = inspected
 
 
 def begin_distributed(config: Any, scratch: str) -> None:
@@ -447,7 +476,8 @@ def layers_of(model: Any) -> list[Json]:
             continue
         parts = [part for part in (method, scheme) if part is not None]
         kernels = tuple(sorted(set().union(*(kernels_of(part) for part in parts))))
-        attention = backend.get_name() if backend is not None else ""
+        name_of = getattr(backend, "get_name", None)  # newer releases have an enumeration here, too
+        attention = name_of() if name_of else str(getattr(backend, "name", ""))
         pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         quantisation = type(scheme or method).__name__ if parts else ""
         key = (pattern, type(module).__name__, quantisation, kernels, attention)
@@ -544,7 +574,8 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         reply["caches"] = caches_of(config)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reply.update(error=failure(error, stage), stage=stage)
+        cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
+        reply.update(error=failure(cause, stage), stage=stage)
     return reply
 
 
@@ -575,6 +606,7 @@ def run(request: Json) -> Json:
             kept = prepare(request, probe, scratch)
             refuse_network(probe)
             stand_in_for_cuda_functions(probe)
+            kept += define_operators_of_torchvision(probe)
             questions = request.get("questions", [])
             warm_up()
             gc.freeze()

@@ -369,7 +369,11 @@ _OURS = {
     r"no CUDA here: a generated stand-in": "a CUDA library was called",
     r"Transformers does not recognize this architecture": "the sandbox's Transformers does not "
     "know the model, and an image of this release may have a newer one",
+    r"(\w+) is required for \w+ but is not installed": "the sandbox lacks {0}",
+    r"Cannot copy out of meta tensor": "building it reads values of weights",
     r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
+    r"Can't load (image processor|feature extractor|video processor|processor)": "the model needs "
+    "files of its {0}, such as preprocessor_config.json",
     r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
     "not run",
 }
@@ -598,7 +602,8 @@ def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
     wanted = []
     for text in of_models["python-packages"]:
         name, _, version = text.partition("==")
-        wanted.append(f"{name}=={pinned.get(name.replace('_', '-'), version)}")
+        version = pinned.get(name.replace("_", "-"), version)
+        wanted += [f"{name}=={version}"] if version else []
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
     folder = cache_dir() / "sandbox" / f"model-{key}"
     with locked(str(folder)):

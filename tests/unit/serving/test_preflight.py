@@ -167,6 +167,8 @@ def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
     ("error", "reason"),
     [
         (refused("No module named 'timm'", "ModuleNotFoundError"), "lacks the module timm"),
+        (refused("tilelang is required for mhc but is not installed.", "ImportError"), "tilelang"),
+        (refused("Can't load image processor for '/x'.", "OSError"), "preprocessor_config.json"),
         (refused("the operator torch.ops._C.x was called; its library is not here"), "operator"),
         (refused("/x/spark-build/torch/a.so: undefined symbol: cudaFoo"), "stand-in failed"),
         (refused("the process ended with signal 11", "Crashed"), "signal 11"),
