@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -23,7 +22,7 @@ from builder.applier.layers import WheelPin
 from builder.applier.machinecode import read_code
 from builder.applier.trees import DirTree, OverlayTree, Tree
 from builder.applier.versions import normalize
-from builder.applier.wheels import RangeFile, wheel_members
+from builder.applier.wheels import DAMAGED, FILE_BYTES, RangeFile, wheel_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,10 @@ if TYPE_CHECKING:
     from builder.applier.opkinds import Compile, Kernels
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
+
+
+#: Bytes of an index page that are read; the largest that layers need has 0.4 MB.
+_PAGE_BYTES = 16 << 20
 
 
 def default_index() -> str:
@@ -73,7 +76,9 @@ def _listed(index: str, pin: InputPin) -> str | None:
     accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
     request = urllib.request.Request(page, headers={"Accept": accept})
     with urllib.request.urlopen(request, timeout=60) as response:
-        body = response.read().decode("utf-8", "replace")
+        body = response.read(_PAGE_BYTES + 1).decode("utf-8", "replace")
+        if len(body) > _PAGE_BYTES:
+            raise ValueError(f"the page of {pin.distribution} has more than {_PAGE_BYTES} bytes")
         is_json = "json" in response.headers.get("Content-Type", "")
     if is_json:
         hrefs = [item["url"] for item in json.loads(body)["files"]]
@@ -94,8 +99,7 @@ def reaching(filename: str) -> Iterator[None]:
     """
     import http.client
 
-    damaged = (KeyError, ValueError, zipfile.BadZipFile, zlib.error)
-    broken = (OSError, http.client.HTTPException, *damaged)
+    broken = (OSError, TypeError, http.client.HTTPException, *DAMAGED)
     try:
         yield
     except broken as error:
@@ -140,7 +144,7 @@ class IndexSources:
         def fetch(start: int, stop: int) -> bytes:
             request = urllib.request.Request(url, headers={"Range": f"bytes={start}-{stop - 1}"})
             with urllib.request.urlopen(request, timeout=120) as response:
-                data: bytes = response.read()
+                data: bytes = response.read(stop - start + 1)
             if response.status != 206 or len(data) != stop - start:
                 raise ApplyError(
                     f"{pin.filename}: the index does not support range requests", EXIT_REMOTE
@@ -150,7 +154,10 @@ class IndexSources:
         head = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(head, timeout=60) as response:
             size = int(response.headers["Content-Length"])
-        return zipfile.ZipFile(RangeFile(size, fetch))
+        stream = RangeFile(size, fetch)
+        archive = zipfile.ZipFile(stream)
+        stream.limit = FILE_BYTES
+        return archive
 
     def _download(self, pin: InputPin) -> zipfile.ZipFile:
         import urllib.request

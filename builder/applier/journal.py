@@ -10,9 +10,10 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import is_sha256
 from builder.applier.failures import EXIT_DRIFT, EXIT_USAGE, ApplyError, say
 from builder.applier.folders import prune
-from builder.applier.receipts import STATE_DIR, Original, given, is_digest, is_inside
+from builder.applier.receipts import STATE_DIR, Original, given, is_inside
 from builder.applier.trees import Changes, DirTree
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Swap:
         facts = {key: held[key] for key, _ in _FACTS if key in held}
         good = all(isinstance(facts.get(key, kind()), kind) for key, kind in _FACTS)
         if good and is_inside(path) and (made is None or is_inside(made)):
-            if is_digest(backup) and isinstance(moves, bool):
+            if is_sha256(backup) and isinstance(moves, bool):
                 return cls(path, Original(before=backup, **facts), moves, made)
             if backup is None and "made" in held:
                 return cls(path, made=made)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.digests import Sha256, canonical_json, sha256_hex
 from builder.applier.opkinds import read_op
 from builder.applier.targets import checked_path
 from builder.applier.values import part, read_value
@@ -28,16 +28,21 @@ class InputPin:
     distribution: str
     version: str
     filename: str
-    sha256: str
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class WheelPin(InputPin):
-    """A wheel on a package index, with its OCI platform and CPython tag."""
+    """A wheel on a package index, with its OCI platform and CPython tag.
+
+    ``record_sha256`` is that of its RECORD, which files read by range are held against; a rendered
+    layer lacks it, because the wheel's sha256 covers it.
+    """
 
     size: int
     platform: str
     python: str
+    record_sha256: Sha256 = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class DonorPin(InputPin):
     """A file of a wheel."""
 
     member: str
-    member_sha256: str
+    member_sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class CodePin:
     version: str
     platform: str
     module: str
-    sha256: str
+    sha256: Sha256
     how: str
     arch: str = ""
     guard: str = ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import is_sha256
 from builder.applier.failures import ApplyError
 from builder.applier.records import OWN_RECORD
 
@@ -67,7 +67,6 @@ class Receipt:
     compiled_with: str | None = None
 
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEXT = (str, type(None))
 #: The required keys of a receipt, with their types.
 _REQUIRED: dict[str, type | tuple[type, ...]] = {
@@ -148,7 +147,7 @@ def _known(path: str, raw: object) -> dict[str, Any]:
     made, ops = known.get("made"), known.get("ops", ())
     good = all(isinstance(value, _FILE[key]) for key, value in known.items())
     digests = (known.get("before"), known.get("after"))
-    good = good and all(digest is None or is_digest(digest) for digest in digests)
+    good = good and all(digest is None or is_sha256(digest) for digest in digests)
     good = good and (made is None or is_inside(made)) and all(isinstance(op, str) for op in ops)
     if not good:
         raise _invalid(path)
@@ -157,11 +156,6 @@ def _known(path: str, raw: object) -> dict[str, Any]:
 
 def _invalid(path: str) -> ValueError:
     return ValueError(f"its entry for {path!r} is invalid")
-
-
-def is_digest(value: object) -> bool:
-    """Whether it is a hexadecimal sha256."""
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def is_inside(path: object) -> TypeGuard[str]:

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from builder.applier.digests import is_sha256
 from builder.applier.failures import EXIT_USAGE, ApplyError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 #: JSON types, with their names in messages.
 _WORDS = {str: "a text", int: "a number", bool: "true or false", list: "a list", dict: "an object"}
-_TYPES = {"str": str, "int": int, "bool": bool, "Sequence": list}
+_TYPES = {"str": str, "Sha256": str, "int": int, "bool": bool, "Sequence": list}
 
 
 def part(read: Callable[..., Any], strict: bool = False) -> dict[str, Any]:
@@ -73,6 +74,8 @@ def _checked(one: Field[Any], value: Any, where: str) -> Any:
     good = isinstance(value, (list, tuple) if kind is list else Mapping if kind is dict else kind)
     if not good or (kind is int and isinstance(value, bool)):
         raise ApplyError(f"{where} is not {_WORDS[kind]}", EXIT_USAGE)
+    if annotation.startswith("Sha256") and value and not is_sha256(value):
+        raise ApplyError(f"{where} is not a sha256: 64 lower-case hexadecimal digits", EXIT_USAGE)
     read = one.metadata.get("read")
     if read is not None:
         items = enumerate(value, 1) if kind is list else ()

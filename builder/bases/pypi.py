@@ -6,13 +6,14 @@ import email.parser
 import re
 from typing import TYPE_CHECKING
 
+from packaging.markers import InvalidMarker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import normalize
 from builder.documents.compiled import PinnedWheel
-from builder.errors import UsageError
+from builder.errors import RemoteError, UsageError
 from builder.model.base import BaseIdentity
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
@@ -22,12 +23,15 @@ from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from email.message import Message
 
     from builder.bases.model import BaseRequest
     from builder.pypi.index import PackageIndex
 
 #: The name at the start of a requirement (PEP 508); parsing a whole one takes 0.1 ms.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Characters of a requirement; vLLM's longest has 90.
+_LONGEST = 10_000
 #: Site-packages of the official vLLM images; for another path, an overlay needs
 #: --site-packages.
 DEFAULT_SITE_PACKAGES = "/usr/local/lib/python{major}.{minor}/dist-packages"
@@ -58,13 +62,33 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def requirements_of(metadata: bytes, names: Collection[str] | None = None) -> Iterator[Requirement]:
-    """Requirements in a distribution's METADATA, ignoring markers; ``names`` limits them."""
+    """Requirements in a distribution's METADATA, ignoring markers; ``names`` limits them.
+
+    Raises:
+        UsageError: one is malformed.
+    """
     text = metadata.decode("utf-8", "replace")
-    lines = email.parser.Parser().parsestr(text, headersonly=True).get_all("Requires-Dist", [])
-    for line in lines:
+    return parsed_requirements(email.parser.Parser().parsestr(text, headersonly=True), names)
+
+
+def parsed_requirements(
+    headers: Message, names: Collection[str] | None = None
+) -> Iterator[Requirement]:
+    """The same, from parsed METADATA.
+
+    Raises:
+        UsageError: one is malformed.
+    """
+    for line in map(str, headers.get_all("Requires-Dist", [])):
         name = _NAME.match(line.strip())
-        if names is None or name is None or normalize(name[0]) in names:
+        if name is not None and names is not None and normalize(name[0]) not in names:
+            continue
+        if len(line) > _LONGEST:
+            raise UsageError(f"its metadata has a requirement of {len(line)} characters")
+        try:
             yield Requirement(line)
+        except (InvalidRequirement, ValueError, RecursionError):
+            raise UsageError(f"its metadata has a malformed requirement: {line[:200]!r}") from None
 
 
 class _Resolver:
@@ -77,6 +101,7 @@ class _Resolver:
         self.tracked = {*request.tracked, *self.named}
         self.found: dict[str, RemoteWheel] = {}
         self.order: list[str] = []
+        self._added: set[tuple[str, frozenset[str]]] = set()
         self.exact: dict[str, str] = {}
         self._env = {
             "python_version": ".".join(map(str, platform.python_version)),
@@ -91,6 +116,9 @@ class _Resolver:
 
     def add(self, name: str, version: str, extras: frozenset[str]) -> None:
         """Add a release, then its requirements; dependencies come first, as with pip."""
+        if (name, extras) in self._added:  # also a package that requires itself with extras
+            return
+        self._added.add((name, extras))
         if name not in self.found:
             file = self.index.choose(name, version, self.platform)
             self.found[name] = RemoteWheel(file, self.index)
@@ -110,12 +138,15 @@ class _Resolver:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
-        for requirement in requirements_of(wheel.read(f"{wheel.info_dir}/METADATA"), self.tracked):
-            marker = requirement.marker
-            if marker is None or any(
-                marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)
-            ):
-                yield requirement
+        try:
+            for requirement in parsed_requirements(wheel.metadata(), self.tracked):
+                marker = requirement.marker
+                if marker is None or any(
+                    marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)
+                ):
+                    yield requirement
+        except (UsageError, InvalidMarker, UndefinedComparison, UndefinedEnvironmentName) as error:
+            raise RemoteError(f"{wheel.file.filename}: {error}") from None
 
     def _version(self, requirement: Requirement, name: str) -> tuple[str, frozenset[str]]:
         if name in self.named:
@@ -139,6 +170,20 @@ class _Resolver:
         return [self.found[name] for name in self.order]
 
 
+def released_wheels(request: BaseRequest, text: str) -> list[RemoteWheel]:
+    """The wheels of a base, in installation order.
+
+    Raises:
+        UsageError: the reference is malformed, or a release does not exist for the platform.
+        RemoteError: the package index does not respond.
+    """
+    return _Resolver(request, _platform(request), text).wheels()
+
+
+def _platform(request: BaseRequest) -> Platform:
+    return Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
+
+
 def identify_pypi(request: BaseRequest, text: str) -> Base:
     """Identify a base of released wheels by reading a few kilobytes.
 
@@ -146,8 +191,8 @@ def identify_pypi(request: BaseRequest, text: str) -> Base:
         UsageError: the reference is malformed, or a release does not exist for the platform.
         RemoteError: the package index does not respond.
     """
-    platform = Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
-    wheels = _Resolver(request, platform, text).wheels()
+    platform = _platform(request)
+    wheels = released_wheels(request, text)
     pinned = tuple(PinnedWheel(filename=w.file.filename, sha256=w.file.sha256) for w in wheels)
     versions = {w.file.distribution: w.file.version for w in wheels}
     major, minor = platform.python_version

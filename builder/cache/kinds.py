@@ -34,7 +34,8 @@ class CacheKind:
 
 
 KINDS = (
-    CacheKind("wheels", ("wheels",), "released wheels, and files read out of them"),
+    CacheKind("wheels", ("wheels",), "released wheels, whole and checked"),
+    CacheKind("ranges", ("ranges",), "files read by range out of wheels, for each index"),
     CacheKind("index", ("index",), "pages of the package index", _PAGE),
     CacheKind(
         "pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and their state when fetched"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -41,6 +40,7 @@ from builder.model.platform import Platform
 from builder.pypi.download import download
 from builder.pypi.wheels import RemoteWheel
 from builder.util.console import console
+from builder.util.documents import load_toml
 from builder.util.leftovers import making
 from builder.util.locks import locked
 from builder.util.paths import cache_dir
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from builder.compile.executor import ContainerExecutor, Executor, ToolkitChoice
-    from builder.pypi.index import PackageIndex, WheelFile
+    from builder.pypi.index import PackageIndex
+    from builder.pypi.pages import WheelFile
 
 # ------------------------------------------------------------------------ nvcc from released wheels
 
@@ -195,8 +196,10 @@ def toolkit_parts(index: PackageIndex, release: str, projects: Iterable[str]) ->
     # it has only metadata, and is the same for all platforms
     file = index.choose("cuda-toolkit", release, Platform.parse("linux/amd64"))
     toolkit = RemoteWheel(file, index)
-    metadata = toolkit.read(f"{toolkit.info_dir}/METADATA").decode()
-    rows = [Requirement(r) for r in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
+    try:
+        rows = [Requirement(r) for r in toolkit.metadata().get_all("Requires-Dist", [])]
+    except (InvalidRequirement, ValueError, RecursionError) as error:
+        raise RemoteError(f"{file.filename}: its metadata is malformed: {error}") from None
     pins = {row.name: row.specifier for row in rows}
     chosen = {}
     for project in projects:
@@ -440,7 +443,7 @@ def pinned_torch(root: Path) -> str:
         UsageError: it has no pin.
     """
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+        project = load_toml(root / "pyproject.toml")
         rows = [Requirement(row) for row in project["build-system"]["requires"]]
     except (OSError, ValueError, KeyError, InvalidRequirement) as error:
         raise UsageError(f"{root}: its torch version cannot be read: {error}") from None
@@ -537,8 +540,8 @@ def wheel_headers(
     """
     chosen = tuple(prefixes)
     wheel = _wheel(index, project, version)
-    final = cache_dir() / "headers" / wheel.file.sha256
-    with locked(f"headers {wheel.file.sha256}"):
+    final = cache_dir() / "headers" / wheel.record  # which every file is held against
+    with locked(f"headers {wheel.record}"):
         if (final / "complete").is_file():
             return final
         names = sorted(name for name in wheel.members if name.startswith(chosen))

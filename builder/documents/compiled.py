@@ -26,7 +26,7 @@ class Input(Part, frozen=True, kw_only=True):
 class PinnedWheel(Part, frozen=True, kw_only=True):
     """A wheel by its sha256."""
 
-    filename: Annotated[str, Meta(pattern=r"\.whl$(?!\n)")]
+    filename: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]{0,195}\.whl$(?!\n)")]
     sha256: Sha256
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import base64
 import datetime
-import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.applier.diff import parse_diff
+from builder.applier.digests import is_sha256
 from builder.applier.failures import ApplyError
 from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, WheelPin
 from builder.applier.machinecode import CODE
@@ -35,7 +36,7 @@ from builder.layers.keys import (
     UPSTREAM,
     VARIANT,
 )
-from builder.util.documents import plain
+from builder.util.documents import load_toml, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,8 @@ class _Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        #: the pinned sha256 of a wheel's RECORD by file name, "" if it is not pinned
+        self.records: dict[str, str] = {}
 
     def fail(self, where: str, problem: str, file: str = "layer.toml") -> UsageError:
         return UsageError(
@@ -67,8 +70,8 @@ class _Reader:
 
     def toml(self, name: str) -> Table:
         try:
-            return tomllib.loads((self.folder / name).read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
+            return load_toml(self.folder / name)
+        except ValueError as error:
             raise self.fail("", f"not valid TOML: {error}", name) from None
 
     def table(
@@ -266,7 +269,14 @@ class _Reader:
         for kind, form in (("wheel", WheelPin), ("donor", DonorPin), ("code", CodePin)):
             for number, row in enumerate(raw.get(kind, ()), 1):
                 self.table(row, keys_of(form), f"{kind} {number}", name)
-        pins = {"wheel": raw.get("wheel", []), "donor": raw.get("donor", [])}
+        wheels = [dict(row) for row in raw.get("wheel", [])]
+        for number, row in enumerate(wheels, 1):
+            self.records[row["filename"]] = record = row.pop("record-sha256", "")
+            if record and not is_sha256(record):
+                raise self.fail(
+                    f"wheel {number}", f"record-sha256 {record!r} is not a sha256", name
+                )
+        pins = {"wheel": wheels, "donor": raw.get("donor", [])}
         for row in raw.get("code", ()):
             if row["how"] not in CODE:
                 raise self.fail("code", f"how {row['how']!r} is none of {', '.join(CODE)}", name)
@@ -310,12 +320,15 @@ def load_layer(folder: Path) -> Layer:
         "pins": reader.pins(),
     }
     try:
-        return Layer.read(rendered)
+        layer = Layer.read(rendered)
     except ApplyError as error:
         raise reader.fail("", str(error)) from None
+    # outside the rendered form, which the layer's digest is of: a wheel's sha256 covers its RECORD
+    wheels = [replace(pin, record_sha256=reader.records[pin.filename]) for pin in layer.pins.wheel]
+    return replace(layer, pins=replace(layer.pins, wheel=wheels)) if wheels else layer
 
 
 def description(folder: Path) -> str:
     """The layer's own long description (not part of its identity)."""
-    text: str = tomllib.loads((folder / "layer.toml").read_text("utf-8")).get("description", "")
+    text: str = load_toml(folder / "layer.toml").get("description", "")
     return text.strip()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
+from packaging.utils import parse_wheel_filename
 
-from builder.documents.pulls import Pin
-from builder.util.documents import Count, Part, Sha256, Text
+from builder.documents.pulls import Commit, Pin
+from builder.pypi.pages import WheelFile
+from builder.util.documents import Count, Digest, Part, Sha256, Text
 
 #: Names of the files of facts beside the lock (``facts.py``).
 FACTS_NAME = r"base-[0-9a-f]{12}\.json\.gz"
@@ -41,13 +43,29 @@ class FactsPin(Part, frozen=True, kw_only=True):
 class LockedInput(Part, frozen=True, kw_only=True):
     """A wheel by its file name, or a pull request."""
 
-    sha256: Text
+    sha256: Sha256
     filename: Text | None = None
     size: Count | None = None
+    record: Annotated[
+        Sha256 | None,
+        Meta(description="of the wheel's RECORD, which files read by range are held against"),
+    ] = None
     request: Text | None = None
     repository: Text | None = None
     number: Count | None = None
-    commit: Text | None = None
+    commit: Commit | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a wheel whose file name is none, because it becomes a path.
+
+        Raises:
+            ValueError: that.
+        """
+        if self.filename is not None:
+            file = WheelFile(
+                filename=self.filename, url="", sha256=self.sha256, size=self.size or 0
+            )
+            parse_wheel_filename(file.filename)
 
     @property
     def subject(self) -> str:
@@ -59,7 +77,7 @@ class LockedBase(Part, frozen=True, kw_only=True):
     """The locked base."""
 
     kind: Text
-    digest: Text
+    digest: Digest
     platform: Text
     python: Text
     packages: dict[str, str]
@@ -71,8 +89,8 @@ class LockedLayer(Part, frozen=True, kw_only=True):
     """A layer's digest, and the digests of its folder's files; none for a pull request."""
 
     name: Text
-    digest: Text
-    files: dict[str, str]
+    digest: Sha256
+    files: dict[str, Sha256]
 
 
 class LockEntry(Part, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Compile, Diff
 from builder.errors import Exit, SparkBuildError
 from builder.lock.document import LockedBase, LockedInput, LockedLayer, LockEntry
-from builder.pypi.index import WheelFile
+from builder.pypi.pages import WheelFile
+from builder.pypi.wheels import RemoteWheel
 from builder.util.documents import read
 
 if TYPE_CHECKING:
@@ -77,14 +78,19 @@ def _wheel(filename: str, sha256: str, index: PackageIndex, size: int | None = N
     file = WheelFile(filename=filename, url="", sha256=sha256)
     found = index.find(file.distribution, file.filename)
     known = size or (found.size if found else 0)
-    return LockedInput(filename=file.filename, sha256=file.sha256, size=known or None)
+    record = index.records.get(sha256)
+    if record is None and found and found.sha256 == sha256:
+        record = RemoteWheel(found, index).record
+    return LockedInput(filename=filename, sha256=sha256, size=known or None, record=record)
 
 
 def wheels_of(entry: LockEntry) -> list[WheelFile]:
     """The wheels of an entry, which replace the package index's pages."""
     rows = {row.filename: row for row in (*entry.base.wheels, *entry.inputs) if row.filename}
     return [
-        WheelFile(filename=name, url="", sha256=row.sha256, size=row.size or 0)
+        WheelFile(
+            filename=name, url="", sha256=row.sha256, size=row.size or 0, record=row.record or ""
+        )
         for name, row in rows.items()
     ]
 
@@ -97,7 +103,24 @@ def differences(old: LockEntry, new: LockEntry) -> list[str]:
     found += _changed("package", old.base.packages, new.base.packages)
     found += layer_differences(old.layers, new.layers)
     inputs = [{row.subject: row.sha256 for row in side.inputs} for side in (old, new)]
-    return found + _changed("input", *inputs)
+    found += _changed("input", *inputs)
+    return found or _changed_records(old, new)
+
+
+def _changed_records(old: LockEntry, new: LockEntry) -> list[str]:
+    """Wheels whose contents the lock does not pin, as no lock did before, or pins differently."""
+    now = _records(new)
+    return [
+        f"{name}: its RECORD has sha256 {_short(now[name] or 'unknown')}, "
+        + (f"locked is {_short(record)}" if record else "which is not locked yet")
+        for name, record in _records(old).items()
+        if name in now and record != now[name]
+    ]
+
+
+def _records(entry: LockEntry) -> dict[str, str | None]:
+    rows = (*entry.base.wheels, *entry.inputs)
+    return {row.filename: row.record for row in rows if row.filename}
 
 
 def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:

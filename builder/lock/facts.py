@@ -7,6 +7,7 @@ without reading its layers, on a machine that has never seen it.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
@@ -19,6 +20,7 @@ from builder.lock.document import FACTS_NAME, FactsPin
 from builder.lock.file import read_lock
 from builder.pypi.index import write_atomically
 from builder.util.console import console
+from builder.util.paths import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,9 +67,7 @@ def read_facts(lock: Path, pin: FactsPin) -> RecordedFiles:
 
     path = folder_of(lock) / pin.file
     try:
-        if path.stat().st_size > _PACKED:
-            raise ValueError("it is too large")
-        data = path.read_bytes()
+        data = read_regular(path, _PACKED)
         if sha256_hex(data) != pin.sha256:
             raise ValueError(f"sha256 is {sha256_hex(data)[:12]}, locked is {pin.sha256[:12]}")
         unpack = zlib.decompressobj(wbits=31)
@@ -98,7 +98,9 @@ def write_facts(lock: Path, facts: RecordedFiles, old: Iterable[FactsPin] = ()) 
     data = pack(facts)
     for pin in old:
         path = folder_of(lock) / pin.file
-        held = path.read_bytes() if path.is_file() else b""
+        held = b""
+        with contextlib.suppress(OSError, ValueError):
+            held = read_regular(path, _PACKED)
         if sha256_hex(held) == pin.sha256 and _text(held) == _text(data):
             return pin  # also where another zlib has packed it
     sha256 = sha256_hex(data)
@@ -110,8 +112,8 @@ def write_facts(lock: Path, facts: RecordedFiles, old: Iterable[FactsPin] = ()) 
 
 def _text(data: bytes) -> bytes:
     try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error):
+        return zlib.decompressobj(wbits=31).decompress(data, _UNPACKED)
+    except zlib.error:
         return b""
 
 

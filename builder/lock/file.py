@@ -7,17 +7,21 @@ each layer and of its files, and every input; pull requests are pinned once for 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from builder import settings
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, RemoteError, SparkBuildError
 from builder.lock.document import LockFile
 from builder.pypi.index import write_atomically
 from builder.util.documents import plain, read
 from builder.util.hints import reason
+from builder.util.paths import read_regular
 
 if TYPE_CHECKING:
     from builder.documents.pulls import Pin
@@ -26,6 +30,12 @@ if TYPE_CHECKING:
 
 NAME = "spark-build.lock"
 SCHEMA: Literal[1] = 1
+#: Bytes of a lock that is read; one with ten requests has 60 kB.
+_MOST_BYTES = 16 << 20
+
+
+class _AnySchema(msgspec.Struct):
+    schema: object = None
 
 
 @dataclass
@@ -37,17 +47,28 @@ class Lock:
     entries: dict[str, LockEntry] = field(default_factory=dict)
 
     def data(self) -> bytes:
-        """The bytes of the file: unused entries and pins are dropped."""
+        """The bytes of the file: unused entries and pins are dropped.
+
+        Raises:
+            RemoteError: what an index or forge said cannot be locked.
+        """
         used = {name for entry in self.entries.values() for name in entry.request.with_pr}
         pulls = {name: pin for name, pin in self.pulls.items() if name in used}
         value = plain(LockFile(schema=SCHEMA, pulls=pulls, locked=self.entries))
+        try:  # what a forge or an index said is in it: never write what cannot be read again
+            read(value, LockFile)
+        except ValueError as error:
+            raise RemoteError(
+                f"{self.path} is not written: what was found is malformed: {error}"
+            ) from None
         return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
     def write(self) -> bool:
         """Write the file, whole or not at all; says whether it changed."""
         data = self.data()
-        if self.path.is_file() and self.path.read_bytes() == data:
-            return False
+        with contextlib.suppress(OSError, ValueError):
+            if read_regular(self.path, _MOST_BYTES) == data:
+                return False
         write_atomically(self.path, data)
         return True
 
@@ -88,12 +109,12 @@ def read_lock(path: Path) -> Lock | None:
         SparkBuildError: it is damaged, or of a newer spark-build (exit 9).
     """
     try:
-        raw = json.loads(path.read_bytes())
+        data = read_regular(path, _MOST_BYTES)
+        schema = msgspec.json.decode(data, type=_AnySchema).schema
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, reason(error)) from None
-    schema = raw.get("schema") if isinstance(raw, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         raise SparkBuildError(
             f"{path} has schema {schema}, this spark-build knows {SCHEMA}",
@@ -101,8 +122,8 @@ def read_lock(path: Path) -> Lock | None:
             hint="install a newer spark-build",
         )
     try:
-        found = read(raw, LockFile)
-    except ValueError as error:
+        found = msgspec.json.decode(data, type=LockFile)
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     for key, entry in found.locked.items():
         if entry.request.key != key:

@@ -8,13 +8,19 @@ from builder.errors import RemoteError
 
 
 def host_of(url: str) -> str:
-    """Host and port of a URL, without parts that may be secret."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    """Host and port of a URL, without parts that may be secret; "" if it is not a URL."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
 
 
 def shown(url: str) -> str:
-    """A URL without user and password."""
-    parts = urlsplit(url)
+    """A URL without user, password and query; if it is not a URL, the beginning of its text."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return repr(url.rpartition("@")[2][:80])
     return parts._replace(netloc=host_of(url), query="", fragment="").geturl()
 
 

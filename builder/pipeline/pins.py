@@ -17,7 +17,7 @@ from builder.applier.opkinds import Compile, Graft, Pull, Wheel
 from builder.applier.versions import normalize, version_matches
 from builder.machinecode.modules import Modules, read_module
 from builder.model.platform import Platform
-from builder.pypi.index import PackageIndex, WheelFile, vllm_releases, write_atomically
+from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
 from builder.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer, Variant
     from builder.documents.pulls import Pin
     from builder.forge.store import PullStore
+    from builder.pypi.pages import WheelFile
 
     AnyPin = WheelPin | DonorPin | CodePin | Pin
 
@@ -63,8 +64,10 @@ def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore
             elif isinstance(op, Compile):
                 for row in code_pins(op, variant, index):
                     code.setdefault(row.sha256, row)  # releases may share a module
+    order = {pin.filename: number for number, pin in enumerate(layer.pins.wheel)}
     kinds: dict[str, Collection[AnyPin]] = {
-        "wheel": wheels.values(),
+        # their order is part of the layer's digest, and that of the index changes
+        "wheel": [wheels[n] for n in sorted(wheels, key=lambda n: (order.get(n, len(order)), n))],
         "donor": donors.values(),
         "pull": pulls.values(),
         "code": code.values(),
@@ -97,14 +100,16 @@ def wheel_pins(op: Wheel, variant: Variant, index: PackageIndex) -> Iterator[Whe
         place = wheel_place(wheel)
         if wanted and place is not None:
             platform, python = place
+            remote = RemoteWheel(wheel, index)
             yield WheelPin(
                 distribution=wheel.distribution,
                 version=version,
                 filename=wheel.filename,
                 sha256=wheel.sha256,
-                size=RemoteWheel(wheel, index).size,
+                size=remote.size,
                 platform=platform,
                 python=python,
+                record_sha256=remote.record,
             )
 
 

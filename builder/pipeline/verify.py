@@ -216,7 +216,7 @@ def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptio
         index=inputs.index,
         sources=inputs.sources,
         facts_of=inputs.facts.of,
-        trust=trust.with_changes(plan.changes),
+        trust=trust.with_plan(plan.document),
     )
     target = open_target(name, opening)
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
+import dataclasses
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
+from builder.applier.layers import WheelPin
 from builder.applier.trees import OverlayTree
 from builder.bases.imagetree import ImageTree
 from builder.errors import RemoteError
@@ -30,7 +31,6 @@ class IndexSources:
     def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
         self._index = index
         self._wheels: dict[str, RemoteWheel] = {}
-        self._archives: dict[str, zipfile.ZipFile] = {}
         #: the allowed compile stages; None without ``--compile``
         self.stages = stages
 
@@ -46,6 +46,8 @@ class IndexSources:
                     f"the layer pins {pin.sha256}",
                     hint="do not build from it; find out why the file changed",
                 )
+            record = pin.record_sha256 if isinstance(pin, WheelPin) else ""
+            file = dataclasses.replace(file, record=record or file.record)
             self._wheels[name] = RemoteWheel(file, self._index)
         return self._wheels[name]
 
@@ -80,11 +82,7 @@ class IndexSources:
     def member(self, pin: InputPin, path: str) -> bytes:
         if self.stages and pin.filename in self.stages.wheels:
             return self.stages.member(pin.filename, path)
-        # the whole wheel, because only its sha256 is pinned, and RECORD is part of the wheel
-        if pin.filename not in self._archives:
-            # stays open: reading the list of a wheel's files takes longer than most of the files
-            self._archives[pin.filename] = zipfile.ZipFile(self._wheel(pin).download())
-        return self._archives[pin.filename].read(path)
+        return self._wheel(pin).read_whole(path)
 
 
 def preload(tree: object, paths: Sequence[str]) -> None:

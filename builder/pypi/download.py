@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 from builder.errors import BuildFailed, RemoteError, UsageError
@@ -16,9 +17,11 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.pypi.index import PackageIndex, WheelFile
+    from builder.pypi.index import PackageIndex
+    from builder.pypi.pages import WheelFile
 
-_CHUNK = 1 << 18
+#: Bytes of a file whose size the index does not give; the largest wheels have 2 GB.
+_MOST_BYTES = 8 << 30
 
 
 def downloaded(file: WheelFile) -> Path | None:
@@ -74,6 +77,8 @@ def download(file: WheelFile, index: PackageIndex) -> Path:
 
 
 def _stream(url: str, file: WheelFile, index: PackageIndex, partial: Path, have: int) -> None:
+    from builder.net.session import blocks
+
     headers = {"Range": f"bytes={have}-"} if have else {}
     with (
         console.progress(f"downloading {file.release}", file.size or None) as bar,
@@ -82,8 +87,11 @@ def _stream(url: str, file: WheelFile, index: PackageIndex, partial: Path, have:
         answer.raise_for_status()
         resumed = answer.status_code == 206
         bar.advance(have if resumed else 0)
+        length = answer.headers.get("Content-Length", "")
+        size = file.size or (int(length) if re.fullmatch(r"[0-9]{1,18}", length) else _MOST_BYTES)
+        most = max(0, size - have) if resumed and file.size else size
         with partial.open("ab" if resumed else "wb") as out:
-            for chunk in answer.iter_content(_CHUNK):
+            for chunk in blocks(answer, most):
                 out.write(chunk)
                 index.bytes_read += len(chunk)
                 bar.advance(len(chunk))

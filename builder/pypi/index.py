@@ -1,35 +1,30 @@
 """The package index: which wheels a release has, pinned by file name and sha256.
 
-Project pages are read with ``pypi-simple``, which supports JSON and HTML indexes; the index
-is pip's configured one, or that library's default.
+The index is pip's configured one, or the default of ``pypi-simple``.  Its pages are parsed in
+``pages.py``.
 """
 
 from __future__ import annotations
 
 import configparser
-import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
-from packaging.version import Version
+from packaging.utils import parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from builder.applier.digests import sha256_hex
 from builder.applier.versions import normalize
 from builder.errors import RemoteError, UsageError
 from builder.model.base import NEWEST_VLLM
-from builder.net.messages import no_answer, shown
+from builder.net.messages import host_of, no_answer, shown
+from builder.pypi.pages import PAGE_BYTES, WheelFile, parse_page
 from builder.util.console import console
 from builder.util.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.util.leftovers import making
@@ -38,41 +33,13 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import requests
-
     from builder.model.platform import Platform
+    from builder.net.session import Session
 
 #: The first vLLM release that any profile serves.
 OLDEST_VLLM = Version("0.17.0")
 #: Seconds for which a project page is cached; wheels never change.
 PAGE_TTL = 24 * 3600
-
-
-@dataclass(frozen=True, kw_only=True)
-class WheelFile:
-    """One wheel or source archive.  ``size`` is in bytes, 0 if unknown."""
-
-    filename: str
-    url: str
-    sha256: str
-    size: int = 0
-    yanked: bool = False
-
-    @property
-    def distribution(self) -> str:
-        """Normalised distribution name."""
-        return normalize(parse_wheel_filename(self.filename)[0])
-
-    @property
-    def release(self) -> str:
-        """Name and version, in the file name's form."""
-        name = "-".join(self.filename.split("-")[:2])
-        return name.removesuffix(".tar.gz")
-
-    @property
-    def version(self) -> str:
-        """PEP 440 version."""
-        return str(parse_wheel_filename(self.filename)[1])
 
 
 def pip_index_url() -> str | None:
@@ -104,7 +71,7 @@ def pip_setting(name: str) -> str | None:
     return None
 
 
-def make_session(window: float | None = None) -> requests.Session:
+def make_session(window: float | None = None) -> Session:
     """An HTTP session with retries; imported late, because it is slow."""
     from builder.net.connections import WINDOW
     from builder.net.retry import RetryPolicy
@@ -121,14 +88,17 @@ class PackageIndex:
         url: str | None = None,
         *,
         refresh: bool = False,
-        sessions: Callable[[], requests.Session] = make_session,
+        sessions: Callable[[], Session] = make_session,
     ) -> None:
         self._url = url
         self._sessions = sessions
         self._refresh = refresh
-        self._session: requests.Session | None = None
+        self._session: Session | None = None
         self._pages: dict[str, list[WheelFile]] = {}
         self._held: dict[str, list[WheelFile]] = {}
+        self._warned: set[str] = set()
+        #: the sha256 of the RECORD of wheels that were opened, by the wheel's sha256
+        self.records: dict[str, str] = {}
         self.bytes_read = 0
 
     def hold(self, files: Iterable[WheelFile]) -> None:
@@ -163,7 +133,7 @@ class PackageIndex:
         return found.url
 
     @property
-    def session(self) -> requests.Session:
+    def session(self) -> Session:
         """The session, created on first use: ``requests`` is slow to import, and rarely needed."""
         if self._session is None:
             self._session = self._sessions()
@@ -186,16 +156,12 @@ class PackageIndex:
             RemoteError: the index does not respond, or has no sha256.
         """
         name = normalize(project)
-        wanted = Version(version)
-        for file in self._page(name, "sdist"):
-            try:
-                found = parse_sdist_filename(file.filename)[1]
-            except InvalidSdistFilename:
-                continue
-            if found == wanted:
+        wanted = _version(project, version)
+        for file in _unyanked_first(self._page(name, "sdist")):
+            if file.parsed_version == wanted:
                 if not file.sha256:
                     raise RemoteError(f"the package index gives no sha256 for {file.filename}")
-                return file
+                return self._told(file)
         raise UsageError(f"{project} {version} has no source archive on the package index")
 
     def _page(self, name: str, kind: str) -> list[WheelFile]:
@@ -210,9 +176,13 @@ class PackageIndex:
         return self._url or pip_index_url() or ""
 
     @cached_property
+    def key(self) -> str:
+        """A cache key that identifies the index: 12 hexadecimal digits."""
+        return sha256_hex(self._endpoint.encode())[:12]
+
+    @cached_property
     def _mark(self) -> str:
-        """A cache key that identifies the index."""
-        return f".{sha256_hex(self._endpoint.encode())[:12]}" if self._endpoint else ""
+        return f".{self.key}" if self._endpoint else ""
 
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         cached = cache_dir() / "index" / cache_name
@@ -227,52 +197,60 @@ class PackageIndex:
             day = time.strftime("%Y-%m-%d", time.gmtime(cached.stat().st_mtime))
             console.warn(f"{error}\n  using the cached page of {day}")
             return kept
-        write_atomically(cached, json.dumps([asdict(file) for file in files]).encode())
+        write_atomically(cached, msgspec.json.encode(files))
         return files
 
     def _fetch_page(self, name: str, kind: str) -> list[WheelFile]:
         import requests
-        from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+        from pypi_simple import ACCEPT_JSON_PREFERRED, PYPI_SIMPLE_ENDPOINT
 
         endpoint = self._endpoint or PYPI_SIMPLE_ENDPOINT
         console.detail(f"index: {name}")
+        url = f"{endpoint.rstrip('/')}/{name}/"
         try:
-            # not in a with block, which would close the session: the next page reuses it
-            page = PyPISimple(endpoint, session=self.session).get_project_page(name)
-        except NoSuchProjectError:
-            raise UsageError(f"package {name!r} is not on the package index") from None
+            answer = self.session.small(url, {"Accept": ACCEPT_JSON_PREFERRED}, PAGE_BYTES)
+            if answer.status_code == 404:
+                raise UsageError(f"package {name!r} is not on the package index")
+            if answer.status_code != 200:
+                raise RemoteError(f"{host_of(url)}: answered {answer.status_code}")
+            wheels, sdists = parse_page(
+                answer.body, answer.headers.get("Content-Type", ""), answer.url
+            )
         except (requests.RequestException, RemoteError) as error:
             raise RemoteError(
                 f"the package index did not answer for {name!r}: {shown(endpoint)}: "
                 f"{no_answer(error, endpoint)}",
                 hint=again(),
             ) from error
-        return [
-            WheelFile(
-                filename=p.filename,
-                url=p.url,
-                sha256=p.digests.get("sha256", ""),
-                size=p.size or 0,
-                yanked=p.is_yanked,
-            )
-            for p in page.packages
-            if p.package_type == kind
-        ]
+        except ValueError as error:
+            raise RemoteError(
+                f"the page of {name!r} on the package index cannot be used: {shown(endpoint)}: "
+                f"{error}",
+                hint="pip config list",
+            ) from None
+        return wheels if kind == "wheel" else sdists
 
     def releases(self, project: str) -> list[str]:
-        """Versions that have a wheel, oldest first."""
-        found = {v for w in self.wheels(project) if (v := _parsed(w)) is not None}
+        """Versions that have a wheel, oldest first, without those that were yanked."""
+        found = {
+            version
+            for file in self.wheels(project)
+            if file.yanked is None and (version := file.parsed_version) is not None
+        }
         return [str(v) for v in sorted(found)]
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
         """The wheel that an installer would select: best tags, then the highest build number.
 
+        A yanked one is only used if the release has no other that fits, with a warning.
+
         Raises:
             UsageError: the release does not exist, or has no wheel for the platform.
         """
-        wanted = Version(version)
-        of_release = [w for w in self._held.get(normalize(project), ()) if _parsed(w) == wanted]
-        of_release = of_release or [w for w in self.wheels(project) if _parsed(w) == wanted]
+        wanted = _version(project, version)
+        held = self._held.get(normalize(project), ())
+        of_release = [w for w in held if w.parsed_version == wanted]
+        of_release = of_release or [w for w in self.wheels(project) if w.parsed_version == wanted]
         if not of_release:
             releases = self.releases(project)
             place = sum(Version(r) < wanted for r in releases)
@@ -288,30 +266,45 @@ class PackageIndex:
             _, _, build, tags = parse_wheel_filename(wheel.filename)
             scores = [rank[tag] for tag in tags if tag in rank]
             if scores:
-                fitting.append((max(scores), build or (), wheel.filename, wheel))
+                order = (wheel.yanked is None, max(scores), build or (), wheel.filename)
+                fitting.append((order, wheel))
         if not fitting:
             raise UsageError(
                 f"{project} {version} has no wheel for {platform.oci} with "
                 f"{platform.python}: {', '.join(w.filename for w in of_release[:4])}",
                 hint="choose another --platform or --python",
             )
-        best = max(fitting)[3]
+        _, best = max(fitting, key=lambda pair: pair[0])
         if not best.sha256:
             raise RemoteError(f"the package index gives no sha256 for {best.filename}")
-        return best
+        return self._told(best)
+
+    def _told(self, file: WheelFile) -> WheelFile:
+        """The file; the first time with a warning if it was yanked."""
+        if file.yanked is not None and file.filename not in self._warned:
+            self._warned.add(file.filename)
+            console.warn(
+                f"{file.filename} was yanked from the package index: "
+                f"{file.yanked or 'no reason is given'}"
+            )
+        return file
+
+
+def _unyanked_first(files: Iterable[WheelFile]) -> list[WheelFile]:
+    return sorted(files, key=lambda file: file.yanked is not None)
+
+
+def _version(project: str, text: str) -> Version:
+    try:
+        return Version(text)
+    except (InvalidVersion, ValueError):
+        raise UsageError(f"{project} {text[:80]!r} is not a version") from None
 
 
 def _kept_page(cached: Path) -> list[WheelFile] | None:
     try:
-        return [WheelFile(**row) for row in json.loads(cached.read_bytes())]
-    except (OSError, ValueError, TypeError):  # none, or one of another form
-        return None
-
-
-def _parsed(wheel: WheelFile) -> Version | None:
-    try:
-        return parse_wheel_filename(wheel.filename)[1]
-    except InvalidWheelFilename:
+        return msgspec.json.decode(cached.read_bytes(), type=list[WheelFile])
+    except (OSError, ValueError, RecursionError):  # none, or one of another form
         return None
 
 

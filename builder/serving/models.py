@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.errors import UsageError, did_you_mean
-from builder.util.documents import Count, Document, Part, Text
+from builder.util.documents import Count, Document, Part, Text, load_toml
 from builder.util.hints import reason
 from builder.util.paths import package_file
 
@@ -346,11 +345,11 @@ def read_model(path: Path) -> Model:
         UsageError: it is malformed; the message says where.
     """
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        raw = load_toml(path)
         return msgspec.convert({**raw, "name": path.stem}, Model)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}", hint="spark-build schema models-show") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None

@@ -60,7 +60,8 @@ from builder.verify.trust import TrustedSources
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.applier.trees import Changes, Tree
+    from builder.applier.trees import Tree
+    from builder.documents.plan import PlanDocument
     from builder.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
     from builder.rootfs.base import Base
@@ -237,7 +238,7 @@ class Target:
     tree: Tree
     packages: Mapping[str, str]
     env: Mapping[str, str] = field(default_factory=dict)
-    changes: Changes = field(default_factory=dict)
+    plan: PlanDocument | None = None
     patched: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     flags_for_experts: tuple[str, ...] = ()
@@ -257,7 +258,7 @@ class Target:
         tree.update(plan.changes)
         return dataclasses.replace(
             self, tree=tree, packages=dict(plan.base.packages), env={**self.env, **plan.env},
-            changes=plan.changes, flags=tuple(plan.serve_flags),
+            plan=plan.document, flags=tuple(plan.serve_flags),
             flags_for_experts=tuple(plan.moe_serve_flags),
             patched=tuple(one.name for one in plan.decisions if one.needed),
         )  # fmt: skip
@@ -288,7 +289,7 @@ def preflight(request: PreflightRequest) -> Preflight:
     with _target(request.plan) as opened:
         target = dataclasses.replace(opened, env={**opened.env, **given})
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
-        release = Release(target, trust.with_changes(target.changes))
+        release = Release(target, trust.with_plan(target.plan) if target.plan else trust)
         folder = release.model_folder(request.model, request.models)
         document = _asked(release, folder, request)
         if document.starts == "no":

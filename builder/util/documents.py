@@ -11,13 +11,18 @@ value, unless the default is made with `always`.  So ``X | None`` prints null, a
 from __future__ import annotations
 
 import datetime
+import re
+import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import NODEFAULT, Meta
 
+from builder.util.paths import read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -89,6 +94,30 @@ def read(value: object, form: type[T]) -> T:
         ValueError: it does not match; the message says where.
     """
     return msgspec.convert(value, form, from_attributes=True)
+
+
+#: Dots after a name in one line of TOML: a key of so many parts takes tomllib quadratic time.
+_DOTS = 200
+_DOT = re.compile(r"[\w\"'-][ \t]*+\.")
+#: Bytes of a TOML file that is read; the largest layer has 60 kB.
+_TOML_BYTES = 4 << 20
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """A TOML file, which may come from other people.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML, no regular file, too large, or has a key of too many parts.
+    """
+    text = read_regular(path, _TOML_BYTES).decode("utf-8").replace("\r\n", "\n")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _DOTS and len(_DOT.findall(line)) > _DOTS:
+            raise ValueError(f"line {number} has more than {_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:

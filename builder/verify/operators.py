@@ -70,7 +70,7 @@ def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Pa
 
 def _kept(wheel: RemoteWheel, member: str) -> Path:
     """A file of a wheel in the cache, with its own name."""
-    path = cache_dir() / "operators" / wheel.file.sha256[:24] / member.rpartition("/")[2]
+    path = cache_dir() / "operators" / wheel.record[:24] / member.rpartition("/")[2]
     if not path.is_file():
         write_atomically(path, wheel.read(member))
     return path

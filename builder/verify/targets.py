@@ -94,7 +94,7 @@ def target_of_plan(
         overlay.update(plan.changes)
         tree = overlay
         env |= plan.env
-        trust = trust.with_changes(plan.changes)
+        trust = trust.with_plan(plan.document)
     return VerifyTarget(
         name=name,
         kind=base.identity.kind,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.machinecode.elf import ElfFacts
-    from builder.pypi.index import WheelFile
+    from builder.pypi.pages import WheelFile
 
 #: The torch version if neither the target nor vLLM's metadata has one.
 DEFAULT = "2.13.0"
@@ -50,6 +50,8 @@ DEFAULT = "2.13.0"
 ON_DISK = 1_300_000_000
 #: Version of the folders in the cache.
 _FORM = 1
+#: File in a folder with the sha256 of the RECORD that its files were held against.
+_RECORD = "spark-build-record.txt"
 #: Parts that selection never loads: solvers, NVSHMEM, headers, tests, compilers, static libraries.
 _LEFT_OUT = re.compile(
     r"torch/lib/lib(torch_cuda_linalg|caffe2_nvrtc)\.so|torch/(include|share|test)/.*"
@@ -106,15 +108,27 @@ def torch_folder(wanted: str) -> Torch:
     _check_cpp_runtime()
     index = PackageIndex(settings.TORCH_INDEX.value or None)
     file = _choose(index, wanted)
+    wheel = RemoteWheel(file, index)
     key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:12]
     folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
     with locked(str(folder)):
-        if not folder.is_dir():
-            with making(folder) as partial:
-                _unpack(RemoteWheel(file, index), partial)
+        # what is unpacked is held against RECORD, not against the wheel's sha256: with a RECORD
+        # from another index, or of an older spark-build, it is unpacked again
+        if not _is_of(folder, wheel.record):
+            with making(folder) as partial, making(folder) as old:
+                _unpack(wheel, partial)
+                (partial / _RECORD).write_text(wheel.record, "ascii")
+                with suppress(FileNotFoundError):
+                    folder.rename(old)
                 partial.rename(folder)
         os.utime(folder)
     return Torch(folder=folder, version=file.version, what=_what(file, folder, wanted))
+
+
+def _is_of(folder: Path, record: str) -> bool:
+    with suppress(OSError):
+        return (folder / _RECORD).read_text("ascii") == record
+    return False
 
 
 def _check_cpp_runtime() -> None:

@@ -2,7 +2,8 @@
 
 An image's own statements are not trusted: its RECORD, receipts and plan come from whoever made
 it.  So a file is known only if another source has its sha256: a released wheel on the
-package index, or one of the user's own layers, applied to the released files here.
+package index, or one of the user's own layers, applied to the released files here.  What a package
+index says by range counts only if the wheel's RECORD is pinned, or the whole wheel was hashed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from builder.verify.installer import SandboxUnavailable
 from builder.verify.isolation import find_isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from builder.applier.layers import Layer
     from builder.applier.receipts import Receipt
-    from builder.applier.trees import Changes, Tree
+    from builder.applier.trees import Tree
+    from builder.documents.plan import PlanDocument
     from builder.verify.isolation import Isolation
 
+#: Stands for the sha256 of a file that the user's own layers made.
+MADE = "made here"
 #: Files to name in messages; more are only counted.
 _NAMED = 3
 
@@ -63,17 +67,25 @@ class TrustedSources:
     layers: Sequence[Layer] = ()
     #: the user's folders of layers, besides ours
     patches: Sequence[Path] = ()
-    #: path and sha256 of files written by this command's plan
-    made: frozenset[tuple[str, str]] = frozenset()
+    #: path and sha256 of files written by this command's plan -> the sha256 before, None: new
+    made: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
     #: the target's platform, whose wheels are tried first
     platform: Platform | None = None
     #: ``--trust-image``: the user trusts everything in it
     everything: bool = False
 
-    def with_changes(self, changes: Changes) -> TrustedSources:
-        """The same, with files that a plan of the user's own layers writes."""
-        made = {(path, content.sha256) for path, content in changes.items() if content is not None}
-        return replace(self, made=self.made | made)
+    def with_plan(self, plan: PlanDocument) -> TrustedSources:
+        """The same, with files that a plan of the user's own layers writes.
+
+        A file that it changes is only as well known as the file before.
+        """
+        made = {
+            (file.path, file.after): file.before
+            for layer in plan.layers
+            for file in layer.files
+            if file.after is not None
+        }
+        return replace(self, made={**self.made, **made})
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -93,9 +105,14 @@ class TrustedSources:
         Raises:
             SandboxUnavailable: some are unknown, and isolation is not available.
         """
+        paths = list(paths)
         unknown = [] if self.everything else self.unknown(tree, paths)
         if not unknown:
             return None
+        if self._hashed(tree, unknown):
+            unknown = self.unknown(tree, paths)
+            if not unknown:
+                return None
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         because = (
             f"{', '.join(unknown[:_NAMED])}{more}: not from a release on the package index or "
@@ -113,32 +130,50 @@ class TrustedSources:
         return IsolatedRun(isolation=isolation, because=because)
 
     def unknown(self, tree: Tree, paths: Iterable[str]) -> list[str]:
-        """The files that only the target itself lists.
+        """The files that only the target itself lists, or that nobody has hashed.
 
-        RECORD is ignored, because it is never run and installers rewrite it.
+        Those that no release has come first.  RECORD is ignored, because it is never run and
+        installers rewrite it.
         """
-        left = [p for p in paths if not _is_record(p) and not self._known_already(tree, p)]
+        starts = {p: self._start(p, tree.digest(p)) for p in paths if not _is_record(p)}
+        left = [path for path, start in starts.items() if start is not MADE]
         if not left:
             return []
         released = _Released(self, tree)
-        left = [path for path in left if not released.has(path, tree.digest(path))]
+        left = [path for path in left if not released.has(path, starts[path])]
         if not left:
             return []
         ours = released.patched(receipts_of(tree))
-        return sorted(path for path in left if (path, tree.digest(path)) not in ours)
+        unknown = [path for path in left if (path, tree.digest(path)) not in ours]
+        return sorted(unknown, key=lambda path: (released.lists(path, starts[path]), path))
 
-    def _known_already(self, tree: Tree, path: str) -> bool:
-        digest: str | None = None
-        while isinstance(tree, OverlayTree):
-            if path in tree.changes:
-                content = tree.changes[path]
-                digest = None if content is None else content.sha256
-                return digest is not None and (path, digest) in self.made
-            tree = tree.base
-        if isinstance(tree, WheelTree):
-            return True
-        digest = tree.digest(path) if self.made else None
-        return digest is not None and (path, digest) in self.made
+    def _hashed(self, tree: Tree, unknown: Sequence[str]) -> bool:
+        """Whether whole wheels were downloaded to hash them, because that may make all known."""
+        unhashed = [wheel for wheel in _Released(self, tree).wheels if not wheel.is_known]
+        wanted = [w for w in unhashed if any(path in w.members for path in unknown)]
+        if not all(any(path in wheel.members for wheel in wanted) for path in unknown):
+            return False
+        for wheel in wanted:
+            console.say(
+                f"  {wheel.file.filename}: its RECORD is not pinned, so the whole wheel is hashed"
+            )
+            try:
+                wheel.download()
+            except SparkBuildError as error:
+                console.warn(f"{error}")
+                return False
+        return True
+
+    def _start(self, path: str, digest: str | None) -> str | None:
+        """The digest that a file had before this command's plan, or ``MADE`` for a new file."""
+        for _ in range(len(self.made) + 1):
+            if digest is None or (path, digest) not in self.made:
+                return digest
+            before = self.made[path, digest]
+            if before is None:
+                return MADE
+            digest = before
+        return None
 
 
 def has_hook(layer: Layer) -> bool:
@@ -150,6 +185,11 @@ def _is_record(path: str) -> bool:
     return path.count("/") == 1 and path.endswith(".dist-info/RECORD")
 
 
+def _lists(wheel: RemoteWheel, path: str, digest: str | None) -> bool:
+    member = wheel.members.get(path)
+    return member is not None and member.sha256 == digest
+
+
 class _Released:
     """The releases that a target claims to have, from the package index."""
 
@@ -158,11 +198,19 @@ class _Released:
         self._tree = tree
 
     def has(self, path: str, digest: str | None) -> bool:
-        """Whether one of the releases has this file with the same bytes."""
+        """Whether one of the releases has this file with the same bytes, and was hashed."""
         return digest is not None and any(
-            (member := wheel.members.get(path)) is not None and member.sha256 == digest
-            for wheel in self._wheels.wheels
+            wheel.is_known and _lists(wheel, path, digest) for wheel in self._wheels.wheels
         )
+
+    def lists(self, path: str, digest: str | None) -> bool:
+        """Whether the index says, unchecked, that one of the releases has this file."""
+        return any(_lists(wheel, path, digest) for wheel in self._wheels.wheels)
+
+    @property
+    def wheels(self) -> Sequence[RemoteWheel]:
+        """The releases, as far as the index has them."""
+        return self._wheels.wheels
 
     def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
         """The files that this machine's layers write on these releases, if named in receipts."""
@@ -182,11 +230,16 @@ class _Released:
                 (path, content.sha256)
                 for step in steps
                 for path, content in step.changes.items()
-                if content is not None
+                if content is not None and self._is_known(path)
             }
         except (SparkBuildError, ApplyError) as error:
             console.detail(f"the output of these layers on the releases is unknown: {error}")
             return set()
+
+    def _is_known(self, path: str) -> bool:
+        """Whether the released file at a path was hashed, or there is none."""
+        wheel = self._wheels.wheel_of(path)
+        return wheel is None or wheel.is_known
 
     @cached_property
     def _platforms(self) -> list[Platform]:
@@ -215,6 +268,6 @@ class _Released:
                 )
                 if wheel.members:
                     return wheel
-            except (SparkBuildError, ApplyError, StopIteration) as error:
+            except (SparkBuildError, ApplyError) as error:
                 console.detail(f"{name} {version} is not available from the index: {error}")
         return None

@@ -22,7 +22,11 @@ _JSON = "application/vnd.pypi.simple.v1+json"
 
 
 def build_wheel(
-    name: str, version: str, files: Mapping[str, bytes], requires: Sequence[str] = ()
+    name: str,
+    version: str,
+    files: Mapping[str, bytes],
+    requires: Sequence[str] = (),
+    metadata: bytes | None = None,
 ) -> bytes:
     """A wheel with a true RECORD; the same input gives the same bytes.
 
@@ -33,7 +37,7 @@ def build_wheel(
     lines += [f"Requires-Dist: {requirement}" for requirement in requires]
     wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     whole = dict(files)
-    whole[f"{info}/METADATA"] = ("\n".join(lines) + "\n").encode()
+    whole[f"{info}/METADATA"] = metadata or ("\n".join(lines) + "\n").encode()
     whole[f"{info}/WHEEL"] = wheel.encode()
     rows = [f"{path},{_record_hash(data)},{len(data)}" for path, data in whole.items()]
     whole[f"{info}/RECORD"] = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
@@ -73,6 +77,12 @@ class Faults:
     no_head: bool = False
     #: a page in HTML, which does not say how large a file is
     html: bool = False
+    #: content type and bytes of a project's page
+    page: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    #: send zeros after the body until the client hangs up, without a length
+    endless: set[str] = field(default_factory=set)
+    #: the reason for which a file was yanked
+    yanked: dict[str, str] = field(default_factory=dict)
     #: seconds to wait before each 64 kB
     delay: float = 0.0
 
@@ -148,17 +158,22 @@ class _Handler(LoopbackHandler):
     def _page(self, project: str) -> None:
         rows = self.owner.page(project)
         root = self.owner.root
-        if not rows:
+        faults = self.owner.faults
+        if project.strip("/") in faults.page:
+            kind, body = faults.page[project.strip("/")]
+            self._answer(200, body, {"Content-Type": kind}, project.strip("/"))
+        elif not rows:
             self._answer(404, b"no such project", {})
         elif self.owner.faults.html:
             links = [f'<a href="{root}/files/{n}#sha256={s}">{n}</a>' for n, s, _ in rows]
-            body = "<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>"
-            self._answer(200, body.encode(), {"Content-Type": "text/html"}, project)
+            text = "<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>"
+            self._answer(200, text.encode(), {"Content-Type": "text/html"}, project)
         else:
             files = [
-                {"filename": n, "url": f"{root}/files/{n}", "hashes": {"sha256": s}, "size": z}
+                {"filename": n, "url": f"{root}/files/{n}", "hashes": {"sha256": s}, "size": z,
+                 "yanked": faults.yanked.get(n, False)}
                 for n, s, z in rows
-            ]
+            ]  # fmt: skip
             page = {"meta": {"api-version": "1.1"}, "name": project, "files": files, "versions": []}
             self._answer(200, json.dumps(page).encode(), {"Content-Type": _JSON}, project)
 
@@ -181,10 +196,17 @@ class _Handler(LoopbackHandler):
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
+        endless = name in self.owner.faults.endless
+        if not endless:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "HEAD":
             return
+        if endless:
+            self.close_connection = True
+            with suppress(ConnectionError):
+                while True:
+                    self.wfile.write(body + bytes(1 << 20))
         cut = self.owner.faults.cut.get(name, len(body))
         with suppress(ConnectionError):  # the client was interrupted
             self._send(body[:cut])

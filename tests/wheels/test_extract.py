@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, UsageError
+from builder.net import session
 from builder.pypi import wheels
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel
@@ -97,7 +98,7 @@ def test_progress_is_counted_during_a_download(
         counted.append(bar.done)
 
     monkeypatch.setattr(Bar, "advance", seen)
-    monkeypatch.setattr(wheels, "_STEP", 10_000)
+    monkeypatch.setattr(session, "BLOCK", 10_000)
     wheel = opened(index)
     counted.clear()
     wheel.extract(MODULE, tmp_path / "file")

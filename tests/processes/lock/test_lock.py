@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +67,13 @@ def lock_of(project: Path) -> Any:
 def entry_of(project: Path) -> Any:
     (entry,) = lock_of(project)["locked"].values()
     return entry
+
+
+def record_of(wheel: bytes) -> str:
+    """The sha256 of a wheel's RECORD."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+        return hashlib.sha256(archive.read(name)).hexdigest()
 
 
 @pytest.fixture
@@ -130,6 +140,7 @@ class TestWriting:
             "filename": name,
             "sha256": wheels.sha256(name),
             "size": len(wheels.files[name]),
+            "record": record_of(wheels.files[name]),
         }
 
     def test_contains_layers_with_their_files_and_every_input(self, project: Path) -> None:
@@ -433,8 +444,9 @@ DAMAGED = {
 
 def test_a_lock_is_written_as_it_was_read(tmp_path: Path) -> None:
     digest = "0" * 64
-    wheel = {"filename": "vllm-1.whl", "sha256": digest, "size": 5}
-    pull = {"request": "o/r#1", "repository": "o/r", "number": 0, "commit": "c", "sha256": digest}
+    wheel = {"filename": "vllm-1-py3-none-any.whl", "sha256": digest, "size": 5}
+    pull = {"request": "o/r#1", "repository": "o/r", "number": 0, "sha256": digest}
+    pull["commit"] = "c" * 40
     base = {"kind": "pypi", "digest": f"sha256:{digest}", "platform": "linux/arm64"}
     facts = {"file": "base-0123456789ab.json.gz", "sha256": digest, "layers": digest, "depth": 2}
     request = {"layers": ["fix"], "with-pr": ["o/r#1"], "base": "b", "platform": "own"}
@@ -444,7 +456,7 @@ def test_a_lock_is_written_as_it_was_read(tmp_path: Path) -> None:
                  "facts": facts},
         "layers": [{"name": "fix", "digest": digest, "files": {"layer.toml": digest}},
                    {"name": "pr", "digest": digest, "files": {}}],
-        "inputs": [wheel, {"filename": "b-1.whl", "sha256": digest}, pull],
+        "inputs": [wheel, {"filename": "b-1-py3-none-any.whl", "sha256": digest}, pull],
     }  # fmt: skip
     pin = {"base": "a" * 40, "commit": "b" * 40, "date": "2026-01-01", "forge": "f", "size": 3,
            "repository": "o/r", "request": "o/r#1", "sha256": digest, "title": "é"}  # fmt: skip

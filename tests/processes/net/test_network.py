@@ -16,8 +16,7 @@ from builder.util.paths import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import requests
-
+    from builder.net.session import Session
     from tests.unit.conftest import Called
     from tests.wheels.fakeindex import FakeIndex
 
@@ -85,9 +84,9 @@ def test_a_warm_cache_needs_no_network(wheels: FakeIndex, html: bool) -> None:
 def test_pages_share_a_session(wheels: FakeIndex) -> None:
     """Each new one would read all certificates and greet the server again."""
     wheels.add("other", "1.0.0", {"other/__init__.py": b""})
-    made: list[requests.Session] = []
+    made: list[Session] = []
 
-    def sessions() -> requests.Session:
+    def sessions() -> Session:
         made.append(make_session())
         return made[-1]
 

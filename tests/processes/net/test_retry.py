@@ -17,7 +17,8 @@ from builder.forge.site import Site
 from builder.net.failures import RequestFailed
 from builder.net.retry import NoAnswer, Retries, RetryPolicy, final_answer, retry_after
 from builder.net.session import Session
-from builder.pypi.index import PackageIndex, WheelFile
+from builder.pypi.index import PackageIndex
+from builder.pypi.pages import WheelFile
 from builder.pypi.wheels import RemoteWheel
 from tests.unit.fakeregistry import FakeRegistry, Reply, serve
 

@@ -22,7 +22,8 @@ from builder.forge.site import Site
 from builder.net import connections
 from builder.net.retry import RetryPolicy
 from builder.net.session import Session
-from builder.pypi.index import PackageIndex, WheelFile
+from builder.pypi.index import PackageIndex
+from builder.pypi.pages import WheelFile
 from builder.pypi.wheels import RemoteWheel
 from builder.registry.client import Registry, Repository
 from builder.registry.model import Descriptor, sha256_digest

@@ -19,7 +19,8 @@ from builder.bases.remote import known_base, survey_image
 from builder.engines import docker
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.publish.subject import read_subject
-from builder.pypi.index import PackageIndex, WheelFile
+from builder.pypi.index import PackageIndex
+from builder.pypi.pages import WheelFile
 from builder.registry.layout import LayoutDirectory
 from builder.registry.model import (
     DOCKER_CONFIG,
@@ -331,7 +332,9 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(released_module, "RemoteWheel", Wheel)
     monkeypatch.setattr(
-        PackageIndex, "choose", lambda *_: WheelFile(filename="w", url="", sha256="")
+        PackageIndex,
+        "choose",
+        lambda *_: WheelFile(filename="vllm-1-py3-none-any.whl", url="", sha256="0" * 64),
     )
     return read
 

@@ -283,7 +283,7 @@ PIN = """\
 distribution = "lib"
 version = "1.0"
 filename = "lib-1.0-py3-none-any.whl"
-sha256 = "00"
+sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 size = 1
 platform = "any"
 python = "py3"
@@ -310,3 +310,31 @@ def test_a_mistake_in_the_pins_is_named(tmp_path: Path, pins: str, message: str)
         load_layer(folder(tmp_path, pins_toml=pins))
     assert str(caught.value).startswith("my-fix/pins.toml: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (".".join(["a"] * 100_000) + " = 1\n", "more than 200 dots"),
+        ("x = {" + ".".join(["a"] * 100_000) + " = 1}\n", "more than 200 dots"),
+        ("[" + " . ".join(['"a"'] * 100_000) + "]\n", "more than 200 dots"),
+        ("x = " + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("x = " + "{a=" * 50_000 + "1" + "}" * 50_000, "nested too deeply"),
+        ("x = 1\n" * 1_000_000, "more than 4 MiB"),
+        ("\udcff", "utf-8"),
+    ],
+    ids=range(7),
+)
+def test_odd_toml_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    """A key of 100,000 parts took minutes."""
+    place = folder(tmp_path)
+    (place / "layer.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=why):
+        load_layer(place)
+
+
+@pytest.mark.parametrize("sha256", ["00", "../x", "A" * 64, "0" * 65])
+def test_a_pin_has_a_sha256(tmp_path: Path, sha256: str) -> None:
+    """It becomes a path in the cache."""
+    with pytest.raises(UsageError, match="is not a sha256"):
+        load_layer(folder(tmp_path, pins_toml=PIN.replace("0" * 64, sha256)))

@@ -7,7 +7,7 @@ import pytest
 from builder.documents.pulls import Pin
 from builder.layers.catalog import Catalog
 from builder.pipeline.pins import pins_text, wheel_place
-from builder.pypi.index import WheelFile
+from builder.pypi.pages import WheelFile
 from builder.util.documents import read
 
 CATALOG = Catalog.discover()

@@ -6,7 +6,8 @@ import pytest
 
 from builder import settings
 from builder.errors import SparkBuildError, UsageError
-from builder.pypi.index import PackageIndex, WheelFile
+from builder.pypi.index import PackageIndex
+from builder.pypi.pages import WheelFile
 from builder.verify import operators
 
 
@@ -29,7 +30,7 @@ def test_a_release_without_a_build_for_this_machine_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = WheelFile(
-        filename="vllm-0.20.1-cp38-abi3-manylinux_2_35_ppc64le.whl", url="", sha256="0"
+        filename="vllm-0.20.1-cp38-abi3-manylinux_2_35_ppc64le.whl", url="", sha256="0" * 64
     )
     monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [other])
     with pytest.raises((UsageError, SparkBuildError), match=r"vllm.*0\.20\.1"):

@@ -1,0 +1,43 @@
+"""Pins the RECORD of the released wheels of bases: ``python -m builder.pipeline.released``.
+
+RECORD has the sha256 of each file, and reading it takes kilobytes instead of the whole wheel.
+Pinned here, what an index serves by range is as good as the whole wheel of that sha256.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from builder.bases.model import BaseRequest, tracked_for
+from builder.bases.pypi import released_wheels
+from builder.layers.catalog import Catalog
+from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
+from builder.util.paths import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEAD = "# sha256 of a released wheel, sha256 of its RECORD, file name. Made by: python -m {}\n"
+PLATFORMS = ("linux/arm64", "linux/amd64")
+
+
+def rows(index: PackageIndex, named: str | None = None) -> Iterator[str]:
+    """A line for each wheel of the named vLLM releases, or of all, that shipped layers look at."""
+    catalog = Catalog.discover(())
+    tracked = tracked_for(map(catalog.layer, catalog.folders))
+    for release in vllm_releases(index, named):
+        for platform in PLATFORMS:
+            request = BaseRequest(ref="", platform=platform, pins={}, tracked=tracked, index=index)
+            for wheel in released_wheels(request, f"vllm=={release}"):
+                yield f"{wheel.file.sha256} {wheel.record} {wheel.file.filename}"
+
+
+def main() -> None:
+    """Write the file."""
+    lines = sorted({*rows(PackageIndex())}, key=lambda line: line.split()[2])
+    text = HEAD.format(__spec__.name) + "".join(f"{line}\n" for line in lines)
+    write_atomically(package_file("data", "records.txt"), text.encode())
+
+
+if __name__ == "__main__":
+    main()

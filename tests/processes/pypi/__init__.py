@@ -1,0 +1,1 @@
+"""Tests of ``builder/pypi`` with a server, or with a limit on memory."""

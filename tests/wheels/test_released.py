@@ -1,0 +1,19 @@
+"""The pinned RECORDs of released wheels are those of the index."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.model.base import NEWEST_VLLM
+from builder.pipeline.released import rows
+from builder.pypi.index import PackageIndex
+from builder.util.paths import package_file
+
+
+@pytest.mark.parametrize("release", ["0.17.0", "0.20.1", NEWEST_VLLM])
+def test_records_are_pinned(release: str) -> None:
+    """Otherwise: python -m builder.pipeline.released."""
+    pinned = package_file("data", "records.txt").read_text("ascii").splitlines()
+    found = list(rows(PackageIndex(), release))
+    assert len(found) > 4
+    assert set(found) <= set(pinned)
