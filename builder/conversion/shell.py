@@ -128,6 +128,7 @@ def read_script(data: bytes, variables: Mapping[str, str] | None = None) -> list
         UsageError: it is nested too deeply, or its variables expand to too much.
     """
     script = _Script(dict(variables or {}))
+    data = data.replace(_JOINED.encode(), "\ufffd".encode())
     try:
         _walk(_parsed(data), script, ())
     except RecursionError:

@@ -243,6 +243,11 @@ def test_scripts_within_scripts_keep_their_lines() -> None:
     assert words(one("x.yaml", text)) == [("m", 8), ("--port", 9), ("1", 9)]
 
 
+def test_a_mark_of_ours_in_a_file_is_no_line_break() -> None:
+    command = one("x.sh", "bash -c 'echo \ue001\ue001\nvllm serve m\ue001 --port 1'\n")
+    assert words(command) == [("m\ufffd", 2), ("--port", 2), ("1", 2)]
+
+
 def test_compose_and_kubernetes_fill_in_variables() -> None:
     text = "image: me/x:${TAG:-1}\ncommand: [vllm, serve, m, --port, '${PORT:-8000}', '$HOST']\n"
     text += "environment:\n  VLLM_A: ${A:-1}\n  VLLM_B: $B\n  VLLM_C: a$$b\n"
