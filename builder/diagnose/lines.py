@@ -280,7 +280,7 @@ _PREFIX = re.compile(
             r"\[[a-z]{2,20}\d{1,4}\]: ?",
             # vLLM, Ray
             (
-                r"\((?P<tag>[A-Za-z][\w.-]{0,40}(?: rank=\d+)?) pid=(?P<pid>\d+)"
+                r"\((?P<tag>[A-Za-z][\w.-]{0,40}(?: (?:rank=\d+|[A-Z]{2}\d+))?) pid=(?P<pid>\d+)"
                 r"(?:, ip=(?P<ip>[\d.]+))?\) ?"
             ),
             r"\((?P<bare>(?:APIServer|EngineCore|Worker)[\w-]{0,20})\) ?",

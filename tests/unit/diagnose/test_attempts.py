@@ -320,6 +320,7 @@ PLAIN = (
         "2026-06-01 10:00:00.123 | ERROR    | engine:start:12 - ",
         "engine.py           :116  2026-06-01 10:00:00,123 ",
         "(vllm-task, pid=123) ",
+        "(VllmWorker TP0 pid=437) ERROR 06-01 10:00:00 [multiproc_executor.py:559] ",
         "[default0]:",
         "[ERROR] ",
         "1780000000123 ",
