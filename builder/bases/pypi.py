@@ -14,7 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import normalize
 from builder.documents.compiled import PinnedWheel
 from builder.errors import RemoteError, UsageError
-from builder.model.base import BaseIdentity
+from builder.model.base import NEWEST_VLLM, BaseIdentity
 from builder.model.platform import Platform
 from builder.pypi.wheels import RemoteWheel, WheelTree
 from builder.rootfs.base import Base
@@ -44,7 +44,7 @@ def parse_named(text: str) -> dict[str, tuple[str, frozenset[str]]]:
         UsageError: an item is not an exact version.
     """
     named: dict[str, tuple[str, frozenset[str]]] = {}
-    better = instead(f"pypi:{text}", "pypi:vllm==0.20.1")
+    better = instead(f"pypi:{text}", f"pypi:vllm=={NEWEST_VLLM}")
     for item in filter(None, (part.strip() for part in text.split(","))):
         wrong = UsageError(f"pypi: {item!r} is not NAME==VERSION", hint=better)
         try:

@@ -33,7 +33,7 @@ from builder.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.engines.oci import base_bytes, load_needs
 from builder.engines.overlay import layout_digest
 from builder.errors import BuildFailed, EngineError, RemoteError
-from builder.util.console import console, megabytes
+from builder.util.console import console, counted, megabytes
 from builder.util.diskspace import Need
 from builder.util.hints import TEMPORARY, os_hint
 
@@ -66,7 +66,7 @@ def fill_context(folder: Path, plan: BuildPlan) -> int:
         target = folder / folder_of(name)
         with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
             size = write_context(target, files, plan.epoch, bar.advance)
-        console.say(f"  {name:<28}{len(files):>5} files {megabytes(size):>10}")
+        console.say(f"  {name:<28}{counted(len(files), 'file'):>11} {megabytes(size):>10}")
         added += size
     return added
 

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.engines.metadata import content_bytes
 from builder.registry.model import OCI_INDEX, OCI_LAYER_GZIP, RawManifest, sha256_digest
-from builder.util.console import console, megabytes
+from builder.util.console import console, counted, megabytes
 from builder.util.documents import plain
 from builder.util.leftovers import making
 from builder.util.locks import locked
@@ -363,7 +363,8 @@ class Blob:
 def say_layer(name: str, files: int, blob: Blob) -> None:
     """Print one line about an added layer."""
     kept = "  (kept from an earlier build)" if blob.cached else ""
-    console.say(f"  {name:<28.28}{files:>5} files {megabytes(blob.size):>10}{kept}")
+    number = counted(files, "file")
+    console.say(f"  {name:<28.28}{number:>11} {megabytes(blob.size):>10}{kept}")
 
 
 class Scratch:

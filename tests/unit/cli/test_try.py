@@ -196,7 +196,7 @@ def test_commands_to_try(
     spark_build: SparkBuild, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "work" / "a b").mkdir()
-    assert tried(spark_build(*words)) == said.format("pypi:vllm==0.20.1")
+    assert tried(spark_build(*words)) == said.format("pypi:vllm==0.33.0")
 
 
 @pytest.mark.parametrize(
