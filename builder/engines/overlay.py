@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,6 +106,11 @@ class Overlay:
     dockerfile: str
     #: the build command without the Dockerfile's path
     build: str
+
+    def named(self, image: str) -> Overlay:
+        """The same, for an image of another name."""
+        old, new = (f" -t {shlex.quote(name)}" for name in (self.image, image))
+        return replace(self, image=image, build=self.build.replace(old, new, 1))
 
     def command(self, dockerfile: Path | None = None) -> str:
         """The build command for a Dockerfile with that path."""

@@ -80,9 +80,17 @@ def serve_line(plan: BuildPlan) -> str:
     return shlex.join(["vllm", "serve", "MODEL", *plan.serve_flags])
 
 
-def run_commands(plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None) -> RunCommands:
-    """The commands that start vLLM in the built image; ``dockerfile`` builds the overlay's."""
+def run_commands(
+    plan: BuildPlan, built: BuiltImage, dockerfile: Path | None = None, name: str = ""
+) -> RunCommands:
+    """The commands that start vLLM in the built image.
+
+    ``dockerfile`` builds the image of an overlay, and ``name`` is the name of that image, if it was
+    given; of an overlay in a registry it is that of the overlay itself.
+    """
     overlay = overlay_of(plan, built) if plan.base.is_wheels else None
+    if overlay is not None and name and built.ref.startswith("oci:"):
+        overlay = overlay.named(name)
     image = (built.target or built.ref).removeprefix("docker://")
     before: tuple[str, ...] = ()
     if overlay is not None:

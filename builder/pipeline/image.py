@@ -135,7 +135,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
                 name = built.target or built.ref
                 console.left = f"{name} is complete, but not verified"
                 reports = (verify_built(name, planned.inputs, plan, options),)
-    started = run_commands(plan, built, write_dockerfile(plan, built))
+    started = run_commands(plan, built, write_dockerfile(plan, built), options.tag or "")
     return BuildResult(
         entries=(entry,), built=built, reports=reports, timings=timings, started=started
     )

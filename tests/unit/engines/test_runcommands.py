@@ -70,6 +70,19 @@ def test_an_image_in_a_layout_is_copied_to_the_spark_first() -> None:
     assert "oci:" not in found.block.command, "Docker knows no layouts"
 
 
+def test_the_image_of_an_overlay_has_the_name_that_was_given() -> None:
+    layout = built("oci:out", name="vllm-spark", target=f"oci:out@{DIGEST}")
+    found = run_commands(plan_of("pypi"), layout, name="vllm-spark")
+    (build,) = found.block.before
+    assert words_after(build, "-t")[0] == "vllm-spark"
+    assert words_after(found.block.command, "vllm")[0] == "vllm-spark"
+    (build,) = run_commands(plan_of("pypi"), layout).block.before
+    assert words_after(build, "-t")[0] == "spark-build/test:0.20.1"
+    pushed = built("h.example/me/x:1", target=f"docker://h.example/me/x:1@{DIGEST}")
+    (build,) = run_commands(plan_of("pypi"), pushed, name="h.example/me/x:1").block.before
+    assert words_after(build, "-t")[0] == "spark-build/test:0.20.1", "that is the overlay's name"
+
+
 def test_moe_models_need_more_flags() -> None:
     found = run_commands(
         plan_of(variant={"moe-serve-flags": ["--moe-backend", "marlin"]}), built(NAME)
