@@ -375,6 +375,8 @@ _OURS = {
     r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
     r"Can't load (image processor|feature extractor|video processor|processor)": "the model needs "
     "files of its {0}, such as preprocessor_config.json",
+    r"does not appear to have a file named (\S+?)\.? ": "the checkpoint's {0} is not read: only "
+    "configuration files are",
     r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
     "not run",
 }
