@@ -108,6 +108,8 @@ def graft_text(
             after = name
         verdicts.add(PRE)
         text = "".join(lines)
+    if not verdicts:
+        raise ApplyError("the graft names no definition", EXIT_USAGE)
     if len(verdicts) > 1:
         return DRIFT, "some of the definitions already exist and some do not"
     return verdicts.pop(), text

@@ -8,6 +8,7 @@ from builder.applier.diff import FileDiff, parse_diff
 from builder.applier.hunks import apply_hunks, judge_hunks
 from builder.applier.outcomes import OpResult
 from builder.applier.states import DRIFT, POST, PRE
+from builder.applier.text import NOT_PYTHON
 from builder.applier.trees import Content, OverlayTree, Tree
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def edit_file(tree: Tree, path: str, edit: Callable[[str], tuple[str, str]]) -> 
         return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
     try:
         found, new = edit(text)
-    except SyntaxError as error:
-        return OpResult(DRIFT, reason=f"{path} is not Python: {error}")
+    except NOT_PYTHON as error:
+        return OpResult(DRIFT, reason=f"{path} is not Python: {str(error) or type(error).__name__}")
     if found == POST:
         return OpResult(POST)
     if found != PRE:

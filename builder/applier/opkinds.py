@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -66,6 +67,26 @@ class Kernels:
     modules: Sequence[str]
     symbol: str
     guards: Mapping[str, str]
+
+
+#: Characters of a pattern; ``fnmatch`` and ``re`` take the square of the length for some.
+_PATTERN = 300
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _read_kernels(raw: object, where: str) -> Kernels:
+    kernels: Kernels = read_value(Kernels, raw, where)
+    for pattern in kernels.modules:
+        checked_path(pattern, where)
+    try:
+        re.compile(kernels.symbol[: _PATTERN + 1])
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ApplyError(
+            f"{where}: 'symbol' is no regular expression: {error}", EXIT_USAGE
+        ) from None
+    if len(kernels.symbol) > _PATTERN:
+        raise ApplyError(f"{where}: 'symbol' has more than {_PATTERN} characters", EXIT_USAGE)
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -194,7 +215,7 @@ class Compile(_Subject):
     arch: str = ""
     #: for a built-in change: its text, and the kernels whose machine code shows its state
     change: TextChange | None = field(default=None, metadata=part(TextChange))
-    code: Kernels | None = field(default=None, metadata=part(Kernels))
+    code: Kernels | None = field(default=None, metadata=part(_read_kernels))
     #: for a pull request: the request, the layer's name, the diff, and its source
     file: str = ""
     name: str = ""
@@ -258,6 +279,10 @@ def read_op(raw: object, where: str) -> Op:
     made: Op = read_value(form, raw, f"{where}: op {kind}")
     for name in made.paths:
         checked_path(getattr(made, name), f"{where}: op {kind}")
+    if isinstance(made, Env) and (not _VARIABLE.fullmatch(made.name) or "\0" in made.value):
+        raise ApplyError(
+            f"{where}: op env: {made.name!r:.100} is no name of a variable", EXIT_USAGE
+        )
     return made
 
 

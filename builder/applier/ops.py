@@ -15,6 +15,7 @@ from builder.applier.files import create_file, edit_file, judge_diff, undone
 from builder.applier.outcomes import OpResult
 from builder.applier.states import DRIFT, POST, PRE
 from builder.applier.targets import checked_path, collision
+from builder.applier.text import NOT_PYTHON
 from builder.applier.trees import OverlayTree
 from builder.applier.versions import normalize
 
@@ -67,7 +68,10 @@ class Ops(CompileOps):
         if op.whole:
             result = create_file(self.view, op.file, donor)
         else:
-            text = donor.decode("utf-8")
+            try:
+                text = donor.decode("utf-8")
+            except UnicodeDecodeError:
+                return OpResult(DRIFT, reason=f"{op.donor}: {op.donor_file} is not UTF-8 text")
             result = edit_file(
                 self.view,
                 op.file,
@@ -77,7 +81,13 @@ class Ops(CompileOps):
         return result
 
     def op_copy(self, op: Copy) -> OpResult:
-        return create_file(self.view, op.to, base64.b64decode(op.data))
+        try:
+            data = base64.b64decode(op.data, validate=True)
+        except ValueError:
+            raise ApplyError(
+                f"layer {self.layer.name}: the data of {op.to} is not base64", EXIT_USAGE
+            ) from None
+        return create_file(self.view, op.to, data)
 
     def op_hook(self, op: Hook) -> OpResult:
         return edit_file(self.view, op.file, lambda text: run_hook(op.source, op.function, text))
@@ -88,11 +98,11 @@ class Ops(CompileOps):
         data = self.view.read(reader)
         if data is None:
             return OpResult(DRIFT, reason=f"{reader}, which should read {name}, does not exist")
-        text = data.decode("utf-8")
+        text = data.decode("utf-8", "replace")
         if reader == "vllm/envs.py":
             try:
                 envs = read_envs(text)
-            except SyntaxError as error:
+            except NOT_PYTHON as error:
                 return OpResult(DRIFT, reason=f"{reader} is not Python: {error}")
             if name not in envs.known:
                 near = difflib.get_close_matches(name, list(envs.known), n=1)

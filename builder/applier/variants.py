@@ -20,6 +20,7 @@ from builder.applier.states import (
     SKIP,
     UPSTREAM,
 )
+from builder.applier.text import NOT_PYTHON
 from builder.applier.trees import stale_pyc
 from builder.applier.versions import all_match
 
@@ -160,7 +161,7 @@ def _finish_changes(run: Ops, outcome: Outcome) -> None:
                 # half of the time of ast.parse, which makes a tree; it takes bytes, whatever is
                 # declared, and reads the line that names their encoding
                 symtable.symtable(content.data, path, "exec")  # type: ignore[arg-type]
-            except SyntaxError as error:
+            except NOT_PYTHON as error:
                 outcome.state, outcome.changes = DRIFT, {}
                 outcome.reason = f"{path} would no longer parse: {error}"
                 return

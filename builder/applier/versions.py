@@ -6,7 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from builder.applier.failures import EXIT_MISSING, ApplyError
+from builder.applier.failures import EXIT_MISSING, EXIT_USAGE, ApplyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,8 @@ def version_matches(version: str, specifier: str) -> bool:
     """Whether a PEP 440 version is in a range; pre-releases and local versions are included.
 
     Raises:
-        ApplyError: neither ``packaging`` nor pip's copy of it can be imported.
+        ApplyError: the version or the range is malformed, or neither ``packaging`` nor pip's copy
+            of it can be imported.
     """
     try:
         from packaging.specifiers import SpecifierSet
@@ -34,7 +35,13 @@ def version_matches(version: str, specifier: str) -> bool:
                 EXIT_MISSING,
                 f"{sys.executable} -m ensurepip",
             ) from None
-    return SpecifierSet(specifier).contains(version, prereleases=True)
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except ValueError as error:  # packaging's InvalidSpecifier and InvalidVersion
+        raise ApplyError(
+            f"version {version!r:.100} and range {specifier!r:.100}: {error!s:.200}",
+            EXIT_USAGE,
+        ) from None
 
 
 def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Table = dict[str, Any]
+#: Characters of a problem in a message.
+_LONG = 500
 
 
 def _is_a(value: object, kind: type) -> bool:
@@ -61,6 +63,8 @@ class _Reader:
         self.records: dict[str, str] = {}
 
     def fail(self, where: str, problem: str, file: str = "layer.toml") -> UsageError:
+        if len(problem) > _LONG:
+            problem = f"{problem[:_LONG]}..."
         return UsageError(
             f"{self.folder.name}/{file}: {where}: {problem}"
             if where
@@ -98,17 +102,22 @@ class _Reader:
             raise self.fail("", f"file {name!r} is not UTF-8 text") from None
 
     def data(self, name: str) -> bytes:
-        path = (self.folder / name).resolve()
-        if not path.is_relative_to(self.folder.resolve()):
-            raise self.fail("", f"{name!r} is outside the layer's folder")
-        if not path.is_file():
-            raise self.fail("", f"file {name!r} does not exist")
-        return path.read_bytes()
+        try:
+            path = (self.folder / name).resolve()
+            if not path.is_relative_to(self.folder.resolve()):
+                raise self.fail("", f"{name!r} is outside the layer's folder")
+            if not path.is_file():
+                raise self.fail("", f"file {name!r} does not exist")
+            return path.read_bytes()
+        except (OSError, ValueError) as error:  # too long, or with a zero byte
+            raise self.fail("", f"file {name!r:.100} cannot be read: {error}") from None
 
     def when(self, value: Mapping[str, Any], where: str) -> dict[str, str]:
         for package, specifier in value.items():
+            if not isinstance(specifier, str):
+                raise self.fail(where, f"the range of {package!r:.100} should be a text in quotes")
             try:
-                specs = SpecifierSet(str(specifier))
+                specs = SpecifierSet(specifier)
             except InvalidSpecifier:
                 raise self.fail(where, f"{specifier!r} is not a PEP 440 range") from None
             for spec in specs:
@@ -126,7 +135,7 @@ class _Reader:
         if not isinstance(value, dict) or "op" not in value:
             raise self.fail(where, "key 'op' is missing")
         kind = value["op"]
-        if kind not in OPS:
+        if not isinstance(kind, str) or kind not in OPS:
             raise self.fail(where, f"unknown op {kind!r}{did_you_mean(str(kind), OPS)}")
         op = dict(self.table(value, {**COMMON, **OPS[kind]}, f"{where} ({kind})", "layer.toml"))
         if "if" in op:
@@ -235,8 +244,9 @@ class _Reader:
     def op_pull(self, op: Table, where: str) -> Table:
         op["pull"] = str(parse_pull(op["pull"]))
         for key in ("include", "exclude"):
-            if not all(isinstance(pattern, str) for pattern in op.get(key, ())):
-                raise self.fail(where, f"{key!r} should be a list of patterns")
+            for pattern in op.get(key, ()):
+                if not isinstance(pattern, str) or path_problem(pattern):
+                    raise self.fail(where, f"{key!r} should be a list of patterns of paths")
         for folder, becomes in op.get("map", {}).items():
             if not (isinstance(becomes, str) and folder.endswith("/") and becomes.endswith("/")):
                 raise self.fail(where, "'map' should map folders to folders, both with '/'")
@@ -284,7 +294,10 @@ class _Reader:
             pins["code"] = raw["code"]
         if "pull" in raw:
             where = f"{self.folder.name}/{name}: pull"
-            rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in raw["pull"]]
+            rows = raw["pull"]
+            if not all(isinstance(row, dict) for row in rows):
+                raise self.fail("pull", "should be a list of tables", name)
+            rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in rows]
             pins["pull"] = [plain(read_pin(row, where)) for row in rows]
         return pins
 
