@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from packaging.version import Version
 
 from builder.errors import UsageError
 from builder.util.documents import Count, Part, Sha256, Text, always, read
@@ -42,7 +43,16 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: Annotated[str, Meta(pattern=r"^(open|merged|closed|unknown)$(?!\n)")] = ""
     superseded_by: Text = ""
     title: Text = ""
-    url: Text = ""
+    url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$(?!\n)", description="its page")] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a release that is no version.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if self.release:
+            Version(self.release)
 
     @property
     def short(self) -> str:

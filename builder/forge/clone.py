@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from builder.errors import RemoteError, UsageError
 from builder.forge import MAX_ARCHIVE, MERGED, UNKNOWN, PullFacts
@@ -195,7 +195,7 @@ def _versions(tags: Iterable[str]) -> list[str]:
     for tag in tags:
         try:
             version = Version(tag.removeprefix("v"))
-        except InvalidVersion:
+        except ValueError:  # InvalidVersion, or a number of thousands of digits
             continue
         if not version.is_prerelease:
             found.append(str(version))

@@ -56,8 +56,11 @@ def parse_pull(text: str) -> PullRef:
     text = text.strip()
     host = ""
     if re.match(r"https?://", text):
-        parts = urlsplit(text)
-        host = (parts.hostname or "").lower()
+        try:
+            parts = urlsplit(text)
+            host = (parts.hostname or "").lower()
+        except ValueError as error:
+            raise UsageError(f"{text[:200]!r} is not an address: {error}") from None
         match = _PULL_PAGE.fullmatch(parts.path.rstrip("/")) or _COMMIT_PAGE.fullmatch(parts.path)
     else:
         match = _SHORT.fullmatch(text)
@@ -65,7 +68,7 @@ def parse_pull(text: str) -> PullRef:
     number, commit = found.get("number"), found.get("commit")
     if not match or not (number or commit) or found["repo"] in (".", ".."):
         hint = f"vllm-project/vllm#{text.lstrip('#')}" if re.fullmatch(r"#?\d+", text) else ""
-        raise UsageError(f"{text!r} is not a pull request or commit: {_FORMS}", hint=hint)
+        raise UsageError(f"{text[:200]!r} is not a pull request or commit: {_FORMS}", hint=hint)
     return PullRef(
         owner=found["owner"],
         repo=found["repo"].removesuffix(".git"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from builder import settings
 from builder.errors import UsageError
@@ -43,8 +43,7 @@ def site() -> Site:
         UsageError: the setting is not a URL, has credentials, or is not https.
     """
     text = settings.FORGE.value.strip() or GITHUB_API
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    host = (parts.hostname or "").lower()
+    parts, host = _parts(settings.FORGE.name, text if "://" in text else f"https://{text}")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise UsageError(
             "SPARK_BUILD_FORGE is not a host or the address of an API",
@@ -65,6 +64,20 @@ def site() -> Site:
     return Site(api=api, host=host, token=token, token_name=name)
 
 
+def _parts(name: str, address: str) -> tuple[SplitResult, str]:
+    """The parts of the address in a variable, and its host.
+
+    Raises:
+        UsageError: it is not an address.
+    """
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # checked when it is read
+        return parts, (parts.hostname or "").lower()
+    except ValueError as error:
+        raise UsageError(f"{name} is not the address of an API: {error}") from None
+
+
 def _token(api: str, host: str) -> tuple[str, str]:
     variables = [settings.FORGE_TOKEN]
     if api == GITHUB_API or host in _hosts_of_github_tokens():
@@ -81,5 +94,5 @@ def _token(api: str, host: str) -> tuple[str, str]:
 def _hosts_of_github_tokens() -> set[str]:
     """Hosts for which GITHUB_TOKEN and GH_TOKEN are valid, according to the environment."""
     named = settings.GITHUB_API_URL.value
-    hosts = {(urlsplit(named).hostname or "").lower(), settings.GH_HOST.value.lower()}
-    return hosts - {""}
+    _, host = _parts(settings.GITHUB_API_URL.name, named)
+    return {host, settings.GH_HOST.value.lower()} - {""}

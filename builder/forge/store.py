@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from builder.forge.reference import PullRef
 
 _UNREADABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
+_PAGE = re.compile("https?://[!-~]+")
 
 
 class Forges:
@@ -55,13 +56,20 @@ class Forges:
 
         if self._clones is None:
             pairs = [word.rpartition("=") for word in self._words]
-            self._clones = [Clone(Path(place).expanduser(), name) for name, _, place in pairs]
+            self._clones = [Clone(_folder(place), name) for name, _, place in pairs]
         for clone in self._clones:
             if clone.holds(repository):
                 return clone, f"clone {clone.folder}"
         if self._api is None:
             self._api = GitHub(ForgeClient(site()))
         return self._api, site().host
+
+
+def _folder(place: str) -> Path:
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise UsageError(f"--forge-clone {place}: there is no such user") from None
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ class PullStore:
             size=size,
             title=_UNREADABLE.sub(" ", facts.title).strip()[:200],
             state=facts.state,
-            url=_UNREADABLE.sub("", facts.url),
+            url=facts.url if _PAGE.fullmatch(facts.url) else "",  # no javascript: in a page's link
             merge_commit=facts.merge_commit,
             merged_at=facts.merged_at,
             superseded_by=facts.superseded_by,
@@ -214,7 +222,7 @@ class PullStore:
         return cache_dir() / "forge" / "pins" / f"{sha256_hex(f'{host} {request}'.encode())}.json"
 
     def _cached_pin(self, host: str, ref: PullRef) -> Pin | None:
-        with contextlib.suppress(OSError, ValueError, UsageError):
+        with contextlib.suppress(OSError, ValueError, RecursionError, UsageError):
             return read_pin(json.loads(self._pin_file(host, str(ref)).read_bytes()), "cache")
         return None
 

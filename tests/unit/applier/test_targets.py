@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,10 +19,17 @@ from tests.unit.fakes import (
     MemoryTree,
     copy_op,
     judged,
+    layer_text,
     make_layer,
     make_wheel,
     vllm_files,
+    write_tree,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.caller import Call
 
 BAD = (
     "", ".", "..", "/etc/passwd", "vllm/", "vllm//a.py", "./vllm/a.py", "vllm/./a.py", "../a.py",
@@ -107,6 +114,24 @@ def test_a_file_and_a_folder_of_one_name(kind: str, paths: list[str], reason: st
     assert outcome.state == DRIFT
     assert reason in outcome.reason
     assert not outcome.changes
+
+
+def test_a_plan_refuses_it(call: Call, tmp_path: Path) -> None:
+    """Before anything is written: exit 4 for a collision, 2 for a path that is none."""
+    site = write_tree(tmp_path / "site", vllm_files())
+    layer = tmp_path / "patches" / "fix"
+    (layer / "new.py").write_text("x = 1\n")
+    for to, code, message in (
+        ("vllm", 4, "vllm is a folder"),
+        ("vllm/core.py/x.py", 4, "vllm/core.py is a file"),
+        ("vllm//x.py", 2, "has an empty name"),
+        ("", 2, "has an empty name"),
+    ):
+        op = f'op = "copy"\nfrom = "new.py"\nto = "{to}"\n'
+        (layer / "layer.toml").write_text(layer_text(op))
+        done = call("apply", site, "-l", "fix")
+        assert (done.code, message in done.err) == (code, True), done.err
+    assert (site / "vllm" / "core.py").is_file()
 
 
 def test_within_one_diff() -> None:

@@ -7,6 +7,7 @@ import pytest
 from builder.errors import UsageError
 from builder.forge.reference import parse_pull
 from builder.forge.site import site
+from builder.forge.store import Forges
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 GOOD = {
@@ -150,3 +151,25 @@ class TestTokens:
         with pytest.raises(UsageError, match="GITHUB_TOKEN has characters") as caught:
             site()
         assert "sec" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["https://[::1/o/r/pull/1", "http://[/", "https://[x]/o/r/pull/1"])
+def test_an_address_that_is_none_is_no_reference(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a"):
+        parse_pull(text)
+
+
+@pytest.mark.parametrize("text", ["https://[::1", "https://h:99999", "h:x", "https://h:-1"])
+def test_a_forge_that_is_no_address_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_BUILD_FORGE", text)
+    with pytest.raises(UsageError, match="SPARK_BUILD_FORGE is not the address"):
+        site()
+    monkeypatch.setenv("SPARK_BUILD_FORGE", "https://ghe.example.com")
+    monkeypatch.setenv("GITHUB_API_URL", text if "://" in text else f"https://{text}")
+    with pytest.raises(UsageError, match="GITHUB_API_URL is not the address"):
+        site()
+
+
+def test_a_clone_of_no_user_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no such user"):
+        Forges(["~nobody-has-this-name/clone"]).for_repository("o/r")

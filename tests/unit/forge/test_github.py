@@ -276,6 +276,21 @@ def test_a_pin_can_be_read_again() -> None:
     assert read_pin(plain(pin), "lock") == pin
 
 
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "https://x/\n", "//x", 'https://x/"> x'])
+def test_an_address_that_is_no_page_is_left_out(url: str) -> None:
+    """It becomes a link in the page of the evidence."""
+    pin = store_of(github(pulls=with_value(PULL, "html_url", url))).resolve(parse_pull(f"{NAME}#7"))
+    assert pin.url == ""
+    with pytest.raises(UsageError, match="url"):
+        read_pin({**plain(pin), "url": url}, "lock")
+
+
+def test_a_release_that_is_no_version_is_refused() -> None:
+    pin = store_of(github()).resolve(parse_pull(f"{NAME}#7"))
+    with pytest.raises(UsageError):
+        read_pin({**plain(pin), "release": "newest"}, "lock")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
