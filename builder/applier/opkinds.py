@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -79,7 +80,9 @@ def _read_kernels(raw: object, where: str) -> Kernels:
     for pattern in kernels.modules:
         checked_path(pattern, where)
     try:
-        re.compile(kernels.symbol[: _PATTERN + 1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a form that may change its meaning
+            re.compile(kernels.symbol[: _PATTERN + 1])
     except (re.error, RecursionError, OverflowError) as error:
         raise ApplyError(
             f"{where}: 'symbol' is no regular expression: {error}", EXIT_USAGE

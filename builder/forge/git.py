@@ -129,7 +129,10 @@ class Git:
             "HOME": place,
             "XDG_CONFIG_HOME": place,
         }
-        command = ["git", "--no-pager", "-c", "core.quotePath=false", *words]
+        settings = ["-c", "core.quotePath=false"]
+        if words[0] == "diff-tree":  # else git 2.43 to 2.45 reads the attributes of HEAD
+            settings += ["-c", "attr.tree=refs/none"]
+        command = ["git", "--no-pager", *settings, *words]
         return self._checked(command, env, words[0], codes, limit)
 
     def _checked(
