@@ -282,7 +282,7 @@ def read_op(raw: object, where: str) -> Op:
     made: Op = read_value(form, raw, f"{where}: op {kind}")
     for name in made.paths:
         checked_path(getattr(made, name), f"{where}: op {kind}")
-    if isinstance(made, Env) and (not _VARIABLE.fullmatch(made.name) or "\0" in made.value):
+    if isinstance(made, Env) and not _VARIABLE.fullmatch(made.name):
         raise ApplyError(
             f"{where}: op env: {made.name!r:.100} is no name of a variable", EXIT_USAGE
         )
