@@ -293,13 +293,14 @@ class _Reader:
         if "code" in raw:
             pins["code"] = raw["code"]
         if "pull" in raw:
-            where = f"{self.folder.name}/{name}: pull"
-            rows = raw["pull"]
-            if not all(isinstance(row, dict) for row in rows):
-                raise self.fail("pull", "should be a list of tables", name)
-            rows = [{k.replace("-", "_"): v for k, v in row.items()} for row in rows]
-            pins["pull"] = [plain(read_pin(row, where)) for row in rows]
+            pins["pull"] = [self.pull_pin(row, name) for row in raw["pull"]]
         return pins
+
+    def pull_pin(self, row: object, name: str) -> Table:
+        if not isinstance(row, dict):
+            raise self.fail("pull", "should be a table", name)
+        values = {key.replace("-", "_"): value for key, value in row.items()}
+        return plain(read_pin(values, f"{self.folder.name}/{name}: pull"))
 
 
 def load_layer(folder: Path) -> Layer:

@@ -76,7 +76,7 @@ MISTAKES = {
     "missing-key": (GOOD.replace("order = 50\n", ""), "layer.toml: key 'order' is missing"),
     "wrong-type": (GOOD.replace("= 50", '= "50"'), "layer.toml: 'order' should be a whole number"),
     "op-is-a-list": (with_op('op = ["x"]\n'), "unknown op ['x']"),
-    "many-parts": (f"{HEAD}a{'.a' * 100_000} = 1\n", "it has a key of more than 200 parts"),
+    "many-parts": (f"{HEAD}a{'.a' * 100_000} = 1\n", "has more than 200 dots"),
     "deep": (f"{HEAD}a = {'[' * 100_000}\n", "not valid TOML"),
     "range": (GOOD.replace('vllm = ">=0.20.0"', "vllm = [1]"), "should be a text in quotes"),
     "zero-byte": (with_op('op = "copy"\nfrom = "a\\u0000"\nto = "x"\n'), "cannot be read"),
