@@ -215,6 +215,17 @@ def _blob(layout: Path, digest: str) -> bytes:
     return data
 
 
+def _refuse_damaged(layout: Path, digest: str) -> None:
+    """Read a blob of any size, and compare its bytes with its name."""
+    try:
+        with (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).open("rb") as blob:
+            seen = hashlib.file_digest(blob, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None
+    if f"sha256:{seen}" != digest:
+        raise UsageError(f"{layout}: blob {digest} is damaged")
+
+
 def _manifest_and_config(layout: Path, reference: str) -> tuple[RawManifest, ImageConfig]:
     digest = layout_digest(layout, reference)
     data = _blob(layout, digest)
@@ -245,6 +256,8 @@ def read_layout(
         RemoteError: it is malformed, or a blob is damaged.
     """
     image = find_image(LayoutDirectory(layout), reference, None)
+    for layer in image.layers:  # an index of the same layer, damaged since, may be in the cache
+        _refuse_damaged(layout, layer.digest)
     cache = LayerCache(image.source, diff_ids=image.diff_ids)
     with contextlib.closing(Rootfs(image.layers, cache)) as view:
         files = overlay_files(view, str(layout))

@@ -22,7 +22,7 @@ from builder.engines.layers import tar_layer
 from builder.engines.model import BuildRequest, BuiltImage
 from builder.engines.oci import OciEngine
 from builder.engines.overlay import layout_digest, read_layout
-from builder.errors import BuildFailed, RemoteError, SparkBuildError, UsageError
+from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.util.paths import cache_dir
 from tests.unit.fakes import (
     BACKEND,
@@ -267,7 +267,7 @@ def test_a_missing_blob_is_found(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path / "out")
     name = manifest["layers"][0]["digest"].removeprefix("sha256:")
     (tmp_path / "out" / "blobs" / "sha256" / name).unlink()
-    with pytest.raises(RemoteError, match="No such file"):
+    with pytest.raises(UsageError, match="cannot be read"):
         read_layout(tmp_path / "out")
 
 
