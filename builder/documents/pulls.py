@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta
-from packaging.version import Version
 
 from builder.errors import UsageError
 from builder.util.documents import Count, Part, Sha256, Text, always, read
@@ -52,6 +51,8 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ValueError: it is none.
         """
         if self.release:
+            from packaging.version import Version  # the schema of a plan needs none
+
             Version(self.release)
 
     @property
