@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Characters of a requirement; vLLM's longest has 90.
 _LONGEST = 10_000
+#: Requirements of a wheel on distributions that layers look at, and releases with different extras
+#: that one base asks for.  vLLM has 5 of the first, and a base 10 of the second.
+_MOST_REQUIRED, _MOST_ADDED = 500, 100
 #: Site-packages of the official vLLM images; for another path, an overlay needs
 #: --site-packages.
 DEFAULT_SITE_PACKAGES = "/usr/local/lib/python{major}.{minor}/dist-packages"
@@ -119,6 +122,10 @@ class _Resolver:
         if (name, extras) in self._added:  # also a package that requires itself with extras
             return
         self._added.add((name, extras))
+        if len(self._added) > _MOST_ADDED:
+            raise RemoteError(
+                f"pypi: {name} and what it requires have more than {_MOST_ADDED} sets of extras"
+            )
         if name not in self.found:
             file = self.index.choose(name, version, self.platform)
             self.found[name] = RemoteWheel(file, self.index)
@@ -139,7 +146,10 @@ class _Resolver:
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
         try:
-            for requirement in parsed_requirements(wheel.metadata(), self.tracked):
+            found = parsed_requirements(wheel.metadata(), self.tracked)
+            for number, requirement in enumerate(found):
+                if number >= _MOST_REQUIRED:
+                    raise UsageError(f"it has more than {_MOST_REQUIRED} requirements")
                 marker = requirement.marker
                 if marker is None or any(
                     marker.evaluate({**self._env, "extra": extra}) for extra in ("", *extras)

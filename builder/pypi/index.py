@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import sys
 import time
 from functools import cache, cached_property
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 #: The first vLLM release that any profile serves.
 OLDEST_VLLM = Version("0.17.0")
+#: A project's normalised name (PEP 503).
+_PROJECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 #: Seconds for which a project page is cached; wheels never change.
 PAGE_TTL = 24 * 3600
 
@@ -165,6 +168,8 @@ class PackageIndex:
         raise UsageError(f"{project} {version} has no source archive on the package index")
 
     def _page(self, name: str, kind: str) -> list[WheelFile]:
+        if not _PROJECT.fullmatch(name):  # it becomes a path: /etc/x would leave the cache
+            raise UsageError(f"{name[:80]!r} is not the name of a package")
         key = name if kind == "wheel" else f"{name}.{kind}"
         if key not in self._pages:
             self._pages[key] = self._cached_page(name, kind, f"{key}{self._mark}.json")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.errors import UsageError
 from builder.pypi import pages
 from builder.pypi.index import PackageIndex
 from builder.pypi.wheels import RemoteWheel
@@ -384,6 +385,35 @@ def test_a_package_may_require_itself(index: FakeIndex, spark_build: Call) -> No
         "flashinfer-python", "1.0", {}, ["vllm[extra,x]", "flashinfer-python[x,y]; extra=='x'"]
     )
     assert spark_build(*PLAN).code == 0
+
+
+@pytest.mark.parametrize(
+    ("requires", "why"),
+    [
+        ([f"vllm[x{number}]" for number in range(400)], "more than 100 sets of extras"),
+        (["flashinfer-python"] * 501, "more than 500 requirements"),
+    ],
+    ids=["extras", "requirements"],
+)
+def test_requirements_have_a_limit(
+    index: FakeIndex, spark_build: Call, requires: list[str], why: str
+) -> None:
+    """A package that requires itself with ever other extras never came to an end."""
+    index.add("vllm", "1.0.0", FILES, requires)
+    index.add("flashinfer-python", "1.0", {})
+    result = spark_build(*PLAN)
+    assert result.code == 8
+    assert why in result.err
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "a/b", "", "-", "a" + "/" * 9, "é", "a\nb", "../x"])
+def test_a_package_s_name_is_not_a_path(index: FakeIndex, tmp_path: Path, name: str) -> None:
+    """The name of a pin comes with a layer, maybe out of an image."""
+    before = files_below(tmp_path)
+    with pytest.raises(UsageError, match="is not the name of a package"):
+        PackageIndex(index.url).wheels(name)
+    assert files_below(tmp_path) == before
+    assert not index.requests
 
 
 def test_a_wheel_without_metadata_is_refused(index: FakeIndex, spark_build: Call) -> None:
