@@ -10,6 +10,7 @@ Standard library only; the environment is ``.venv`` in the checkout (or SPARK_BU
 from __future__ import annotations
 
 import configparser
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,16 +65,24 @@ def run_quietly(command: list[str], *, apart: bool) -> None:
     Raises:
         CalledProcessError: it failed.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the program inherits
+    # held back until there is a program to end: a Ctrl-C while it starts counts, too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        group = 0 if apart else None
-        child = subprocess.Popen(command, stdout=sys.stderr, process_group=group)
-    finally:
-        signal.signal(signal.SIGINT, before)
+        child = subprocess.Popen(
+            command,
+            stdout=sys.stderr,
+            process_group=0 if apart else None,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
+        )
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = child.wait()
     except BaseException:
-        os.kill(-child.pid if apart else child.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(-child.pid if apart else child.pid, signal.SIGTERM)
         child.wait()
         raise
     if code != 0:
