@@ -140,7 +140,9 @@ class TrustedSources:
         if not left:
             return []
         released = _Released(self, tree)
-        left = [path for path in left if not released.has(path, starts[path])]
+        # a file of a wheel that the plan brings is the release's, whatever was there before
+        known = {path: (tree.digest(path), starts[path]) for path in left}
+        left = [path for path in left if not any(released.has(path, one) for one in known[path])]
         if not left:
             return []
         ours = released.patched(receipts_of(tree))
