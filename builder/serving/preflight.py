@@ -475,12 +475,9 @@ class Release:
         more = model_packages(prepared, self._tree)
         request = {
             "env": dict(self.target.env),
-            "paths": [
-                str(folder_of(self._tree)),
-                *map(str, prepared.paths),
-                str(more),
-                str(folder),
-            ],
+            # first on sys.path, and their .pth files are run: nothing of the checkpoint
+            "paths": [str(folder_of(self._tree)), *map(str, prepared.paths), str(more)],
+            "models": [str(model)],
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "triton": triton_version(prepared.torch.folder),
             "questions": [{"model": str(model), "flags": list(c), "env": {}} for c in choices],

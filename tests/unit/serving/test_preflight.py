@@ -14,8 +14,10 @@ from builder.serving.preflight import (
     Cure,
     LayerRow,
     ModelAnswer,
+    ModelReply,
     Preflight,
     Refusal,
+    Release,
     Target,
     base_of,
     exact_pins,
@@ -29,6 +31,9 @@ from builder.serving.preflight import (
     variables_of,
     with_flags,
 )
+from builder.verify.sandbox import PreparedSandbox, Requirements, Sandbox
+from builder.verify.torchfolder import Torch
+from builder.verify.trust import TrustedSources
 from tests.unit.fakes import fake_base, vllm_files
 
 if TYPE_CHECKING:
@@ -267,3 +272,39 @@ def test_the_releases_own_pins() -> None:
     files = {**vllm_files(), "vllm-0.20.1.dist-info/METADATA": "\n".join(lines).encode()}
     target = Target.of(fake_base(files, "pypi"))
     assert exact_pins(target.tree) == {"compressed-tensors": "0.15.0.1"}
+
+
+def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, list[Any]]:
+    """A release whose probe answers that the model starts, and the requests that it was sent."""
+    requests: list[Any] = []
+
+    def reply(_python: Path, request: Any, *_: Any, **__: Any) -> ModelReply:
+        requests.append(request)
+        return ModelReply(answers=(answer(),) * len(request["questions"]))
+
+    packages = Requirements(
+        name="x", packages=(), needs_dsl=False, pretend_triton=False, megabytes=0
+    )
+    torch = Torch(folder=folder / "torch", version="2.9.0", what="a torch")
+    prepared = PreparedSandbox(sandbox=Sandbox(packages), torch=torch, paths=(torch.folder,))
+    monkeypatch.setattr(asked, "ask_probe", reply)
+    monkeypatch.setattr(asked, "make", lambda *_: prepared)
+    monkeypatch.setattr(asked, "model_packages", lambda *_: folder / "more")
+    trust = TrustedSources(everything=True)
+    return Release(Target.of(fake_base(vllm_files(), "pypi")), trust), requests
+
+
+def test_python_imports_nothing_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of a request are first on sys.path, and their .pth files are run."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (checkpoint / "own.pth").write_text("import sys; sys.exit('run')")
+    (checkpoint / "tokenize.py").write_text("raise SystemExit")
+    release, requests = a_release(tmp_path, monkeypatch)
+    release.ask(own_folder(checkpoint), [()])
+    (request,) = requests
+    assert str(checkpoint) not in json.dumps(request)
+    assert request["models"] == [request["questions"][0]["model"]], "an isolated run reads it"
