@@ -224,9 +224,11 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 
-#: Runs a probe with one directory hidden from the interpreter.
+#: Runs a probe beside its siblings, with one directory hidden from the interpreter.  For ``-c`` the
+#: first entry of ``sys.path`` is the current folder, whose files are not to be run.
 _WITHOUT = (
-    "import os, runpy, sys; root = os.path.realpath(sys.argv[1]); "
+    "import sys; sys.path[0] = sys.argv[2].rpartition('/')[0]; "
+    "import os, runpy; root = os.path.realpath(sys.argv[1]); "
     "sys.path[:] = [p for p in sys.path if f'{os.path.realpath(p)}/'.find(f'{root}/') != 0]; "
     "runpy.run_path(sys.argv[2], run_name='__main__')"
 )

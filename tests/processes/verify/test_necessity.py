@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.verify import sandbox
 from builder.verify.interpreters import beside_its_python
 from builder.verify.parts import of_backup, without_layers
-from builder.verify.replies import DispatchRequest
+from builder.verify.replies import DispatchReply, DispatchRequest
 from tests.unit.fakes import (
     snapshot,
     vllm_files,
@@ -20,7 +21,6 @@ from tests.unit.verify.test_necessity import PATCH, SET, SETTING, patched_direct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import pytest
 
@@ -70,3 +70,19 @@ def test_an_environment_is_checked_with_other_files(
         assert not file.startswith(str(site))
     assert str(site) not in then["paths"]
     assert snapshot(site) == before, "nothing is written there, not even compiled files"
+
+
+def test_a_probe_in_an_environment_has_its_siblings_and_nothing_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("json.py").write_text("raise SystemExit('run')")
+    (tmp_path / "dispatch_probe.py").write_text("import sibling, json\nprint(sibling.ANSWER)")
+    (tmp_path / "sibling.py").write_text("ANSWER = '{}'")
+    monkeypatch.setattr(sandbox, "package_file", lambda *parts: tmp_path / parts[-1])
+    asked: dict[str, object] = {}
+    reply = sandbox.ask_probe(
+        Path(sys.executable), asked, DispatchReply, instead_of=tmp_path / "elsewhere"
+    )
+    assert reply == DispatchReply()
