@@ -532,7 +532,8 @@ class Release:
             "print(snapshot_download(sys.argv[1], allow_patterns=sys.argv[2:]))"
         )
         python = self._prepared().sandbox.python
-        words = [str(python), "-c", program, name, *CONFIGURATION]
+        # isolated: no module of the current folder is run
+        words = [str(python), "-I", "-c", program, name, *CONFIGURATION]
         with console.progress(f"reading the configuration of {name}"):
             done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:

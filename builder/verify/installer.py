@@ -93,7 +93,7 @@ def uv_environment() -> dict[str, str]:
 
 
 def call(command: Command) -> str:
-    """Run a command; returns its output.
+    """Run a command; returns its output.  Python imports nothing from the current folder.
 
     Raises:
         SandboxUnavailable: it failed; the message has the end of its output.
@@ -105,7 +105,7 @@ def call(command: Command) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **command.env},
+        env={**os.environ, "PYTHONSAFEPATH": "1", **command.env},
     ) as process:
         try:
             out, err = _ended(process)
