@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -41,7 +42,7 @@ from builder.util.console import console
 from builder.util.documents import Count, Document, Part, Text, always
 from builder.util.leftovers import making
 from builder.util.locks import locked
-from builder.util.paths import cache_dir, package_file
+from builder.util.paths import cache_dir, package_file, read_regular
 from builder.verify.installer import SandboxUnavailable, call, install_command
 from builder.verify.replies import ProbeReply
 from builder.verify.results import Results
@@ -74,6 +75,8 @@ CONFIGURATION = (
     "preprocessor_config.json", "processor_config.json", "params.json",
     "model.safetensors.index.json",
 )  # fmt: skip
+#: The largest of them; the index of a checkpoint of a trillion parameters has about 20 MB.
+_MOST_BYTES = 64 << 20
 #: Cached replies: one has about 20 kB.
 _RESULTS = Results("preflight", tuple(("runtime", name) for name in PREFLIGHT_PROBE), 200)
 #: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
@@ -551,13 +554,12 @@ def own_folder(path: Path) -> Path:
     Raises:
         UsageError: it has no readable ``config.json``.
     """
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises for an unknown user
     folder = path.parent if path.name == "config.json" else path
     file = folder / "config.json"
+    text = _configuration(file)
     try:
-        data = json.loads(file.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}: a model's folder has a config.json") from None
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict) or not (data.get("architectures") or data.get("model_type")):
@@ -565,13 +567,31 @@ def own_folder(path: Path) -> Path:
     return folder.resolve()
 
 
+def _configuration(file: Path) -> bytes:
+    """A configuration file of a checkpoint.
+
+    Raises:
+        UsageError: it cannot be read, is no regular file or too large.
+    """
+    try:
+        return read_regular(file, _MOST_BYTES)
+    except OSError as error:
+        needed = ": a model's folder has a config.json" if file.name == "config.json" else ""
+        raise UsageError(f"{file}: {error.strerror}{needed}") from None
+    except ValueError as error:  # a NUL in its name, too
+        raise UsageError(f"{file}: {error}") from None
+
+
 def configuration_alone(folder: Path) -> Path:
     """A folder with the configuration files of a checkpoint and nothing else, named by content.
 
     So code that a checkpoint brings cannot run.
+
+    Raises:
+        UsageError: one of them cannot be read.
     """
-    present = [folder / name for name in CONFIGURATION if (folder / name).is_file()]
-    texts = {file.name: file.read_bytes() for file in present}
+    present = [folder / name for name in CONFIGURATION if os.path.lexists(folder / name)]
+    texts = {file.name: _configuration(file) for file in present}
     key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
     made = cache_dir() / "preflight" / "models" / key[:24]
     with locked(str(made)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -308,3 +309,35 @@ def test_python_imports_nothing_from_a_checkpoint(
     (request,) = requests
     assert str(checkpoint) not in json.dumps(request)
     assert request["models"] == [request["questions"][0]["model"]], "an isolated run reads it"
+
+
+def test_configuration_is_bounded_and_a_regular_file(tmp_path: Path) -> None:
+    """A pipe never ends and a device never stops: neither is read, nor a file without end."""
+    file = tmp_path / "config.json"
+    file.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"config\.json.*not a regular file"):
+        own_folder(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match=r"config\.json.*not a regular file"):
+        own_folder(tmp_path)
+    file.unlink()
+    file.write_text(json.dumps({"model_type": "llama"}))
+    with (tmp_path / "model.safetensors.index.json").open("wb") as large:
+        large.truncate(1 << 30)
+    with pytest.raises(UsageError, match=r"index\.json.*64 MiB, which is the limit"):
+        asked.configuration_alone(own_folder(tmp_path))
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "hf_quant_config.json").symlink_to("gone")
+    with pytest.raises(UsageError, match=r"hf_quant_config\.json: No such file or directory$"):
+        asked.configuration_alone(own_folder(tmp_path))
+    os.truncate(file, 1 << 30)
+    with pytest.raises(UsageError, match=r"config\.json.*64 MiB, which is the limit"):
+        own_folder(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["~nobody-of-that-name/x", "./a\0b"])
+def test_a_path_that_cannot_be(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, _ = a_release(tmp_path, monkeypatch)
+    with pytest.raises(UsageError):
+        release.model_folder(model, ())
