@@ -83,6 +83,15 @@ OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 
 # --- stand-ins -----------------------------------------------------------------------------------
 
+#: What stand-ins were called for; the release may have caught their errors.
+CALLED: list[str] = []
+
+
+def called(words: str) -> NotImplementedError:
+    """The error of a stand-in that is called, which is kept."""
+    CALLED.append(words)
+    return NotImplementedError(words)
+
 
 class TritonStandIn(types.ModuleType):
     """A module of Triton: every name exists, decorators give the function, the device is active."""
@@ -142,7 +151,7 @@ class Kernel:
         self.__doc__ = getattr(function, "__doc__", None)
 
     def __getitem__(self, _grid: object) -> Callable[..., None]:
-        raise NotImplementedError(f"the Triton kernel {self.__name__} was launched")
+        raise called(f"the Triton kernel {self.__name__} was launched")
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.fn(*args, **options)
@@ -221,7 +230,7 @@ class Operator:
         return Operator(f"{self._name}.{name}")
 
     def __call__(self, *_args: Any, **_options: Any) -> None:
-        raise NotImplementedError(f"the operator {self._name} was called; its library is not here")
+        raise called(f"the operator {self._name} was called; its library is not here")
 
 
 def stand_in_for_operators(probe: Probe) -> None:
@@ -559,6 +568,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     lines, warnings = record_log([str(question["model"])])
     reply = {**ANSWER, "lines": lines, "warnings": warnings}
     stage = "arguments"
+    CALLED.clear()  # imports are not this question's
     try:
         apply_environment(question.get("env", {}))
         asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
@@ -576,6 +586,8 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
         reply.update(error=failure(cause, stage), stage=stage)
+    if CALLED:  # what the release did with the error depends on the stand-in
+        reply.update(error=failure(NotImplementedError(CALLED[0]), stage), stage=stage)
     return reply
 
 
