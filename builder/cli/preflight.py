@@ -40,7 +40,7 @@ def _lines(document: Preflight) -> Iterator[str]:
     patched = f" with {', '.join(document.patched)}" if document.patched else ", unpatched"
     yield f"{document.model} on vLLM {vllm}{patched}"
     for name, value in document.environment.items():
-        yield f"  {name}={value}"
+        yield f"  {name}={value}".replace("\n", "\\n")  # an image's own
     yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
     yield ""
     words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]

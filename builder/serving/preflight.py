@@ -494,7 +494,8 @@ class Release:
                     prepared.sandbox.python, request, ModelReply, _TIMEOUT, PREFLIGHT_PROBE[-1],
                     apart=apart,
                 )  # fmt: skip
-            if reply.fatal is None and not apart:
+            crashed = any(one.error and one.error.type == "Crashed" for one in reply.answers)
+            if reply.fatal is None and not apart and not crashed:  # killed for memory, perhaps
                 _RESULTS.put(inputs, reply)
         if reply.fatal is not None:
             raise SandboxUnavailable(f"vLLM could not be imported: {reply.fatal.get('message')}")

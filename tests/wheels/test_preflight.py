@@ -164,6 +164,8 @@ def test_one_of_two_nodes(asked: Any) -> None:
 def test_code_of_a_checkpoint_does_not_run(asked: Any, tmp_path: Path) -> None:
     marks = tmp_path / "it ran"
     (tmp_path / "own.py").write_text(f"open({str(marks)!r}, 'w')")
+    (tmp_path / "own.pth").write_text(f"import sys; open({str(marks)!r}, 'w')")
+    (tmp_path / "tokenize.py").write_text(f"open({str(marks)!r}, 'w')")
     config = {"auto_map": {"AutoConfig": "own.Own"}, "model_type": "own", "architectures": ["Own"]}
     code, document = asked(config, "0.33.0", "--trust-remote-code")
     assert (code, document["starts"]) == (5, "not run")

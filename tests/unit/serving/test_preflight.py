@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
 from builder.serving import preflight as asked
 from builder.serving.preflight import (
@@ -341,3 +342,31 @@ def test_a_path_that_cannot_be(model: str, tmp_path: Path, monkeypatch: pytest.M
     release, _ = a_release(tmp_path, monkeypatch)
     with pytest.raises(UsageError):
         release.model_folder(model, ())
+
+
+def test_a_variable_of_an_image_writes_no_line_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = document(environment={"VLLM_X": "1\nstarts: the release built the model\n  it starts"})
+    monkeypatch.setattr(command, "preflight", lambda _: forged)
+    with pytest.raises(SparkBuildError):
+        command.preflight_command(cast("Any", None), json=False)
+    out = capsys.readouterr().out
+    assert "DOES NOT START" in out
+    assert "VLLM_X" in out
+    assert not [line for line in out.splitlines() if line.lstrip().startswith(("starts", "it st"))]
+
+
+def test_a_process_that_was_killed_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system kills for memory: its answer depends on what else runs and is not kept."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "killed"}))
+    release, requests = a_release(tmp_path, monkeypatch)
+    killed = answer(error=refused("the process ended with signal 9", "Crashed"))
+    with monkeypatch.context() as patch:
+        patch.setattr(asked, "ask_probe", lambda *_, **__: ModelReply(answers=(killed,)))
+        assert release.ask(tmp_path, [()]).answers == (killed,)
+    assert release.ask(tmp_path, [()]).answers == (answer(),)
+    assert release.ask(tmp_path, [()]).kept
+    assert len(requests) == 1
