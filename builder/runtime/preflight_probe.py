@@ -75,6 +75,8 @@ ONE_RANK = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
+#: Operators of communication: a release calls one of them to see whether the library is there.
+BETWEEN_RANKS = "torch.ops._C_custom_ar."
 #: In the error of whatever looks up a name.
 NO_NETWORK = "the simulated device has no network"
 #: Packages whose lines may have raised a refusal.
@@ -230,7 +232,8 @@ class Operator:
         return Operator(f"{self._name}.{name}")
 
     def __call__(self, *_args: Any, **_options: Any) -> None:
-        raise called(f"the operator {self._name} was called; its library is not here")
+        words = f"the operator {self._name} was called; its library is not here"
+        raise NotImplementedError(words) if BETWEEN_RANKS in self._name else called(words)
 
 
 def stand_in_for_operators(probe: Probe) -> None:
@@ -289,6 +292,20 @@ def stand_in_for_cuda_functions(probe: Probe) -> None:
             return NoDevice()
 
     ctypes.CDLL.__getattr__ = named  # type: ignore[method-assign]
+
+
+def refuse_code_of_checkpoints() -> None:
+    """Transformers runs no code of a checkpoint, also not from its cache of downloaded ones.
+
+    A configuration may name code of any id (``auto_map``); ``--trust-remote-code`` allows it.
+    """
+    modules: Any = importlib.import_module("transformers.dynamic_module_utils")
+
+    def refused(name: str, *_args: object, **_options: object) -> None:
+        raise called(f"trust_remote_code: {name} is code of the checkpoint")
+
+    vars(modules)["get_class_in_module"]  # a release without it is not asked
+    modules.get_class_in_module = refused
 
 
 def on_meta() -> Any:
@@ -606,6 +623,7 @@ def warm_up() -> None:
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
     in_one_process()
+    refuse_code_of_checkpoints()
 
 
 def run(request: Json) -> Json:

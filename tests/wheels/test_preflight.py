@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,3 +171,23 @@ def test_code_of_a_checkpoint_does_not_run(asked: Any, tmp_path: Path) -> None:
     code, document = asked(config, "0.33.0", "--trust-remote-code")
     assert (code, document["starts"]) == (5, "not run")
     assert not marks.exists()
+
+
+def test_code_of_a_checkpoint_that_was_downloaded_before_does_not_run(
+    asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``auto_map`` may name any id; Transformers takes its code from the cache of Hugging Face."""
+    marks = tmp_path / "it ran"
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(cache_dir()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    hub = tmp_path / ".cache" / "huggingface" / "hub" / "models--own--code"
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs" / "main").write_text("a" * 40)
+    snapshot = hub / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "own.py").write_text(f"open({str(marks)!r}, 'w')\nclass Own: pass\n")
+    config = {"auto_map": {"AutoConfig": "own/code--own.Own"}, "model_type": "own"}
+    code, document = asked(config, "0.33.0", "--trust-remote-code")
+    assert not marks.exists()
+    assert (code, document["starts"]) == (5, "not run"), document
+    assert "code of its own" in document["reason"]

@@ -69,3 +69,33 @@ def test_a_release_that_refuses_says_so(answered: Any) -> None:
         raise ValueError("no kernel")
 
     assert answered(refuse)["error"]["message"] == "no kernel"
+
+
+def test_whether_ranks_can_talk_is_no_kernel(answered: Any) -> None:
+    """A release may call an operator of it, as 0.24.0 does, and catch the error."""
+
+    def build() -> None:
+        with contextlib.suppress(Exception):
+            probe.Operator("torch.ops._C_custom_ar.meta_size")()
+
+    assert answered(build)["error"] is None
+
+
+def test_transformers_runs_no_code_of_a_checkpoint(
+    answered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also code of another id, which is in the cache of Hugging Face, and tried without error."""
+    ran: list[str] = []
+    modules = SimpleNamespace(get_class_in_module=ran.append)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(dynamic_module_utils=modules))
+    monkeypatch.setitem(sys.modules, "transformers.dynamic_module_utils", modules)
+    probe.refuse_code_of_checkpoints()
+
+    def build() -> None:
+        with contextlib.suppress(Exception):
+            modules.get_class_in_module("Own", "a/b/own.py")
+
+    error = answered(build)["error"]
+    assert not ran
+    words = Refusal(type=error["type"], message=error["message"])
+    assert not_the_releases(words).startswith("the checkpoint has code of its own")
