@@ -33,6 +33,7 @@ import json
 import logging
 import os
 import re
+import resource
 import sys
 import tempfile
 import traceback
@@ -79,6 +80,8 @@ ONE_RANK = {
 BETWEEN_RANKS = "torch.ops._C_custom_ar."
 #: In the error of whatever looks up a name.
 NO_NETWORK = "the simulated device has no network"
+#: Bytes of address space that building one model may add; tensors on the meta device have none.
+MOST_MEMORY = 8 << 30
 #: Packages whose lines may have raised a refusal.
 OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 
@@ -661,6 +664,16 @@ def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     return kept
 
 
+def limit_memory() -> None:
+    """Let this process have `MOST_MEMORY` more: a configuration may name a billion layers."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        used = int(stream.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + MOST_MEMORY
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
 def ask_in_child(question: Json, probe: Probe, scratch: str) -> Json:
     """Ask in a forked child, so that nothing of one question is in another's answer."""
     reading, writing = os.pipe()
@@ -669,6 +682,7 @@ def ask_in_child(question: Json, probe: Probe, scratch: str) -> Json:
         status = 1
         try:
             os.close(reading)
+            limit_memory()
             reply = answer(question, probe, scratch)
             with os.fdopen(writing, "w", encoding="utf-8") as pipe:
                 json.dump({"reply": reply, "simulated": probe.simulated}, pipe, default=str)

@@ -366,6 +366,7 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
 
 #: Errors that are this sandbox's and say nothing about the release.
 _OURS = {
+    r"^(MemoryError|OutOfMemoryError):": "building it takes more memory than one question may",
     r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
     r"its library is not here": "an operator of vLLM's compiled libraries was called",
     r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
