@@ -369,11 +369,13 @@ class Server:
     preamble: dict[tuple[str, str], Setting] = field(default_factory=dict)
     first: int = 0
     _stages: set[tuple[int, str]] = field(default_factory=set)
-    _ended: bool = False
+    #: the line that says that the container or unit ended
+    _ended: int = 0
 
     def begins(self, line: Line) -> bool:
         """Whether a line is the first of another attempt."""
-        if self._ended and line.text and not _ENDED.search(line.text):
+        after = self._ended and line.number > self._ended  # a joined line has its first number
+        if after and line.text and not _ENDED.search(line.text):
             return True
         if line.again or not any(sign in line.text for sign in _STAGE_SIGNS):
             return False
@@ -392,7 +394,7 @@ class Server:
         self.failed += self.last.broken()
         self.before, self.last = self.last, Scan()
         self.attempts += 1
-        self._stages, self._ended = set(), False
+        self._stages, self._ended = set(), 0
         self.begins(line)
 
     def with_nodes(self, others: Sequence[Server]) -> Server:
@@ -401,9 +403,9 @@ class Server:
             return self
         return dataclasses.replace(self, last=self.last.with_nodes([s.last for s in others]))
 
-    def ended(self) -> None:
-        """The container or unit ended."""
-        self._ended = True
+    def ended(self, line: Line) -> None:
+        """The container or unit ended, as a line says."""
+        self._ended = line.number
 
 
 @dataclass
@@ -518,7 +520,7 @@ def _ending(log: Log, server: Server, line: Line) -> Server:
     """The server that a line about the end of a container or unit is about."""
     if match := _ENDED.search(line.text):
         server = log.servers.get(match["name"] or "") or server
-        server.ended()
+        server.ended(line)
     return server
 
 

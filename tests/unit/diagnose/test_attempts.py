@@ -205,6 +205,19 @@ def test_two_servers_of_a_log_and_the_exit_code(call: Call, tmp_path: Path) -> N
     assert (done.code, "did not become ready" in done.err) == (5, True)
 
 
+@pytest.mark.parametrize("end", ["app-1 exited with code 139", "app-1 exited with code 137"])
+def test_the_line_about_the_end_begins_no_attempt(end: str) -> None:
+    log = (
+        "INFO 11-20 10:00:00 [api_server.py:1896] vLLM API server version 0.24.0\n"
+        "INFO:     Application startup complete.\n"
+        f"INFO 11-20 10:01:00 [launcher.py:99] Shutting down FastAPI HTTP server.\n{end}\n"
+    )
+    result = read(log)
+    assert result.attempts == 1
+    assert result.verdict.state == "failed"
+    assert not result.verdict.sentence.startswith("Attempt")
+
+
 def test_other_services_of_compose_are_no_servers() -> None:
     log = interleaved(
         prefixed("vllm-1   | ", START + READY),
