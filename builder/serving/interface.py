@@ -122,8 +122,8 @@ class Flag(Part, frozen=True, kw_only=True):
 
     def key_refusal(self, path: str, value: str | None) -> str:
         """The same for one key of an object: ``--kernel-config.linear_backend VALUE``."""
-        if self.kind not in ("json", "object"):
-            return "takes no keys"
+        if self.kind not in ("json", "object"):  # the parser makes JSON of the keys: a text too
+            return "takes no keys" if self.refusal("{}") else ""
         nested: object = None if value is None else in_json(value)
         for key in reversed(path.removesuffix("+").split(".")):
             nested = {key: nested}
