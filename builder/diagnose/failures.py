@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.diagnose.lines import when
-from builder.diagnose.servers import NumberedLine, ServerState
+from builder.diagnose.servers import SERVICE, NumberedLine, ServerState
 from builder.diagnose.tracebacks import LoggedException, Tracebacks, failure_location, search_phrase
 
 if TYPE_CHECKING:
@@ -444,7 +444,7 @@ class Failures:
         if line.source in self.tracebacks.states or (
             not quiet and any(smell in text for smell in _SMELLS)
         ):
-            if self._event(line):
+            if not SERVICE.search(text) and self._event(line):
                 return
         elif line.level in _LOUD:
             self._note(

@@ -22,6 +22,7 @@ from msgspec import Meta
 from builder.diagnose.catalog import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.lines import Reader
+from builder.diagnose.servers import SERVICE
 from builder.util.documents import Count, Part, Text
 
 if TYPE_CHECKING:
@@ -623,7 +624,7 @@ def _note_selection(kind: str) -> _Note:
 def _is_no_failure(entry: Entry, text: str, line: Line) -> bool:
     """Whether a line is of an attempt that was given up, or of a page about failures."""
     skipped = entry.severity == "error" and SKIPPED.search(text)
-    return bool(skipped or (not line.head and PROSE.search(text)))
+    return bool(skipped or (not line.head and PROSE.search(text)) or SERVICE.search(text))
 
 
 def _note_hit(entry: Entry) -> _Note:

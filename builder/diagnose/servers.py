@@ -87,6 +87,17 @@ RELATED = re.compile(
     re.IGNORECASE,
 )
 
+_NAMES = (
+    r"(?:nginx|apache2?|httpd|caddy|haproxy|traefik|mysqld?|mariadbd?|postgres(?:ql)?|mongod?"
+    r"|redis(?:-server)?|sshd?|postfix|dovecot|cron|cups|rabbitmq(?:-server)?|elasticsearch"
+    r"|memcached|jenkins|snapd)"
+)
+#: Lines about a service of the system that is no model server; a journal has many.
+SERVICE = re.compile(
+    rf"\b(?<![\w.-]){_NAMES}(?:@\S{{1,60}})?\.service\b"
+    rf"|^{_NAMES}(?:\[\d{{1,9}}\])?: |[Kk]ill(?:ed)? process \d+,? \({_NAMES}\)"
+)
+
 _KERNELS = re.compile(r"nvcc|\.cuh?\b|flashinfer|triton|torch_compile|ptxas")
 
 #: Lines of a server's start: the log is not only a fragment.

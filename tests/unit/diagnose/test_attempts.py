@@ -385,6 +385,44 @@ def test_a_log_of_another_program_gets_no_advice(name: str, call: Call, tmp_path
     assert call("diagnose", "a.log").code == 2
 
 
+UNIT = """\
+Nov 23 10:00:01 host systemd[1]: Starting nginx.service - A high performance web server...
+Nov 23 10:00:01 host nginx[812]: nginx: [emerg] bind() to 0.0.0.0:80 failed (98: in use)
+Nov 23 10:00:01 host systemd[1]: nginx.service: Control process exited, status=1/FAILURE
+Nov 23 10:00:01 host systemd[1]: nginx.service: Failed with result 'exit-code'.
+Nov 23 10:00:01 host systemd[1]: Failed to start nginx.service - A high performance web server.
+"""
+SERVICES = (
+    *(UNIT[at:] for at, mark in enumerate("\n" + UNIT) if mark == "\n" and UNIT[at:]),
+    *(f"{line}\n" for line in UNIT.splitlines()[1:]),
+    "Nov 23 10:00:01 host kernel: Out of memory: Killed process 812 (mysqld) total-vm:9kB\n",
+    "mysql.service: Main process exited, code=killed, status=9/KILL\n",
+    "redis[1]: 1:M 01 Jan 10:00:00.000 # Can't open the append-only file: Permission denied\n",
+    "Failed to start postgresql@16-main.service - PostgreSQL Cluster 16-main.\n",
+)
+
+
+@pytest.mark.parametrize("log", SERVICES)
+def test_few_lines_of_a_system_service_are_no_server(log: str) -> None:
+    result = read(log)
+    assert (result.is_log, result.findings) == (False, ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm.service: Main process exited, code=killed, status=9/KILL",
+        "qwen.service: Failed with result 'oom-kill'.",
+        "Out of memory: Killed process 812 (VLLM::EngineCor) total-vm:9kB",
+        "Out of memory: Killed process 812 (python3) total-vm:9kB",
+    ],
+)
+def test_a_line_about_the_unit_of_a_server_is_read(line: str) -> None:
+    journal = "Nov 23 10:00:00 host sshd[9]: Accepted publickey for spark\n"
+    failed = UNIT.splitlines()[3]
+    assert errors(read(f"{journal}Nov 23 10:00:01 host systemd[1]: {line}\n{failed}\n"))
+
+
 def test_the_tests_of_an_engine_are_no_server() -> None:
     log = OTHERS["pytest"] + "vllm/v1/engine/core.py:12: RuntimeError\n"
     assert not read(log).is_log
