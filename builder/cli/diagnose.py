@@ -123,7 +123,9 @@ def _end(results: Sequence[Diagnosis]) -> None:
         raise SparkBuildError(f"{what} {', '.join(wrong)}", Exit.VERIFY_FAILED, hint)
     state = results[0].verdict.state if len(results) == 1 else verdict(results).state
     if state in ("failed", "stopped", "unclear"):
-        raise SparkBuildError("the server did not become ready", Exit.VERIFY_FAILED, _AGAIN)
+        was_ready = len(results) == 1 and results[0].ready
+        what = "the server is not healthy" if was_ready else "the server did not become ready"
+        raise SparkBuildError(what, Exit.VERIFY_FAILED, _AGAIN)
 
 
 def _show(results: Sequence[Diagnosis]) -> None:

@@ -363,10 +363,6 @@ class Failure:
     #: an exception's name and text
     counted: str = ""
 
-    def same_as(self, other: Failure) -> bool:
-        """Whether it is the same event: from another rank, or printed again."""
-        return (self.kind, _plain(self.quote)) == (other.kind, _plain(other.quote))
-
 
 _WARNS = re.compile(
     r"[Ww]arn|WARN|rror|ailed|annot|not (?:found|supported|enough|valid)|nsupported"
@@ -554,16 +550,16 @@ class Failures:
             key = _plain(failure.key)
             failure.times = self.times.get(key, 1)
             failure.end = max(failure.end, self._last.get(key, 0))
+        lethal = max((f.line for f in found if LETHAL.search(f.quote)), default=0)
         for failure in found:
-            failure.survived = self._survives(failure, found)
+            failure.survived = self._survives(failure, found, lethal)
         found += self._hangs(found)
         _weaken_wrappers(found)
         found.sort(key=lambda f: (f.survived, f.kind == "an error", f.follower, f.weak, f.line))
-        kept: list[Failure] = []
-        for failure in found:
-            if not any(failure.same_as(other) for other in kept):
-                kept.append(failure)
-        return kept
+        kept: dict[tuple[str, str], Failure] = {}
+        for failure in found:  # the same from another rank, or printed again, counts once
+            kept.setdefault((failure.kind, _plain(failure.quote)), failure)
+        return list(kept.values())
 
     def _events(self) -> list[Failure]:
         """Exceptions with their chains, and the other events that are not part of one."""
@@ -652,10 +648,10 @@ class Failures:
             search=search_phrase(self.course.wrote(), root.short, quote, frame),
         )
 
-    def _survives(self, failure: Failure, found: list[Failure]) -> bool:
+    def _survives(self, failure: Failure, found: list[Failure], lethal: int) -> bool:
+        """Whether the program went on; ``lethal`` is the last line that ends it anyway."""
         course = self.course
-        if any(LETHAL.search(f.quote) and f.line >= failure.line for f in (failure, *found)):
-            lethal = max(f.line for f in (failure, *found) if LETHAL.search(f.quote))
+        if lethal >= failure.line:
             return course.up > max(failure.end, lethal)
         followers = [f.line for f in found if f.follower and f.line >= failure.line]
         # later requests succeed, or it was restarted

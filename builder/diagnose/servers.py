@@ -126,6 +126,9 @@ ALIVE = re.compile(
     r"|Avg generation throughput: (?!0\.0 )\d"
 )
 
+#: vLLM's health check fails only if the engine is dead (EngineDeadError in health.py).
+UNHEALTHY = re.compile(r"\"GET /health HTTP/1\.1\" ?503")
+
 #: Lines of a server that was stopped on request.
 ENDING = re.compile(
     r"shut(?:ting)? ?down|Finished server process|Application shutdown|terminat|clean(?:ing)? ?up"
@@ -194,6 +197,8 @@ class ServerState:
     up: int = 0
     #: the last line with an answered request
     alive: int = 0
+    #: the last failed health check
+    unhealthy: int = 0
     last: NumberedLine = field(default_factory=lambda: NumberedLine(0, ""))
     waits: dict[int, list[NumberedLine]] = field(default_factory=dict)
     #: the last progress lines by process
@@ -260,6 +265,8 @@ class ServerState:
             self.up = max(self.up, number)
         if ALIVE.search(text):
             self.alive = max(self.alive, number)
+        if UNHEALTHY.search(text):
+            self.unhealthy = max(self.unhealthy, number)
         if "aiting for" in text or "broadcast block" in text:
             for index, regex in enumerate(_WAITING):
                 if regex.search(text):
@@ -290,6 +297,7 @@ class ServerState:
             first_ready=min((s.first_ready for s in every if s.first_ready), default=0),
             up=max(s.up for s in every),
             alive=max(s.alive for s in every),
+            unhealthy=max(s.unhealthy for s in every),
             last=max((s.last for s in every), key=lambda n: n.line),
             waits={k: list(v) for s in reversed(every) for k, v in s.waits.items()},
             progress={k: v for s in every for k, v in s.progress.items()},

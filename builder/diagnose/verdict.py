@@ -607,6 +607,9 @@ def _without_failure(
     state = read.failures.course
     some = [f for f in findings if f.severity == "warning"]
     requests = [f for f in some if f.mechanism == "request" or f.message.startswith("A request")]
+    if state.ready and state.unhealthy > state.ready:
+        line = at(state.unhealthy)
+        return Verdict("stopped", f"No failure found, but /health answered 503 last (line {line}).")
     if state.ready:
         what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
         noted = "".join(_NOTED.get(f.id, "") for f in findings if f.severity == "info")

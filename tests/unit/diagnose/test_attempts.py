@@ -402,6 +402,22 @@ SERVICES = (
 )
 
 
+@pytest.mark.parametrize(
+    "after", ["", '"POST /v1/completions HTTP/1.1" 500 Internal Server Error\n']
+)
+def test_a_failed_health_check_at_the_end_is_no_healthy_server(
+    after: str, call: Call, tmp_path: Path
+) -> None:
+    check = 'INFO:     10.0.0.1:33 - "GET /health HTTP/1.1" '
+    bad = f"{START}{READY}{check}503 Service Unavailable\n{after}"
+    assert read(bad).verdict.state == "stopped"
+    assert read(f"{bad}{check}200 OK\n").verdict.state == "ready"
+    (tmp_path / "work" / "a.log").write_text(bad)
+    called = call("diagnose", "a.log")
+    assert called.code == 5
+    assert "did not become ready" not in called.err
+
+
 @pytest.mark.parametrize("log", SERVICES)
 def test_few_lines_of_a_system_service_are_no_server(log: str) -> None:
     result = read(log)

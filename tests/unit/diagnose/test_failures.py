@@ -7,6 +7,9 @@ import textwrap
 
 import pytest
 
+from builder.diagnose import failures
+from builder.diagnose.failures import Failures
+from builder.diagnose.lines import Reader
 from builder.diagnose.verdict import UNKNOWN, Diagnosis, diagnose
 
 
@@ -279,3 +282,20 @@ def test_a_build_without_a_release_is_not_an_old_release(version: str) -> None:
     log = f"(EngineCore pid=2) Initializing a V1 LLM engine (v{version}) with config: x\n"
     result = read(log)
     assert (result.vllm, result.build) == ("", version)
+
+
+def test_the_work_on_many_events_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Failures()
+    for number in range(200):
+        word = "".join(chr(97 + int(digit)) for digit in str(number))
+        events.feed(next(iter(Reader(io.BytesIO(f"ERROR 06-01 10:00:00 {word}\n".encode())))))
+    calls: list[str] = []
+    plain = failures._plain
+
+    def counting(text: str) -> str:
+        calls.append(text)
+        return plain(text)
+
+    monkeypatch.setattr(failures, "_plain", counting)
+    assert len(events.failures()) == 200
+    assert len(calls) <= 3 * 200
