@@ -8,13 +8,8 @@ import textwrap
 import pytest
 
 from builder.diagnose import failures
-<<<<<<< HEAD
-from builder.diagnose.failures import Failures
-from builder.diagnose.lines import Reader
-=======
 from builder.diagnose.lines import Reader
 from builder.diagnose.scan import scan
->>>>>>> aadc9be (The work on many events of a log grows with their number, not with its square)
 from builder.diagnose.verdict import UNKNOWN, Diagnosis, diagnose
 
 
@@ -290,16 +285,9 @@ def test_a_build_without_a_release_is_not_an_old_release(version: str) -> None:
 
 
 def test_the_work_on_many_events_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-<<<<<<< HEAD
-    events = Failures()
-    for number in range(200):
-        word = "".join(chr(97 + int(digit)) for digit in str(number))
-        events.feed(next(iter(Reader(io.BytesIO(f"ERROR 06-01 10:00:00 {word}\n".encode())))))
-=======
     words = ("".join(chr(97 + int(digit)) for digit in str(number)) for number in range(200))
     text = "".join(f"ERROR 06-01 10:00:00 [core.py:1] {word}\n" for word in words)
     events = scan(Reader(io.BytesIO(text.encode())), []).all()[0].last.failures
->>>>>>> aadc9be (The work on many events of a log grows with their number, not with its square)
     calls: list[str] = []
     plain = failures._plain
 
