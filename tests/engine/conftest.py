@@ -35,14 +35,19 @@ def _required() -> bool:
     return bool(os.environ.get("CI")) or os.environ.get("SPARK_BUILD_REQUIRE_ENGINE") == "1"
 
 
+def _needs_this_machine(what: str) -> None:
+    """Skip where this machine cannot run it, or fail if that is required."""
+    reason = machine.why_not()
+    if reason and _required():
+        pytest.fail(f"{what}{reason}", pytrace=False)
+    if reason:
+        pytest.skip(f"{what}{reason}")
+
+
 @pytest.fixture(scope="session")
 def tools(pytestconfig: pytest.Config) -> machine.EngineTools:
     """The programs: docker, buildx, registry, skopeo."""
-    reason = machine.why_not()
-    if reason and _required():
-        pytest.fail(f"{SKIPPED}{reason}", pytrace=False)
-    if reason:
-        pytest.skip(f"{SKIPPED}{reason}")
+    _needs_this_machine(SKIPPED)
     with _talking(pytestconfig):
         return machine.ensure_engine()
 
@@ -155,3 +160,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours:
         text = f"{len(ours)} engine tests did NOT run: {ours[0].partition(SKIPPED)[2]}"
         terminalreporter.write_sep("!", text, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def root_for_runtimes() -> None:
+    """Runtimes make devices and mount: it takes root, and Debian's packages."""
+    _needs_this_machine("no runtime: ")

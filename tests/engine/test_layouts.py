@@ -40,13 +40,7 @@ ONLY_UMOCI = re.compile(
 Tree = dict[str, tuple[str, str]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _root() -> None:
-    reason = machine.why_not()
-    if reason and os.environ.get("CI"):
-        pytest.fail(f"no runtime: {reason}", pytrace=False)
-    if reason:
-        pytest.skip(f"no runtime: {reason}")
+pytestmark = pytest.mark.usefixtures("root_for_runtimes")
 
 
 def ours(root: Path) -> tuple[Tree, dict[str, Any]] | str:

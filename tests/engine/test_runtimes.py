@@ -22,7 +22,7 @@ from tests.unit import tarcases
 from tests.unit.images import put_image
 from tests.unit.tarrules import LAYERS, READING
 
-from . import machine, runtimes
+from . import runtimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,14 +58,7 @@ STRICTER = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _root() -> None:
-    """Runtimes make devices and mount: it takes root, and Debian's packages."""
-    reason = machine.why_not()
-    if reason and os.environ.get("CI"):
-        pytest.fail(f"no runtime: {reason}", pytrace=False)
-    if reason:
-        pytest.skip(f"no runtime: {reason}")
+pytestmark = pytest.mark.usefixtures("root_for_runtimes")
 
 
 def ours(layout: LayoutDirectory, blobs: list[Descriptor]) -> runtimes.Tree | str:
