@@ -68,7 +68,6 @@ ANSWER: Json = {
     "layers": [],
     "caches": [],
     "parameter_bytes": 0,
-    "unknown": [],
 }
 #: Ways of communication that look for other ranks when they are made; no kernel depends on them.
 ONE_RANK = {

@@ -274,9 +274,9 @@ def base_of(release: str | None, base: str | None) -> str:
         UsageError: they name both or neither.
     """
     if (release is None) == (base is None):
-        words = "both" if release else "neither"
+        words = "not both" if release else "one of them is needed"
         raise UsageError(
-            f"preflight asks one vLLM: {words} of --release and --base",
+            f"preflight asks one vLLM, that of --release or --base: {words}",
             hint="--release 0.33.0",
         )
     return release_base(release) if release is not None else str(base)
