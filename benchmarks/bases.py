@@ -10,7 +10,7 @@ import os
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from builder.registry.model import (
+from builder.images.registry.model import (
     OCI_CONFIG,
     OCI_LAYER_GZIP,
     OCI_MANIFEST,
@@ -24,7 +24,7 @@ from tests.unit.fakes import REPLACE, layer_text, vllm_files
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.registry.client import Repository
+    from builder.images.registry.client import Repository
 
 _PIECE = 64 << 20
 #: The file that every way of patching changes, and its new content.
@@ -127,9 +127,9 @@ def patched_tar(path: Path) -> Path:
 
 def is_patched(repository: Repository, tag: str, platform: Any = None) -> bool:
     """Whether the image under a tag has the new file: a way that changes nothing would be fast."""
-    from builder.rootfs.image import find_image
-    from builder.rootfs.layers import LayerCache
-    from builder.rootfs.view import Rootfs
+    from builder.images.rootfs.image import find_image
+    from builder.images.rootfs.layers import LayerCache
+    from builder.images.rootfs.view import Rootfs
 
     image = find_image(repository, tag, platform)
     top = Rootfs(image.layers, LayerCache(repository))

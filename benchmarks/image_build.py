@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Sample, report, run_once, side_by_side
-from builder.util.paths import cache_dir
+from builder.common.paths import cache_dir
 from tests.engine.machine import Engine, base_image
 
 COMMAND = str(Path(sys.executable).with_name("spark-build"))

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from builder.common.pypi.index import write_atomically
 from builder.errors import Exit
-from builder.pypi.index import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -31,7 +31,7 @@ from benchmarks.chart import draw, medians
 from benchmarks.known import KNOWING, know_base
 from benchmarks.meter import Meter, median, ratios
 from benchmarks.ways import ENGINE_SUITE, MISSING, Bench, Way, all_ways, told
-from builder.registry.client import Registry
+from builder.images.registry.client import Registry
 from tests.countproxy import CountProxy
 from tests.engine import cache, machine
 

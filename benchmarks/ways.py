@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bases import LAYER, NEW_CONTENT, PATCHED, patched_tar
 from benchmarks.meter import CommandFailed
-from builder.registry.model import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST, sha256_digest
+from builder.images.registry.model import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST, sha256_digest
 from tests.engine import cache, debs, machine
 from tests.registry.servers import CranePrograms
 

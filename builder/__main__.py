@@ -12,9 +12,8 @@ from typing import Any
 from builder import settings
 from builder.cli import COMMON
 from builder.cli.commands import COMMAND_NAMES
-from builder.errors import Exit
-from builder.util import shutdown, streams
-from builder.util.hints import (
+from builder.common import shutdown, streams
+from builder.common.hints import (
     again,
     as_started,
     of_the_system,
@@ -22,6 +21,7 @@ from builder.util.hints import (
     start_of_this_process,
     started_as,
 )
+from builder.errors import Exit
 
 #: How a run that was ended from outside exits: as a shell shows a program that a signal ended.
 _ENDED = {"SIGHUP": Exit.HUNG_UP, "SIGTERM": Exit.TERMINATED}
@@ -32,7 +32,7 @@ _BETWEEN_COLLECTIONS = 200_000
 
 
 def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
-    from builder.util.console import console
+    from builder.common.console import console
 
     with suppress(ImportError):  # what could not be imported is the error
         from builder.cli.nextcommand import next_command
@@ -86,7 +86,7 @@ def run(argv: list[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         from builder.cli.root import command_for
-        from builder.util.console import NOTHING_LEFT, console
+        from builder.common.console import NOTHING_LEFT, console
 
         console.document, console.left = None, NOTHING_LEFT
         running(words)
@@ -108,8 +108,8 @@ def _run(words: list[str]) -> int:
 
 def _interrupted(words: list[str]) -> int:
     """By the user, by a limit on the time, or by who ends the program."""
-    from builder.util.console import console
-    from builder.util.shutdown import limit_over
+    from builder.common.console import console
+    from builder.common.shutdown import limit_over
 
     if message := limit_over():
         hint = "use a longer --time-limit; completed work is reused from the cache"

@@ -13,10 +13,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
+from builder.common.pypi.index import PackageIndex
 from builder.compile.host import installed_nvcc
 from builder.compile.toolchain import WHEELS, find_compiler
 from builder.errors import SparkBuildError
-from builder.pypi.index import PackageIndex
 from tests.engine import debs
 from tests.engine.cache import MachineError
 

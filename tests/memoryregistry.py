@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from builder.registry.model import sha256_digest
-from builder.registry.options import Options
+from builder.images.registry.model import sha256_digest
+from builder.images.registry.options import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.registry.client import Repository
+    from builder.images.registry.client import Repository
 
 _ABSENT = b'{"errors": [{"code": "%s", "message": "unknown"}]}'
 

@@ -11,14 +11,14 @@ from msgspec.structs import asdict
 from builder.applier.receipts import receipts_of
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
-from builder.bases.directory import find_site_packages
-from builder.documents.plan import AppliedPlan
+from builder.common.console import console, counted, print_json
+from builder.common.document import Document, Text
+from builder.common.documents.plan import AppliedPlan
+from builder.images.bases.directory import find_site_packages
 from builder.layers.catalog import Catalog
+from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.util.console import console, counted, print_json
-from builder.util.documents import Document, Text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from builder.common.console import counted, print_json
 from builder.errors import Exit, SparkBuildError
 from builder.serving.audit import SCRIPT, audit, write_inside
 from builder.serving.memorydocuments import GIB
-from builder.util.console import counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

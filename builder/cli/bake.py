@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, print_json
+from builder.common.document import plain
 from builder.errors import UsageError
 from builder.pipeline.bake import bake_jobs, write_bake
-from builder.util.console import console, print_json
-from builder.util.documents import plain
 
 if TYPE_CHECKING:
     from pathlib import Path

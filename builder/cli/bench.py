@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from builder.common.console import counted, print_json
+from builder.common.pypi.index import write_atomically
 from builder.errors import RemoteError, UsageError
-from builder.pypi.index import write_atomically
 from builder.serving.bench import bench, lines
 from builder.serving.benchdocument import read_bench
 from builder.serving.benchplot import plot
-from builder.util.console import counted, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path

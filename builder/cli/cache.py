@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.cache.documents import CacheContents, KindRow, Removal
-from builder.cache.kinds import KINDS, OTHER, kinds_named
-from builder.cache.prune import IN_USE, Pruned, PruneRequest, prune
-from builder.cache.scan import CacheEntry, entries, unknown
 from builder.cli.confirm import confirm
 from builder.cli.units import bytes_of, seconds_of
+from builder.common.cache.documents import CacheContents, KindRow, Removal
+from builder.common.cache.kinds import KINDS, OTHER, kinds_named
+from builder.common.cache.prune import IN_USE, Pruned, PruneRequest, prune
+from builder.common.cache.scan import CacheEntry, entries, unknown
+from builder.common.console import console, megabytes, print_json
+from builder.common.paths import cache_dir
 from builder.errors import Exit, SparkBuildError
-from builder.util.console import console, megabytes, print_json
-from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

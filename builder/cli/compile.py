@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
+from builder.common.console import console, print_json
+from builder.common.model.platform import Platform
+from builder.common.pypi.index import PackageIndex
 from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
 from builder.compile.changes import named_change, patched
 from builder.compile.outcome import (
@@ -21,9 +24,6 @@ from builder.compile.source import SourceTree, source_of
 from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
 from builder.compile.units import Sources, touched
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.model.platform import Platform
-from builder.pypi.index import PackageIndex
-from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path

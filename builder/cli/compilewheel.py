@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
 from builder.cli.compile import source_tree
+from builder.common.console import console, print_json
+from builder.common.model.platform import Platform
+from builder.common.pypi.index import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
@@ -19,9 +20,8 @@ from builder.compile.toolchain import find_compiler
 from builder.compile.units import Sources
 from builder.compile.wheelplan import plan_wheel
 from builder.errors import EngineError, UsageError
-from builder.model.platform import Platform
-from builder.pypi.index import PackageIndex
-from builder.util.console import console, print_json
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
-    from builder.rootfs.base import Base
+    from builder.images.rootfs.base import Base
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.engines.choice import AUTO, ENGINES
+from builder.images.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ def layer(incomplete: str) -> list[str]:
 
 def levels(incomplete: str) -> list[str]:
     """Levels of verification, comma-separated."""
-    from builder.verify.levels import LEVELS
+    from builder.proof.levels import LEVELS
 
     return _in_list(incomplete, LEVELS)
 
@@ -67,7 +67,7 @@ def models(incomplete: str) -> list[str]:
 
 def kinds(incomplete: str) -> list[str]:
     """Kinds of cache entries that can be removed."""
-    from builder.cache.kinds import KINDS
+    from builder.common.cache.kinds import KINDS
 
     return [k.name for k in KINDS if k.prunable and k.name.startswith(incomplete)]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from builder import settings
-from builder.lock.file import lock_path
-from builder.pypi.index import pip_index_url
-from builder.util.console import print_json
-from builder.util.documents import Document, Part, Text, always
-from builder.util.paths import cache_dir, data_dir
+from builder.common.console import print_json
+from builder.common.document import Document, Part, Text, always
+from builder.common.paths import cache_dir, data_dir
+from builder.common.pypi.index import pip_index_url
+from builder.layers.lock.file import lock_path
 
 
 class Setting(Part, frozen=True):

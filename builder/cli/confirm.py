@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from builder.common.console import console
+from builder.common.hints import again
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.util.console import console
-from builder.util.hints import again
 
 
 def confirm(action: str, note: str, otherwise: str) -> None:

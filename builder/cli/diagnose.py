@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, print_json
+from builder.common.hints import os_hint
 from builder.diagnose import report
 from builder.diagnose.live import IDLE, watched
 from builder.diagnose.report import Diagnosed, Entries, EntryRow, lines_of, lines_of_several
 from builder.diagnose.sources import Source, found, texts
 from builder.diagnose.verdict import diagnoses, earliest_failure_first, verdict
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.util.console import console, print_json
-from builder.util.hints import os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

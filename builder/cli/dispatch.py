@@ -8,7 +8,7 @@ import typer
 from builder import settings
 from builder.cli import options as opt
 from builder.cli.help import App, examples
-from builder.util.console import console, counted
+from builder.common.console import console, counted
 
 app = App(
     help="Record the kernels that vLLM releases select.",
@@ -41,13 +41,13 @@ def ask(
 
     Covers every backend that they offer, and each profile.
     """
-    from builder.dispatch.documents import Records
-    from builder.dispatch.record import RecordInputs, file_of, record_bytes, record_of
+    from builder.common.console import print_json
+    from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
     from builder.layers.catalog import Catalog
+    from builder.layers.plan.sources import IndexSources
     from builder.pipeline import bases
-    from builder.plan.sources import IndexSources
-    from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
-    from builder.util.console import print_json
+    from builder.proof.recorded.documents import Records
+    from builder.proof.recorded.record import RecordInputs, file_of, record_bytes, record_of
 
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")
@@ -83,13 +83,13 @@ def table(
     json: opt.Json = False,
 ) -> None:
     """Write the release table from the records, or check it."""
-    from builder.dispatch.documents import TableFile
-    from builder.dispatch.record import read_records, stale_records
-    from builder.dispatch.table import render
+    from builder.common.console import print_json
+    from builder.common.pypi.index import write_atomically
     from builder.errors import Exit, SparkBuildError
     from builder.layers.catalog import Catalog
-    from builder.pypi.index import write_atomically
-    from builder.util.console import print_json
+    from builder.proof.recorded.documents import TableFile
+    from builder.proof.recorded.record import read_records, stale_records
+    from builder.proof.recorded.table import render
 
     catalog = Catalog.discover()
     records = read_records(evidence)

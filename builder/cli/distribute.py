@@ -6,21 +6,21 @@ import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from builder.distribute.engineimage import layers_of_all, saved
-from builder.distribute.node import Node
-from builder.distribute.run import Distribution
+from builder.common.console import console, counted, megabytes, print_json
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.publish.sources import EngineImage, StoredImage, how_to_run, open_source
-from builder.registry.locations import Locations
-from builder.registry.reference import parse_reference
-from builder.util.console import console, counted, megabytes, print_json
+from builder.images.registry.locations import Locations
+from builder.images.registry.reference import parse_reference
+from builder.publishing.distribute.engineimage import layers_of_all, saved
+from builder.publishing.distribute.node import Node
+from builder.publishing.distribute.run import Distribution
+from builder.publishing.sources import EngineImage, StoredImage, how_to_run, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from builder.distribute.run import Deliveries
-    from builder.publish.sources import Opened
+    from builder.publishing.distribute.run import Deliveries
+    from builder.publishing.sources import Opened
 
 #: What Docker takes for the ID of an image, whole or its beginning.
 _IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")

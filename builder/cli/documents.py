@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 DOCUMENTS = {
     "apply": Entry(
         "`apply --json`: a plan, and whether it was applied",
-        ("builder.documents.plan:AppliedPlan",),
+        ("builder.common.documents.plan:AppliedPlan",),
     ),
     "audit": Entry(
         "`audit --json`: the modules of a model by quantisation method; with --inside, the files "
@@ -41,14 +41,15 @@ DOCUMENTS = {
     ),
     "cache-clean": Entry(
         "`cache clean --json`: what was removed; with --dry-run, what would be removed",
-        ("builder.cache.documents:Removal",),
+        ("builder.common.cache.documents:Removal",),
     ),
     "cache-prune": Entry(
         "`cache prune --json`: what was removed; with --dry-run, what would be removed",
-        ("builder.cache.documents:Removal",),
+        ("builder.common.cache.documents:Removal",),
     ),
     "cache-show": Entry(
-        "`cache show --json`: the contents of the cache", ("builder.cache.documents:CacheContents",)
+        "`cache show --json`: the contents of the cache",
+        ("builder.common.cache.documents:CacheContents",),
     ),
     "compile-run": Entry(
         "`compile run --json`: compiled units and their machine code; with --dry-run, the plan",
@@ -84,18 +85,19 @@ DOCUMENTS = {
     ),
     "dispatch-ask": Entry(
         "`dispatch ask --json`: the kernels that releases select, as recorded in docs/evidence",
-        ("builder.dispatch.documents:Records",),
+        ("builder.proof.recorded.documents:Records",),
     ),
     "dispatch-table": Entry(
-        "`dispatch table --json`: the release table", ("builder.dispatch.documents:TableFile",)
+        "`dispatch table --json`: the release table",
+        ("builder.proof.recorded.documents:TableFile",),
     ),
     "distribute": Entry(
         "`distribute --json`: what each host lacked and fetched",
-        ("builder.distribute.run:Deliveries",),
+        ("builder.publishing.distribute.run:Deliveries",),
     ),
     "error": Entry(
         "What every command prints with `--json` when it fails before it has a result",
-        ("builder.util.documents:Failed",),
+        ("builder.common.document:Failed",),
     ),
     "image": Entry(
         "`image --json`: what was built, and its verification; or with --dry-run the plan, with "
@@ -103,7 +105,7 @@ DOCUMENTS = {
         (
             "builder.pipeline.documents:VerifiedImage",
             "builder.pipeline.documents:UnverifiedImage",
-            "builder.documents.plan:PlanDocument",
+            "builder.common.documents.plan:PlanDocument",
             "builder.pipeline.documents:DockerfileText",
             "builder.pipeline.documents:IndexDocument",
             "builder.pipeline.documents:IndexPlans",
@@ -133,11 +135,14 @@ DOCUMENTS = {
         "`lock --json`: the locked inputs, and what changed", ("builder.pipeline.locking:Locked",)
     ),
     "matrix": Entry(
-        "`matrix --json`: every layer on every release", ("builder.dispatch.documents:Matrix",)
+        "`matrix --json`: every layer on every release",
+        ("builder.proof.recorded.documents:Matrix",),
     ),
-    "lint": Entry("`lint --json`: problems in serve commands", ("builder.lint.rules:LintReport",)),
+    "lint": Entry(
+        "`lint --json`: problems in serve commands", ("builder.serving.lint.rules:LintReport",)
+    ),
     "lint-rules": Entry(
-        "`lint --rules --json`: what lint looks for", ("builder.lint.rules:RuleList",)
+        "`lint --rules --json`: what lint looks for", ("builder.serving.lint.rules:RuleList",)
     ),
     "memory": Entry(
         "`memory --json`: whether a model fits into a GB10's memory, and the contents of its files",
@@ -157,7 +162,7 @@ DOCUMENTS = {
     ),
     "plan": Entry(
         "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
-        ("builder.documents.plan:PlanDocument",),
+        ("builder.common.documents.plan:PlanDocument",),
     ),
     "preflight": Entry(
         "`preflight --json`: whether a model starts on a release, and with which kernels",
@@ -172,7 +177,7 @@ DOCUMENTS = {
     ),
     "publish": Entry(
         "`publish --json`: what was published where",
-        ("builder.publish.run:Published",),
+        ("builder.publishing.run:Published",),
     ),
     "recipe": Entry(
         "`recipe --json`: what serves a model, with where each value comes from",
@@ -180,7 +185,7 @@ DOCUMENTS = {
     ),
     "rebuild": Entry(
         "`rebuild --json`: an image rebuilt from its own metadata, and the differences",
-        ("builder.rebuild.run:Rebuild",),
+        ("builder.pipeline.rebuild.run:Rebuild",),
     ),
     "recipes-export": Entry(
         "`recipes export --json`: the recipes that were written or are up to date",
@@ -196,25 +201,25 @@ DOCUMENTS = {
     ),
     "sign": Entry(
         "`sign --json`",
-        ("builder.publish.cosign:Signed",),
+        ("builder.publishing.cosign:Signed",),
     ),
     "tags": Entry(
         "`tags --json`: the images of a repository; with --prune, what retention keeps",
         (
-            "builder.publish.tags:Listing",
-            "builder.publish.tags:Retention",
+            "builder.publishing.tags:Listing",
+            "builder.publishing.tags:Retention",
         ),
     ),
     "spark-verify": Entry(
-        "`spark-verify --json` in an image", ("builder.verify.checks:VerifierDocument",)
+        "`spark-verify --json` in an image", ("builder.proof.checks:VerifierDocument",)
     ),
     "verify": Entry(
         "`verify --json`, and the evidence that `matrix --evidence` keeps",
-        ("builder.verify.report:ReportDocument",),
+        ("builder.proof.report:ReportDocument",),
     ),
     "verify-signature": Entry(
         "`verify-signature --json`",
-        ("builder.publish.cosign:SignatureCheck",),
+        ("builder.publishing.cosign:SignatureCheck",),
     ),
 }
 
@@ -235,7 +240,7 @@ def schema(name: str) -> dict[str, Any]:
         raise UsageError(
             f"no schema {name!r}{did_you_mean(name, known)}", hint=f"schemas: {', '.join(known)}"
         )
-    from builder.util.documents import json_schema
+    from builder.common.document import json_schema
 
     entry = DOCUMENTS[name]
     return json_schema(name, entry.title, *(_loaded(form) for form in entry.forms))

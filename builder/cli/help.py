@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH, SERVE
-from builder.util.hints import as_started
+from builder.common.hints import as_started
 
 if TYPE_CHECKING:
     from collections.abc import Callable

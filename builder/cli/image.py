@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.cli.units import seconds_of
+from builder.common.console import console, print_json
+from builder.common.shutdown import time_limit
 from builder.errors import UsageError
 from builder.pipeline.documents import DockerfileText, IndexPlans
 from builder.pipeline.image import build_image, check_options, dockerfile_of, planned_image
 from builder.pipeline.result import plans_digest
 from builder.pipeline.show import show_verdict
-from builder.util.console import console, print_json
-from builder.util.shutdown import time_limit
 
 if TYPE_CHECKING:
     from builder.pipeline.image import PlannedBuild

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Compile
 from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
-from builder.conversion.layers import write_drafts
+from builder.common.console import console, counted, print_json
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, order
+from builder.layers.conversion.layers import write_drafts
 from builder.layers.documents import (
     CheckedLayers,
     LayerList,
@@ -24,13 +25,12 @@ from builder.layers.documents import (
 )
 from builder.layers.layerfile import description, load_layer
 from builder.pipeline.layercheck import check_layer, check_name, unpinned
-from builder.runtime.dispatch_expect import describe
-from builder.util.console import console, counted, print_json
+from builder.probes.dispatch_expect import describe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.conversion.layers import Reading, Source
+    from builder.layers.conversion.layers import Reading, Source
 
 
 def list_command(patches: list[Path] | None, json: bool) -> None:
@@ -255,9 +255,9 @@ def pin_command(
     json: bool,
 ) -> None:
     """Write ``pins.toml`` from the package index and the forge."""
-    from builder.forge.store import Forges, PullStore
+    from builder.common.forge.store import Forges, PullStore
+    from builder.common.pypi.index import PackageIndex
     from builder.pipeline.pins import write_pins
-    from builder.pypi.index import PackageIndex
 
     catalog = Catalog.discover(patches or ())
     layer = catalog.layer(name)

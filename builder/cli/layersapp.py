@@ -130,7 +130,7 @@ def layers_new(
 ) -> None:
     """Create a layer: an example, or from an existing change."""
     from builder.cli.layers import convert_command, new_command
-    from builder.conversion.layers import Reading, Source
+    from builder.layers.conversion.layers import Reading, Source
 
     source = Source(
         pull=from_pr or "", patches=tuple(from_patch or ()), series=from_series, mod=from_mod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, print_json
 from builder.pipeline.locking import lock_requests
-from builder.util.console import console, print_json
 
 if TYPE_CHECKING:
     from builder.pipeline.options import PlanOptions

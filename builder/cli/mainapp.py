@@ -278,7 +278,7 @@ def verify(
     """Check an image's contents and the kernels it selects."""
     from builder.cli.verify import verify_command
     from builder.pipeline.options import PlanOptions, VerifyOptions
-    from builder.verify.ongpu import GpuOptions
+    from builder.proof.ongpu import GpuOptions
 
     options = replace(
         PlanOptions.selecting(layers, with_pr, forge_clone, patches),

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
-from builder.dispatch.documents import Matrix, MatrixRow
+from builder.common.console import console, print_json
+from builder.common.document import plain
+from builder.common.pypi.index import PackageIndex, vllm_releases
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog
+from builder.layers.plan.planner import make_plan
+from builder.layers.plan.sources import IndexSources
 from builder.pipeline import bases
 from builder.pipeline.select import without_pulls
-from builder.plan.planner import make_plan
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex, vllm_releases
-from builder.util.console import console, print_json
-from builder.util.documents import plain
+from builder.proof.recorded.documents import Matrix, MatrixRow
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.dispatch import Outcome
-    from builder.documents.plan import State
-    from builder.model.plan import BuildPlan
-    from builder.rootfs.base import Base
-    from builder.verify.checks import Check
+    from builder.common.documents.plan import State
+    from builder.common.model.plan import BuildPlan
+    from builder.images.rootfs.base import Base
+    from builder.proof.checks import Check
+    from builder.proof.recorded import Outcome
 
 _SHORT = {
     "needed": "needed",
@@ -112,13 +112,13 @@ def _dispatch(
     plan: BuildPlan, base: Base, release: str, evidence: Path | None
 ) -> tuple[Check, ...]:
     """What this release selects by default and with the plan; the evidence is written to a file."""
-    from builder.verify.run import verify
-    from builder.verify.targets import target_of_plan
+    from builder.proof.run import verify
+    from builder.proof.targets import target_of_plan
 
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
     report = verify(target, ["dispatch"])
     if evidence is not None:
-        from builder.pypi.index import write_atomically
+        from builder.common.pypi.index import write_atomically
 
         data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)
@@ -139,7 +139,7 @@ def _print_dispatch(rows: list[MatrixRow]) -> None:
 
 def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
     """What the unpatched release selects by default and for each of its choices."""
-    from builder.dispatch.record import by_itself
+    from builder.proof.recorded.record import by_itself
 
     asked = by_itself(plan, base)
     return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}

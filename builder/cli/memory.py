@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import print_json
 from builder.errors import Exit, SparkBuildError
 from builder.serving.memory import memory_estimate, next_step
 from builder.serving.memorydocuments import GIB, SIXTEEN_BITS
-from builder.util.console import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from builder.common.console import print_json
 from builder.serving.models import Models
-from builder.util.console import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from builder.util.documents import Part
+    from builder.common.document import Part
 
 
 def list_command(folders: list[Path] | None, *, json: bool) -> None:

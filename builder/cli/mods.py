@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, counted, print_json
+from builder.common.hints import again
+from builder.common.paths import data_dir, in_checkout
+from builder.common.pypi.index import PackageIndex
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.documents import ExportedMods
+from builder.layers.lock.file import lock_path, read_lock
 from builder.layers.mods import export, mod_files, outdated
-from builder.lock.file import lock_path, read_lock
 from builder.pipeline.layercheck import check_layer, check_name, check_together
 from builder.pipeline.select import without_pulls
 from builder.pipeline.vendored import vendored_files
-from builder.pypi.index import PackageIndex
-from builder.util.console import console, counted, print_json
-from builder.util.hints import again
-from builder.util.paths import data_dir, in_checkout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

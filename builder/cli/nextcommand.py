@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from builder.common.hints import PROGRAM, again, words
 from builder.errors import Exit
-from builder.util.hints import PROGRAM, again, words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, megabytes, print_json
+from builder.layers.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
-from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
     from builder.pipeline.options import PlanOptions

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
+from builder.common.console import print_json
 from builder.serving.memorydocuments import GIB
 from builder.serving.preflight import (
     gibibytes,
@@ -13,7 +14,6 @@ from builder.serving.preflight import (
     refuse_if_it_does_not_start,
     sentence,
 )
-from builder.util.console import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, counted, print_json
+from builder.common.pypi.index import write_atomically
 from builder.errors import Exit, SparkBuildError
 from builder.ptx.runs import KernelRaces, run_user_kernel
-from builder.pypi.index import write_atomically
-from builder.util.console import console, counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

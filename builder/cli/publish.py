@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from builder.common.console import console, counted, megabytes, print_json
+from builder.common.document import plain
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.images.registry.client import Repository
+from builder.images.registry.locations import Locations
 from builder.pipeline.show import CheckLines, show_report
-from builder.publish.evidence import REQUIRED, Evidence, prove, read_evidence
-from builder.publish.repository import parse_target
-from builder.publish.run import (
+from builder.proof.levels import parse_levels
+from builder.publishing.evidence import REQUIRED, Evidence, prove, read_evidence
+from builder.publishing.repository import parse_target
+from builder.publishing.run import (
     FailedTarget,
     ProofRow,
     Published,
@@ -19,20 +24,15 @@ from builder.publish.run import (
     TrafficRow,
     publish,
 )
-from builder.publish.sources import EngineImage, check_overlay, open_source
-from builder.publish.tags import roll_back
-from builder.registry.client import Repository
-from builder.registry.locations import Locations
-from builder.util.console import console, counted, megabytes, print_json
-from builder.util.documents import plain
-from builder.verify.levels import parse_levels
+from builder.publishing.sources import EngineImage, check_overlay, open_source
+from builder.publishing.tags import roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.publish.evidence import Claim, Proof
-    from builder.publish.run import PublishResult
-    from builder.publish.sources import Opened
+    from builder.publishing.evidence import Claim, Proof
+    from builder.publishing.run import PublishResult
+    from builder.publishing.sources import Opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +167,14 @@ def _proofs(
 
 def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     """Run ``verify`` on an image without known evidence."""
-    from builder.lock.facts import LockedFacts
-    from builder.lock.file import lock_path
-    from builder.plan.sources import IndexSources
-    from builder.pypi.index import PackageIndex
-    from builder.verify.levels import DEFAULT_LEVELS
-    from builder.verify.run import verify
-    from builder.verify.targets import Opening
-    from builder.verify.trust import TrustedSources
+    from builder.common.pypi.index import PackageIndex
+    from builder.layers.lock.facts import LockedFacts
+    from builder.layers.lock.file import lock_path
+    from builder.layers.plan.sources import IndexSources
+    from builder.proof.levels import DEFAULT_LEVELS
+    from builder.proof.run import verify
+    from builder.proof.targets import Opening
+    from builder.proof.trust import TrustedSources
 
     index = PackageIndex()
     facts = LockedFacts.beside(lock_path(Path.cwd()))

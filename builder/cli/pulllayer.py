@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
-from builder.conversion.layers import toml_value
-from builder.documents.pulls import PinnedPull, read_pin
-from builder.forge.reference import parse_pull
-from builder.forge.store import Forges, PullStore
+from builder.common.console import console
+from builder.common.documents.pulls import PinnedPull, read_pin
+from builder.common.forge.reference import parse_pull
+from builder.common.forge.store import Forges, PullStore
+from builder.common.pypi.index import PackageIndex, write_atomically
+from builder.layers.conversion.layers import toml_value
+from builder.layers.pulls.resolve import ORDER, pin_pull, provenance
 from builder.pipeline.pins import pins_text
 from builder.pipeline.showpulls import state_of
-from builder.pulls.resolve import ORDER, pin_pull, provenance
-from builder.pypi.index import PackageIndex, write_atomically
-from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from builder.applier.layers import Layer
-    from builder.documents.pulls import Pin
-    from builder.pulls.parts import Parts
+    from builder.common.documents.pulls import Pin
+    from builder.layers.pulls.parts import Parts
 
 _DESCRIPTION = """
 Why this project needs it, and what goes wrong without it.

@@ -6,9 +6,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, print_json
+from builder.common.hints import again
+from builder.common.pypi.index import write_atomically
 from builder.errors import UsageError
-from builder.lint.recipes import linted_recipe
-from builder.pypi.index import write_atomically
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
 from builder.serving.formats.all import (
@@ -19,12 +20,11 @@ from builder.serving.formats.all import (
     rendered,
 )
 from builder.serving.formats.trtllm import refuse_settings, trtllm
+from builder.serving.lint.recipes import linted_recipe
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place, topology_named
-from builder.util.console import console, print_json
-from builder.util.hints import again
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, counted, print_json
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
 from builder.serving.registry import export_recipes
-from builder.util.console import console, counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import typer
 from builder.cli import COMMON
 from builder.cli.commands import COMMANDS, GROUPS, Entry
 from builder.cli.help import CONTEXT, App, examples
-from builder.util.console import console
+from builder.common.console import console
 
 _ABOUT = (
     "Container images that run NVFP4 models on NVIDIA DGX Spark (GB10, SM121): patch a vLLM "

@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from builder.cli.documents import names, schema
-from builder.util.console import print_json
-from builder.util.documents import Document, Text
+from builder.common.console import print_json
+from builder.common.document import Document, Text
 
 
 class Names(Document, frozen=True, kw_only=True):

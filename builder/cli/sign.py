@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.publish.cosign import Trust, sign, verify_signature
-from builder.registry.locations import Locations
-from builder.registry.reference import parse_reference
-from builder.util.console import console, print_json
+from builder.common.console import console, print_json
+from builder.images.registry.locations import Locations
+from builder.images.registry.reference import parse_reference
+from builder.publishing.cosign import Trust, sign, verify_signature
 
 if TYPE_CHECKING:
-    from builder.registry.reference import Reference
+    from builder.images.registry.reference import Reference
 
 
 def pinned(text: str) -> Reference:

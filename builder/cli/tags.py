@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import console, megabytes, print_json
 from builder.errors import UsageError
-from builder.publish.repository import TaggedManifests, parse_target
-from builder.publish.tags import (
+from builder.images.registry.locations import Locations
+from builder.publishing.repository import TaggedManifests, parse_target
+from builder.publishing.tags import (
     HeldRow,
     Listing,
     Pruned,
@@ -17,11 +19,9 @@ from builder.publish.tags import (
     removals,
     take_inventory,
 )
-from builder.registry.locations import Locations
-from builder.util.console import console, megabytes, print_json
 
 if TYPE_CHECKING:
-    from builder.publish.tags import Inventory, Removal, RetentionDecision
+    from builder.publishing.tags import Inventory, Removal, RetentionDecision
 
 _PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 

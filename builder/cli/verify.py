@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.console import print_json
 from builder.pipeline.show import CheckLines, show_report, show_verdict
 from builder.pipeline.verify import verify_target
-from builder.util.console import print_json
 
 if TYPE_CHECKING:
     from builder.pipeline.options import VerifyOptions

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from builder.common.document import read
+from builder.common.machinecode.elf import ElfFacts, read_elf
+from builder.common.machinecode.modules import on_disk
+from builder.common.paths import cache_dir
+from builder.common.pypi.index import write_atomically
 from builder.errors import UsageError
-from builder.machinecode.elf import ElfFacts, read_elf
-from builder.machinecode.modules import on_disk
-from builder.pypi.index import write_atomically
-from builder.runtime.stub_driver import DRIVER_FUNCTION
-from builder.util.documents import read
-from builder.util.paths import cache_dir
+from builder.probes.stub_driver import DRIVER_FUNCTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.common.console import console, counted
+from builder.common.document import Count, Part, Seconds, Text
+from builder.common.hints import CACHE
+from builder.common.locks import locked
+from builder.common.machinecode.devicecode import disassemble, find_tool
+from builder.common.paths import cache_dir
 from builder.compile.changes import cost_of
 from builder.compile.executor import SOURCE, Compilation
 from builder.errors import BuildFailed, EngineError, UsageError
-from builder.machinecode.devicecode import disassemble, find_tool
-from builder.util.console import console, counted
-from builder.util.documents import Count, Part, Seconds, Text
-from builder.util.hints import CACHE
-from builder.util.locks import locked
-from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

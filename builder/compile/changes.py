@@ -20,10 +20,10 @@ from builder.applier.opkinds import Compile, TextChange
 from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
 from builder.applier.values import keys_of
+from builder.common.document import Part, Text, plain, read
+from builder.common.paths import package_file
 from builder.compile.units import SUFFIXES, Sources, dead_guards, evaluate
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.util.documents import Part, Text, plain, read
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,7 +90,7 @@ def rendered_change(name: str) -> dict[str, Any]:
     Raises:
         UsageError: it does not exist, or has no kernel whose machine code can be judged.
     """
-    from builder.machinecode.modules import load_kernels
+    from builder.common.machinecode.modules import load_kernels
 
     change = _known(name)
     kernel = next(kernel for kernel in load_kernels() if kernel.name == change.kernel)

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.common.console import console
+from builder.common.documents.compiled import ToolkitImage
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.paths import cache_dir, package_file
+from builder.common.pypi.index import write_atomically
 from builder.compile.host import NATIVE, release_in, version_in
-from builder.documents.compiled import ToolkitImage
-from builder.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError
-from builder.pypi.index import write_atomically
-from builder.util.console import console
-from builder.util.leftovers import making
-from builder.util.locks import locked
-from builder.util.paths import cache_dir, package_file
+from builder.images.engines.containers import ROOT, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.host import HostCompiler
-    from builder.engines.containers import Containers
+    from builder.images.engines.containers import Containers
 
 #: Folder of the sources below a work folder.
 SOURCE = "source"

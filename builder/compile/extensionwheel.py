@@ -24,6 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, structs
 
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.common.console import console, counted
+from builder.common.document import Count, Document, Part, Seconds, Sha256, Text, always, plain
+from builder.common.documents.compiled import Input
+from builder.common.machinecode.devicecode import code_of, images, telling
+from builder.common.machinecode.modules import is_trap
+from builder.common.paths import package_file
+from builder.common.pypi.index import write_atomically
 from builder.compile.abi import InstalledLibraries
 from builder.compile.build import HOST_SUFFIXES, compile_units
 from builder.compile.cplusplus import again
@@ -33,27 +40,20 @@ from builder.compile.outcome import UnitRow, runs_on
 from builder.compile.toolchain import header_version, make_toolchain, torch_headers
 from builder.compile.units import Sources, Unit
 from builder.compile.wheelplan import plan_wheel, with_definers
-from builder.documents.compiled import Input
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.machinecode.devicecode import code_of, images, telling
-from builder.machinecode.modules import is_trap
-from builder.pypi.index import write_atomically
-from builder.util.console import console, counted
-from builder.util.documents import Count, Document, Part, Seconds, Sha256, Text, always, plain
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.trees import Tree
+    from builder.common.machinecode.devicecode import Image
+    from builder.common.pypi.index import PackageIndex
     from builder.compile.changes import SourceChange
     from builder.compile.operators import Operator
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler, Toolchain
     from builder.compile.units import BuildRecipe
     from builder.compile.wheelplan import WheelPlan
-    from builder.machinecode.devicecode import Image
-    from builder.pypi.index import PackageIndex
 
     Released = Callable[[frozenset[str]], Mapping[str, Mapping[str, int]]]
     from builder.compile.build import BuiltUnit
@@ -845,7 +845,7 @@ def _provenance(
 
 
 def _wheel(names: WheelNames, about: WheelFacts, library: bytes) -> bytes:
-    loader = package_file("runtime", "wheel_loader.py").read_bytes()
+    loader = package_file("probes", "wheel_loader.py").read_bytes()
     files = {
         "__init__.py": loader,
         "companion.json": json.dumps(plain(about), indent=1, sort_keys=True).encode() + b"\n",

@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from builder.common.machinecode.elf import read_elf
 from builder.compile.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
 from builder.compile.executor import LocalExecutor, Step
 from builder.compile.host import NATIVE
 from builder.errors import EngineError
-from builder.machinecode.elf import read_elf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

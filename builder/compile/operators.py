@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from builder.common.document import Part, Text
+from builder.common.paths import package_file
 from builder.compile.build import FLAGS, HOST_SUFFIXES
 from builder.compile.cplusplus import (
     CodeText,
@@ -31,8 +33,6 @@ from builder.compile.cplusplus import (
     scan,
 )
 from builder.errors import EngineError, UsageError
-from builder.util.documents import Part, Text
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from builder.common.document import Count, Document, Part, Text, always
+from builder.common.machinecode.devicecode import GB10, Arch
 from builder.compile.build import HOST_SUFFIXES, CompiledUnit
 from builder.compile.operators import Discovery, OperatorName
 from builder.compile.units import Sources, dead_guards, evaluate, touched
 from builder.compile.wheelplan import find_operators
 from builder.errors import UsageError, did_you_mean
-from builder.machinecode.devicecode import GB10, Arch
-from builder.util.documents import Count, Document, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

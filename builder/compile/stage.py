@@ -33,8 +33,21 @@ from builder.applier.trees import DirTree
 from builder.applier.values import read_value
 from builder.applier.versions import normalize
 from builder.applier.wheels import wheel_members
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
+from builder.common.console import console
+from builder.common.document import plain
+from builder.common.documents.compiled import (
+    CompiledPull,
+    FoundSources,
+    Input,
+    SourceFile,
+    SourceUnit,
+    StageRequest,
+)
+from builder.common.locks import locked
+from builder.common.model.platform import Platform
+from builder.common.paths import cache_dir, package_file
+from builder.common.pypi.index import write_atomically
+from builder.common.pypi.wheels import RemoteWheel
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units, free_here, refuse_machine
 from builder.compile.changes import (
@@ -53,22 +66,9 @@ from builder.compile.outcome import gencode_of
 from builder.compile.source import source_of
 from builder.compile.toolchain import MEMBER, find_compiler, header_wheels, pinned_torch
 from builder.compile.wheelplan import plan_wheel
-from builder.documents.compiled import (
-    CompiledPull,
-    FoundSources,
-    Input,
-    SourceFile,
-    SourceUnit,
-    StageRequest,
-)
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.model.platform import Platform
-from builder.pypi.index import write_atomically
-from builder.pypi.wheels import RemoteWheel
-from builder.util.console import console
-from builder.util.documents import plain
-from builder.util.locks import locked
-from builder.util.paths import cache_dir, package_file
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,14 +77,14 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
+    from builder.common.forge.store import Forges
+    from builder.common.pypi.index import PackageIndex
     from builder.compile.build import Cost
     from builder.compile.executor import ToolkitChoice
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
-    from builder.forge.store import Forges
-    from builder.pypi.index import PackageIndex
-    from builder.rootfs.base import Base
+    from builder.images.rootfs.base import Base
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
@@ -585,7 +585,7 @@ def _digest(value: object) -> str:
 
 def _folder(request: StageRequest) -> Path:
     """The cache folder of its wheel, keyed by the request, our version and our loader."""
-    loader = package_file("runtime", "wheel_loader.py").read_bytes()
+    loader = package_file("probes", "wheel_loader.py").read_bytes()
     key = [plain(request), __version__, sha256_hex(loader)]
     return cache_dir() / "companions" / sha256_hex(canonical_json(key))[:32]
 

@@ -22,6 +22,15 @@ from packaging.specifiers import SpecifierSet
 from builder import settings
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
+from builder.common.console import console
+from builder.common.document import load_toml
+from builder.common.documents.compiled import Input
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.model.platform import Platform
+from builder.common.paths import cache_dir
+from builder.common.pypi.download import download
+from builder.common.pypi.wheels import RemoteWheel
 from builder.compile.executor import LocalExecutor
 from builder.compile.host import (
     NATIVE,
@@ -34,23 +43,14 @@ from builder.compile.host import (
     installed_nvcc,
 )
 from builder.compile.link import toolkit_libraries
-from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
-from builder.model.platform import Platform
-from builder.pypi.download import download
-from builder.pypi.wheels import RemoteWheel
-from builder.util.console import console
-from builder.util.documents import load_toml
-from builder.util.leftovers import making
-from builder.util.locks import locked
-from builder.util.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi.pages import WheelFile
     from builder.compile.executor import ContainerExecutor, Executor, ToolkitChoice
-    from builder.pypi.index import PackageIndex
-    from builder.pypi.pages import WheelFile
 
 # ------------------------------------------------------------------------ nvcc from released wheels
 

@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from builder.common.paths import package_file
 from builder.errors import EngineError, UsageError
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from builder.common.paths import package_file
 from builder.errors import UsageError, did_you_mean
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

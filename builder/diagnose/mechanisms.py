@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from msgspec import Meta
 
-from builder.util.documents import Part, Text, always, read
-from builder.util.paths import package_file
+from builder.common.document import Part, Text, always, read
+from builder.common.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

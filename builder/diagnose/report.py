@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
+from builder.common.console import counted
+from builder.common.document import Count, Document, Part, Text
 from builder.diagnose.catalog import SEVERITIES, Engine, Severity, Sure, load_catalog, load_entry
 from builder.diagnose.mechanisms import KINDS, rules
 from builder.diagnose.scan import LABELS, Selection
 from builder.diagnose.servers import COVERED
 from builder.diagnose.verdict import UNKNOWN, Finding, Verdict, described, diagnose, verdict
 from builder.errors import UsageError, did_you_mean
-from builder.util.console import counted
-from builder.util.documents import Count, Document, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

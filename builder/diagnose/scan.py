@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
+from builder.common.document import Count, Part, Text
 from builder.diagnose.catalog import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.lines import Reader
 from builder.diagnose.servers import SERVICE
-from builder.util.documents import Count, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

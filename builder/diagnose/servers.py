@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from builder.util.paths import package_file
+from builder.common.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

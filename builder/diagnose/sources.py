@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+from builder.common.hints import reason
 from builder.errors import UsageError
-from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,13 +11,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
+from builder.common.document import Count, Part, Text, always
 from builder.diagnose.catalog import SEVERITIES, Entry, Severity, load_catalog, rendered
 from builder.diagnose.lines import Reader
 from builder.diagnose.mechanisms import KINDS, classify
 from builder.diagnose.scan import Hit, Log, Scan, Server, scan
 from builder.diagnose.servers import COVERED, ENGINE_NAMES
 from builder.errors import UsageError
-from builder.util.documents import Count, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from builder import settings
 from builder.applier.versions import all_match, normalize
-from builder.documents.plan import ExpectedChoice
+from builder.common.console import console
+from builder.common.document import read
+from builder.common.documents.plan import ExpectedChoice
+from builder.common.model.base import NEWEST_VLLM
+from builder.common.paths import data_dir, package_file
 from builder.errors import UsageError, did_you_mean
 from builder.layers.layerfile import load_layer
-from builder.model.base import NEWEST_VLLM
-from builder.runtime.dispatch_expect import MATCHERS
-from builder.util.console import console
-from builder.util.documents import read
-from builder.util.paths import data_dir, package_file
+from builder.probes.dispatch_expect import MATCHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

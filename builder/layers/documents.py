@@ -7,9 +7,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from builder.applier.layers import Rendered
-from builder.documents.pulls import PinnedPull
+from builder.common.document import Count, Document, Part, Sha256, Text
+from builder.common.documents.pulls import PinnedPull
 from builder.layers.catalog import Expectation
-from builder.util.documents import Count, Document, Part, Sha256, Text
 
 
 class LayerRow(Part, frozen=True, kw_only=True):

@@ -22,11 +22,12 @@ from builder.applier.machinecode import CODE
 from builder.applier.targets import path_problem
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
+from builder.common.document import load_toml, plain
+from builder.common.documents.pulls import read_pin
+from builder.common.forge.normalize import read_sections
+from builder.common.forge.reference import parse_pull
 from builder.compile.units import gencode_flags
-from builder.documents.pulls import read_pin
 from builder.errors import KINDS, UsageError, did_you_mean
-from builder.forge.normalize import read_sections
-from builder.forge.reference import parse_pull
 from builder.layers.keys import (
     COMMON,
     LAYER,
@@ -36,7 +37,6 @@ from builder.layers.keys import (
     UPSTREAM,
     VARIANT,
 )
-from builder.util.documents import load_toml, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

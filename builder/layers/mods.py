@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from builder import __version__
 from builder.applier.digests import sha256_hex
-from builder.engines.toolfiles import APPLIER, applier_bundle
-from builder.pypi.index import write_atomically
-from builder.runtime import TERMS
-from builder.util.paths import project_file
+from builder.common.paths import project_file
+from builder.common.pypi.index import write_atomically
+from builder.images.engines.toolfiles import APPLIER, applier_bundle
+from builder.probes import TERMS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, ValidationError
 
-from builder.engines.buildkit import write_pinned_context
+from builder.common.console import console
+from builder.common.document import Count, Digest, Document, Part, Text, plain, read
+from builder.common.hints import ELSEWHERE, instead, os_hint
+from builder.common.model.base import kind_of
 from builder.errors import BuildFailed, Exit, SparkBuildError, UsageError, did_you_mean
+from builder.images.engines.buildkit import write_pinned_context
+from builder.images.registry.layout import work_folder
+from builder.images.registry.reference import parse_reference
 from builder.layers.catalog import Catalog
-from builder.model.base import kind_of
+from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.registry.layout import work_folder
-from builder.registry.reference import parse_reference
-from builder.util.console import console
-from builder.util.documents import Count, Digest, Document, Part, Text, plain, read
-from builder.util.hints import ELSEWHERE, instead, os_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.model.plan import BuildPlan
+    from builder.common.model.plan import BuildPlan
     from builder.pipeline.options import PlanOptions
 
 #: The file name that ``docker buildx bake`` reads by default.

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest, no_facts, tracked_for
-from builder.engines.choice import may_use_docker
+from builder.common.console import console
+from builder.common.model.base import NEWEST_VLLM, kind_of
 from builder.errors import SparkBuildError, UsageError
-from builder.model.base import NEWEST_VLLM, kind_of
-from builder.util.console import console
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest, no_facts, tracked_for
+from builder.images.engines.choice import may_use_docker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.bases.model import FactsOf
+    from builder.common.pypi.index import PackageIndex
+    from builder.images.bases.model import FactsOf
+    from builder.images.rootfs.base import Base
     from builder.layers.catalog import Profile, Selection
-    from builder.pypi.index import PackageIndex
-    from builder.rootfs.base import Base
 
 
 def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
@@ -45,7 +45,7 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
 
 def _default_of(profile: Profile, engine: str, *, pull: bool) -> str:
     if may_use_docker(engine):
-        from builder.engines import docker
+        from builder.images.engines import docker
 
         try:
             client = docker.connect()
@@ -84,7 +84,7 @@ def identify_base(
     ``pins`` are versions for packages that the base leaves open; they override the profiles'.
     ``libraries`` are distributions whose files an image's tree must also include: it lists only
     those of requested distributions.  They do not affect the base's identity.  ``facts_of`` and
-    ``noting`` are as in :class:`builder.bases.model.BaseRequest`.
+    ``noting`` are as in :class:`builder.images.bases.model.BaseRequest`.
     """
     tracked = tracked_for(selection.layers)
     also = [n for n in libraries if n not in tracked] if kind_of(ref).is_image else []

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.engines.buildx import cache_words, check_name
-from builder.engines.choice import ENGINES, named
+from builder.common.model.base import kind_of
 from builder.errors import EngineError, RemoteError, UsageError
-from builder.model.base import kind_of
-from builder.registry.layout import check_layout_target as check_folder
-from builder.registry.locations import layout_place
-from builder.registry.reference import is_digest
+from builder.images.engines.buildx import cache_words, check_name
+from builder.images.engines.choice import ENGINES, named
+from builder.images.registry.layout import check_layout_target as check_folder
+from builder.images.registry.locations import layout_place
+from builder.images.registry.reference import is_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.engines.choice import EngineKind
-    from builder.model.plan import BuildPlan
+    from builder.common.model.plan import BuildPlan
+    from builder.images.engines.choice import EngineKind
     from builder.pipeline.options import ImageOptions
 
 _TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")
@@ -176,7 +176,7 @@ def of_registry(ref: str, builder: str) -> Iterator[None]:
 
 
 def _is_here(ref: str) -> bool:
-    from builder.engines import docker
+    from builder.images.engines import docker
 
     try:
         client = docker.connect()

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from builder.documents.plan import PlanDocument, State
-from builder.engines.runcommands import RunBlock
-from builder.util.documents import Count, Digest, Document, Part, Seconds, Text, always
-from builder.verify.checks import Check
-from builder.verify.report import ReportDocument, Verdict
+from builder.common.document import Count, Digest, Document, Part, Seconds, Text, always
+from builder.common.documents.plan import PlanDocument, State
+from builder.images.engines.runcommands import RunBlock
+from builder.proof.checks import Check
+from builder.proof.report import ReportDocument, Verdict
 
 Timings = Annotated[dict[str, Seconds], Meta(description="seconds by step")]
 Plans = Annotated[tuple[PlanDocument, ...], Meta(min_length=1, description="one plan a platform")]

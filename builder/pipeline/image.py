@@ -6,11 +6,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.engines.choice import AUTO, ENGINES, check_docker_host, engine_for, wanted_engine
-from builder.engines.model import BuildRequest
-from builder.engines.overlay import write_dockerfile
-from builder.engines.runcommands import run_commands
+from builder.common.background import in_background
+from builder.common.console import console
+from builder.common.diskspace import check_room
 from builder.errors import UsageError, did_you_mean
+from builder.images.engines.choice import (
+    AUTO,
+    ENGINES,
+    check_docker_host,
+    engine_for,
+    wanted_engine,
+)
+from builder.images.engines.model import BuildRequest
+from builder.images.engines.overlay import write_dockerfile
+from builder.images.engines.runcommands import run_commands
+from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.destination import (
     check_base_options,
     check_builder,
@@ -22,20 +32,16 @@ from builder.pipeline.inputs import Inputs
 from builder.pipeline.result import BuildResult, PlatformPlan, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
-from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.util.background import in_background
-from builder.util.console import console
-from builder.util.diskspace import check_room
-from builder.verify.insandbox import sandbox_maker
-from builder.verify.sandbox import sandbox_needs
+from builder.proof.insandbox import sandbox_maker
+from builder.proof.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from builder.engines.model import Engine
+    from builder.common.diskspace import Need
+    from builder.images.engines.model import Engine
     from builder.pipeline.options import ImageOptions
-    from builder.util.diskspace import Need
-    from builder.verify.report import Report
+    from builder.proof.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)

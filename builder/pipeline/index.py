@@ -6,33 +6,33 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.engines.choice import named
-from builder.engines.model import BuildRequest
-from builder.engines.oci import IndexRequest, OciEngine, build_index
-from builder.engines.runcommands import run_commands
+from builder.common.background import in_background
+from builder.common.console import console
+from builder.common.diskspace import check_room
+from builder.common.model.base import kind_of
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.model.base import kind_of
+from builder.images.engines.choice import named
+from builder.images.engines.model import BuildRequest
+from builder.images.engines.oci import IndexRequest, OciEngine, build_index
+from builder.images.engines.runcommands import run_commands
+from builder.images.registry.locations import Locations
+from builder.images.registry.model import is_index, platform_name
+from builder.images.rootfs.image import PREFERRED, image_entries, platform_of, subjects
+from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.destination import Destination, destination_of
 from builder.pipeline.image import PlannedBuild, verification_needs
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
-from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.registry.locations import Locations
-from builder.registry.model import is_index, platform_name
-from builder.rootfs.image import PREFERRED, image_entries, platform_of, subjects
-from builder.util.background import in_background
-from builder.util.console import console
-from builder.util.diskspace import check_room
-from builder.verify.insandbox import sandbox_maker
+from builder.proof.insandbox import sandbox_maker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.engines.oci import BuiltIndex
+    from builder.images.engines.oci import BuiltIndex
     from builder.pipeline.options import ImageOptions
-    from builder.verify.report import Report
+    from builder.proof.report import Report
 
 #: Platforms for which vLLM has wheels.
 _PLATFORMS = ("linux/arm64", "linux/amd64")

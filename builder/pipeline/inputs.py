@@ -8,33 +8,33 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console
+from builder.common.forge.reference import parse_pull
+from builder.common.forge.store import Forges, PullStore
+from builder.common.model.base import kind_of
+from builder.common.pypi.index import PackageIndex
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.forge.reference import parse_pull
-from builder.forge.store import Forges, PullStore
 from builder.layers.catalog import Catalog, Selection
-from builder.lock.document import LockEntry, Request
-from builder.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
-from builder.lock.facts import LockedFacts
-from builder.lock.file import NAME, Lock, lock_path, read_lock
-from builder.model.base import kind_of
+from builder.layers.lock.document import LockEntry, Request
+from builder.layers.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
+from builder.layers.lock.facts import LockedFacts
+from builder.layers.lock.file import NAME, Lock, lock_path, read_lock
+from builder.layers.plan.planner import make_plan
+from builder.layers.plan.sources import IndexSources
+from builder.layers.pulls.report import report_pulls
+from builder.layers.pulls.resolve import Resolver
 from builder.pipeline import bases
-from builder.plan.planner import make_plan
-from builder.plan.sources import IndexSources
-from builder.pulls.report import report_pulls
-from builder.pulls.resolve import Resolver
-from builder.pypi.index import PackageIndex
-from builder.util.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from builder.common.documents.pulls import Pin
+    from builder.common.model.plan import BuildPlan
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
-    from builder.documents.pulls import Pin
-    from builder.model.plan import BuildPlan
+    from builder.images.rootfs.base import Base
     from builder.pipeline.options import PlanOptions
-    from builder.rootfs.base import Base
 
     Identify = Callable[[str], Base]
 

@@ -12,9 +12,9 @@ from packaging.version import InvalidVersion, Version
 from builder.applier.agreement import Agreement
 from builder.applier.opkinds import Env, Graft, Wheel
 from builder.applier.versions import normalize
+from builder.common.hints import instead, words
 from builder.errors import UsageError
-from builder.pulls.resolve import refuse_unpinned
-from builder.util.hints import instead, words
+from builder.layers.pulls.resolve import refuse_unpinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

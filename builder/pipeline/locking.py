@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, structs
 
 from builder.applier.states import NEEDS_REBUILD
-from builder.engines.patched import check_writable_base
+from builder.common.console import console
+from builder.common.document import Document, Text
+from builder.common.locks import locked
+from builder.common.model.base import kind_of
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.lock.entry import differences, stale
-from builder.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
-from builder.lock.file import NAME, Lock, lock_path, read_lock
-from builder.model.base import kind_of
+from builder.images.engines.patched import check_writable_base
+from builder.images.rootfs.facts import RecordedFiles
+from builder.layers.lock.entry import differences, stale
+from builder.layers.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
+from builder.layers.lock.file import NAME, Lock, lock_path, read_lock
+from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import show_plan
-from builder.plan.planner import refuse_nothing, refuse_plan
-from builder.rootfs.facts import RecordedFiles
-from builder.util.console import console
-from builder.util.documents import Document, Text
-from builder.util.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.lock.document import FactsPin, LockEntry
-    from builder.model.plan import BuildPlan
+    from builder.common.model.plan import BuildPlan
+    from builder.layers.lock.document import FactsPin, LockEntry
     from builder.pipeline.options import PlanOptions
 
 

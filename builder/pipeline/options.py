@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from builder import settings
-from builder.engines.choice import AUTO, ENGINES
 from builder.errors import UsageError
+from builder.images.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from builder.compile.executor import ToolkitChoice
-    from builder.verify.ongpu import GpuOptions
+    from builder.proof.ongpu import GpuOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ def toolkit_choice(
     if not compiling:
         raise UsageError(f"--toolkit {image} has no effect without --compile", hint="add --compile")
     from builder.compile.executor import ToolkitChoice
-    from builder.engines.buildx import check_name
-    from builder.engines.containers import Containers
+    from builder.images.engines.buildx import check_name
+    from builder.images.engines.containers import Containers
 
     return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))
 

@@ -15,19 +15,19 @@ from builder.applier.layers import CodePin, DonorPin, WheelPin
 from builder.applier.machinecode import ABSENT, NO_CODE
 from builder.applier.opkinds import Compile, Graft, Pull, Wheel
 from builder.applier.versions import normalize, version_matches
-from builder.machinecode.modules import Modules, read_module
-from builder.model.platform import Platform
-from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
-from builder.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.machinecode.modules import Modules, read_module
+from builder.common.model.platform import Platform
+from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from builder.applier.layers import Layer, Variant
-    from builder.documents.pulls import Pin
-    from builder.forge.store import PullStore
-    from builder.pypi.pages import WheelFile
+    from builder.common.documents.pulls import Pin
+    from builder.common.forge.store import PullStore
+    from builder.common.pypi.pages import WheelFile
 
     AnyPin = WheelPin | DonorPin | CodePin | Pin
 
@@ -45,7 +45,7 @@ def write_pins(folder: Path, layer: Layer, index: PackageIndex, store: PullStore
         UsageError: a release is not on the index.
         RemoteError: the index or the forge does not respond.
     """
-    from builder.pulls.resolve import pin_pull
+    from builder.layers.pulls.resolve import pin_pull
 
     pulls: dict[str, Pin] = {}
     wheels: dict[str, WheelPin] = {}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.bases.model import BaseRequest, tracked_for
-from builder.bases.pypi import released_wheels
+from builder.common.paths import package_file
+from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
+from builder.images.bases.model import BaseRequest, tracked_for
+from builder.images.bases.pypi import released_wheels
 from builder.layers.catalog import Catalog
-from builder.pypi.index import PackageIndex, vllm_releases, write_atomically
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,12 +26,12 @@ from builder.pipeline.documents import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.documents.plan import State
-    from builder.engines.model import BuiltImage
-    from builder.engines.runcommands import RunCommands
-    from builder.model.plan import BuildPlan
-    from builder.rootfs.base import Base
-    from builder.verify.report import Report
+    from builder.common.documents.plan import State
+    from builder.common.model.plan import BuildPlan
+    from builder.images.engines.model import BuiltImage
+    from builder.images.engines.runcommands import RunCommands
+    from builder.images.rootfs.base import Base
+    from builder.proof.report import Report
 
 
 @dataclass(frozen=True)

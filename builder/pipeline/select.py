@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.pulls.resolve import has_pulls
+from builder.layers.pulls.resolve import has_pulls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.documents.pulls import Pin
+    from builder.common.documents.pulls import Pin
     from builder.layers.catalog import Selection
 
 
@@ -25,9 +25,9 @@ def without_pulls(
     """
     if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
         return selection
-    from builder.forge.store import Forges, PullStore
-    from builder.pulls.resolve import Resolver
-    from builder.pypi.index import PackageIndex
+    from builder.common.forge.store import Forges, PullStore
+    from builder.common.pypi.index import PackageIndex
+    from builder.layers.pulls.resolve import Resolver
 
     resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), held or {})
     return resolver.resolve(selection, with_pr).selection

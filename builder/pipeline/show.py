@@ -12,14 +12,14 @@ from builder.applier.states import (
     NEEDS_REBUILD,
     NOT_APPLICABLE,
 )
-from builder.runtime.dispatch_expect import describe
-from builder.util.console import console, counted
+from builder.common.console import console, counted
+from builder.probes.dispatch_expect import describe
 
 if TYPE_CHECKING:
-    from builder.documents.compiled import StageRequest
-    from builder.model.plan import BuildPlan, LayerDecision
-    from builder.verify.checks import Check, Necessity
-    from builder.verify.report import Report, Verdict
+    from builder.common.documents.compiled import StageRequest
+    from builder.common.model.plan import BuildPlan, LayerDecision
+    from builder.proof.checks import Check, Necessity
+    from builder.proof.report import Report, Verdict
 
 _STATE_STYLE = {
     "needed": "yellow",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from builder.pulls.report import side_by_side
-from builder.util.console import console
+from builder.common.console import console
+from builder.layers.pulls.report import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.documents.pulls import Conflict, Pin, PullReport
+    from builder.common.documents.pulls import Conflict, Pin, PullReport
 
 #: Conflicts and file names to print; more are only counted.
 _SHOWN = 4

@@ -10,16 +10,16 @@ from builder.applier.layers import DonorPin
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
 from builder.errors import Exit, SparkBuildError, UsageError
+from builder.layers.plan.planner import make_plan
+from builder.layers.plan.sources import IndexSources
 from builder.pipeline.bases import identify_base
-from builder.plan.planner import make_plan
-from builder.plan.sources import IndexSources
 
 if TYPE_CHECKING:
     from builder.applier.layers import InputPin
     from builder.applier.sources import Member
+    from builder.common.pypi.index import PackageIndex
     from builder.layers.catalog import Selection
     from builder.layers.mods import ModFiles
-    from builder.pypi.index import PackageIndex
 
 #: The platform of a DGX Spark.
 _PLATFORM = "linux/arm64"

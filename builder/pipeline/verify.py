@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console
+from builder.common.hints import ELSEWHERE, os_hint
+from builder.common.pypi.index import PackageIndex, write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.lock.entry import plan_differences, stale, wheels_of
-from builder.lock.facts import LockedFacts
-from builder.lock.file import NAME, lock_path, read_lock
+from builder.layers.lock.entry import plan_differences, stale, wheels_of
+from builder.layers.lock.facts import LockedFacts
+from builder.layers.lock.file import NAME, lock_path, read_lock
+from builder.layers.plan.sources import IndexSources
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import CheckLines, show_report
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex, write_atomically
-from builder.util.console import console
-from builder.util.hints import ELSEWHERE, os_hint
-from builder.verify.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
-from builder.verify.opening import open_target
-from builder.verify.run import verify
-from builder.verify.targets import Opening
-from builder.verify.trust import TrustedSources
+from builder.proof.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
+from builder.proof.opening import open_target
+from builder.proof.run import verify
+from builder.proof.targets import Opening
+from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.documents.plan import PlanDocument
+    from builder.common.documents.plan import PlanDocument
+    from builder.common.model.plan import BuildPlan
     from builder.layers.catalog import Selection
-    from builder.model.plan import BuildPlan
     from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
-    from builder.verify.report import Report
-    from builder.verify.target import VerifyTarget
+    from builder.proof.report import Report
+    from builder.proof.target import VerifyTarget
 
 #: Failed checks that an error names; all were printed before it.
 _SHOWN = 6
@@ -79,8 +79,8 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
     Raises:
         UsageError: the options contradict each other, or the expected state is unknown.
     """
-    from builder.verify.html import render_html
-    from builder.verify.summary import render_summary
+    from builder.proof.html import render_html
+    from builder.proof.summary import render_summary
 
     default = PROOF_LEVELS if options.prove_necessary else DEFAULT_LEVELS
     chosen = parse_levels(options.levels, default=default)
@@ -201,7 +201,7 @@ def _run(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -
 
 def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
     """The report on all layers together, then the necessity of each."""
-    from builder.verify.necessity import prove, whole
+    from builder.proof.necessity import prove, whole
 
     with whole(target) as (full, apart):
         report = _run(full, levels, told)

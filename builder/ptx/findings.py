@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from builder.util.documents import Count, Part, Text, always
+from builder.common.document import Count, Part, Text, always
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta, structs
 from msgspec.structs import asdict
 
+from builder.common.document import Count, Digest, Document, Part, Text
 from builder.errors import UsageError
 from builder.ptx.findings import CallRuns, FoundRace, Ran, Run, found_races
 from builder.ptx.grid import Grid, Schedule
@@ -23,7 +24,6 @@ from builder.ptx.launchfile import TYPES, compare, read_launch
 from builder.ptx.machine import Deadlock, Fault, PtxError
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of, without_places
-from builder.util.documents import Count, Digest, Document, Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

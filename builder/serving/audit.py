@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from builder.common.hints import reason
+from builder.common.paths import package_file
+from builder.common.pypi.index import write_atomically
 from builder.errors import UsageError
-from builder.pypi.index import write_atomically
 from builder.serving.auditcompare import compare
 from builder.serving.auditdocuments import Audit, InsideFiles, KeptLayers, LoadedModel, Method
 from builder.serving.auditmodules import Module, checkpoint_modules, loaded_modules, ranges
@@ -20,8 +22,6 @@ from builder.serving.checkpoint import EXPERTS, HEAD, checkpoint_tensors, means_
 from builder.serving.modelconfig import Unknown, read_config
 from builder.serving.models import Models
 from builder.serving.weights import bytes_read, ceiling, expert_share, total, weights_of_model
-from builder.util.hints import reason
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,7 +100,7 @@ def write_inside(folder: Path) -> InsideFiles:
     Raises:
         UsageError: the folder cannot be written.
     """
-    script = package_file("runtime", "audit_model.py").read_text("utf-8")
+    script = package_file("probes", "audit_model.py").read_text("utf-8")
     files = {
         SCRIPT: script, f"{_INFO}/METADATA": _METADATA, f"{_INFO}/entry_points.txt": _ENTRY_POINTS
     }  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from builder.common.document import Count, Document, Part, Text
 from builder.serving.memorydocuments import Ceiling
-from builder.util.documents import Count, Document, Part, Text
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 

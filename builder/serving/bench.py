@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from builder.common.console import console, counted
+from builder.common.hints import instead, os_hint
 from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
-from builder.runtime import serve_client
-from builder.runtime.serve_client import ServeError
+from builder.probes import serve_client
+from builder.probes.serve_client import ServeError
 from builder.serving.benchdocument import (
     Bench,
     BenchRow,
@@ -26,15 +28,13 @@ from builder.serving.benchdocument import (
 )
 from builder.serving.values import shortened
 from builder.settings import API_KEY
-from builder.util.console import console, counted
-from builder.util.hints import instead, os_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from builder.diagnose.verdict import Diagnosis
-    from builder.runtime.serve_client import Timing
+    from builder.probes.serve_client import Timing
 
 #: Seconds for a query about the server, and for each read of an answer: a long prompt takes
 #: minutes before its first token.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from builder.common.document import Count, Document, Part, Text, read
+from builder.common.hints import reason
 from builder.diagnose.scan import Selection
 from builder.errors import UsageError
-from builder.util.documents import Count, Document, Part, Text, read
-from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

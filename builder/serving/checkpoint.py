@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from builder.common.hints import reason
 from builder.errors import UsageError
-from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from builder.common.document import Document, Part, Text
 from builder.serving.memorydocuments import KvCache, MemoryFigure
 from builder.serving.models import KnownFailure, Measured
-from builder.util.documents import Document, Part, Text
 
 #: One Spark; two that share a model, without or with Ray; two, each with the whole model.
 Topology = Literal["solo", "tp2", "tp2-ray", "two-solos"]

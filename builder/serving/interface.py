@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.environment import read_envs
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
+from builder.common.console import console
+from builder.common.document import Part, Sha256, Text
+from builder.common.pypi.index import PackageIndex
 from builder.errors import UsageError, did_you_mean
-from builder.plan.sources import preload
-from builder.pypi.index import PackageIndex
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
+from builder.layers.plan.sources import preload
+from builder.proof.results import Results
 from builder.serving.flags import FlagReader, RawFlag
 from builder.serving.hints import Takes
 from builder.serving.modules import Modules
 from builder.serving.values import NONE, Key, Kind, in_json, shortened, wrong_key, wrong_kind
-from builder.util.console import console
-from builder.util.documents import Part, Sha256, Text
-from builder.verify.results import Results
 
 if TYPE_CHECKING:
     from builder.applier.trees import Tree

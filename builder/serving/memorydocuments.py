@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from builder.util.documents import Count, Document, Part, Text
+from builder.common.document import Count, Document, Part, Text
 
 GIB = 2**30
 #: dtypes of layers that are not quantised

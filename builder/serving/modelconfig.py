@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from builder.common.hints import reason
 from builder.errors import UsageError
-from builder.util.hints import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -15,16 +15,16 @@ import msgspec
 from msgspec import Meta
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from builder.common.document import Count, Document, Part, Text, load_toml
+from builder.common.hints import reason
+from builder.common.paths import package_file
 from builder.errors import UsageError, did_you_mean
-from builder.util.documents import Count, Document, Part, Text, load_toml
-from builder.util.hints import reason
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 #: Kinds of layers in a checkpoint.  The first six are those that level dispatch queries
-#: (``builder/verify/kinds.py``).
+#: (``builder/proof/kinds.py``).
 LayerKind = Literal[
     "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
     "mxfp4-moe", "unquantized",

@@ -27,26 +27,22 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.trees import OverlayTree, versions
+from builder.common.console import console
+from builder.common.document import Count, Document, Part, Text, always
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.paths import cache_dir, package_file, read_regular
+from builder.common.pypi.index import PackageIndex
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Selection
+from builder.layers.plan.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import Inputs
-from builder.plan.planner import refuse_plan
-from builder.pypi.index import PackageIndex
-from builder.runtime import PREFLIGHT_PROBE
-from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, TOTAL
-from builder.serving.models import Models
-from builder.serving.release import release_base
-from builder.serving.weights import BANDWIDTH
-from builder.util.console import console
-from builder.util.documents import Count, Document, Part, Text, always
-from builder.util.leftovers import making
-from builder.util.locks import locked
-from builder.util.paths import cache_dir, package_file, read_regular
-from builder.verify.installer import SandboxUnavailable, call, install_command
-from builder.verify.replies import ProbeReply
-from builder.verify.results import Results
-from builder.verify.sandbox import (
+from builder.probes import PREFLIGHT_PROBE
+from builder.proof.installer import SandboxUnavailable, call, install_command
+from builder.proof.replies import ProbeReply
+from builder.proof.results import Results
+from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,
     folder_of,
@@ -55,17 +51,21 @@ from builder.verify.sandbox import (
     python_files,
     requirements_for,
 )
-from builder.verify.torchfolder import wanted_torch
-from builder.verify.trust import TrustedSources
+from builder.proof.torchfolder import wanted_torch
+from builder.proof.trust import TrustedSources
+from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, TOTAL
+from builder.serving.models import Models
+from builder.serving.release import release_base
+from builder.serving.weights import BANDWIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from builder.applier.trees import Tree
-    from builder.documents.plan import PlanDocument
-    from builder.model.plan import BuildPlan
+    from builder.common.documents.plan import PlanDocument
+    from builder.common.model.plan import BuildPlan
+    from builder.images.rootfs.base import Base
     from builder.pipeline.options import PlanOptions
-    from builder.rootfs.base import Base
 
 #: Seconds for all questions of one request.
 _TIMEOUT = 1800.0
@@ -78,7 +78,7 @@ CONFIGURATION = (
 #: The largest of them; the index of a checkpoint of a trillion parameters has about 20 MB.
 _MOST_BYTES = 64 << 20
 #: Cached replies: one has about 20 kB.
-_RESULTS = Results("preflight", tuple(("runtime", name) for name in PREFLIGHT_PROBE), 200)
+_RESULTS = Results("preflight", tuple(("probes", name) for name in PREFLIGHT_PROBE), 200)
 #: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
 _READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Requests at the same time for which the longest context is given.

@@ -9,10 +9,10 @@ from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
 from builder.errors import NotServed, UsageError
+from builder.layers.plan.planner import refuse_plan, refuse_unserved
 from builder.pipeline.destination import default_tag
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.options import PlanOptions
-from builder.plan.planner import refuse_plan, refuse_unserved
 from builder.serving.interface import ServeInterface, interface_in
 from builder.serving.release import refuse_image, refuse_old, release_base
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.hints import instead
 from builder.errors import UsageError
 from builder.serving.documents import Setting
 from builder.serving.memory import KV_DTYPE
@@ -11,7 +12,6 @@ from builder.serving.modelconfig import CONFIG, QUANT_CONFIG, kv_dtype_beside, r
 from builder.serving.recipechosen import chosen_as
 from builder.serving.recipememory import CONTEXT, number_of
 from builder.serving.reciperequest import SET
-from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import counted
+from builder.common.hints import in_place_of, instead
 from builder.errors import UsageError
 from builder.serving.documents import PluginFile, Setting
 from builder.serving.interface import PLUGINS, canonical
@@ -22,8 +24,6 @@ from builder.serving.memory import UTILIZATION
 from builder.serving.memorydocuments import fraction_refusal
 from builder.serving.reciperequest import SET
 from builder.serving.replaced import replaced
-from builder.util.console import counted
-from builder.util.hints import in_place_of, instead
 
 if TYPE_CHECKING:
     from builder.serving.recipedraft import Draft

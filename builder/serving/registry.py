@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from builder.dispatch.record import read_records
+from builder.common.document import Document, Part, Text, read
+from builder.common.paths import data_dir, in_checkout
+from builder.common.pypi.index import write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.publish.tags import Listing
-from builder.pypi.index import write_atomically
+from builder.proof.recorded.record import read_records
+from builder.publishing.tags import Listing
 from builder.serving.documents import Topology
 from builder.serving.formats.all import rendered
 from builder.serving.formats.common import yaml_text
 from builder.serving.recipe import recipe_of, selects_for
 from builder.serving.reciperequest import RecipeRequest
 from builder.serving.topology import Place
-from builder.util.documents import Document, Part, Text, read
-from builder.util.paths import data_dir, in_checkout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

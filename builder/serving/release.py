@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from builder.bases.model import scheme_of
+from builder.common.pypi.index import OLDEST_VLLM
 from builder.errors import UsageError
-from builder.pypi.index import OLDEST_VLLM
-from builder.registry.reference import parse_reference
+from builder.images.bases.model import scheme_of
+from builder.images.registry.reference import parse_reference
 
 
 def release_base(release: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from builder.util.documents import Part, Text
-from builder.util.paths import package_file
+from builder.common.document import Part, Text
+from builder.common.paths import package_file
 
 if TYPE_CHECKING:
     from builder.serving.interface import ServeInterface

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from builder.common.hints import instead
 from builder.errors import UsageError, did_you_mean
 from builder.serving.documents import RecipeNode, Setting, Topology
-from builder.util.hints import instead
 
 if TYPE_CHECKING:
     from builder.serving.profile import ServedProfile

@@ -6,8 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+from builder.common.document import Part, Text
 from builder.errors import did_you_mean
-from builder.util.documents import Part, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 f940c6296e3bed6bb48cd51ab33cd0ae2d2929d0549162f86ba9dbe019246625
+#   sha256 2b1e8433346363425ecc39fa4cfa9218284798650fa32ab6947cdd898a457a01
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.stub_driver import NO_DEVICE, REFUSAL, SONAME, TEXT, shared_library
-from tests.processes.runtime import test_launch_host as launch_host
-from tests.processes.runtime import test_stub_driver as stub_driver
-from tests.unit.runtime.test_stub_driver import MANY
+from builder.probes.stub_driver import NO_DEVICE, REFUSAL, SONAME, TEXT, shared_library
+from tests.processes.probes import test_launch_host as launch_host
+from tests.processes.probes import test_stub_driver as stub_driver
+from tests.unit.probes.test_stub_driver import MANY
 
 from .debian import HOME, SOURCE
 
@@ -80,7 +80,7 @@ def test_each_function_calls_its_own_callback(
     debian: Debian, written: Callable[[str, bytes], str]
 ) -> None:
     ask = partial(said, debian)
-    folder, path = f"{SOURCE}/builder/runtime", written("calls.so", b"")
+    folder, path = f"{SOURCE}/builder/probes", written("calls.so", b"")
     names = ["two", *(f"function_{n}" for n in range(300))]
     wanted = [2008 if name == "two" else len(name) * 100 + 7 for name in names]
     assert json.loads(ask(launch_host.CALLER, path, folder, json.dumps(names))) == wanted
@@ -107,7 +107,7 @@ import sys
 sys.path.insert(0, {SOURCE!r})
 from dataclasses import replace
 from builder.__main__ import run
-from builder.verify import launches
+from builder.proof import launches
 (one,) = (one for one in launches.LAUNCHED if one.name == "b12x GEMM, 1 token")
 request = {{**one.request, "shapes": [[1, 128, 128]]}}
 launches.LAUNCHED = (replace(one, request=request),)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.util.documents import plain
-from builder.verify.checks import Check, Necessity
-from builder.verify.html import render_html
-from builder.verify.levels import LEVELS
-from builder.verify.report import Report
+from builder.common.document import plain
+from builder.proof.checks import Check, Necessity
+from builder.proof.html import render_html
+from builder.proof.levels import LEVELS
+from builder.proof.report import Report
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.verify.binaries import check_binaries
-from builder.verify.target import VerifyTarget
+from builder.proof.binaries import check_binaries
+from builder.proof.target import VerifyTarget
 from tests.unit.fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.verify.checks import Check
+    from builder.proof.checks import Check
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")
 MODULE = "vllm/_C_stable_libtorch.abi3.so"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
+from builder.common.document import plain
+from builder.common.pypi.index import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
 from builder.compile.extensionwheel import WheelRequest, build_extension_wheel
@@ -26,10 +26,18 @@ from builder.compile.source import SourceTree
 from builder.compile.toolchain import Compiler, Toolchain
 from builder.compile.wheelplan import plan_wheel
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.pypi.index import PackageIndex
-from builder.util.documents import plain
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
 from tests.documents import validated
-from tests.unit.images import CONFIG, folder, packed, put_image, python_items, site_items, tar_of
+from tests.unit.imagefiles import (
+    CONFIG,
+    folder,
+    packed,
+    put_image,
+    python_items,
+    site_items,
+    tar_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

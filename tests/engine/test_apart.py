@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.verify.isolation import Container, find_isolation, interpreter_folders
-from builder.verify.replies import DispatchReply
-from builder.verify.sandbox import ask_probe
-from builder.verify.trust import IsolatedRun
+from builder.proof.isolation import Container, find_isolation, interpreter_folders
+from builder.proof.replies import DispatchReply
+from builder.proof.sandbox import ask_probe
+from builder.proof.trust import IsolatedRun
 from tests.isolated import NOSY
 from tests.unit.fakevllm import write_fake_vllm
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines.layers import WHITEOUT
-from builder.registry.client import Registry as Client
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import Descriptor
-from tests.unit.images import CONFIG, SITE, Item, put_image, python_items, site_items, tar_of
-from tests.unit.images import folder as folder_item
+from builder.images.engines.layers import WHITEOUT
+from builder.images.registry.client import Registry as Client
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import Descriptor
+from tests.unit.imagefiles import CONFIG, SITE, Item, put_image, python_items, site_items, tar_of
+from tests.unit.imagefiles import folder as folder_item
 
 from . import machine, support
 from .bridge import buildkit_socket

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.publish.subject import read_subject
-from builder.registry.layout import LayoutDirectory
+from builder.images.registry.layout import LayoutDirectory
+from builder.publishing.subject import read_subject
 from tests.registry import overlays
 
 from . import cache, machine, sshd, support

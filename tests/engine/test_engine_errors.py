@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.engines.buildkit import BuildkitEngine
-from builder.engines.model import BuildRequest
+from builder.common.pypi.index import PackageIndex
 from builder.errors import BuildFailed, Exit
+from builder.images.engines.buildkit import BuildkitEngine
+from builder.images.engines.model import BuildRequest
 from builder.layers.catalog import Catalog
+from builder.layers.plan.planner import make_plan
+from builder.layers.plan.sources import IndexSources
 from builder.pipeline.bases import identify_base
-from builder.plan.planner import make_plan
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
 
 from . import base, cache, machine, support
 from .support import Built, Cli

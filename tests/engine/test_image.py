@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.engines.toolfiles import programs
-from builder.runtime import TERMS
+from builder.images.engines.toolfiles import programs
+from builder.probes import TERMS
 from tests.stack import APPLIED
 
 from . import base, machine, support

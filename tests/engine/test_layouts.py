@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import SparkBuildError
-from builder.rootfs.image import open_image
-from builder.rootfs.layers import LayerCache
-from builder.rootfs.view import Rootfs
+from builder.images.rootfs.image import open_image
+from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.view import Rootfs
 from tests.unit import layoutcases
 
 from . import machine, runtimes

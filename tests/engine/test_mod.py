@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.runtime import DISPATCH_PROBE
+from builder.probes import DISPATCH_PROBE
 
 from . import base, support
 from .support import LINEAR, MOD, MOE, Cli, Modded
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .machine import Engine
 
 ANCHOR = "vllm/envs.py"
-RUNTIME = Path(__file__).parents[2] / "builder" / "runtime"
+RUNTIME = Path(__file__).parents[2] / "builder" / "probes"
 
 
 def test_mod_succeeds_and_reports_its_changes(modded: Modded) -> None:

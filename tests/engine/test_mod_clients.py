@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.keeping import VENDORED
-from builder.runtime import DISPATCH_PROBE
+from builder.probes import DISPATCH_PROBE
 
 from . import base, cache, support
 from .clients import USER, Sparkrun, eugr_container
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .machine import Engine
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "builder" / "runtime"
+RUNTIME = ROOT / "builder" / "probes"
 RECIPE = ROOT / "recipes" / "sparkrun" / "nemotron-3-super.yaml"
 #: The one of these two distributions that has a wheel for each machine and Python.
 NATIVE = "nvidia-cutlass-dsl-libs-cu13==4.4.2"

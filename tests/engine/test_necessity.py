@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.model.base import BaseIdentity
-from builder.model.platform import Platform
-from builder.rootfs.base import Base
-from builder.runtime import DISPATCH_PROBE
-from builder.util import paths
-from builder.verify.interpreters import in_container
-from builder.verify.replies import DispatchRequest
+from builder.common import paths
+from builder.common.model.base import BaseIdentity
+from builder.common.model.platform import Platform
+from builder.images.rootfs.base import Base
+from builder.probes import DISPATCH_PROBE
+from builder.proof.interpreters import in_container
+from builder.proof.replies import DispatchRequest
 from tests.unit.fakes import MemoryTree
 
 from . import base, support

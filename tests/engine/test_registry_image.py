@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import pytest
 
-from builder.registry.client import Registry as Client
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
+from builder.images.registry.client import Registry as Client
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
 from tests.countproxy import CountProxy
 
 from . import base, cache, machine, support
@@ -25,7 +25,7 @@ from .support import LINEAR, PROFILE, Built, Cli, Done
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.registry.client import Repository
+    from builder.images.registry.client import Repository
 
 #: Nobody answers there, so that nothing can be done by an engine behind our back.
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}

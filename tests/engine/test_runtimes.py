@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import Descriptor
-from builder.rootfs.layers import LayerCache
-from builder.rootfs.view import Rootfs
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import Descriptor
+from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.view import Rootfs
 from tests.unit import tarcases
-from tests.unit.images import put_image
+from tests.unit.imagefiles import put_image
 from tests.unit.tarrules import LAYERS, READING
 
 from . import runtimes

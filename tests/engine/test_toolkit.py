@@ -16,8 +16,8 @@ from builder.compile.changes import SourceChange
 from builder.compile.executor import Compilation, ContainerExecutor, Step, open_toolkit
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.toolchain import Compiler
-from builder.engines.containers import Containers
 from builder.errors import BuildFailed, Exit
+from builder.images.engines.containers import Containers
 from tests.compiled.test_extension_wheel_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from builder import __version__
-from builder.runtime import TERMS
-from builder.verify.installer import uv_environment, uv_index
+from builder.probes import TERMS
+from builder.proof.installer import uv_environment, uv_index
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -10,8 +10,8 @@ import random
 import tarfile
 from typing import TYPE_CHECKING, Any
 
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import (
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import (
     DOCKER_CONFIG,
     DOCKER_INDEX,
     DOCKER_LAYER_GZIP,

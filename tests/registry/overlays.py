@@ -7,18 +7,18 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
-from builder.documents.plan import ExpectedChoice
-from builder.engines.model import BuildRequest
-from builder.engines.oci import OciEngine
-from builder.model.platform import Platform
-from builder.publish.subject import read_subject
-from builder.pypi.index import PackageIndex
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
-from builder.registry.model import OCI_INDEX, RawManifest
+from builder.common.documents.plan import ExpectedChoice
+from builder.common.model.platform import Platform
+from builder.common.pypi.index import PackageIndex
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
+from builder.images.engines.model import BuildRequest
+from builder.images.engines.oci import OciEngine
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
+from builder.images.registry.model import OCI_INDEX, RawManifest
+from builder.publishing.subject import read_subject
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
@@ -29,7 +29,7 @@ from tests.unit.fakes import (
     make_plan_of,
     vllm_files,
 )
-from tests.unit.images import (
+from tests.unit.imagefiles import (
     CONFIG,
     Item,
     put_image,
@@ -38,14 +38,14 @@ from tests.unit.images import (
     site_items,
     tar_of,
 )
-from tests.unit.images import folder as image_folder
+from tests.unit.imagefiles import folder as image_folder
 
 from . import images
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.model.plan import BuildPlan
+    from builder.common.model.plan import BuildPlan
 
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": ""})
 PASS: dict[str, Any] = {"status": "pass", "expected": "x", "seen": "x", "where": "", "reason": ""}

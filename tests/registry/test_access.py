@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
+from builder.common.net.connections import speaks_tls
 from builder.errors import RemoteError, UsageError
-from builder.net.connections import speaks_tls
-from builder.registry.copy import Copied, copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
+from builder.images.registry.copy import Copied, copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
 from tests.faultproxy import Fault, FaultProxy
 
 from . import images

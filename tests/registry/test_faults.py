@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, SparkBuildError
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
-from builder.registry.model import blobs
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
+from builder.images.registry.model import blobs
 from tests.faultproxy import Always, Fault, FaultProxy
 
 from . import images
@@ -257,8 +257,8 @@ def test_output_is_short(
 
 _COPY = """
 import sys
-from builder.registry.copy import copy_image
-from builder.registry.locations import Locations
+from builder.images.registry.copy import copy_image
+from builder.images.registry.locations import Locations
 with Locations() as locations:
     source, target = (locations.open(text) for text in sys.argv[1:3])
     copy_image(source.image, source.reference, target.image, target.reference)

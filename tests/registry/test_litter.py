@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.registry.client import Registry
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
+from builder.images.registry.client import Registry
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
 from tests.faultproxy import Fault, FaultProxy
 from tests.unit.caller import LAYER
 from tests.unit.fakes import write_tree
-from tests.unit.images import Item, packed, put_vllm, tar_of
+from tests.unit.imagefiles import Item, packed, put_vllm, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

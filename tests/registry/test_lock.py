@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
 from tests.unit.fakes import write_tree
-from tests.unit.images import folder, put_index, put_vllm
+from tests.unit.imagefiles import folder, put_index, put_vllm
 
 from .conftest import QUICK
 

@@ -13,14 +13,14 @@ import pytest
 
 from builder.__main__ import run
 from builder.applier.digests import sha256_hex
-from builder.lock.file import NAME
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
-from builder.verify import levels
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
+from builder.layers.lock.file import NAME
+from builder.proof import levels
 from tests.countproxy import CountProxy
 from tests.unit.fakes import REPLACE, layer_text, write_tree
-from tests.unit.images import SITE, Item, folder, packed, put_index, put_vllm, tar_of
+from tests.unit.imagefiles import SITE, Item, folder, packed, put_index, put_vllm, tar_of
 from tests.wheels.fakeindex import FakeIndex, noise
 
 from .conftest import QUICK

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.registry.client import Registry
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
+from builder.images.registry.client import Registry
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
 from tests.countproxy import CountProxy
 from tests.faultproxy import Fault, FaultProxy
 from tests.memoryregistry import MemoryRegistry
-from tests.unit.images import SITE, Item, packed, put_index, put_vllm, tar_of
+from tests.unit.imagefiles import SITE, Item, packed, put_index, put_vllm, tar_of
 from tests.unit.startup import HEAVY, imported
 
 from . import servers
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.registry.client import Repository
+    from builder.images.registry.client import Repository
     from tests.engine import machine
     from tests.unit.caller import Call
 
@@ -180,7 +180,7 @@ def test_an_index_in_a_registry(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little patience, so that faults take no time."""
-    from builder.registry.options import Options
+    from builder.images.registry.options import Options
 
     quick = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0)
     monkeypatch.setattr(Options, "from_environment", classmethod(lambda _cls: quick))

@@ -12,17 +12,17 @@ import pytest
 
 from builder.__main__ import run
 from builder.cli import publish as command
-from builder.engines import metadata
 from builder.errors import RemoteError
-from builder.publish import documents
-from builder.publish import evidence as proof
-from builder.publish.evidence import Evidence, attached_evidence
-from builder.publish.run import _push_from_engine
-from builder.publish.subject import read_subject
-from builder.registry.client import Repository
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.locations import Locations
+from builder.images.engines import metadata
+from builder.images.registry.client import Repository
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.locations import Locations
+from builder.publishing import documents
+from builder.publishing import evidence as proof
+from builder.publishing.evidence import Evidence, attached_evidence
+from builder.publishing.run import _push_from_engine
+from builder.publishing.subject import read_subject
 from tests.faultproxy import Always, Fault
 from tests.memoryregistry import MemoryRegistry
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from builder.publish.sources import EngineImage
-    from builder.registry.model import Descriptor
+    from builder.images.registry.model import Descriptor
+    from builder.publishing.sources import EngineImage
     from tests.engine.machine import Programs, Registry
     from tests.faultproxy import FaultProxy
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
-from builder.pypi.index import PackageIndex
-from builder.registry.client import Registry
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import blobs
-from builder.verify.sandbox import lay_out
+from builder.common.pypi.index import PackageIndex
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
+from builder.images.registry.client import Registry
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import blobs
+from builder.proof.sandbox import lay_out
 from tests.faultproxy import FaultProxy
 from tests.unit.fakes import dist_files, vllm_files
-from tests.unit.images import Item, hardlink, packed, put_image, python_items, symlink, tar_of
+from tests.unit.imagefiles import Item, hardlink, packed, put_image, python_items, symlink, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

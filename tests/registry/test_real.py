@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, UsageError
-from builder.registry.client import Repository
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import OCI_EMPTY, OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
+from builder.images.registry.client import Repository
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import (
+    OCI_EMPTY,
+    OCI_MANIFEST,
+    Descriptor,
+    RawManifest,
+    sha256_digest,
+)
 
 from . import images, servers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.registry.locations import Locations
+    from builder.images.registry.locations import Locations
     from tests.engine.machine import Programs
 
     from .servers import Crane, DockerRegistry

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from builder.__main__ import run
 from builder.cli import tags as command
-from builder.publish.tags import judge
-from builder.registry.client import Repository
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import (
+from builder.images.registry.client import Repository
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import (
     OCI_CONFIG,
     OCI_INDEX,
     OCI_MANIFEST,
@@ -18,6 +17,7 @@ from builder.registry.model import (
     RawManifest,
     sha256_digest,
 )
+from builder.publishing.tags import judge
 from tests.documents import validated
 
 from . import images, overlays, servers

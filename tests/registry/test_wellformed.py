@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.registry.model import OCI_MANIFEST
+from builder.images.registry.model import OCI_MANIFEST
 from tests.engine import cache
-from tests.unit.images import put_vllm
+from tests.unit.imagefiles import put_vllm
 
 from . import images, overlays, servers, wellformed
 from .test_patching import IMAGE, put_base

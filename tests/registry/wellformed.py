@@ -15,7 +15,7 @@ import jsonschema
 import referencing
 import referencing.jsonschema
 
-from builder.registry.model import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST
+from builder.images.registry.model import OCI_CONFIG, OCI_INDEX, OCI_MANIFEST
 from tests.engine import cache, debs
 
 from . import servers

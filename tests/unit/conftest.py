@@ -19,9 +19,9 @@ import pytest
 from builder.__main__ import run
 from builder.cli import nextcommand
 from builder.cli.nextcommand import next_command
-from builder.engines import layers
-from builder.net.retry import RetryPolicy
-from builder.registry.options import Options
+from builder.common.net.retry import RetryPolicy
+from builder.images.engines import layers
+from builder.images.registry.options import Options
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from builder.registry.client import Registry, Repository
-from builder.registry.model import OCI_CONFIG, OCI_MANIFEST, sha256_digest
-from builder.registry.options import Options
+from builder.images.registry.client import Registry, Repository
+from builder.images.registry.model import OCI_CONFIG, OCI_MANIFEST, sha256_digest
+from builder.images.registry.options import Options
 from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ from builder.applier.sequence import Step, judge_in_order
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
-from builder.bases.identify import IDENTIFIERS
-from builder.engines.toolfiles import maker
-from builder.model.base import BaseIdentity
-from builder.model.plan import BuildPlan, LayerDecision
-from builder.model.platform import Platform
-from builder.plan.planner import epoch_for
-from builder.rootfs.base import Base
-from builder.verify.insandbox import SandboxProbe
-from builder.verify.installer import SandboxUnavailable
+from builder.common.model.base import BaseIdentity
+from builder.common.model.plan import BuildPlan, LayerDecision
+from builder.common.model.platform import Platform
+from builder.images.bases.identify import IDENTIFIERS
+from builder.images.engines.toolfiles import maker
+from builder.images.rootfs.base import Base
+from builder.layers.plan.planner import epoch_for
+from builder.proof.insandbox import SandboxProbe
+from builder.proof.installer import SandboxUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ import typer
 
 from builder.__main__ import _common_first
 from builder.cli.root import command_for
-from builder.util.hints import PROGRAM
+from builder.common.hints import PROGRAM
 
 
 def problem(hint: str) -> str:

@@ -6,13 +6,13 @@ import importlib
 import sys
 from typing import Any
 
-from builder.util.paths import package_file
+from builder.common.paths import package_file
 
-FOLDER = package_file("runtime", "spark_verify.py").parent
+FOLDER = package_file("probes", "spark_verify.py").parent
 
 
 def load(name: str) -> Any:
-    """A module of ``builder/runtime`` by its own name."""
+    """A module of ``builder/probes`` by its own name."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
     return importlib.import_module(name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from backports import zstd
 
-from builder.registry.model import (
+from builder.images.registry.model import (
     DOCKER_CONFIG,
     DOCKER_INDEX,
     DOCKER_LAYER_GZIP,
@@ -22,7 +22,7 @@ from builder.registry.model import (
     OCI_LAYER_GZIP,
     OCI_MANIFEST,
 )
-from tests.unit.images import Item, diff_id, folder, tar_of
+from tests.unit.imagefiles import Item, diff_id, folder, tar_of
 
 if TYPE_CHECKING:
     import random

@@ -6,7 +6,7 @@ import gzip
 import tarfile
 from typing import TYPE_CHECKING
 
-from tests.unit.images import Item, folder, hardlink, symlink, tar_of
+from tests.unit.imagefiles import Item, folder, hardlink, symlink, tar_of
 
 if TYPE_CHECKING:
     import random

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 
-from tests.unit.images import Item, folder, hardlink, packed, symlink, tar_of
+from tests.unit.imagefiles import Item, folder, hardlink, packed, symlink, tar_of
 from tests.unit.tarcases import END, MAGICS, block, extension, padded, record, summed
 
 #: Bytes of the layers, and what becomes of them: after "= " the tree, with the sizes of files; else

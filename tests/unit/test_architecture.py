@@ -50,7 +50,7 @@ def test_every_name_in_the_text_exists(dotted: str) -> None:
 def test_there_is_a_walk_to_check() -> None:
     assert len(FUNCTIONS) > 12
     assert len(DOTTED) >= 2
-    assert not found("tar_layers", "builder.engines.layers")
+    assert not found("tar_layers", "builder.images.engines.layers")
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if "NAME" not in file])
@@ -69,7 +69,7 @@ def test_the_table_has_every_package() -> None:
 def test_the_table_has_the_order_that_import_linter_checks() -> None:
     """``lint-imports`` is one of the checks of ``bootstrap.py --test``."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    (house,) = [one for one in settings["contracts"] if one["type"] == "layers"]
+    (house,) = [one for one in settings["contracts"] if one["id"] == "house"]
     assert [name for row in rows(PAGE) for name in row] == house["layers"][::-1]
     assert house["containers"] == [settings["root_package"]] == ["builder"]
 

@@ -17,23 +17,23 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import FORMS
 from builder.applier.ops import Ops
-from builder.engines.choice import ENGINES, EngineKind
-from builder.engines.metadata import image_layers
-from builder.engines.model import BuildRequest, BuiltImage, refuses_base
+from builder.images.engines.choice import ENGINES, EngineKind
+from builder.images.engines.metadata import image_layers
+from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.layers.keys import OPS
 from builder.layers.layerfile import _Reader
-from builder.verify.checks import Check
-from builder.verify.levels import LEVELS, LevelKind
-from builder.verify.run import RUNNERS
+from builder.proof.checks import Check
+from builder.proof.levels import LEVELS, LevelKind
+from builder.proof.run import RUNNERS
 from tests.unit.fakes import layer_text, write_tree
-from tests.unit.images import put_vllm
+from tests.unit.imagefiles import put_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.model.plan import BuildPlan
-    from builder.util.diskspace import Need
-    from builder.verify.target import VerifyTarget
+    from builder.common.diskspace import Need
+    from builder.common.model.plan import BuildPlan
+    from builder.proof.target import VerifyTarget
     from tests.unit.caller import Call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,7 +167,7 @@ def test_a_level_that_is_not_in_the_table_is_unknown(call: Call, site: Path) -> 
 def test_every_level_has_a_function_and_a_name_in_documents() -> None:
     from typing import get_args
 
-    from builder.verify.levels import Level
+    from builder.proof.levels import Level
 
     assert list(LEVELS) == list(RUNNERS) == list(get_args(Level))
 
@@ -241,7 +241,8 @@ def test_a_comparison_of_engines_is_seen(source: str) -> None:
 
 
 def test_no_module_compares_the_name_of_an_engine() -> None:
-    packages = ("bases", "compile", "engines", "pipeline", "plan", "publish", "rebuild", "verify")
+    packages = ("compile", "images", "layers", "pipeline", "publishing", "proof")
+    assert all((ROOT / "builder" / package).is_dir() for package in packages)
     for package in packages:
         for path in (ROOT / "builder" / package).rglob("*.py"):
             assert not COMPARED.search(path.read_text("utf-8")), path

@@ -30,7 +30,7 @@ def test_no_test_asserts_a_duration() -> None:
 
 
 def test_the_habits_are_recognised() -> None:
-    path = '"builder.util.room.free"'
+    path = '"builder.common.room.free"'
     assert PATCH.search(f"monkeypatch.setattr(\n    {path}, 1)")
     assert not PATCH.search('monkeypatch.setattr(room, "free", 1)')
     assert DURATION.search("    assert time.monotonic() - began < 30")

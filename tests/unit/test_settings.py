@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILDER = ROOT / "builder"
 NAME = re.compile(r"SPARK_BUILD_[A-Z_]+")
 #: What else may read the environment by these names: it runs without this package.
-ALONE = ("runtime", "applier", "bootstrap.py")
+ALONE = ("probes", "applier", "bootstrap.py")
 DECLARED = {variable.name for variable in settings.VARIABLES} | settings.HANDED_ON
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
+from builder.common.pypi.index import PackageIndex
+from builder.layers.plan.sources import IndexSources
 
 from .support import Planner
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
+from builder.common.pypi.index import PackageIndex
+from builder.layers.plan.sources import IndexSources
 from builder.serving.interface import ServeInterface, interface_in
 from builder.serving.values import wrong_kind
 

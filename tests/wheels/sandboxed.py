@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
-from builder.util.locks import locked
-from builder.util.paths import cache_dir, package_file
-from builder.verify.installer import call, install_command
-from builder.verify.sandbox import Sandbox, lay_out, make, requirements_for
-from builder.verify.torchfolder import wanted_torch
+from builder.common.locks import locked
+from builder.common.paths import cache_dir, package_file
+from builder.proof.installer import call, install_command
+from builder.proof.sandbox import Sandbox, lay_out, make, requirements_for
+from builder.proof.torchfolder import wanted_torch
 from tests.engine import cache
 
 from .support import snapshot, write
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .support import Planned
 
 HARNESS = Path(__file__).parent / "harness"
-RUNTIME = package_file("runtime", "spark_verify.py").parent
+RUNTIME = package_file("probes", "spark_verify.py").parent
 #: In place of the folder's name in what is cached.
 ROOT = "@root@"
 #: Cached runs of harnesses; one has 10 to 300 kB.

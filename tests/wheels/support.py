@@ -16,8 +16,8 @@ from builder.applier.opkinds import Env
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
 from builder.layers.catalog import Catalog
+from builder.layers.plan.planner import make_plan
 from builder.pipeline.bases import identify_base
-from builder.plan.planner import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.records import RecordRow
     from builder.applier.trees import Changes, Tree
+    from builder.common.model.plan import BuildPlan, LayerDecision
+    from builder.common.pypi.index import PackageIndex
+    from builder.images.rootfs.base import Base
     from builder.layers.catalog import Selection
-    from builder.model.plan import BuildPlan, LayerDecision
-    from builder.plan.sources import IndexSources
-    from builder.pypi.index import PackageIndex
-    from builder.rootfs.base import Base
+    from builder.layers.plan.sources import IndexSources
 
 HERE = Path(__file__).parent
 #: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
-from builder.dispatch.record import read_records
-from builder.plan.sources import preload
+from builder.common.paths import data_dir
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
+from builder.layers.plan.sources import preload
+from builder.proof.recorded.record import read_records
 from builder.serving.audit import AuditRequest, audit, write_inside
-from builder.util.paths import data_dir
 
 from ..unit.inimage import load
 from ..unit.serving.checkpoints import safetensors
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.pypi.index import PackageIndex
+    from builder.common.pypi.index import PackageIndex
     from builder.serving.auditdocuments import Audit
 
     from .support import Planner

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
-from builder.verify.binaries import check_binaries
-from builder.verify.targets import target_of_plan
+from builder.common.pypi.index import PackageIndex
+from builder.layers.plan.sources import IndexSources
+from builder.proof.binaries import check_binaries
+from builder.proof.targets import target_of_plan
 
 from .cli import spark_build
 from .support import Planner
@@ -22,7 +22,7 @@ from .support import Planner
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.verify.checks import Check
+    from builder.proof.checks import Check
 
 STABLE, OLD = "vllm/_C_stable_libtorch.abi3.so", "vllm/_C.abi3.so"
 FP8, GEMM = "FP8 per-tensor GEMM (CUTLASS)", "NVFP4 GEMM (CUTLASS)"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.util.paths import cache_dir
+from builder.common.paths import cache_dir
 
 from .cli import Ran, called, spark_build
 from .layouts import Layout

@@ -18,22 +18,22 @@ import pytest
 
 from builder import settings
 from builder.applier.trees import Content, OverlayTree
-from builder.dispatch.record import by_itself, read_records
-from builder.rootfs.base import Base
-from builder.util.paths import package_file
-from builder.verify import operators
-from builder.verify.dispatch import check_dispatch
-from builder.verify.kinds import KINDS
-from builder.verify.sandbox import Sandbox, requirements_for
-from builder.verify.targets import target_of_plan
-from builder.verify.torchfolder import torch_folder
-from builder.verify.trust import TrustedSources
+from builder.common.paths import package_file
+from builder.images.rootfs.base import Base
+from builder.proof import operators
+from builder.proof.dispatch import check_dispatch
+from builder.proof.kinds import KINDS
+from builder.proof.recorded.record import by_itself, read_records
+from builder.proof.sandbox import Sandbox, requirements_for
+from builder.proof.targets import target_of_plan
+from builder.proof.torchfolder import torch_folder
+from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.pypi.index import PackageIndex
-    from builder.verify.checks import Check
+    from builder.common.pypi.index import PackageIndex
+    from builder.proof.checks import Check
 
     from .support import Planner
 
@@ -277,7 +277,7 @@ def test_each_simulated_host_function_matches_the_real_one(
             str(sandbox.python),
             "-c",
             HOST_FUNCTIONS,
-            str(package_file("runtime")),
+            str(package_file("probes")),
             real.extensions[operators.MODULE],
             json.dumps(real.libraries),
             str(tmp_path),

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.net import session
+from builder.common.progress import Bar
+from builder.common.pypi import wheels
+from builder.common.pypi.index import PackageIndex
+from builder.common.pypi.wheels import RemoteWheel
 from builder.errors import RemoteError, UsageError
-from builder.net import session
-from builder.pypi import wheels
-from builder.pypi.index import PackageIndex
-from builder.pypi.wheels import RemoteWheel
-from builder.util.progress import Bar
 
 from .fakeindex import FakeIndex, build_wheel, noise
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.rootfs.base import Base
-from builder.verify.dispatch import check_dispatch
-from builder.verify.isolation import Bubblewrap, find_isolation, interpreter_folders
-from builder.verify.targets import target_of_plan
+from builder.images.rootfs.base import Base
+from builder.proof.dispatch import check_dispatch
+from builder.proof.isolation import Bubblewrap, find_isolation, interpreter_folders
+from builder.proof.targets import target_of_plan
 from tests.engine.cache import MachineError
 from tests.isolated import NOSY, bring_bubblewrap, on_path
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.diagnose.verdict import diagnose
-from builder.dispatch import Outcome, setting
-from builder.dispatch.record import read_records
-from builder.verify.kinds import KINDS
-from builder.verify.replies import Ask, DispatchRequest
-from builder.verify.targets import target_of_plan
+from builder.proof.kinds import KINDS
+from builder.proof.recorded import Outcome, setting
+from builder.proof.recorded.record import read_records
+from builder.proof.replies import Ask, DispatchRequest
+from builder.proof.targets import target_of_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from builder.runtime.dispatch_expect import Answer
-    from builder.verify.replies import DispatchReply
+    from builder.probes.dispatch_expect import Answer
+    from builder.proof.replies import DispatchReply
 
     from .support import Planner
 

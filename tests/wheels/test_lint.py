@@ -10,9 +10,9 @@ import pytest
 
 from builder.__main__ import run
 from builder.errors import SparkBuildError, UsageError
-from builder.lint.recipes import linted_recipe
-from builder.lint.run import Linter, lint
 from builder.serving.formats.all import rendered
+from builder.serving.lint.recipes import linted_recipe
+from builder.serving.lint.run import Linter, lint
 from builder.serving.models import Models
 from builder.serving.profile import served_profile
 from builder.serving.reciperequest import RecipeRequest

@@ -6,20 +6,20 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
-from builder.bases.identify import identify
-from builder.bases.model import BaseRequest
+from builder.common.pypi.wheels import WheelTree
+from builder.images.bases.identify import identify
+from builder.images.bases.model import BaseRequest
+from builder.images.rootfs.facts import RecordedFiles
+from builder.images.rootfs.index import Row
 from builder.layers.catalog import Catalog
-from builder.lock.facts import pack
-from builder.plan.planner import make_plan
-from builder.pypi.wheels import WheelTree
-from builder.rootfs.facts import RecordedFiles
-from builder.rootfs.index import Row
+from builder.layers.lock.facts import pack
+from builder.layers.plan.planner import make_plan
 
 if TYPE_CHECKING:
     import pytest
 
-    from builder.plan.sources import IndexSources
-    from builder.pypi.index import PackageIndex
+    from builder.common.pypi.index import PackageIndex
+    from builder.layers.plan.sources import IndexSources
 
 SITE = "usr/local/lib/python3.12/dist-packages"
 #: vLLM's images have FlashInfer's kernels installed, which are most of the files.

@@ -59,8 +59,8 @@ def test_states_with_pinned_versions(planned: Planner, release: str) -> None:
 
 def test_the_table_names_every_layer(planned: Planner) -> None:
     """A layer that no profile selects would otherwise never be held against a release."""
+    from builder.common.paths import data_dir
     from builder.layers.catalog import Catalog
-    from builder.util.paths import data_dir
 
     ours = {path.parent.name for path in data_dir("patches").glob("*/layer.toml")}
     assert ours == set(TABLE["layers"]) == set(Catalog.discover().folders)

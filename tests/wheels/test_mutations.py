@@ -17,22 +17,22 @@ import pytest
 
 from builder.applier.receipts import receipt_path
 from builder.applier.trees import Content, OverlayTree
-from builder.documents.plan import BakedPlan
-from builder.engines.metadata import read_plan
-from builder.model.plan import digest_of
-from builder.pypi.wheels import WheelTree
-from builder.util.documents import plain, read
-from builder.verify.codegen import sandbox_compiler
-from builder.verify.insandbox import SandboxProbe
-from builder.verify.run import verify
-from builder.verify.targets import target_of_plan
-from builder.verify.trust import TrustedSources
+from builder.common.document import plain, read
+from builder.common.documents.plan import BakedPlan
+from builder.common.model.plan import digest_of
+from builder.common.pypi.wheels import WheelTree
+from builder.images.engines.metadata import read_plan
+from builder.proof.codegen import sandbox_compiler
+from builder.proof.insandbox import SandboxProbe
+from builder.proof.run import verify
+from builder.proof.targets import target_of_plan
+from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.trees import Changes
-    from builder.verify.target import VerifyTarget
+    from builder.proof.target import VerifyTarget
 
     from .support import Planned, Planner
 

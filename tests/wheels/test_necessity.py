@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.layers.catalog import Catalog
-from builder.verify.levels import PROOF_LEVELS
-from builder.verify.necessity import prove, whole
-from builder.verify.opening import open_target
-from builder.verify.run import verify
-from builder.verify.targets import Opening
+from builder.proof.levels import PROOF_LEVELS
+from builder.proof.necessity import prove, whole
+from builder.proof.opening import open_target
+from builder.proof.run import verify
+from builder.proof.targets import Opening
 
 from .cli import spark_build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.plan.sources import IndexSources
-    from builder.pypi.index import PackageIndex
-    from builder.verify.checks import Necessity
+    from builder.common.pypi.index import PackageIndex
+    from builder.layers.plan.sources import IndexSources
+    from builder.proof.checks import Necessity
 
 TARGET = "pypi:vllm==0.20.1"
 #: layer -> level, check, and what is seen without it; None where nothing fails.

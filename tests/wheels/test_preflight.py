@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.util.paths import cache_dir
+from builder.common.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable

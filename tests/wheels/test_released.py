@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from builder.model.base import NEWEST_VLLM
+from builder.common.model.base import NEWEST_VLLM
+from builder.common.paths import package_file
+from builder.common.pypi.index import PackageIndex
 from builder.pipeline.released import rows
-from builder.pypi.index import PackageIndex
-from builder.util.paths import package_file
 
 
 @pytest.mark.parametrize("release", ["0.17.0", "0.20.1", NEWEST_VLLM])

@@ -16,9 +16,9 @@ from builder.applier.sequence import judge_in_order
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
-from builder.pypi.wheels import WheelTree
-from builder.verify.static import check_static
-from builder.verify.target import VerifyTarget
+from builder.common.pypi.wheels import WheelTree
+from builder.proof.static import check_static
+from builder.proof.target import VerifyTarget
 
 from .support import VENDORED, expected_states, lay_out, probed_files, snapshot
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.applier.outcomes import Outcome
-    from builder.plan.sources import IndexSources
-    from builder.pypi.wheels import RemoteWheel
-    from builder.verify.checks import Check
+    from builder.common.pypi.wheels import RemoteWheel
+    from builder.layers.plan.sources import IndexSources
+    from builder.proof.checks import Check
 
     from .support import Planned, Planner
 

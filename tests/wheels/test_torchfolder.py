@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime.stub_driver import sysv_hash
-from builder.verify.torchfolder import STAND_INS, Torch, torch_folder, write_stand_ins
+from builder.probes.stub_driver import sysv_hash
+from builder.proof.torchfolder import STAND_INS, Torch, torch_folder, write_stand_ins
 
 if TYPE_CHECKING:
     from pathlib import Path

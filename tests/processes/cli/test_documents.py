@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.documents.plan import BakedPlan
-from builder.engines.model import BuildRequest
-from builder.engines.oci import OciEngine
-from builder.publish import documents
-from builder.publish import documents as made_by
-from builder.publish.documents import provenance
-from builder.publish.repository import Attachment
-from builder.publish.subject import Baked, Image, read_baked, read_subject
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import OCI_EMPTY
-from builder.util.documents import plain, read
+from builder.common.document import plain, read
+from builder.common.documents.plan import BakedPlan
+from builder.images.engines.model import BuildRequest
+from builder.images.engines.oci import OciEngine
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import OCI_EMPTY
+from builder.publishing import documents
+from builder.publishing import documents as made_by
+from builder.publishing.documents import provenance
+from builder.publishing.repository import Attachment
+from builder.publishing.subject import Baked, Image, read_baked, read_subject
 from tests.unit.fakes import (
     BACKEND,
     copy_op,

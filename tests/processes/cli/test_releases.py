@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.bases.identify import IDENTIFIERS
-from builder.engines import docker
+from builder.common.model.base import NEWEST_VLLM
 from builder.errors import EngineError
-from builder.model.base import NEWEST_VLLM
+from builder.images.bases.identify import IDENTIFIERS
+from builder.images.engines import docker
 from tests.unit.fakes import fake_base, vllm_files
 from tests.wheels.fakeindex import FakeIndex
 

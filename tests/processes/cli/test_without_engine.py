@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.engines import docker
 from builder.errors import EngineError
+from builder.images.engines import docker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

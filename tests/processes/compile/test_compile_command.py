@@ -10,14 +10,14 @@ import pytest
 
 from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
+from builder.common.document import plain, read
+from builder.common.documents.compiled import StageRequest
+from builder.common.documents.plan import PlannedLayer
+from builder.common.machinecode import modules
 from builder.compile import stage
 from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
-from builder.documents.compiled import StageRequest
-from builder.documents.plan import PlannedLayer
-from builder.engines.containers import Containers, PinnedImage
 from builder.errors import BuildFailed, EngineError
-from builder.machinecode import modules
-from builder.util.documents import plain, read
+from builder.images.engines.containers import Containers, PinnedImage
 from tests.unit.applier.test_compile_op import (
     BASE,
     MODULE,
@@ -256,7 +256,7 @@ def test_2_not_for_several_platforms(call: Call) -> None:
 
 
 def test_an_image_contains_the_compiled_wheel(call: Call, built: Built, tmp_path: Path) -> None:
-    from builder.engines.overlay import read_layout
+    from builder.images.engines.overlay import read_layout
 
     planned = call("plan", *WORDS, "--compile", "--json").json
     ended = call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:out", "--json")
@@ -306,7 +306,7 @@ def test_apply_and_revert(
     call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from builder.applier.trees import DirTree
-    from builder.rootfs.base import Base
+    from builder.images.rootfs.base import Base
     from tests.unit.fakes import identity_of
 
     root = write_tree(tmp_path / "site", vllm_files() | {MODULE: b"an extension"})

@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from builder.applier.outcomes import Target
+from builder.common.documents.compiled import Input
+from builder.common.pypi.index import PackageIndex
 from builder.compile import host
 from builder.compile.host import NATIVE, TARGETS, where_to_compile
 from builder.compile.toolchain import RELEASE, find_compiler, of_wheels
-from builder.documents.compiled import Input
 from builder.errors import EngineError, RemoteError, UsageError
-from builder.pypi.index import PackageIndex
 from tests.unit.fakes import fake_base, vllm_files
 from tests.wheels.fakeindex import FakeIndex
 
@@ -264,7 +264,7 @@ def test_a_stage_names_its_compiler() -> None:
 
 
 def test_the_cache_lists_the_compiler(index: FakeIndex, tools: Path) -> None:
-    from builder.cache.kinds import KINDS
+    from builder.common.cache.kinds import KINDS
 
     publish(index)
     del tools

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from builder.__main__ import run
+from builder.common.forge.store import Forges
+from builder.common.paths import cache_dir
 from builder.compile.source import source_of
 from builder.errors import RemoteError, UsageError
-from builder.forge.store import Forges
-from builder.publish.documents import purl
-from builder.util.paths import cache_dir
+from builder.publishing.documents import purl
 from tests.forge import Fault, LocalForge, Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.pypi.index import PackageIndex
+    from builder.common.pypi.index import PackageIndex
 
 NAME = "vllm-project/vllm"
 FILES = {

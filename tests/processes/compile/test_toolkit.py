@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.cli import compile as compile_command
+from builder.common.document import plain
+from builder.common.paths import package_file
 from builder.compile import executor as container_module
 from builder.compile.executor import (
     Compilation,
@@ -24,11 +26,9 @@ from builder.compile.executor import (
     open_toolkit,
 )
 from builder.compile.host import NATIVE
-from builder.engines import docker
-from builder.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
-from builder.util.documents import plain
-from builder.util.paths import package_file
+from builder.images.engines import docker
+from builder.images.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.registry.copy import copy_image
-from builder.registry.layout import LayoutDirectory
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import LayoutDirectory
 from tests.documents import validated
 from tests.memoryregistry import MemoryRegistry
 from tests.unit.fakes import write_tree
-from tests.unit.images import SITE, Item, packed, put_vllm, tar_of
+from tests.unit.imagefiles import SITE, Item, packed, put_vllm, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

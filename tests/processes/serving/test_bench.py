@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from builder.runtime import serve_client
+from builder.probes import serve_client
 from builder.serving import bench
 from tests.loopback import LoopbackHandler, LoopbackServer
 

@@ -24,29 +24,29 @@ from builder.applier.sources import Stage
 from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import read_value
+from builder.common.document import read
+from builder.common.documents.compiled import StageRequest
+from builder.common.documents.plan import BakedPlan
+from builder.common.machinecode import devicecode, modules
+from builder.common.machinecode.devicecode import ToolMissing
+from builder.common.machinecode.modules import KernelSummary as Reading
+from builder.common.machinecode.modules import Summary, read_module
+from builder.common.model.plan import digest_of
+from builder.common.paths import data_dir
 from builder.compile.build import cost_of_units, refuse_machine
 from builder.compile.changes import rendered_change
-from builder.dispatch.record import decides
-from builder.documents.compiled import StageRequest
-from builder.documents.plan import BakedPlan
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
-from builder.machinecode import devicecode, modules
-from builder.machinecode.devicecode import ToolMissing
-from builder.machinecode.modules import KernelSummary as Reading
-from builder.machinecode.modules import Summary, read_module
-from builder.model.plan import digest_of
-from builder.plan.planner import hints, refuse_plan
-from builder.publish.documents import inputs_of
-from builder.util.documents import read
-from builder.util.paths import data_dir
-from builder.verify import binaries
-from builder.verify.interpreters import Probes
-from builder.verify.necessity import prove, whole
-from builder.verify.parts import Parts
-from builder.verify.reassembly import difference, put_together
-from builder.verify.run import verify
-from builder.verify.target import VerifyTarget
+from builder.layers.plan.planner import hints, refuse_plan
+from builder.proof import binaries
+from builder.proof.interpreters import Probes
+from builder.proof.necessity import prove, whole
+from builder.proof.parts import Parts
+from builder.proof.reassembly import difference, put_together
+from builder.proof.recorded.record import decides
+from builder.proof.run import verify
+from builder.proof.target import VerifyTarget
+from builder.publishing.documents import inputs_of
 from tests.documents import validated
 from tests.unit.fakes import (
     TARGET,
@@ -207,7 +207,7 @@ def planned(stage: Stage | None) -> Any:
     sources = FakeSources(WHEEL, code={MODULE: NOT_LOADED}, stage=stage)
     steps = judge_in_order([LAYER], base.tree, sources, TARGET, {})
     plan = make_plan_of(base)
-    from builder.model.plan import LayerDecision
+    from builder.common.model.plan import LayerDecision
 
     made = tuple(
         LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)

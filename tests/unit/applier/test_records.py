@@ -22,9 +22,9 @@ from builder.applier.receipts import (
 from builder.applier.records import parse_record, row_path, true_records
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
-from builder.engines.metadata import image_layers
-from builder.verify.static import check_static
-from builder.verify.target import VerifyTarget
+from builder.images.engines.metadata import image_layers
+from builder.proof.static import check_static
+from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
     MemoryTree,

@@ -10,13 +10,13 @@ import pytest
 from builder import settings
 from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
-from builder.bases.identify import IDENTIFIERS
-from builder.engines.layers import Scratch
 from builder.errors import RemoteError
+from builder.images.bases.identify import IDENTIFIERS
+from builder.images.engines.layers import Scratch
 from builder.pipeline import verify
-from builder.verify.checks import Check
-from builder.verify.report import Report
-from builder.verify.sandbox import Sandbox
+from builder.proof.checks import Check
+from builder.proof.report import Report
+from builder.proof.sandbox import Sandbox
 from tests.unit.caller import Call
 from tests.unit.fakes import (
     every_base_is,
@@ -32,7 +32,7 @@ from tests.unit.plans import planned
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.rootfs.base import Base
+    from builder.images.rootfs.base import Base
 
 
 LAYER = layer_text('op = "replace"\nfile = "vllm/core.py"\nold = "OLD"\nnew = "NEW"\n')

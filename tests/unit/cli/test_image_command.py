@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.background import wait_for_background
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
+from builder.images.rootfs.image import open_image
 from builder.pipeline import image as pipeline_image
-from builder.registry.layout import LayoutDirectory
-from builder.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
-from builder.rootfs.image import open_image
-from builder.util.background import wait_for_background
-from builder.verify.insandbox import SandboxProbe
-from builder.verify.installer import SandboxUnavailable
+from builder.proof.insandbox import SandboxProbe
+from builder.proof.installer import SandboxUnavailable
 from tests.unit.fakes import vllm_files
-from tests.unit.images import (
+from tests.unit.imagefiles import (
     CONFIG,
     SITE,
     Item,
@@ -185,8 +185,8 @@ def entries_of(name: str) -> list[dict[str, Any]]:
 
 
 def core_of(call_dir: Path, platform: str) -> bytes:
-    from builder.rootfs.layers import LayerCache
-    from builder.rootfs.view import Rootfs
+    from builder.images.rootfs.layers import LayerCache
+    from builder.images.rootfs.view import Rootfs
 
     image = open_image(f"oci:{call_dir}", platform)
     data = Rootfs(image.layers, LayerCache(image.source)).read(f"/{SITE}/vllm/core.py")

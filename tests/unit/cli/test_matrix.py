@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.cli.matrix import print_table
-from builder.dispatch.documents import MatrixRow
-from builder.dispatch.record import read_records
+from builder.common.paths import data_dir
 from builder.layers.catalog import Catalog
-from builder.util.paths import data_dir
+from builder.proof.recorded.documents import MatrixRow
+from builder.proof.recorded.record import read_records
 
 if TYPE_CHECKING:
     import pytest
 
-    from builder.documents.plan import State
+    from builder.common.documents.plan import State
 
 
 def row(vllm: str, *states: State, served: bool = True) -> MatrixRow:

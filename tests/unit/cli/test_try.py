@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.cli import recipe
-from builder.registry.reference import intended_reference
-from builder.util.hints import running
+from builder.common.hints import running
+from builder.images.registry.reference import intended_reference
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem

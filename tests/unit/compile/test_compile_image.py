@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.sources import Stage
+from builder.common.machinecode import modules
+from builder.common.pypi.index import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
-from builder.machinecode import modules
+from builder.layers.plan.planner import make_plan
+from builder.layers.plan.sources import IndexSources
 from builder.pipeline.bases import identify_base
-from builder.plan.planner import make_plan
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
 from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, STAGE
 from tests.unit.fakes import dist_files, vllm_files
-from tests.unit.images import packed, put_image, python_items, site_items, tar_of
+from tests.unit.imagefiles import packed, put_image, python_items, site_items, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.pypi.index import write_atomically
 from builder.compile.extensionwheel import WheelNames, wheel_bytes
 from builder.compile.operators import (
     load_operators,
@@ -24,8 +25,7 @@ from builder.compile.operators import (
 )
 from builder.compile.units import Unit
 from builder.errors import UsageError
-from builder.pypi.index import write_atomically
-from builder.runtime import wheel_loader as loader
+from builder.probes import wheel_loader as loader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pytest
 
 from builder.cli.diagnose import diagnose_command
+from builder.common.console import console
+from builder.common.paths import package_file
 from builder.diagnose.catalog import MINIMUM, fixed_text, load_catalog, load_entry
 from builder.diagnose.lines import LONGEST, REPEATS, Reader, clean
 from builder.diagnose.scan import FORMS, LABELS, scan, settings_in
 from builder.diagnose.verdict import diagnose
 from builder.errors import SparkBuildError, UsageError
-from builder.util.console import console
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

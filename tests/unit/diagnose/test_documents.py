@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from builder.common.document import plain
 from builder.diagnose.report import Diagnosed, Entries, EntryRow, find_entry
 from builder.diagnose.verdict import diagnose
-from builder.util.documents import plain
 from tests.documents import validated, validator
 
 SELECTED = b"INFO 07-02 10:00:00 [x.py:1] Using MarlinLinear for NVFP4 GEMM\n"

@@ -11,10 +11,10 @@ import pytest
 
 from builder.cli.diagnose import diagnose_command
 from builder.cli.documents import schema
+from builder.common.console import console
 from builder.diagnose import report
 from builder.diagnose.catalog import load_catalog
 from builder.errors import SparkBuildError, UsageError
-from builder.util.console import console
 
 if TYPE_CHECKING:
     from typing import Any

@@ -11,8 +11,8 @@ import pytest
 
 from builder.applier.failures import ApplyError
 from builder.applier.judging import judge
-from builder.engines.metadata import read_layers, read_plan
 from builder.errors import RemoteError, SparkBuildError, UsageError
+from builder.images.engines.metadata import read_layers, read_plan
 from builder.layers.catalog import order
 from builder.layers.layerfile import description, load_layer
 from tests.unit.chance import CASES
@@ -27,7 +27,7 @@ from tests.unit.fakes import (
     replace_op,
     vllm_files,
 )
-from tests.unit.rootfs.test_fuzz import (  # noqa: F401 - a fixture
+from tests.unit.images.rootfs.test_fuzz import (  # noqa: F401 - a fixture
     _bounded,
     broken,
     changed,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from builder.documents.pulls import Pin
+from builder.common.document import read
+from builder.common.documents.pulls import Pin
+from builder.common.pypi.pages import WheelFile
 from builder.layers.catalog import Catalog
 from builder.pipeline.pins import pins_text, wheel_place
-from builder.pypi.pages import WheelFile
-from builder.util.documents import read
 
 CATALOG = Catalog.discover()
 PINNED = [name for name in CATALOG.folders if (CATALOG.folders[name] / "pins.toml").is_file()]

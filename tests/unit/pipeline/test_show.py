@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.console import console
 from builder.pipeline.show import CheckLines, show_plan, verdict_of_plan
-from builder.util.console import console
-from builder.verify.checks import Check, Status
-from builder.verify.run import verify
+from builder.proof.checks import Check, Status
+from builder.proof.run import verify
 from tests.unit.fakes import (
     BACKEND,
     env_op,
@@ -22,13 +22,13 @@ from tests.unit.fakes import (
     replace_op,
     vllm_files,
 )
-from tests.unit.verify.test_verify import LAYER, target_of
+from tests.unit.proof.test_verify import LAYER, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.applier.layers import Layer
-    from builder.verify.levels import Level
+    from builder.proof.levels import Level
 
 
 def check(level: Level, name: str, status: Status = "pass") -> Check:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from msgspec import structs
 
+from builder.common.document import plain
 from builder.errors import UsageError
 from builder.serving.documents import RecipeText
 from builder.serving.explain import explanation
@@ -22,7 +23,6 @@ from builder.serving.formats.trtllm import trtllm
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from builder.serving.topology import MASTER_PORT, Place
-from builder.util.documents import plain
 from tests.documents import validated
 
 from .served import HARD, TWO, interface, request, served, with_hard_values

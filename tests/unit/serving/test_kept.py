@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
+from builder.common.paths import cache_dir
+from builder.proof.results import Results
 from builder.serving import interface
-from builder.util.paths import cache_dir
-from builder.verify.results import Results
 from tests.unit.fakes import write_tree
 
 from .release import KERNEL, files

@@ -25,7 +25,7 @@ from .served import interface, request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.bases.model import BaseRequest
+    from builder.images.bases.model import BaseRequest
     from builder.serving.memorydocuments import MemoryEstimate
     from tests.unit.caller import Call
 

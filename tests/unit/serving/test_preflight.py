@@ -10,6 +10,9 @@ import pytest
 
 from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
+from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox
+from builder.proof.torchfolder import Torch
+from builder.proof.trust import TrustedSources
 from builder.serving import preflight as asked
 from builder.serving.preflight import (
     CacheRow,
@@ -33,9 +36,6 @@ from builder.serving.preflight import (
     variables_of,
     with_flags,
 )
-from builder.verify.sandbox import PreparedSandbox, Requirements, Sandbox
-from builder.verify.torchfolder import Torch
-from builder.verify.trust import TrustedSources
 from tests.unit.fakes import fake_base, vllm_files
 
 if TYPE_CHECKING:

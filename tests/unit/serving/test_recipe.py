@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.lint.recipes import linted_recipe
+from builder.serving.lint.recipes import linted_recipe
 from builder.serving.models import Models
 from builder.serving.profile import refuse_unpatched, served_profile
 from builder.serving.recipe import recipe_of

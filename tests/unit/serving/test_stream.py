@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.runtime import serve_client
-from builder.runtime.serve_client import ServeError, events, stream
+from builder.probes import serve_client
+from builder.probes.serve_client import ServeError, events, stream
 from tests.unit.chance import CASES
-from tests.unit.lint.test_fuzz import bounded
+from tests.unit.serving.lint.test_fuzz import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

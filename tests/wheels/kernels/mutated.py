@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from builder.proof.launches import launch_request
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
 from builder.ptx.source import Instruction, Name
-from builder.verify.launches import launch_request
 from tests.mutants import Mutant, caught
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from builder.proof.launched import Launched
+    from builder.proof.target import VerifyTarget
     from builder.ptx.findings import Ran
     from builder.ptx.launchfile import LaunchFile
     from builder.ptx.source import Kernel
-    from builder.verify.launched import Launched
-    from builder.verify.target import VerifyTarget
 
 Change = Callable[[Instruction], Instruction]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.pypi.wheels import WheelTree
-from builder.verify import codegen
-from builder.verify.codegen import check_codegen, sandbox_compiler
-from builder.verify.targets import target_of_plan
-from builder.verify.trust import TrustedSources
+from builder.common.pypi.wheels import WheelTree
+from builder.proof import codegen
+from builder.proof.codegen import check_codegen, sandbox_compiler
+from builder.proof.targets import target_of_plan
+from builder.proof.trust import TrustedSources
 from tests.stack import APPLIED
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
-    from builder.verify.checks import Check
-    from builder.verify.target import VerifyTarget
+    from builder.proof.checks import Check
+    from builder.proof.target import VerifyTarget
     from tests.wheels.support import Planned, Planner
 
 STACK = "pypi:vllm==0.20.1"

@@ -16,17 +16,17 @@ from builder.applier.layers import Layer
 from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
+from builder.common.document import plain, read
+from builder.common.documents.compiled import StageRequest
+from builder.common.forge.store import Forges
+from builder.common.machinecode.modules import read_module
+from builder.common.pypi.index import PackageIndex
 from builder.compile.changes import compile_ops
 from builder.compile.source import release_source
 from builder.compile.stage import Stages, refuse_cpu_torch
-from builder.documents.compiled import StageRequest
 from builder.errors import SparkBuildError
-from builder.forge.store import Forges
 from builder.layers.catalog import Catalog
-from builder.machinecode.modules import read_module
-from builder.plan.sources import IndexSources
-from builder.pypi.index import PackageIndex
-from builder.util.documents import plain, read
+from builder.layers.plan.sources import IndexSources
 from tests.forge import Repository
 from tests.wheels.support import Planner
 

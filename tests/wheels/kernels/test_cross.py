@@ -14,14 +14,14 @@ import pytest
 
 from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
+from builder.common.document import plain
+from builder.common.machinecode.elf import read_elf
 from builder.compile.abi import InstalledLibraries
 from builder.compile.build import FLAGS
 from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import link, toolkit_libraries
 from builder.compile.stage import Stages
 from builder.compile.toolchain import Toolchain, find_compiler
-from builder.machinecode.elf import read_elf
-from builder.util.documents import plain
 from tests.compiled.test_extension_wheel_whole import make_request
 from tests.documents import validated
 
@@ -31,9 +31,9 @@ from .test_compiled import request_of
 from .test_toolkit import HERE, SOURCE, device_code
 
 if TYPE_CHECKING:
+    from builder.common.pypi.index import PackageIndex
     from builder.compile.link import Linked
     from builder.compile.toolchain import Compiler
-    from builder.pypi.index import PackageIndex
 
 CROSS = "aarch64-linux-gnu-g++"
 #: What the base has: a library to call, and an extension.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.layers.catalog import Catalog
-from builder.verify.launched import MOE_LAYER
-from builder.verify.launches import LAUNCHED, launch_request
-from builder.verify.numbers import UNWRITTEN
-from builder.verify.targets import target_of_plan
+from builder.proof.launched import MOE_LAYER
+from builder.proof.launches import LAUNCHED, launch_request
+from builder.proof.numbers import UNWRITTEN
+from builder.proof.targets import target_of_plan
 
 if TYPE_CHECKING:
-    from builder.verify.launches import Reply
+    from builder.proof.launches import Reply
     from tests.wheels.support import Planner
 
 BACKENDS = {"linear_backend": "auto", "moe_backend": "flashinfer_b12x"}

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from builder.common.paths import package_file
+from builder.common.progress import Bar
+from builder.common.pypi.index import PackageIndex
+from builder.common.pypi.wheels import RemoteWheel
 from builder.compile.operators import Operator, load_operators, registration_source
-from builder.pypi.index import PackageIndex
-from builder.pypi.wheels import RemoteWheel
-from builder.util.paths import package_file
-from builder.util.progress import Bar
-from builder.verify.sandbox import Sandbox, requirements_for
-from builder.verify.torchfolder import _choose, torch_folder
+from builder.proof.sandbox import Sandbox, requirements_for
+from builder.proof.torchfolder import _choose, torch_folder
 
 MARK = "spark-build/override/1"
 TORCH = "2.11.0"
@@ -122,7 +122,7 @@ def asked(sandbox: Sandbox, released: Path, wheel: Path, **changed: Any) -> list
         "operators": [{"name": ANSWER.name, "key": ANSWER.key}],
         **changed,
     }
-    loader = Path(str(package_file("runtime", "wheel_loader.py"))).parent
+    loader = Path(str(package_file("probes", "wheel_loader.py"))).parent
     done = subprocess.run(
         [sandbox.python, "-c", ASK, str(loader), str(released), str(wheel), json.dumps(about)],
         capture_output=True, text=True, check=False,

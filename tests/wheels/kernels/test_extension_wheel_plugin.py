@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.model.platform import Platform
+from builder.common.paths import package_file
+from builder.common.pypi.wheels import RemoteWheel
 from builder.compile.extensionwheel import WheelNames, wheel_bytes
-from builder.model.platform import Platform
-from builder.pypi.wheels import RemoteWheel
-from builder.util.paths import package_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.pypi.index import PackageIndex
+    from builder.common.pypi.index import PackageIndex
 
 ABOUT = {"name": "wheel", "vllm": "0.19.1", "torch": "2.10.0", "capabilities": [[12, 1]]}
 LOADER = "vllm/plugins/__init__.py"
@@ -45,7 +45,7 @@ def site(index: PackageIndex, tmp_path: Path, request: pytest.FixtureRequest) ->
         (tmp_path / path).write_bytes(data)
     names = WheelNames.of("sm120-family", "0.19.1", "0" * 12, "any")
     inside = {
-        "__init__.py": package_file("runtime", "wheel_loader.py").read_bytes(),
+        "__init__.py": package_file("probes", "wheel_loader.py").read_bytes(),
         "companion.json": json.dumps({**ABOUT, "library": "kernels.so"}).encode(),
     }
     wheel = tmp_path / "wheel.whl"

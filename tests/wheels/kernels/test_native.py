@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from builder.common.pypi.index import PackageIndex
 from builder.compile.outcome import Outcome, outcome
 from builder.compile.source import release_source
-from builder.pypi.index import PackageIndex
 
 KERNEL = "c3x/scaled_mm_sm120_fp8.cu"
 #: release, CUDA, the build's own architectures for 12.1a, __CUDA_ARCH__, whether the kernel is dead

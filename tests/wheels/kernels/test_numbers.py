@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
+from builder.proof import launches
+from builder.proof.insandbox import in_sandbox
+from builder.proof.launched import MOE_LAYER, Launched
+from builder.proof.launches import LAUNCHED, Replies, Reply, launch_request, sandbox_launcher
+from builder.proof.numbers import UNWRITTEN, check_numbers
+from builder.proof.parts import Parts
+from builder.proof.reassembly import put_together
+from builder.proof.targets import target_of_plan
+from builder.proof.trust import TrustedSources
 from builder.ptx.source import kernels_of
-from builder.verify import launches
-from builder.verify.insandbox import in_sandbox
-from builder.verify.launched import MOE_LAYER, Launched
-from builder.verify.launches import LAUNCHED, Replies, Reply, launch_request, sandbox_launcher
-from builder.verify.numbers import UNWRITTEN, check_numbers
-from builder.verify.parts import Parts
-from builder.verify.reassembly import put_together
-from builder.verify.targets import target_of_plan
-from builder.verify.trust import TrustedSources
 
 from .mutated import LaunchedAlone, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.proof.replies import LaunchReply
     from builder.ptx.source import Instruction
-    from builder.verify.replies import LaunchReply
     from tests.wheels.support import Planner
 
 LAYER = "vLLM's NVFP4 linear layer"

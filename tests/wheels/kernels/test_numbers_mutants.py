@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.proof.launches import LAUNCHED, launch_request
+from builder.proof.targets import target_of_plan
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
-from builder.verify.launches import LAUNCHED, launch_request
-from builder.verify.targets import target_of_plan
 from tests.mutants import CATCHERS, caught, drawn
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.verify import launches
-from builder.verify.launched import OF_PACKAGE
-from builder.verify.numbers import check_numbers
-from builder.verify.targets import target_of_plan
+from builder.proof import launches
+from builder.proof.launched import OF_PACKAGE
+from builder.proof.numbers import check_numbers
+from builder.proof.targets import target_of_plan
 
 from .mutated import LaunchedAlone, without_effect
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.outcomes import Target
+from builder.common.paths import cache_dir
 from builder.compile.changes import rendered_change
 from builder.compile.source import release_source
-from builder.util.paths import cache_dir
 from tests.forge import LocalForge, Pull, Repository
 from tests.wheels.cli import Ran, called
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.pypi.index import PackageIndex
+    from builder.common.pypi.index import PackageIndex
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no stage can be planned here"

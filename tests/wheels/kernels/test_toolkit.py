@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.outcomes import Target
+from builder.common.machinecode.elf import read_elf
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_compiler
-from builder.machinecode.elf import read_elf
 
 if TYPE_CHECKING:
+    from builder.common.pypi.index import PackageIndex
     from builder.compile.toolchain import Compiler
-    from builder.pypi.index import PackageIndex
 
 HERE = Target.here().platform
 SOURCE = Path(__file__).parents[2] / "compiled" / "prebuilt.cu"

@@ -1,0 +1,440 @@
+"""Connections with time limits and trusted authorities, which are closed when the run ends.
+
+``requests`` and urllib3 limit one read, not an exchange: a server that sends one byte per second
+would be read forever.  So the sockets enforce a limit.  An exchange must transfer ``STEP`` bytes in
+each window of seconds, counting both directions and all phases: small ones finish within one
+window, and large ones keep a minimum speed.
+
+Trusted are the system's certificate authorities, the environment's, and a registry's own.  As with
+Docker and Podman, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/containers`` may have ``*.crt``
+(authorities for that host only) and ``NAME.cert`` with ``NAME.key`` (a client certificate).
+``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the system's store, as everywhere with OpenSSL;
+``REQUESTS_CA_BUNDLE`` and ``CURL_CA_BUNDLE`` add to it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from requests.adapters import HTTPAdapter
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+from builder.common.shutdown import ended, when_ended
+from builder.errors import RemoteError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from requests import PreparedRequest, Response
+
+# ------------------------------------------------------------------------- sockets with time limits
+
+
+#: Default seconds to connect, and of a window.
+CONNECT, WINDOW = 15.0, 60.0
+#: Bytes per window: about 1 kB/s, like the limit that curl's documentation suggests.
+STEP = 64 << 10
+#: Bytes per send, so that progress is visible while sending.
+_PIECE = 64 << 10
+#: Seconds between checks for the run's end during a name lookup.
+_LOOK = 0.05
+
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_lock = threading.RLock()  # a signal may come while its own thread holds it
+_here = threading.local()
+
+
+class TooSlow(TimeoutError):
+    """An exchange transferred less than ``STEP`` bytes in a window without finishing."""
+
+
+def _cut() -> None:
+    """Close every connection, because the run was ended."""
+    with _lock:
+        for opened in list(_open):
+            # not SSLSocket.shutdown, which removes the TLS state while a thread reads
+            try:
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
+            except OSError:  # not connected
+                continue
+
+
+when_ended(_cut)
+
+
+def check() -> None:
+    """Raise if the run was ended.
+
+    Raises:
+        RemoteError: it has.
+    """
+    if ended.is_set():
+        raise RemoteError("interrupted")
+
+
+def pause(seconds: float) -> None:
+    """Sleep, at most until the run is ended."""
+    ended.wait(seconds)
+    check()
+
+
+class MinimumSpeed:
+    """The minimum speed of an exchange."""
+
+    def __init__(self, window: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window = window
+        self._clock = clock
+        self._until = clock() + window
+        self._moved = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether too few bytes were transferred."""
+        return self._clock() >= self._until
+
+    def left(self) -> float:
+        """Seconds left in the window.
+
+        Raises:
+            TooSlow: the window is over.
+            RemoteError: the run was ended.
+        """
+        check()
+        if self.over:
+            raise TooSlow(f"only {self._moved} bytes in {self._window:g} s")
+        return max(self._until - self._clock(), 0.001)  # 0 would mean not to wait at all
+
+    def moved(self, count: int) -> None:
+        """Bytes were sent or received."""
+        self._moved += count
+        if self._moved >= STEP:
+            self._moved = 0
+            self._until = self._clock() + self._window
+
+
+@contextmanager
+def exchange(window: float) -> Iterator[None]:
+    """Treat everything that this thread's connections do in the block as one exchange."""
+    _here.pace = MinimumSpeed(window)
+    try:
+        yield
+    finally:
+        del _here.pace
+
+
+def minimum_speed() -> MinimumSpeed:
+    """The minimum speed of this thread's current exchange."""
+    found = getattr(_here, "pace", None)
+    return found if isinstance(found, MinimumSpeed) else MinimumSpeed(WINDOW)
+
+
+class _Paced(socket.socket):
+    """A socket with the time limit of the current exchange."""
+
+    #: one item, which a connection shares with its sockets
+    paces: list[MinimumSpeed]
+
+    def recv_into(self, *words: Any, **named: Any) -> int:
+        now = self.paces[0]
+        self.settimeout(now.left())
+        count = super().recv_into(*words, **named)
+        check()
+        now.moved(count)
+        return count
+
+    def recv(self, *words: Any, **named: Any) -> bytes:
+        now = self.paces[0]
+        self.settimeout(now.left())
+        data = super().recv(*words, **named)
+        check()
+        now.moved(len(data))
+        return data
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        with memoryview(data) as given, given.cast("B") as left:
+            at = 0
+            while at < len(left):
+                now = self.paces[0]
+                self.settimeout(now.left())
+                count = self.send(left[at : at + _PIECE], flags)
+                now.moved(count)
+                at += count
+
+
+class PlainSocket(_Paced):
+    """A TCP connection."""
+
+
+class TlsSocket(_Paced, ssl.SSLSocket):
+    """A TLS connection; ``SSLContext.sslsocket_class`` makes contexts use it."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Do the TLS handshake, with one limit for its whole duration."""
+        close_at_exit(self)
+        self.paces = [minimum_speed()]
+        super().do_handshake(block)
+
+
+def close_at_exit(opened: socket.socket) -> None:
+    """Close a socket when the run ends."""
+    with _lock:
+        _open.add(opened)
+
+
+def connect(
+    host: str, port: int, timeout: float, options: Iterable[tuple[int, int, int | bytes]] = ()
+) -> PlainSocket:
+    """Connect to the first reachable address of a host.
+
+    Raises:
+        OSError: none is reachable in time, or the host does not exist.
+        RemoteError: the run was ended.
+    """
+    until = time.monotonic() + timeout
+    failed: OSError = TimeoutError("timed out")
+    for family, kind, protocol, where in _addresses(host.strip("[]"), port, timeout):
+        opened = PlainSocket(family, kind, protocol)
+        close_at_exit(opened)
+        opened.paces = [minimum_speed()]
+        try:
+            for option in options:
+                opened.setsockopt(*option)
+            check()
+            opened.settimeout(max(until - time.monotonic(), 0.001))
+            opened.connect(where)
+            check()
+        except OSError as error:
+            opened.close()
+            check()
+            failed = error
+        except BaseException:
+            opened.close()
+            raise
+        else:
+            return opened
+    raise failed
+
+
+_Address = tuple[int, int, int, Any]
+
+
+def _addresses(host: str, port: int, timeout: float) -> list[_Address]:
+    """Look up addresses in a thread, because nothing interrupts the system's resolver."""
+    answers: queue.SimpleQueue[list[_Address] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers.put([(*row[:3], row[4]) for row in found])
+        except OSError as error:
+            answers.put(error)
+        except UnicodeError:  # a label that is empty or too long
+            answers.put(socket.gaierror(socket.EAI_NONAME, "no such name"))
+
+    threading.Thread(target=ask, daemon=True).start()
+    until = time.monotonic() + timeout
+    while True:
+        check()
+        try:
+            answer = answers.get(timeout=_LOOK)
+        except queue.Empty:
+            if time.monotonic() > until:
+                raise TimeoutError("the name lookup timed out") from None
+            continue
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+# -------------------------------------------------------------------------- the adapter of requests
+
+
+#: Connections per host: parallel transfers and a few small requests.
+CONNECTIONS = 8
+
+
+class _Plain(HTTPConnection):
+    """A connection whose sockets use the limits of the current exchange."""
+
+    _paces: list[MinimumSpeed]
+
+    def _new_conn(self) -> socket.socket:
+        timeout = self.timeout if isinstance(self.timeout, int | float) else CONNECT
+        options = self.socket_options or ()
+        try:
+            opened = connect(self.host, self.port, timeout, options)
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"no connection in {timeout:g} s") from error
+        except OSError as error:
+            if type(error).__name__ == "gaierror":
+                raise NameResolutionError(self.host, self, error) from error  # type: ignore[arg-type]
+            raise NewConnectionError(self, f"no connection: {error}") from error
+        self._paces = opened.paces
+        return opened
+
+    def request(self, *words: Any, **named: Any) -> None:
+        if self.sock is not None:  # from an earlier exchange, or with TLS by now
+            self._paces[0] = minimum_speed()
+        super().request(*words, **named)
+
+
+class _Tls(_Plain, HTTPSConnection):
+    """The same, with TLS."""
+
+    def connect(self) -> None:
+        super().connect()
+        if isinstance(self.sock, TlsSocket):
+            self.sock.paces = self._paces
+
+
+class _PlainPool(HTTPConnectionPool):
+    ConnectionCls = _Plain
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _Tls
+
+
+_POOLS = {"http": _PlainPool, "https": _TlsPool}
+
+
+class Adapter(HTTPAdapter):
+    """The connections of a session; one ``send`` is one exchange and one attempt."""
+
+    def __init__(self, window: float = WINDOW) -> None:
+        self._window = window
+        super().__init__(2, CONNECTIONS)
+
+    def init_poolmanager(self, *words: Any, **named: Any) -> None:
+        """Use our connections in every pool."""
+        super().init_poolmanager(*words, **named)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
+        """The same for a proxy."""
+        manager = super().proxy_manager_for(proxy, **named)
+        if not proxy.lower().startswith("socks"):
+            manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> Response:
+        """Send within the limits; ``timeout`` is a pair: connect timeout and window."""
+        window = timeout or self._window
+        limits = timeout if isinstance(timeout, tuple) else (min(CONNECT, window), window)
+        with exchange(limits[1]):
+            return super().send(request, stream, limits, verify, cert, proxies)
+
+
+# -------------------------------------------------------------------------- certificate authorities
+
+
+_ADDED = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_FILES = ("SSL_CERT_FILE", *_ADDED)
+#: Timeout in seconds for a local server's TLS handshake.
+_GREETING_TIMEOUT = 5.0
+
+
+def certificate_folders(host: str) -> list[Path]:
+    """Folders that may have certificates for ``HOST[:PORT]``."""
+    roots = [Path("/etc/containers/certs.d"), Path("/etc/docker/certs.d")]
+    config = os.environ.get("DOCKER_CONFIG")
+    if config:  # where a Docker without root looks
+        roots.insert(0, Path(config) / "certs.d")
+    return [root / host for root in roots]
+
+
+def trust(host: str) -> ssl.SSLContext:
+    """The TLS settings for one host.
+
+    Raises:
+        UsageError: a certificate file of that host, or one that the environment names, cannot
+            be used.
+    """
+    named = {name: Path(os.environ[name]) for name in _FILES if os.environ.get(name)}
+    for name, path in named.items():
+        if not path.exists():
+            raise UsageError(f"{name} names {path}, which does not exist")
+    context = ssl.create_default_context()
+    context.sslsocket_class = TlsSocket
+    for path in {named[name] for name in _ADDED if name in named}:
+        context.load_verify_locations(**{"capath" if path.is_dir() else "cafile": str(path)})
+    if not context.cert_store_stats()["x509_ca"]:  # a system without a store of its own
+        context.load_verify_locations(DEFAULT_CA_BUNDLE_PATH)
+    for folder in certificate_folders(host):
+        try:
+            files = sorted(folder.iterdir())
+        except OSError:
+            continue
+        for path in files:
+            _add(context, path)
+    return context
+
+
+def _add(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        if path.suffix == ".crt":
+            context.load_verify_locations(path)
+        elif path.suffix == ".cert":
+            context.load_cert_chain(path, path.with_suffix(".key"))
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "not PEM"
+        raise UsageError(f"{path} cannot be used as a certificate: {why}") from None
+
+
+def speaks_tls(host: str) -> bool:
+    """Whether a server on this machine supports TLS; sends only a handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.sslsocket_class = TlsSocket
+    parts = urlsplit(f"https://{host}")
+    try:
+        plain = connect(parts.hostname or "", parts.port or 443, _GREETING_TIMEOUT)
+        with plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:  # one that wants to know first who we are says so in TLS
+        return "_ALERT_" in (error.reason or "")
+    except (OSError, ValueError):
+        return False
+
+
+class HostAdapter(Adapter):
+    """Connections to one host, with its own trusted certificates."""
+
+    def __init__(self, host: str, window: float) -> None:
+        self._context = trust(host)
+        super().__init__(window)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Use our TLS settings in every pool."""
+        super().init_poolmanager(*args, ssl_context=self._context, **kwargs)
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        """The same for a proxy."""
+        return super().proxy_manager_for(proxy, ssl_context=self._context, **kwargs)
+
+    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:  # noqa: ARG002
+        """Does nothing: the settings already have all certificate authorities."""
+        conn.cert_reqs = "CERT_REQUIRED"
+        conn.ca_certs = conn.ca_cert_dir = None

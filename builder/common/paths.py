@@ -1,0 +1,95 @@
+"""The locations of packaged data files and of the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from builder import settings
+from builder.common import leftovers
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def data_dir(name: str) -> Path:
+    """``patches``, ``dockerfiles`` or ``mods``: inside an installed wheel, or in the checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def project_file(name: str) -> Path:
+    """``LICENSE`` or ``NOTICE``: inside an installed wheel, or in the checkout."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_file() else _PACKAGE.parent / name
+
+
+def in_checkout() -> bool:
+    """Whether this is a checkout and not an installed package."""
+    return not (_PACKAGE / "_data").is_dir()
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file; a link to one is followed, a pipe or device is not read.
+
+    Raises:
+        OSError: it cannot be opened or read.
+        ValueError: it is no regular file, or has more than ``limit`` bytes.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("it is not a regular file")
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit >> 20} MiB, which is the limit")
+    return data
+
+
+def package_file(*parts: str) -> Path:
+    """A file that ships inside the ``builder`` package."""
+    return _PACKAGE.joinpath(*parts)
+
+
+def cache_dir() -> Path:
+    """``SPARK_BUILD_CACHE``, or the platform's user cache directory."""
+    named = settings.CACHE.value
+    if named:
+        path = Path(named).expanduser()
+    else:
+        import platformdirs
+
+        path = Path(platformdirs.user_cache_dir("spark-build"))
+    leftovers.use(path)
+    in_use_lock(path)
+    return path
+
+
+#: The cache in use by this process, and the open file with the lock.
+_in_use: dict[Path, int] = {}
+_in_use_lock = threading.Lock()
+
+
+def in_use_lock(cache: Path) -> int | None:
+    """The open file that holds the shared lock of a cache until this process ends.
+
+    ``cache prune`` needs the exclusive lock, so it knows whether others are running; a process
+    that starts meanwhile waits here.  None if there is no cache, or it is not writable.
+    """
+    with _in_use_lock:  # of two threads' open files, one would be closed under the other
+        if cache in _in_use:
+            return _in_use[cache]
+        try:
+            descriptor = os.open(cache / "locks" / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError:
+            return None
+        for other in _in_use.values():  # a process has one cache; tests have one after the other
+            os.close(other)
+        _in_use.clear()
+        _in_use[cache] = descriptor
+        with suppress(OSError):  # a file system without such locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor

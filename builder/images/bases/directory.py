@@ -1,0 +1,73 @@
+"""A base that is a site-packages directory: ``dir:/path/to/site-packages`` or a virtual env."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.outcomes import Target
+from builder.applier.receipts import env_of, originals
+from builder.applier.trees import DirTree, versions
+from builder.common.model.base import BaseIdentity
+from builder.common.model.platform import Platform
+from builder.errors import UsageError
+from builder.images.rootfs.base import Base
+
+if TYPE_CHECKING:
+    from builder.images.bases.model import BaseRequest
+
+
+def find_site_packages(path: Path) -> Path:
+    """The directory that holds vLLM: the path itself, or the site-packages of a virtual env.
+
+    Raises:
+        UsageError: there is no vLLM there.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory")
+    candidates = [path, *sorted(path.glob("lib/python3*/*-packages"))]
+    for candidate in candidates:
+        if any(candidate.glob("vllm-*.dist-info/METADATA")):
+            return candidate.resolve()
+    raise UsageError(
+        f"{path} has no vllm (no vllm-*.dist-info in it or in its lib/python3*/site-packages)",
+        hint="give the parent of what this prints: python -c 'import vllm; print(vllm.__path__)'",
+    )
+
+
+def _platform(root: Path, request: BaseRequest) -> Platform:
+    here = Target.here()
+    found = re.findall(r"python(3\.\d+)", str(root))
+    python = request.python or (found[-1] if found else here.python)
+    return Platform.parse(request.platform or here.platform, python)
+
+
+def identify_dir(request: BaseRequest, text: str) -> Base:
+    """Identify an installed environment by the RECORD of each tracked distribution.
+
+    The RECORD from before spark-build's layers is used.
+
+    Raises:
+        UsageError: the directory does not hold vLLM.
+    """
+    root = find_site_packages(Path(text).expanduser())
+    tree = DirTree(root)
+    before = originals(tree)
+    records = {
+        dist.name: [dist.version, before.get(record) or tree.digest(record)]
+        for dist in tree.distributions().values()
+        if dist.name in request.tracked and (record := f"{dist.info_dir}/RECORD")
+    }
+    packages = {name: version for name, version in versions(tree).items() if name in records}
+    identity = BaseIdentity(
+        kind="dir",
+        ref=f"dir:{root}",
+        digest=f"sha256:{sha256_hex(canonical_json(records))}",
+        platform=_platform(root, request),
+        site_packages=str(root),
+        packages=packages,
+        env=env_of(tree),
+    )
+    return Base(identity, tree)

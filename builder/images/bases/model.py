@@ -1,0 +1,92 @@
+"""The request for a base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from builder.applier.opkinds import Remove, Wheel
+from builder.applier.versions import normalize
+from builder.common.model.base import schemes
+from builder.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from builder.applier.layers import Layer
+    from builder.common.pypi.index import PackageIndex
+    from builder.images.registry.model import Descriptor
+    from builder.images.rootfs.facts import RecordedFiles
+
+    FactsOf = Callable[[Sequence[Descriptor]], RecordedFiles | None]
+
+#: Distributions that layers use; those of user layers are added.
+TRACKED = (
+    "vllm",
+    "flashinfer-python",
+    "flashinfer-cubin",
+    "flashinfer-jit-cache",
+    "b12x",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu12",
+    "nvidia-cutlass-dsl-libs-cu13",
+)
+
+
+def tracked_for(layers: Iterable[Layer]) -> tuple[str, ...]:
+    """Those that layers use, with what these layers name."""
+    named: set[str] = set()
+    for layer in layers:
+        named.add(layer.package)
+        for variant in layer.variants:
+            named.update(variant.when)
+            for op in variant.ops:
+                named.update(op.when)
+                if isinstance(op, (Wheel, Remove)):
+                    named.add(normalize(op.distribution))
+                if isinstance(op, Wheel) and op.version_of:
+                    named.add(normalize(op.version_of))
+    return (*TRACKED, *sorted(named - set(TRACKED)))
+
+
+def no_facts(_layers: Sequence[Descriptor]) -> RecordedFiles | None:
+    """No known facts of layers: they are read."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRequest:
+    """How to identify a base, from the command line and the profile."""
+
+    ref: str
+    platform: str | None = None
+    python: str | None = None
+    site_packages: str | None = None
+    pins: Mapping[str, str]
+    tracked: tuple[str, ...] = TRACKED
+    index: PackageIndex
+    #: the engine decides where an image is looked up; ``auto`` uses a Docker Engine if one responds
+    engine: str = "auto"
+    #: known facts of an image's lowest layers, given all its layers, bottom first
+    facts_of: FactsOf = no_facts
+    #: whether reads of an image in a registry or layout are recorded (``Rootfs.notes``)
+    noting: bool = False
+
+
+def scheme_of(ref: str) -> tuple[str, str]:
+    """Split a base reference into scheme and rest; an image reference needs no scheme.
+
+    Raises:
+        UsageError: the scheme is unknown.
+    """
+    if ref.startswith("docker://"):
+        return "docker", ref.removeprefix("docker://")
+    scheme, colon, rest = ref.partition(":")
+    known = schemes()
+    if colon and scheme in known:
+        return scheme, rest
+    if colon and "/" not in scheme and "." not in scheme and "==" in rest:
+        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, known)}")
+    return "docker", ref

@@ -1,0 +1,540 @@
+"""What a plan adds to an image: files, commands, metadata and the in-image verifier's data.
+
+The metadata is the plan, its layers, the applier and the in-image verifier.  What that checks on a
+GPU comes from ``builder/data/kernels.toml`` and the catalogue of log lines in
+``builder/data/diagnose/``, filtered for the plan's release.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from configparser import ConfigParser, Error
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec import field, structs
+from packaging.specifiers import SpecifierSet
+
+from builder.applier.agreement import flag_values
+from builder.applier.failures import ApplyError
+from builder.applier.layers import Layer
+from builder.applier.receipts import kept_true
+from builder.applier.trees import Content
+from builder.applier.versions import normalize
+from builder.common.document import Part, always, moment, plain, read
+from builder.common.documents.plan import BakedPlan
+from builder.common.model.base import kind_of
+from builder.common.model.plan import PLAN_SCHEMA, RecordedPlan
+from builder.common.paths import package_file, project_file
+from builder.diagnose.catalog import SKIPPED, load_catalog
+from builder.errors import UsageError
+from builder.images.engines.toolfiles import APPLIER, COMMAND, COMMAND_TEXT, programs, written
+from builder.images.registry.reference import parse_reference
+from builder.probes import TERMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from builder.common.documents.plan import PlanDocument
+    from builder.common.model.base import BaseIdentity
+    from builder.common.model.plan import BuildPlan, LayerDecision
+    from builder.diagnose.catalog import Condition, Entry, RequestedSetting
+
+# -------------------------------------------------------------- commands of installed distributions
+
+
+#: ``NAME = MODULE:OBJECT [EXTRA]`` of the specification of entry points.
+_COMMAND_NAME = re.compile(r"[\w.-]+")
+_OBJECT = re.compile(r"(?P<module>[\w.]+)\s*:\s*(?P<object>[\w.]+)\s*(\[.*\])?")
+ENTRY_POINTS = re.compile(r"(?P<name>[^/]+)-[^-/]+\.dist-info/entry_points\.txt")
+_SCRIPT = """#!{interpreter}
+import sys
+
+from {module} import {first}
+
+sys.exit({object}())
+"""
+
+
+def commands(plan: BuildPlan) -> dict[str, bytes]:
+    """Command -> script, of distributions that the base does not have; it keeps those it has."""
+    found: dict[str, bytes] = {}
+    for path, content in plan.changes.items():
+        match = ENTRY_POINTS.fullmatch(path)
+        if match and content is not None and normalize(match["name"]) not in plan.base.packages:
+            text = content.read().decode("utf-8", "replace")
+            found |= scripts(text, plan.base.interpreter)
+    return found
+
+
+def scripts(text: str, interpreter: str) -> dict[str, bytes]:
+    """Command -> script, of the text of an ``entry_points.txt``."""
+    parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
+    try:
+        parser.read_string(text)
+    except Error:  # no command is lost on anybody who could have used it
+        return {}
+    rows = parser.items("console_scripts") if parser.has_section("console_scripts") else []
+    found = {}
+    for name, value in rows:
+        target = _OBJECT.fullmatch(value.strip())
+        if target and _COMMAND_NAME.fullmatch(name):
+            first = target["object"].partition(".")[0]
+            words = {"module": target["module"], "object": target["object"], "first": first}
+            found[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
+    return found
+
+
+# ------------------------------------------------------- what the in-image verifier checks on a GPU
+
+
+class DeviceKernel(Part, frozen=True, kw_only=True):
+    """A kernel behind an expected log line, and the layers to run it with."""
+
+    kind: str
+    line: str
+    #: patterns for names of CUDA kernels that must run, and that must not run
+    names: tuple[str, ...]
+    never: tuple[str, ...]
+    activations: str
+    shapes: tuple[tuple[int, ...], ...]
+    #: number of roundings of a result
+    roundings: int = always(1)
+
+
+class Marker(Part, frozen=True, kw_only=True):
+    """A catalogue entry for the verifier in an image, with patterns as strings."""
+
+    id: str
+    severity: str
+    patterns: tuple[str, ...]
+    unless: tuple[str, ...]
+    required: tuple[str, ...] = field(name="with")
+    forbidden: tuple[str, ...] = field(name="without")
+    message: str
+    fix: str
+
+
+class DeviceData(Part, frozen=True, kw_only=True):
+    """The data of the in-image verifier for the plan's release."""
+
+    schema: Literal[1] = always(1)
+    vllm: str
+    command: str
+    kinds: tuple[str, ...]
+    kernels: tuple[DeviceKernel, ...]
+    markers: tuple[Marker, ...]
+
+
+class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of ``kernels.toml``; its ``line`` is a pattern."""
+
+    #: vLLM releases; empty means all
+    when: str = ""
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[_KnownKernel, ...]:
+    table = tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))
+    return read(table["kernel"], tuple[_KnownKernel, ...])
+
+
+#: Kinds of layer that a profile does not target; only level ``dispatch`` checks them.
+OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
+
+
+def known_kinds() -> tuple[str, ...]:
+    """Kinds of layer that can be run on a device."""
+    return tuple(dict.fromkeys(kernel.kind for kernel in _kernels()))
+
+
+def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
+    """The known kernel for an expected log line.
+
+    A kind that cannot be run has no shapes.
+    """
+    for kernel in _kernels():
+        if kernel.when and not SpecifierSet(kernel.when).contains(vllm, prereleases=True):
+            continue
+        if kernel.kind == kind and re.search(kernel.line, line):
+            return read(plain(structs.replace(kernel, line=line)), DeviceKernel)
+    return DeviceKernel(kind=kind, line=line, names=(), never=(), activations="", shapes=())
+
+
+def settings_of(plan: PlanDocument) -> dict[str, str]:
+    """Variables and flags that the plan sets, by the names that the catalogue uses."""
+    settings = dict(plan.env)
+    for flag, value in flag_values([*plan.serve_flags, *plan.moe_serve_flags]):
+        settings[flag[2:].replace("-", "_")] = value or ""
+    return settings
+
+
+def _held(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
+    facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
+    return all(facts) if every else any(facts)
+
+
+def _sources(condition: Condition) -> tuple[str, ...]:
+    return tuple(pattern.regex.pattern for pattern in condition.patterns)
+
+
+def marker(entry: Entry, vllm: str) -> Marker:
+    """Convert a catalogue entry for the verifier in an image."""
+    skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
+    return Marker(
+        id=entry.id,
+        severity=entry.severity,
+        patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
+        unless=(*(regex.pattern for regex in entry.unless), *skipped),
+        required=_sources(entry.required),
+        forbidden=_sources(entry.forbidden),
+        message=entry.message,
+        fix=entry.fix_for(vllm),
+    )
+
+
+def markers(plan: PlanDocument) -> tuple[Marker, ...]:
+    """Log lines that must not appear for this release: entries with a line pattern, without notes.
+
+    Conditions on settings are evaluated here, against what the plan sets.
+    """
+    settings = settings_of(plan)
+    return _markers(plan.base.packages.get("vllm", ""), tuple(sorted(settings.items())))
+
+
+@lru_cache(maxsize=8)
+def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
+    settings = dict(given)
+    chosen = []
+    for entry in load_catalog():
+        if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
+            continue
+        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
+            continue
+        if not entry.applies(vllm or None, by_setting=False):
+            continue
+        if not _held(entry.required.settings, settings, every=True):
+            continue
+        if _held(entry.forbidden.settings, settings, every=False):
+            continue
+        chosen.append(marker(entry, vllm))
+    return tuple(chosen)
+
+
+def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
+    """The document for a plan; ``image`` is the image's name in hinted commands."""
+    vllm = plan.base.packages.get("vllm", "")
+    return DeviceData(
+        vllm=vllm,
+        command=f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
+        kinds=known_kinds(),
+        kernels=tuple(
+            kernel_for(e.kind, e.line, vllm)
+            for e in plan.expect
+            if e.line and e.kind not in OTHER_LAYERS
+        ),
+        markers=markers(plan),
+    )
+
+
+# ---------------------------------------------------------------------------- files, layer by layer
+
+
+def added_bytes(plan: BuildPlan) -> int:
+    """Uncompressed size in bytes of the files that a plan adds to an image."""
+    return sum(content_bytes(files) for _, files in image_layers(plan))
+
+
+def content_bytes(files: Mapping[str, Content | None]) -> int:
+    """Size of files in bytes; removed files count as 0."""
+    return sum(file.size for file in files.values() if file is not None)
+
+
+def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]:
+    """The image's layers as ``(name, absolute path -> content)``, bottom first.
+
+    An overlay has no base, so it has no whiteouts (an engine cannot unpack a whiteout for a file
+    that does not exist): its receipts list removed files, and ``spark_apply.pyz finish`` removes
+    them. It also updates RECORD there, because the image's RECORD has more entries than the
+    wheel's.  For other images the last layer has every RECORD once, in its final form.
+    """
+    alone = plan.base.is_wheels
+    records = kept_true(d.receipt for d in plan.needed if d.receipt is not None)
+    site = plan.base.site_packages
+    layers: list[tuple[str, dict[str, Content | None]]] = []
+    for decision in plan.needed:
+        files = {
+            placed(f"{site}/{path}", plan.base.links): content
+            for path, content in decision.changes.items()
+            if (content is not None or not alone) and path not in _records(decision)
+        }
+        layers.append((decision.name, files))
+    last: dict[str, Content | None] = dict(baked_files(plan))
+    kept = {} if alone else {path: plan.changes[path] for path in sorted(records)}
+    last.update(
+        {
+            placed(f"{site}/{path}", plan.base.links): content
+            for path, content in kept.items()
+            if content is not None  # else the layer that took it away says so
+        }
+    )
+    layers.append(("spark-build", last))
+    return layers
+
+
+def _records(decision: LayerDecision) -> set[str]:
+    """The RECORD files that a layer's changes affect, updated."""
+    return kept_true([decision.receipt] if decision.receipt is not None else [])
+
+
+# ----------------------------------------------------------------------------------------- metadata
+
+
+SHARE = "/usr/share/spark-build"
+#: Owners and modes that a copy into an image cannot set.
+OWNERS = f"{SHARE}/folders.json"
+#: The sha256 of what spark-build adds to every image, by file name; the plan has their digest.
+WRITTEN = f"{SHARE}/files.json"
+#: Where commands are.
+BIN = "/usr/local/bin"
+#: Prefix of spark-build's own labels and annotations.
+LABEL_PREFIX = "io.github.spark-build"
+PLAN_LABEL = f"{LABEL_PREFIX}.plan"
+BASE_LABEL = f"{LABEL_PREFIX}.base"
+#: Artifact type of an overlay, which is not a runnable image.
+OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
+
+
+def baked_files(plan: BuildPlan) -> dict[str, Content]:
+    """Absolute path -> content of everything that spark-build adds outside site-packages."""
+    layers = [d.layer.rendered for d in plan.decisions]
+    flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
+    files = {
+        f"{SHARE}/plan.json": indented(_lasting(plan)),
+        f"{SHARE}/device.json": indented(plain(device_data(plan.document))),
+        f"{SHARE}/layers.json": indented(layers),
+        f"{SHARE}/serve-flags.json": indented(flags),
+        WRITTEN: indented(dict(written())),
+        "/workspace/build-metadata.yaml": build_metadata(plan),
+    }
+    owned = restored(plan)
+    if owned:
+        files[OWNERS] = indented(owned)
+    contents = {path: Content.of(data) for path, data in files.items()}
+    for name, data in programs().items():
+        contents[f"{SHARE}/{name}"] = Content.of(data)
+    for name in TERMS:
+        contents[f"{SHARE}/{name}"] = Content.of(project_file(name).read_bytes())
+    script = command_text(plan.base.interpreter)
+    for name, data in {**commands(plan), COMMAND: script}.items():
+        contents[f"{BIN}/{name}"] = Content.of(data, 0o755)
+    return {placed(path, plan.base.links): contents[path] for path in sorted(contents)}
+
+
+def command_text(interpreter: str) -> bytes:
+    """The command ``spark-verify`` of an image with this interpreter."""
+    return COMMAND_TEXT.format(interpreter=interpreter, share=SHARE).encode()
+
+
+def _lasting(plan: BuildPlan) -> dict[str, Any]:
+    """The plan without its messages, which can change while the image does not."""
+    return replace(plan, hints=(), pulls=()).as_json()
+
+
+def finish_command(interpreter: str, site: str, *more: str) -> list[str]:
+    """The command that completes an image in a container, after files were copied into it."""
+    return [interpreter, "-B", f"{SHARE}/{APPLIER}", "finish", "--root", site, *more]
+
+
+def restored(plan: BuildPlan) -> dict[str, Sequence[int]]:
+    """``[mode, uid, gid]`` of the base's folders and replaced files, if not owned by root."""
+    base = plan.base
+    files = {
+        placed(f"{base.site_packages}/{path}", base.links): [content.mode, *base.owners[path]]
+        for path, content in plan.changes.items()
+        if content is not None and path in base.owners
+    }
+    return {**base.folders, **files}
+
+
+def placed(path: str, links: Mapping[str, str]) -> str:
+    """A path with folders resolved that are links in the base.
+
+    A folder entry at that path would replace the link.
+    """
+    above = path
+    while above not in ("", "/"):
+        if above in links:
+            return links[above] + path[len(above) :]
+        above = above.rpartition("/")[0]
+    return path
+
+
+#: Limit of an image's time: the year 5138.
+_EPOCH_LIMIT = 10**11
+
+
+def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
+    """Whether the image is an overlay; older ones have no artifact type."""
+    return artifact_type == OVERLAY_TYPE or kind_of(labels.get(BASE_LABEL, "")).is_wheels
+
+
+def read_plan(data: bytes, where: str) -> RecordedPlan:
+    """Read a plan that was baked into an image.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    try:
+        plan = _document(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
+    schema = plan.get("schema", 1) if isinstance(plan, dict) else 1
+    if schema not in range(1, PLAN_SCHEMA + 1):
+        raise UsageError(
+            f"{where}: {SHARE}/plan.json has schema {schema!r}, but this spark-build reads 1 to "
+            f"{PLAN_SCHEMA}: a newer one made it",
+            hint="install a newer spark-build",
+        )
+    try:
+        document = read(plan, BakedPlan)
+        _refuse_incomplete(document)
+    except ValueError as error:
+        raise UsageError(f"{where}: {SHARE}/plan.json is not a plan: {error}") from None
+    return RecordedPlan(document=document, json=plan)
+
+
+def _refuse_incomplete(plan: BakedPlan) -> None:
+    """Refuse errors that the types do not catch.
+
+    Raises:
+        ValueError: names the wrong part of the plan.
+    """
+    if plan.schema > 1 and (plan.build is None or plan.build.epoch >= _EPOCH_LIMIT):
+        raise ValueError(f"build is {plan.build!r:.80}")
+    if "vllm" not in plan.base.packages:
+        raise ValueError("base.packages lacks vllm")
+
+
+def read_layers(data: bytes | None, where: str) -> list[Layer]:
+    """The layers that were baked in; empty if there is no such file.
+
+    Raises:
+        UsageError: it is damaged, or has other content.
+    """
+    try:
+        layers = _document(b"[]" if data is None else data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
+    if not isinstance(layers, list):
+        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers")
+    try:
+        return [Layer.read(layer) for layer in layers]
+    except ApplyError as error:
+        problem = f"{where}: {SHARE}/layers.json is not a list of layers: {error}"
+        raise UsageError(problem, hint=error.hint) from None
+
+
+def _document(data: bytes) -> Any:
+    """Parse JSON that can be written again; lone surrogates are refused.
+
+    Raises:
+        ValueError, RecursionError: it is not valid.
+    """
+    value = json.loads(data)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def indented(value: object) -> bytes:
+    """The bytes of ``json.dumps(value, indent=1, sort_keys=True)``, seven times faster.
+
+    The standard library's encoder runs in Python if an indent is given.
+    """
+    try:
+        compact = json.dumps(value, sort_keys=True).encode()
+        return msgspec.json.format(compact, indent=1) + b"\n"
+    except msgspec.DecodeError:  # half a surrogate pair, as in a file name that is no UTF-8
+        return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def build_metadata(plan: BuildPlan) -> bytes:
+    """``build-metadata.yaml`` in the keys that sparkrun and spark-vllm-docker read.
+
+    JSON strings are YAML scalars, so no YAML writer is needed for this flat form.
+    """
+    packages = plan.base.packages
+    rows = {
+        "vllm_version": packages.get("vllm", ""),
+        "gpu_arch": "12.1a",
+        "base_image": f"{plan.base.name}@{plan.base.digest}",
+    }
+    args = {"cutlass_dsl_version": packages.get("nvidia-cutlass-dsl", "")}
+    ours = {
+        "version": plan.maker.version,
+        "plan_digest": plan.digest,
+        "profiles": ",".join(plan.profiles),
+        "layers": ",".join(d.name for d in plan.needed),
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in rows.items()]
+    for name, table in (("build_args", args), ("spark_build", ours)):
+        lines.append(f"{name}:")
+        lines += [f"  {key}: {json.dumps(value)}" for key, value in table.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def quoted(value: str) -> str:
+    """A value for ENV and LABEL: in double quotes, with no expansion.
+
+    JSON is not enough, because Dockerfiles do not support ``\\u`` escapes.
+
+    Raises:
+        UsageError: it has a line break, after which a Dockerfile's next instruction begins.
+    """
+    if "\n" in value or "\0" in value:
+        raise UsageError(f"a Dockerfile cannot hold a value with a line break: {value!r:.200}")
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
+
+
+def labels(plan: BuildPlan) -> dict[str, str]:
+    """OCI labels, which are also the manifest's annotations (image specification, annotations)."""
+    states = {d.name: d.outcome.state for d in plan.decisions}
+    vllm = plan.base.packages.get("vllm", "")
+    values = {
+        "org.opencontainers.image.title": f"spark-build {plan.name}",
+        "org.opencontainers.image.description": f"vLLM {vllm} for NVIDIA DGX Spark (GB10, SM121): "
+        f"{', '.join(d.name for d in plan.needed)}",
+        "org.opencontainers.image.version": vllm,
+        "org.opencontainers.image.created": created(plan),
+        **_base_image(plan.base),
+        BASE_LABEL: plan.base.name,
+        f"{LABEL_PREFIX}.base-digest": plan.base.digest,
+        PLAN_LABEL: plan.digest,
+        f"{LABEL_PREFIX}.profiles": ",".join(plan.profiles),
+        f"{LABEL_PREFIX}.layers": ",".join(d.name for d in plan.needed),
+        f"{LABEL_PREFIX}.states": json.dumps(states, sort_keys=True),
+        f"{LABEL_PREFIX}.serve-flags": " ".join(plan.serve_flags),
+        f"{LABEL_PREFIX}.moe-serve-flags": " ".join(plan.moe_serve_flags),
+    }
+    return dict(sorted(values.items()))
+
+
+def _base_image(base: BaseIdentity) -> dict[str, str]:
+    """The standard keys for the base image; empty for wheels."""
+    if not base.is_image or base.name.startswith("oci:"):
+        return {}
+    reference = parse_reference(base.name)
+    return {
+        "org.opencontainers.image.base.name": str(replace(reference, digest="")),
+        "org.opencontainers.image.base.digest": base.digest,
+    }
+
+
+def created(plan: BuildPlan) -> str:
+    """The plan's time in RFC 3339 format."""
+    return moment(plan.epoch)

@@ -1,0 +1,295 @@
+"""Copies an image between registries and layouts: only missing blobs, the tag last.
+
+Blobs first, in parallel: skipped where the target has them, mounted where it can take them from
+a neighbouring repository, streamed otherwise.  Then the manifests, by digest, children before their
+index; then the tag.  A failed copy leaves the tag unchanged.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, cast
+
+from builder.common.console import console
+from builder.common.net.connections import CONNECTIONS
+from builder.common.progress import Bar
+from builder.common.shutdown import end_waits
+from builder.errors import RemoteError, UsageError
+from builder.images.registry.blobs import UploadFailed
+from builder.images.registry.client import Repository
+from builder.images.registry.layout import FallbackSource
+from builder.images.registry.model import blobs, entries, is_index, restrict
+from builder.images.registry.reference import is_digest
+from builder.images.registry.transport import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from builder.images.registry.model import Descriptor, ImageSource, ImageTarget, RawManifest
+
+# -------------------------------------------------------------------------------- which blobs exist
+
+
+def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Descriptor]:
+    """Blobs that cannot be read; several are checked in parallel.
+
+    Nondistributable layers are not expected.
+
+    Raises:
+        RemoteError: the registry does not answer.
+    """
+    asked = [blob for blob in blobs if not blob.foreign]
+    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="ask") as pool:
+        there = list(pool.map(source.gives, asked))
+    return [blob for blob, found in zip(asked, there, strict=True) if not found]
+
+
+def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
+    """Raise an error that names the missing blobs.
+
+    Raises:
+        RemoteError: a blob cannot be read.
+    """
+    if gone := missing_blobs(source, blobs):
+        rows = "".join(f"\n  {blob.digest} ({blob.size} bytes)" for blob in gone)
+        raise RemoteError(f"{source.name} lacks blobs that its manifest lists:{rows}", hint=hint)
+
+
+# ----------------------------------------------------------------------------------------- the copy
+
+
+#: Parallel transfers.  Each holds one chunk of an upload in memory.
+JOBS = 3
+#: Restarts of a blob whose upload the registry lost.
+_BEGINNINGS = 5
+#: Limits: manifests in one image, nested indexes included, and their depth.
+_MANIFEST_LIMIT = 1000
+_DEPTH_LIMIT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """The result of a copy: numbers of blobs, and the bytes that were streamed."""
+
+    manifest: RawManifest
+    present: int = 0
+    mounted: int = 0
+    streamed: int = 0
+    streamed_bytes: int = 0
+
+
+def copy_image(
+    source: ImageSource,
+    reference: str,
+    target: ImageTarget,
+    target_reference: str,
+    *,
+    platforms: Sequence[str] = (),
+    jobs: int = JOBS,
+) -> Copied:
+    """Copy a manifest, or an index and what it lists.
+
+    ``platforms`` (``linux/arm64``, ...) keeps those entries of an index and drops the others, which
+    gives the index a new digest; none keeps all.  ``target_reference`` is a tag; in a layout also
+    ``""``, for an image without a name.
+
+    Raises:
+        UsageError: the platform does not exist, or the layout cannot be written.
+        RemoteError: reading or writing failed, or the image is malformed.
+    """
+    root = restrict(source, source.manifest(reference), platforms)
+    if is_digest(target_reference) and target_reference != root.digest:
+        raise UsageError(f"{root.digest} cannot be copied to {target.name}@{target_reference}")
+    manifests = _manifests(source, root)
+    work = _Work(source, target, _all_blobs(manifests))
+    tagged = False
+    if isinstance(target, Repository):
+        target.writes = True
+        tagged = target.digest_of(target_reference) == root.digest
+    try:
+        work.run(jobs)
+    except NotFound:
+        missing = [blob for blob in work.blobs if not target.has(blob.digest)]
+        refuse_missing(source, missing, "push the complete image again, or name another --base")
+        raise
+    for manifest in manifests:
+        if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
+            target.put_manifest(manifest, manifest.digest)
+    if target_reference != root.digest and not tagged:
+        target.put_manifest(root, target_reference)
+    return work.result(root)
+
+
+def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
+    """The manifest or index and all below it, children first; each is fetched once."""
+    found: dict[str, RawManifest] = {}
+
+    def visit(manifest: RawManifest, depth: int) -> None:
+        if depth > _DEPTH_LIMIT:
+            raise RemoteError(f"{source.name}: {root.digest}: indexes are nested too deeply")
+        if is_index(manifest):
+            for entry in entries(manifest):
+                if entry.digest in found:
+                    continue
+                if len(found) >= _MANIFEST_LIMIT:
+                    raise RemoteError(
+                        f"{source.name}: {root.digest} has more than {_MANIFEST_LIMIT} manifests"
+                    )
+                visit(_listed(source, entry), depth + 1)
+        found[manifest.digest] = manifest
+
+    visit(root, 0)
+    return list(found.values())
+
+
+def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
+    """A listed manifest, checked against the index's entry."""
+    manifest = source.manifest(entry.digest)
+    if len(manifest.data) != entry.size or entry.media_type not in ("", manifest.media_type):
+        raise RemoteError(
+            f"{source.name}: {entry.digest} is listed as {entry.size} bytes of "
+            f"{entry.media_type[:100]} and is {len(manifest.data)} of {manifest.media_type}"
+        )
+    return manifest
+
+
+def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
+    """Every blob once, largest first, without nondistributable layers."""
+    found: dict[str, Descriptor] = {}
+    for manifest in manifests:
+        if is_index(manifest):
+            continue
+        for blob in blobs(manifest):
+            known = found.setdefault(blob.digest, blob)
+            if known.size != blob.size:
+                raise RemoteError(
+                    f"{blob.digest} is listed with {known.size} bytes and with {blob.size} bytes"
+                )
+    kept = (blob for blob in found.values() if not blob.foreign)
+    return sorted(kept, key=lambda blob: (-blob.size, blob.digest))
+
+
+class _Work:
+    """The transfer of blobs in several threads, which all stop when one fails."""
+
+    def __init__(
+        self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
+    ) -> None:
+        self._source, self._target, self.blobs = source, target, blobs_
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._done: dict[str, int] = {"present": 0, "mounted": 0, "streamed": 0}
+        self._streamed_bytes = 0
+        self._bar = Bar("", None, "bytes")
+
+    def run(self, jobs: int) -> None:
+        """Transfer all blobs, or raise the first failure."""
+        title, total = f"copying to {self._target.name}", sum(blob.size for blob in self.blobs)
+        with console.progress(title, total, said=False) as self._bar:
+            self._run(jobs)
+
+    def _run(self, jobs: int) -> None:
+        with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
+            futures = [pool.submit(self._transfer_or_stop, blob) for blob in self.blobs]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+                if self._failure:
+                    raise self._failure
+            except BaseException as error:
+                self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                if not isinstance(error, Exception):  # interrupted: end the threads
+                    end_waits()
+                raise
+
+    def result(self, root: RawManifest) -> Copied:
+        """What was done."""
+        return Copied(manifest=root, streamed_bytes=self._streamed_bytes, **self._done)
+
+    def _transfer_or_stop(self, blob: Descriptor) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        try:
+            self._transfer(blob)
+        except BaseException as error:
+            with self._lock:  # the other threads then fail with _Stopped, which says nothing
+                self._failure = self._failure or error
+            self._stop.set()
+            raise
+
+    def _transfer(self, blob: Descriptor) -> None:
+        present = self._target.has(blob.digest)
+        if present and self._target.gives(blob):
+            self._count("present", blob.size)
+            return
+        if self._target.mount(blob, origin(self._source, blob)):
+            present = True
+            if self._target.gives(blob):
+                self._count("mounted", blob.size)
+                return
+        self._stream(blob)
+        if present and not self._target.gives(blob):
+            raise RemoteError(
+                f"{self._target.name}: the registry claims to have {blob.digest}, but does not "
+                f"return its {blob.size} bytes, even after a second upload",
+                hint="its storage is damaged: delete that blob there, then run the same command "
+                "again",
+            )
+        self._count("streamed", 0)
+
+    def _stream(self, blob: Descriptor) -> None:
+        for beginning in range(1, _BEGINNINGS + 1):
+            with self._source.open(blob) as stream:
+                watched = cast("IO[bytes]", _Watched(stream, self))
+                try:
+                    self._target.put_blob(blob, watched)
+                except UploadFailed:
+                    if beginning == _BEGINNINGS:
+                        raise
+                    self.moved(-cast("_Watched", watched).count)
+                else:
+                    return
+
+    def _count(self, how: str, size: int) -> None:
+        with self._lock:
+            self._done[how] += 1
+        self._bar.advance(size)
+
+    def moved(self, size: int) -> None:
+        """Count transferred bytes of a blob."""
+        if self._stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._streamed_bytes += size
+        self._bar.advance(size)
+
+
+def origin(source: ImageSource, blob: Descriptor) -> ImageSource:
+    """Where a blob comes from."""
+    return source.origin(blob) if isinstance(source, FallbackSource) else source
+
+
+class _Stopped(Exception):
+    """Another transfer has failed."""
+
+
+class _Watched(io.BufferedIOBase):
+    """A stream that reports the bytes read."""
+
+    def __init__(self, stream: IO[bytes], work: _Work) -> None:
+        super().__init__()
+        self._stream, self._work = stream, work
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = self._stream.read(-1 if size is None else size)
+        self.count += len(data)
+        self._work.moved(len(data))
+        return data

@@ -1,0 +1,215 @@
+"""Parses image references like Docker, and suggests what else a wrong one may mean.
+
+The grammar and its limits are those of the distribution project's ``reference`` package and of the
+OCI distribution specification: names of at most 255 characters, tags of at most 128.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from builder.common.hints import instead
+from builder.errors import UsageError
+
+DOCKER_HUB = "docker.io"
+#: The host of Docker Hub's registry API.
+_DOCKER_HUB_API = "registry-1.docker.io"
+_DEFAULT_TAG = "latest"
+_NAME_LIMIT = 255
+
+_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]{{1,5}})?")
+_COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
+_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_IMAGE_ID = re.compile(r"[0-9a-f]{64}")
+
+_FORM = "[HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A tag, a digest, or both, of one repository on one registry; ``""`` where there is none."""
+
+    host: str
+    repository: str
+    tag: str = ""
+    digest: str = ""
+
+    @property
+    def api_host(self) -> str:
+        """Host and port of the registry's API."""
+        return _DOCKER_HUB_API if self.host == DOCKER_HUB else self.host
+
+    @property
+    def name(self) -> str:
+        """Host and repository, without tag and digest."""
+        return f"{self.host}/{self.repository}"
+
+    @property
+    def identifier(self) -> str:
+        """What identifies the manifest in requests: the digest if there is one, else the tag."""
+        return self.digest or self.tag
+
+    def at(self, digest: str) -> Reference:
+        """The same reference, pinned to a digest."""
+        return replace(self, digest=digest)
+
+    def tagged(self, tag: str) -> Reference:
+        """The same repository with another tag and no digest.
+
+        Raises:
+            UsageError: it is not a tag.
+        """
+        return replace(self, tag=check_tag(tag), digest="")
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"{self.name}{tag}{digest}"
+
+
+def check_tag(tag: str) -> str:
+    """Check a tag and return it.
+
+    Raises:
+        UsageError: it is not a valid tag.
+    """
+    if not is_tag(tag):
+        raise UsageError(
+            f"{tag!r} is not a tag: letters, digits, '_', '.' and '-', at most 128, "
+            "and not '.' or '-' first"
+        )
+    return tag
+
+
+def wrong_host(text: str) -> str:
+    """Why this is not a valid ``HOST[:PORT]``; ``""`` if it is."""
+    if not _HOST.fullmatch(text):
+        return f"{text!r} is not a host with an optional port"
+    port = text.rpartition("]")[2].partition(":")[2]
+    return "" if not port or 0 < int(port) < 65536 else f"{port} is not a port"
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a sha256 digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Whether this is a valid tag."""
+    return _TAG.fullmatch(text) is not None
+
+
+def is_repository(text: str) -> bool:
+    """Whether this is a valid repository name without a host."""
+    return len(text) <= _NAME_LIMIT and all(map(_COMPONENT.fullmatch, text.split("/")))
+
+
+def parse_reference(text: str) -> Reference:
+    """Parse an image reference, with or without ``docker://``.
+
+    Raises:
+        UsageError: it is not a valid reference.
+    """
+    rest = text.removeprefix("docker://")
+    if not rest or rest != rest.strip() or "://" in rest:
+        raise _wrong(text, f"the format is {_FORM}")
+    rest, at, digest = rest.partition("@")
+    if at and not is_digest(digest):
+        raise _wrong(text, "'@' must be followed by 'sha256:' and 64 lower-case hexadecimal digits")
+    host, rest = _split_host(text, rest)
+    repository, colon, tag = rest.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise _wrong(text, f"{tag!r} is not a tag")
+    if host == DOCKER_HUB and "/" not in repository:
+        if _IMAGE_ID.fullmatch(repository):
+            raise _wrong(text, "this is an image ID, not a name in a registry")
+        repository = f"library/{repository}"
+    _check_repository(text, host, repository)
+    if not tag and not digest:
+        tag = _DEFAULT_TAG
+    return Reference(host=host, repository=repository, tag=tag, digest=digest)
+
+
+def _split_host(text: str, rest: str) -> tuple[str, str]:
+    """The first component is a host if it has a dot, a colon or a capital letter."""
+    first, slash, others = rest.partition("/")
+    is_host = slash and (
+        "." in first or ":" in first or first == "localhost" or first != first.lower()
+    )
+    if not is_host:
+        return DOCKER_HUB, rest
+    problem = wrong_host(first)
+    if problem:
+        raise _wrong(text, problem)
+    if first in ("index.docker.io", _DOCKER_HUB_API):
+        return DOCKER_HUB, others
+    return first, others
+
+
+def _check_repository(text: str, host: str, repository: str) -> None:
+    if repository != repository.lower():
+        raise _wrong(text, f"the name {repository!r} must be lower case")
+    bad = [part for part in repository.split("/") if not _COMPONENT.fullmatch(part)]
+    if bad:
+        raise _wrong(text, f"{bad[0]!r} is not valid in a repository name")
+    if len(f"{host}/{repository}") > _NAME_LIMIT:
+        raise _wrong(text, f"the name is longer than {_NAME_LIMIT} characters")
+
+
+def _wrong(text: str, why: str) -> UsageError:
+    shown = text if len(text) <= 300 else f"{text[:300]}..."
+    return UsageError(f"{shown!r} is not an image reference: {why}", hint=f"write {_FORM}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``HOST[:PORT]`` is this machine, where plain HTTP is safe."""
+    host = host.rpartition("@")[2]  # "localhost:x@evil.example" is evil.example
+    name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+# ------------------------------------------------------------- a folder or a release as a reference
+
+
+_SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
+
+
+def intended_reference(ref: str) -> str:
+    """What users probably mean by an invalid image reference: ``pypi:``, ``oci:``..."""
+    if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
+        return f"pypi:vllm=={ref.removeprefix('v')}"
+    if re.match(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?==\d", ref):
+        return f"pypi:{ref}"
+    folder = Path(ref)
+    if ref.startswith("~") or not folder.is_dir():
+        return ""
+    if (folder / "index.json").is_file() and (folder / "oci-layout").is_file():
+        return f"oci:{ref}"
+    places = (folder, *folder.glob("lib/python3*/site-packages"))
+    return f"dir:{ref}" if any(any(place.glob("vllm-*.dist-info")) for place in places) else ""
+
+
+def refuse_wrong_kind(ref: str) -> None:
+    """Refuse an image reference that is really a release or a folder.
+
+    Raises:
+        UsageError: it is one; the hint says what was probably meant.
+    """
+    probably = intended_reference(ref) if not ref.startswith(_SCHEMES) else ""
+    if not probably:
+        return
+    what = "a release" if probably.startswith("pypi:") else "a folder here"
+    raise UsageError(
+        f"{ref!r} is read as an image name, but it is {what}; did you mean {probably!r}?",
+        hint=instead(ref, probably),
+    )

@@ -1,0 +1,473 @@
+"""The merged files of an image, without unpacking, as overlayfs shows them.
+
+Layers are searched from the top, and one is read when a question reaches it: what the upper layers
+answer costs nothing below.  Paths are absolute, and links in them are followed inside the image as
+a container would.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from builder.common.console import console
+from builder.errors import RemoteError
+from builder.images.rootfs import limits
+from builder.images.rootfs.facts import NotRecorded
+from builder.images.rootfs.index import IMPLICIT, OPAQUE, WHITEOUT, LayerIndex, Row, parent_of
+from builder.images.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from builder.images.registry.model import Descriptor
+    from builder.images.rootfs.facts import RecordedFiles
+    from builder.images.rootfs.layers import LayerCache
+
+# --------------------------------------------------------------------------------------- one folder
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as a container sees it, and the layer (0 is the top) with its bytes.
+
+    The layer is -1 for recorded facts.
+    """
+
+    row: Row
+    layer: int
+
+    @property
+    def kind(self) -> str:
+        """``file``, ``dir``, ``symlink`` or ``other``."""
+        return self.row.kind
+
+    @property
+    def executable(self) -> bool:
+        """Whether it is an executable file."""
+        return self.kind == FILE and bool(self.row.mode & 0o111)
+
+
+def merged_below(
+    start: str, layers: Iterable[tuple[int, LayerIndex | RecordedFiles]]
+) -> dict[str, Entry]:
+    """Everything below a folder, by path; layers are given with their numbers, top first."""
+    merged: dict[str, Entry] = {}
+    hidden: set[tuple[str, str]] = set()
+    for number, layer in layers:
+        blocked = _Blocked(start, merged, hidden)
+        shown: dict[str, Entry] = {}
+        cut: set[tuple[str, str]] = set(layer.hidden_below(start))
+        for row in layer.below(start):
+            if not blocked(row.path):
+                shown[row.path] = Entry(row, number)
+            elif row.kind not in (DIR, IMPLICIT):  # it took a folder's place, and was replaced
+                cut.add((row.path, OPAQUE))
+        merged.update(shown)
+        hidden.update(cut)
+        if layer.seals(start):
+            break
+    return merged
+
+
+class _Blocked:
+    """Whether an entry of a layer is covered by the layers above it, below one directory."""
+
+    def __init__(self, start: str, merged: dict[str, Entry], hidden: set[tuple[str, str]]) -> None:
+        self._merged, self._hidden = merged, hidden
+        self._folders = {start: False}
+
+    def __call__(self, path: str) -> bool:
+        known = self._merged.get(path)
+        if known is not None and known.kind != IMPLICIT:
+            return True
+        return (path, WHITEOUT) in self._hidden or self._inside(parent_of(path))
+
+    def _inside(self, folder: str) -> bool:
+        if folder not in self._folders:
+            known = self._merged.get(folder)
+            self._folders[folder] = (
+                (folder, WHITEOUT) in self._hidden
+                or (folder, OPAQUE) in self._hidden
+                or (known is not None and known.kind not in (DIR, IMPLICIT))
+                or self._inside(parent_of(folder))
+            )
+        return self._folders[folder]
+
+
+# ---------------------------------------------------------------------------------------- the image
+
+
+_Answer = TypeVar("_Answer")
+
+_ROOT = Entry(Row("", DIR), 0)
+#: Layers to read in parallel after several single layers had no result.
+_AHEAD = 3
+#: Layer number of recorded facts about the lowest layers.
+_FACTS = -1
+
+
+class Rootfs:
+    """A read-only file system over the layers of an image, which are given bottom first.
+
+    ``facts`` answer in place of the lowest layers, until a question comes that they have no answer
+    to.  ``notes`` are given all that is asked.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Descriptor],
+        cache: LayerCache,
+        facts: RecordedFiles | None = None,
+        notes: RecordedFiles | None = None,
+    ) -> None:
+        if len(layers) > limits.LAYERS:
+            raise RemoteError(f"{cache.source.name}: an image of {len(layers)} layers")
+        self._descriptors = list(reversed(layers))
+        self._facts, self.notes = facts, notes
+        self._contents = facts
+        self._above = len(layers) - len(facts.layers) if facts is not None else 0
+        self._cache = cache
+        self._open: list[LayerIndex] = []
+        #: folders without an entry in an open layer, not yet looked up below it
+        self._unsettled: deque[tuple[int, str, str]] = deque()
+        self._nowhere: set[tuple[int, str]] = set()
+        self._folders: dict[str, Entry] = {}
+        self._new = 0
+
+    def close(self) -> None:
+        """Let go of the cache's files."""
+        for index in self._open:
+            index.close()
+        self._open.clear()
+        self._cache.close()
+
+    @property
+    def layers_read(self) -> int:
+        """How many layers, from the top, were needed so far."""
+        return len(self._open)
+
+    @property
+    def above(self) -> int | None:
+        """How many layers lie above those that facts answer for; None without facts."""
+        return None if self._facts is None else self._above
+
+    def _layers(self, first: int = 0) -> Iterator[tuple[int, LayerIndex | RecordedFiles]]:
+        for number in range(first, len(self._descriptors)):
+            if self._facts is not None and number == self._above:
+                yield _FACTS, self._facts
+                return
+            if number == len(self._open):
+                self._open.append(self._index(number))
+                said = self._open[number].implied()
+                self._unsettled.extend((number, path, kind) for path, kind in said)
+            yield number, self._open[number]
+
+    def _index(self, number: int) -> LayerIndex:
+        """A layer's index.  A question that one new layer did not answer takes the rest, mostly."""
+        if not self._cache.knows(self._descriptors[number]):
+            self._new += 1
+            if self._new > 1:
+                end = number + _AHEAD if self._facts is None else self._above
+                self._cache.read_ahead(self._descriptors[number : min(end, number + _AHEAD)])
+        return self._cache.index(self._descriptors[number])
+
+    def _forget(self, path: str) -> None:
+        """Go by the layers from now on."""
+        if self._facts is not None:
+            console.say(f"  the lock has no facts about /{path} of this base; reading its layers")
+        self._facts = None
+        self._folders.clear()
+
+    # -- one path
+
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        """An answer from the facts as far as they go, else from the layers."""
+        try:
+            answer = question()
+            self._settle()
+        except NotRecorded as missing:
+            self._forget(str(missing))
+            answer = question()
+            self._settle()
+        return answer
+
+    def _settle(self) -> None:
+        """See that what the layers write into without an entry are directories below them.
+
+        Of a link there, one runtime follows it, and another puts a directory in its place.
+        """
+        while self._unsettled:
+            number, path, kind = self._unsettled[0]
+            if self._is_cut(number, path):
+                raise self._unclear(number, path, "below what another layer takes away")
+            hidden = (number, parent_of(path)) in self._nowhere or self._open[number].hides(path)
+            found = None if hidden else self._search(path, number + 1)
+            if found is not None and found.kind != DIR:
+                raise self._unclear(number, path, f"a {found.kind} in the layers below it")
+            if found is None:
+                own = self._open[number].row(path)
+                if kind == WHITEOUT and own is not None and own.kind == IMPLICIT:
+                    raise self._unclear(number, path, "nowhere in the layers below it")
+                self._nowhere.add((number, path))
+            self._unsettled.popleft()
+
+    def _is_cut(self, number: int, path: str) -> bool:
+        """Whether containerd fails at a folder, whose owner and mode it looks for below a layer."""
+        for _, layer in self._layers(number + 1):
+            if layer is self._facts or layer.row(path) is not None:
+                return False
+            if isinstance(layer, LayerIndex) and layer.cuts(path):
+                return True
+        return False
+
+    def _find(self, path: str) -> Entry | None:
+        """The entry at a relative path none of whose directories is a link."""
+        found = self._asked(partial(self._search, path))
+        if self.notes is not None:
+            self.notes.note(path, None if found is None else found.row)
+        return found
+
+    def _search(self, path: str, first: int = 0) -> Entry | None:
+        implicit: int | None = None
+        for number, layer in self._layers(first):
+            row = layer.row(path)
+            if row is not None and row.kind != IMPLICIT:
+                if implicit is not None and row.kind != DIR:
+                    raise self._unclear(implicit, path, f"a {row.kind} in the layers below it")
+                entry = Entry(row, number)
+                return self._resolved(entry) if row.kind == HARDLINK else entry
+            if row is not None and implicit is None:
+                implicit = number
+            if layer.hides(path):
+                break
+        if not path:
+            return _ROOT
+        return None if implicit is None else Entry(Row(path, DIR), implicit)
+
+    def _unclear(self, number: int, path: str, what: str) -> RemoteError:
+        digest = self._descriptors[number].digest
+        return RemoteError(
+            f"{self._cache.source.name}: layer {digest[:19]} writes into /{path}, which is {what}, "
+            "and has no entry for it; runtimes handle this differently"
+        )
+
+    def _resolved(self, entry: Entry) -> Entry:
+        """What a hard link shares its bytes with: a file of its own layer."""
+        row = self._open[entry.layer].row(entry.row.link)
+        if row is None or row.kind not in (FILE, SYMLINK):
+            raise RemoteError(
+                f"{self._cache.source.name}: /{entry.row.path} is a hard link to "
+                f"/{entry.row.link}, which is not a file of this image"
+            )
+        return Entry(row, entry.layer)
+
+    def _follow(self, path: str) -> tuple[str, Entry] | None:
+        """Where a path leads, links followed: the real path (relative) and what is there."""
+        pending = path.split("/")[::-1]
+        current, entry, links = "", _ROOT, 0
+        while pending:
+            name = pending.pop()
+            if name in ("", "."):
+                continue
+            if entry.kind != DIR:
+                return None
+            if name == "..":
+                current = parent_of(current)
+                entry = self._known(current) or _ROOT
+                continue
+            target = f"{current}/{name}" if current else name
+            found = self._known(target)
+            if found is None:
+                return None
+            if found.kind == SYMLINK:
+                links += 1
+                if links > limits.LINKS:
+                    return None
+                link = found.row.link
+                if link.startswith("/"):
+                    current, entry = "", _ROOT
+                pending.extend(link.split("/")[::-1])
+            else:
+                current, entry = target, found
+        return current, entry
+
+    def _known(self, path: str) -> Entry | None:
+        """:meth:`_find`; answers that many paths share, directories and links, are kept."""
+        found = self._folders.get(path) or self._find(path)
+        if found is not None and found.kind in (DIR, SYMLINK):
+            self._folders[path] = found
+        return found
+
+    def realpath(self, path: str) -> str | None:
+        """An absolute path with every link followed, or None when nothing is there."""
+        found = self._follow(path)
+        return None if found is None else f"/{found[0]}"
+
+    def stat(self, path: str) -> Entry | None:
+        """What an absolute path leads to, links followed."""
+        found = self._follow(path)
+        return None if found is None else found[1]
+
+    def lstat(self, path: str) -> Entry | None:
+        """What is at an absolute path itself; links in its directories are followed."""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        found = self._follow(parent)
+        if found is None or found[1].kind != DIR:
+            return None
+        return self._known(f"{found[0]}/{name}".strip("/"))
+
+    def lowest(self, paths: Iterable[str]) -> int | None:
+        """The number of the lowest layer with an entry at one of some absolute paths.
+
+        Upper layers may have copies.  Layers that facts stand for are not looked at.
+        """
+        found = None
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            real = f"{self.realpath(folder) or folder}/{name}".strip("/")
+            for number, layer in self._layers():
+                if isinstance(layer, LayerIndex) and layer.row(real) is not None:
+                    found = max(number, found or 0)
+        return found
+
+    # -- many
+
+    def names(self, directory: str) -> list[str]:
+        """Names in a directory, sorted; empty if it is not a directory."""
+        real = self._follow(directory)
+        if real is None or real[1].kind != DIR:
+            return []
+        relative = real[0]
+        found = self._asked(partial(self._names, relative))
+        if self.notes is not None:
+            self.notes.names[relative] = found
+        return found
+
+    def _names(self, relative: str) -> list[str]:
+        found: set[str] = set()
+        gone: set[str] = set()
+        for _, layer in self._layers():
+            found.update(set(layer.children(relative)) - gone)
+            gone.update(layer.whiteouts(relative))
+            if layer.seals(relative):
+                break
+        return sorted(found)
+
+    def below(self, directory: str) -> dict[str, Entry]:
+        """Everything below a real directory, by its path from there; links are not followed."""
+        start = directory.strip("/")
+        found = self._asked(partial(self._below, start))
+        if self.notes is not None:
+            self.notes.note_below(start, {path: entry.row for path, entry in found.items()})
+        return found
+
+    def _below(self, start: str) -> dict[str, Entry]:
+        result = {}
+        for path, entry in sorted(merged_below(start, self._layers()).items()):
+            found = self._find(path) if entry.kind in (IMPLICIT, HARDLINK) else entry
+            if found is not None:
+                result[path[len(start) :].lstrip("/")] = found
+        return result
+
+    # -- bytes
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, links followed; None if it does not exist.
+
+        Raises:
+            RemoteError: its layer can no longer be read.
+        """
+        entry = self.stat(path)
+        if entry is None or entry.kind != FILE:
+            return None
+        data = self.kept(entry)
+        if data is None:
+            self.fetch([path])
+            data = self.kept(entry)
+        if data is not None:
+            self.noted(data)
+        return data
+
+    def noted(self, data: bytes) -> None:
+        """Record the bytes of a file that was read."""
+        if self.notes is not None:
+            self.notes.note_content(data)
+
+    def kept(self, entry: Entry) -> bytes | None:
+        """The bytes of a file, if known or in the cache."""
+        if entry.layer == _FACTS:
+            return self.content(entry.row.sha256)
+        return self._open[entry.layer].content(entry.row.sha256)
+
+    def content(self, sha256: str) -> bytes | None:
+        """The bytes with this sha256, if known or in the cache."""
+        data = self._contents.content(sha256) if self._contents is not None else None
+        for descriptor in self._descriptors:
+            if data is not None:
+                break
+            data = self._cache.content(descriptor, sha256)
+        return data
+
+    def _in_layer(self, path: str, entry: Entry) -> Entry:
+        """The file's entry, with the layer that has its bytes.
+
+        Raises:
+            RemoteError: the layers do not match the recorded facts.
+        """
+        if entry.layer != _FACTS:
+            return entry
+        self._forget(path.strip("/"))
+        found = self.stat(path)
+        if found is None or found.row.sha256 != entry.row.sha256:
+            raise RemoteError(
+                f"{self._cache.source.name}: {path} does not match the lock's facts about this "
+                f"base",
+                hint="spark-build lock --upgrade",
+            )
+        return found
+
+    def fetch(self, paths: Iterable[str], beside: Iterable[str] = ()) -> None:
+        """Cache the bytes of some files, in one pass for each layer.
+
+        ``beside`` are files to cache as well if their layers are read anyway.
+
+        Raises:
+            RemoteError: a layer can no longer be read.
+        """
+        wanted: dict[int, list[Row]] = {}
+        for path in paths:
+            entry = self.stat(path)
+            if entry is None or entry.kind != FILE:
+                continue
+            if self.kept(entry) is None:
+                entry = self._in_layer(path, entry)
+            if self.kept(entry) is None:
+                wanted.setdefault(entry.layer, []).append(entry.row)
+        for path in beside if wanted else ():
+            entry = self.stat(path)
+            if entry is not None and entry.layer in wanted and entry.row.sha256:
+                wanted[entry.layer].append(entry.row)
+        for number, rows in sorted(wanted.items()):
+            self._cache.fetch(self._descriptors[number], rows)
+
+    def copy(self, path: str, out: IO[bytes]) -> bool:
+        """Stream a file to ``out``, links followed; returns whether it exists.
+
+        Raises:
+            RemoteError: its layer can no longer be read.
+        """
+        entry = self.stat(path)
+        if entry is None or entry.kind != FILE:
+            return False
+        data = self.kept(entry)
+        if data is None:
+            entry = self._in_layer(path, entry)
+            data = self.kept(entry)
+        if data is None:
+            self._cache.copy(self._descriptors[entry.layer], entry.row, out)
+        else:
+            out.write(data)
+        return True

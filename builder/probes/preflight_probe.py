@@ -1,0 +1,716 @@
+"""Build a whole model with an installed vLLM on a simulated device: no GPU, no weights.
+
+It runs beside ``dispatch_probe.py``, under the target's interpreter, with the standard library, its
+siblings and the target's packages.  The release's own code parses the serve flags, checks the
+configuration and builds the model's class on torch's meta device, from ``config.json`` alone.  So
+the kernel of each layer, the KV cache and every refusal are the release's answers.
+
+    python preflight_probe.py < request.json > result.json
+
+The request is that of the dispatch probe, with ``questions`` in place of ``ask``::
+
+    {"questions": [{"model": "folder with config.json", "flags": ["--moe-backend", "marlin"],
+                    "env": {"NAME": "value, or null to unset"}}], "triton": "3.6.0"}
+
+``triton`` is the version that a stand-in for Triton tells, if Triton is not installed.  The result
+has one answer for each question, in order; each is asked in its own forked child::
+
+    {"schema": 1, "versions": {...}, "answers": [...], "simulated": [...], "fatal": null | {...}}
+
+An answer is described by `ANSWER`.  The exit status is 0 whenever a result was written.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import logging
+import os
+import re
+import resource
+import sys
+import tempfile
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from builder.probes import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
+    from builder.probes.dispatch_device import Probe
+    from builder.probes.simulated_device import apply_environment
+else:
+    import dispatch_modules
+    import dispatch_prepare
+    import dispatch_probe
+    import stub_driver
+    from dispatch_device import Probe
+    from simulated_device import apply_environment
+
+SCHEMA = 1
+Json = dict[str, Any]
+
+#: What one answer has.  ``stage`` is where a refusal came from: ``arguments``, ``configuration``
+#: or ``model``; ``error`` has the release's own text and ``where`` the line that raised it.
+ANSWER: Json = {
+    "error": None,
+    "stage": "",
+    "lines": [],
+    "warnings": [],
+    "settings": {},
+    "layers": [],
+    "caches": [],
+    "parameter_bytes": 0,
+}
+#: Ways of communication that look for other ranks when they are made; no kernel depends on them.
+ONE_RANK = {
+    "VLLM_DISABLE_PYNCCL": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+#: Operators of communication: a release calls one of them to see whether the library is there.
+BETWEEN_RANKS = "torch.ops._C_custom_ar."
+#: In the error of whatever looks up a name.
+NO_NETWORK = "the simulated device has no network"
+#: Bytes of address space that building one model may add; tensors on the meta device have none.
+MOST_MEMORY = 8 << 30
+#: Packages whose lines may have raised a refusal.
+OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
+
+
+# --- stand-ins -----------------------------------------------------------------------------------
+
+#: What stand-ins were called for; the release may have caught their errors.
+CALLED: list[str] = []
+
+
+def called(words: str) -> NotImplementedError:
+    """The error of a stand-in that is called, which is kept."""
+    CALLED.append(words)
+    return NotImplementedError(words)
+
+
+class TritonStandIn(types.ModuleType):
+    """A module of Triton: every name exists, decorators give the function, the device is active."""
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(name)
+        self.__version__ = version
+        self.__path__: list[str] = []
+        self.__file__ = f"{name}/__init__.py"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        path = f"{self.__name__}.{name}"
+        value = TRITON_NAMES.get(path) or (Kernel if name == "JITFunction" else None)
+        if value is None:  # by Python's custom a class where it is written in capitals
+            value = type(name, (Nothing,), {}) if name[0].isupper() else Nothing(path)
+        setattr(self, name, value)
+        return value
+
+
+class Nothing:
+    """A name that exists: as a decorator it gives the function, and it has every attribute."""
+
+    def __init__(self, *name: Any, **_options: Any) -> None:
+        self.__name__ = self.__qualname__ = str(name[0]) if name else type(self).__name__
+
+    def __call__(self, *args: Any, **_options: Any) -> Any:
+        if len(args) == 1 and callable(args[0]) and not isinstance(args[0], Nothing):
+            return args[0]
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing(f"{self.__name__}.{name}")
+
+    def __getitem__(self, _key: object) -> Nothing:
+        return self
+
+    def __mro_entries__(self, _bases: object) -> tuple[type, ...]:
+        return (object,)
+
+    def __or__(self, _other: object) -> Any:
+        return Any
+
+    __ror__ = __or__
+
+
+class Kernel:
+    """A jitted function that nothing calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.fn = function
+        self.__name__ = getattr(function, "__name__", "kernel")
+        self.__module__ = getattr(function, "__module__", "")
+        self.__doc__ = getattr(function, "__doc__", None)
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        raise called(f"the Triton kernel {self.__name__} was launched")
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.fn(*args, **options)
+
+
+def _jit(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
+    return Kernel if function is None else Kernel(function)
+
+
+def _decorator(*_args: Any, **_options: Any) -> Callable[[Any], Any]:
+    return lambda function: function
+
+
+TRITON_NAMES: dict[str, Any] = {
+    "triton.jit": _jit,
+    "triton.autotune": _decorator,
+    "triton.heuristics": _decorator,
+    "triton.cdiv": lambda a, b: -(-a // b),
+    "triton.next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
+    "triton.backends.backends": {
+        "nvidia": types.SimpleNamespace(
+            driver=types.SimpleNamespace(is_active=lambda: True), compiler=None
+        )
+    },
+    "triton.language.constexpr": lambda value=None: value,
+}
+
+
+class TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The last finder: makes Triton's modules where Triton is not installed."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find any module of Triton."""
+        del path, target  # the interface has them
+        if fullname.partition(".")[0] != "triton":
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Make a module in which every name exists."""
+        return TritonStandIn(spec.name, self.version)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is left to do."""
+
+
+def stand_in_for_triton(probe: Probe, version: str) -> None:
+    """Let Triton be found: it works on the device that is simulated, and nothing of it is run."""
+    if importlib.util.find_spec("triton") is not None:
+        return
+    sys.meta_path.append(TritonFinder(version))
+    probe.note(f"triton {version}: a stand-in in which every name exists; no kernel of it is run")
+
+
+class Stream:
+    """A CUDA stream or event: nothing runs on it."""
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        pass
+
+
+class Operator:
+    """An operator of a library that is not there: building a model only takes hold of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Operator:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Operator(f"{self._name}.{name}")
+
+    def __call__(self, *_args: Any, **_options: Any) -> None:
+        words = f"the operator {self._name} was called; its library is not here"
+        raise NotImplementedError(words) if BETWEEN_RANKS in self._name else called(words)
+
+
+def stand_in_for_operators(probe: Probe) -> None:
+    """Give every operator a name, after vLLM registered what exists."""
+    ops: Any = importlib.import_module("torch._ops")
+    real = ops._OpNamespace.__getattr__
+
+    def named(self: Any, name: str) -> Any:
+        try:
+            return real(self, name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+            probe.note(f"torch.ops.{self.name}.{name}: only a name")
+            return Operator(f"torch.ops.{self.name}.{name}")
+
+    ops._OpNamespace.__getattr__ = named
+
+
+def define_operators_of_torchvision(probe: Probe) -> list[object]:
+    """The operators that torchvision registers fakes for without looking whether they exist.
+
+    Its own library needs CUDA's.  What is returned must be kept alive.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return []
+    torch: Any = importlib.import_module("torch")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    probe.note("torchvision: its operators are not loaded")
+    return [library]
+
+
+class NoDevice:
+    """A function of a CUDA library that a stand-in lacks: it answers that there is no device."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, *_args: Any) -> int:
+        return stub_driver.NO_DEVICE
+
+
+def stand_in_for_cuda_functions(probe: Probe) -> None:
+    """Let CUDA's libraries have each of their functions: a release takes hold of some by name."""
+    real = ctypes.CDLL.__getattr__
+
+    def named(library: ctypes.CDLL, name: str) -> Any:
+        try:
+            return real(library, name)
+        except AttributeError:
+            if not dispatch_modules.CUDA_FUNCTION.fullmatch(name):
+                raise
+            probe.note(f"{name} of {os.path.basename(str(library._name))}: answers: no device")
+            return NoDevice()
+
+    ctypes.CDLL.__getattr__ = named  # type: ignore[method-assign]
+
+
+def refuse_code_of_checkpoints() -> None:
+    """Transformers runs no code of a checkpoint, also not from its cache of downloaded ones.
+
+    A configuration may name code of any id (``auto_map``); ``--trust-remote-code`` allows it.
+    """
+    modules: Any = importlib.import_module("transformers.dynamic_module_utils")
+
+    def refused(name: str, *_args: object, **_options: object) -> None:
+        raise called(f"trust_remote_code: {name} is code of the checkpoint")
+
+    vars(modules)["get_class_in_module"]  # a release without it is not asked
+    modules.get_class_in_module = refused
+
+
+def on_meta() -> Any:
+    """A mode in which tensors that ask for a GPU are made on the meta device."""
+    torch: Any = importlib.import_module("torch")
+    mode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
+
+    def moved(value: Any) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        named = isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
+        return "meta" if named or number else value
+
+    class ToMeta(mode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            options = dict(kwargs or {})
+            if "device" in options:
+                options["device"] = moved(options["device"])
+            if getattr(func, "__name__", "") in {"to", "cuda"}:
+                args = tuple(one if isinstance(one, int) else moved(one) for one in args)
+            return func(*args, **options)
+
+    return ToMeta()
+
+
+def refuse_network(probe: Probe) -> None:
+    """No name is looked up: a release asks servers for kernels and configurations."""
+    socket: Any = importlib.import_module("socket")
+
+    def refused(host: object, *_args: object, **_options: object) -> None:
+        raise OSError(f"{NO_NETWORK}: {host}")
+
+    socket.getaddrinfo = refused
+    probe.note("no network: no name is looked up")
+
+
+# --- one question --------------------------------------------------------------------------------
+
+
+def failure(error: BaseException, stage: str) -> Json:
+    """The release's own text, and the last of its lines that the error passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if any(f"/{name}/" in f.filename for name in OWN)]
+    last = own[-1] if own else (frames[-1] if frames else None)
+    path = re.sub(rf"^.*?/(?=({'|'.join(OWN)})/)", "", last.filename) if last else ""
+    where = f"{path}:{last.lineno} in {last.name}" if last else ""
+    tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    named = {"type": type(error).__name__, "message": str(error), "where": where}
+    return {**named, "stage": stage, "tail": tail.splitlines()[-25:]}
+
+
+def parsed(model: str, flags: Sequence[str]) -> Any:
+    """The release's own arguments for these flags.
+
+    Raises:
+        ValueError: its parser refuses them.
+    """
+    arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    utilities: Any = importlib.import_module("vllm.utils")
+    with contextlib.suppress(ImportError):
+        utilities = importlib.import_module("vllm.utils.argparse_utils")
+    parser = utilities.FlexibleArgumentParser()
+    with contextlib.suppress(ImportError):  # the flags of a server, too
+        made = importlib.import_module("vllm.entrypoints.openai.cli_args")
+        parser = made.make_arg_parser(parser)
+    if not any(action.dest == "load_format" for action in parser._actions):
+        parser = arguments.add_cli_args(parser)
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    parser.error = refuse
+    asked = arguments.from_cli_args(parser.parse_args(["--model", model, *flags]))
+    asked.skip_tokenizer_init = True
+    return asked
+
+
+#: Errors of the inspection of a model's class, which the release replaces by one without the cause.
+INSPECTION: list[BaseException] = []
+
+
+def inspected(function: Callable[[], Any]) -> Any:
+    """The result of an inspection; an error is kept."""
+    try:
+        return function()
+    except BaseException as error:
+        INSPECTION.append(error)
+        raise
+
+
+def in_one_process() -> None:
+    """A model's class is inspected here: a child process would lack the stand-ins."""
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = inspected
+
+
+def begin_distributed(config: Any, scratch: str) -> None:
+    """Rank 0 of as many as the configuration has; other ranks do not exist."""
+    torch: Any = importlib.import_module("torch")
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    parallel = config.parallel_config
+    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    world = tensor * pipeline
+    where = f"file://{scratch}/rendezvous-{os.getpid()}"
+    parallel.disable_custom_all_reduce = True
+    os.environ.update(ONE_RANK)
+    if world == 1:
+        torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    else:
+        store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+        torch.distributed.init_process_group("fake", store=store, rank=0, world_size=world)
+        new = torch.distributed.new_group
+        torch.distributed.new_group = lambda ranks=None, *_, **__: new(ranks, backend="fake")
+        group = state.init_model_parallel_group
+        state.init_model_parallel_group = lambda *a, **k: group(
+            *a, **{**k, "use_message_queue_broadcaster": False}
+        )
+    state.init_distributed_environment(
+        world_size=world, rank=0, distributed_init_method=where, local_rank=0, backend="gloo"
+    )
+    state.initialize_model_parallel(tensor, pipeline, backend="gloo")
+
+
+def built(config: Any, probe: Probe, scratch: str) -> Any:
+    """The model of a configuration, on the meta device."""
+    torch: Any = importlib.import_module("torch")
+    utilities: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
+    begin_distributed(config, scratch)
+    torch.set_default_dtype(config.model_config.dtype)
+    torch.cuda.Stream = torch.cuda.Event = Stream
+    stand_in_for_operators(probe)
+    with torch.device("meta"), on_meta():
+        return utilities.initialize_model(vllm_config=config, model_config=config.model_config)
+
+
+def kernels_of(method: Any, depth: int = 3) -> set[str]:
+    """What a quantisation method selected: the classes of its kernels, and its backends' names.
+
+    A method may have them itself, or in a scheme or an operator that it delegates to.
+    """
+    kernels: set[str] = set()
+    for name, value in vars(method).items() if hasattr(method, "__dict__") else ():
+        kind = type(value)
+        if name.endswith("backend"):
+            backend = value if isinstance(value, str) else getattr(value, "name", None)
+            kernels |= {backend} if isinstance(backend, str) else set()
+        elif kind.__name__.endswith("Kernel"):
+            kernels.add(kind.__name__)
+        elif depth and kind.__module__.startswith("vllm.") and not is_module_or_config(kind):
+            kernels |= kernels_of(value, depth - 1)
+    return kernels
+
+
+def is_module_or_config(kind: type) -> bool:
+    """Whether a class is a layer or a configuration, which name what others selected."""
+    return kind.__name__.endswith("Config") or any(c.__name__ == "Module" for c in kind.__mro__)
+
+
+def experts_of(module: Any) -> tuple[int, int] | None:
+    """How many experts a token uses, and how many there are; None for other layers."""
+    used = getattr(module, "top_k", None)
+    used = getattr(getattr(module, "moe_config", None), "experts_per_token", used)
+    total = getattr(module, "global_num_experts", None) or getattr(module, "num_experts", None)
+    return (used, total) if isinstance(used, int) and isinstance(total, int) and total else None
+
+
+def read_by_a_token(module: Any, held: int) -> int:
+    """Bytes of weights that one token reads: of an embedding a row, of experts those it uses."""
+    kind, experts = type(module).__name__, experts_of(module)
+    if "Embedding" in kind and "LMHead" not in kind:
+        return 0
+    return held * experts[0] // experts[1] if experts and held else held
+
+
+def layers_of(model: Any) -> list[Json]:
+    """Equal layers of a model, with the kernels that the release chose for them.
+
+    Weights that two layers share are counted where they come first.
+    """
+    rows: dict[tuple[Any, ...], Json] = {}
+    counted: set[int] = set()
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        size = sum(p.numel() * p.element_size() for p in own if id(p) not in counted)
+        held = sum(p.numel() * p.element_size() for p in own)
+        counted.update(map(id, own))
+        method, backend = (
+            getattr(module, "quant_method", None),
+            getattr(module, "attn_backend", None),
+        )
+        scheme = getattr(module, "scheme", None)
+        if method is None and backend is None and not held:
+            continue
+        parts = [part for part in (method, scheme) if part is not None]
+        kernels = tuple(sorted(set().union(*(kernels_of(part) for part in parts))))
+        name_of = getattr(backend, "get_name", None)  # newer releases have an enumeration here, too
+        attention = name_of() if name_of else str(getattr(backend, "name", ""))
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        quantisation = type(scheme or method).__name__ if parts else ""
+        key = (pattern, type(module).__name__, quantisation, kernels, attention)
+        row = rows.setdefault(
+            key,
+            {
+                "pattern": pattern, "layer": key[1], "quantisation": quantisation,
+                "kernels": list(kernels), "attention": attention, "experts": None,
+                "count": 0, "bytes": 0, "token_bytes": 0,
+            },
+        )  # fmt: skip
+        row["count"] += 1
+        row["bytes"] += size
+        row["token_bytes"] += read_by_a_token(module, held)
+        row["experts"] = experts_of(module)
+    return list(rows.values())
+
+
+def caches_of(config: Any) -> list[Json]:
+    """Equal caches: their kind, and the bytes of one block of so many tokens."""
+    rows: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    with current(config):
+        for layer in config.compilation_config.static_forward_context.values():
+            spec = layer.get_kv_cache_spec(config) if hasattr(layer, "get_kv_cache_spec") else None
+            if spec is not None:
+                window = getattr(spec, "sliding_window", None)
+                rows[type(spec).__name__, spec.block_size, spec.page_size_bytes, window] += 1
+    names = ("kind", "block_tokens", "block_bytes", "window")
+    return [{**dict(zip(names, row, strict=True)), "count": n} for row, n in rows.items()]
+
+
+def settings_of(config: Any) -> Json:
+    """The choices of a configuration that a user asks for."""
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    draft = getattr(config, "speculative_config", None)
+    return {
+        "architecture": str(getattr(model, "architecture", "")),
+        "quantization": model.quantization,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "speculative": str(getattr(draft, "method", "") or ""),
+        "multimodal": bool(getattr(model, "is_multimodal_model", False)),
+    }
+
+
+def record_log(models: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Lists that fill with vLLM's messages at INFO and above, and with those at WARNING and above.
+
+    Not those about the network or a folder without weights, which are no answer.  vLLM configures
+    its loggers more than once, and handlers go with that; records are still made.
+    """
+    lines: list[str] = []
+    warnings: list[str] = []
+    make = logging.getLogRecordFactory()
+
+    def made(*args: Any, **options: Any) -> logging.LogRecord:
+        record = make(*args, **options)
+        if record.name.partition(".")[0] == "vllm" and record.levelno >= logging.INFO:
+            with contextlib.suppress(TypeError, ValueError):  # as the release wrote it
+                text = record.getMessage()
+                if not any(ours in text for ours in (NO_NETWORK, *models)):
+                    lines.append(text)
+                    warnings.extend([text] if record.levelno >= logging.WARNING else ())
+        return record
+
+    logging.setLogRecordFactory(made)
+    return lines, warnings
+
+
+def answer(question: Json, probe: Probe, scratch: str) -> Json:
+    """Ask the release one question; called in a child process."""
+    lines, warnings = record_log([str(question["model"])])
+    reply = {**ANSWER, "lines": lines, "warnings": warnings}
+    stage = "arguments"
+    CALLED.clear()  # imports are not this question's
+    try:
+        apply_environment(question.get("env", {}))
+        asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
+        stage = "configuration"
+        config = asked.create_engine_config()
+        reply["settings"] = settings_of(config)
+        stage = "model"
+        current = importlib.import_module("vllm.config").set_current_vllm_config
+        with current(config):
+            model = built(config, probe, scratch)
+        reply["layers"] = layers_of(model)
+        reply["parameter_bytes"] = sum(row["bytes"] for row in reply["layers"])
+        reply["caches"] = caches_of(config)
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
+        reply.update(error=failure(cause, stage), stage=stage)
+    if CALLED:  # what the release did with the error depends on the stand-in
+        reply.update(error=failure(NotImplementedError(CALLED[0]), stage), stage=stage)
+    return reply
+
+
+def warm_up() -> None:
+    """Import what every question needs, once, before the children are forked."""
+    for name in (
+        "vllm.engine.arg_utils",
+        "vllm.entrypoints.openai.cli_args",
+        "vllm.model_executor.model_loader.utils",
+        "vllm.model_executor.models.registry",
+        "vllm.distributed.parallel_state",
+        "flashinfer",
+    ):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    in_one_process()
+    refuse_code_of_checkpoints()
+
+
+def run(request: Json) -> Json:
+    """Answer a whole request."""
+    probe = Probe.of(request)
+    result: Json = {"schema": SCHEMA, "answers": [], "simulated": probe.simulated, "fatal": None}
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="preflight-probe-") as scratch:
+        try:
+            kept = prepare(request, probe, scratch)
+            refuse_network(probe)
+            stand_in_for_cuda_functions(probe)
+            kept += define_operators_of_torchvision(probe)
+            questions = request.get("questions", [])
+            warm_up()
+            gc.freeze()
+            for question in questions:
+                payload = ask_in_child(question, probe, scratch)
+                for words in payload["simulated"]:
+                    probe.note(words)
+                result["answers"].append(payload["reply"])
+            del kept
+        except Exception as error:
+            result["fatal"] = dispatch_probe.fatal_error(error)
+    result.update(versions=dispatch_probe.versions(), not_found=sorted(probe.not_found.names))
+    return result
+
+
+def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
+    """The simulated device, and Triton, before anything of vLLM is imported."""
+    kept = dispatch_prepare.prepare(
+        {**request, "paths": request.get("paths", [])}, probe, scratch,
+    )  # fmt: skip
+    stand_in_for_triton(probe, str(request.get("triton") or "3.6.0"))
+    return kept
+
+
+def limit_memory() -> None:
+    """Let this process have `MOST_MEMORY` more: a configuration may name a billion layers."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        used = int(stream.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + MOST_MEMORY
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def ask_in_child(question: Json, probe: Probe, scratch: str) -> Json:
+    """Ask in a forked child, so that nothing of one question is in another's answer."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            limit_memory()
+            reply = answer(question, probe, scratch)
+            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+                json.dump({"reply": reply, "simulated": probe.simulated}, pipe, default=str)
+            status = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as pipe:
+        text = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0 and text:
+        return dict(json.loads(text))
+    words = f"signal {-code}" if code < 0 else f"exit status {code}"
+    message = f"the process that built the model ended with {words}"
+    error = {"type": "Crashed", "message": message, "where": "", "stage": "model", "tail": []}
+    return {"reply": {**ANSWER, "error": error, "stage": "model"}, "simulated": []}
+
+
+def main() -> int:
+    """Read a request from stdin, write the result to stdout."""
+    gc.disable()
+    out = dispatch_probe.claim_stdout()
+    result = run(json.load(sys.stdin))
+    json.dump(result, out, indent=2, sort_keys=True, default=str)
+    out.write("\n")
+    out.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

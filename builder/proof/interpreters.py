@@ -1,0 +1,232 @@
+"""Runs probes with the target's own interpreter on changed files.
+
+A target without one of its layers does not exist on disk.  In a container the changed files are put
+over those of the image; for a local environment they are in a folder of links that replaces its
+site-packages.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from builder.applier.trees import OverlayTree
+from builder.common.document import Part, plain
+from builder.probes import CODEGEN_PROBE, DISPATCH_PROBE
+from builder.proof.installer import SandboxUnavailable
+from builder.proof.replies import (
+    CODEGEN_TIMEOUT,
+    CodegenReply,
+    CodegenRequest,
+    DispatchReply,
+    DispatchRequest,
+    ProbeReply,
+    reply_of,
+)
+from builder.proof.sandbox import ask_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO
+
+    from builder.applier.trees import Changes, Tree
+    from builder.images.rootfs.base import Base
+    from builder.proof.launches import Replies
+
+    AskDispatch = Callable[[DispatchRequest], DispatchReply]
+    AskCompiler = Callable[[CodegenRequest], CodegenReply]
+    Request = TypeVar("Request", DispatchRequest, CodegenRequest)
+
+T = TypeVar("T", bound=ProbeReply)
+DISPATCH, CODEGEN = DISPATCH_PROBE[-1], CODEGEN_PROBE[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """How to query some files; the fields are as in ``VerifyTarget``."""
+
+    ask: AskDispatch | None
+    compile: AskCompiler | None
+    cannot_ask: str = ""
+    launch: Callable[[Mapping[str, Any]], Replies] | None = None
+
+
+def net_changes(tree: Tree) -> Changes:
+    """The changes of a tree relative to its base tree."""
+    merged: Changes = {}
+    while isinstance(tree, OverlayTree):
+        merged = {**tree.changes, **merged}
+        tree = tree.base
+    return {
+        path: content
+        for path, content in merged.items()
+        if tree.digest(path) != (None if content is None else content.sha256)
+    }
+
+
+def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]) -> Request:
+    """A request that unsets variables which the queried files must not see."""
+    off = dict.fromkeys(name for name in outer if name not in env)
+    return replace(request, env={**off, **request.env})
+
+
+# ------------------------------------------------------------------------- a local environment
+
+
+def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Probes]:
+    """Queries with an environment's interpreter and packages, with some files replaced."""
+    root = Path(base.identity.site_packages)
+    outer = base.identity.env
+
+    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
+        def run(request: Part, form: type[T], timeout: float, probe: str) -> T:
+            with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+                link_out(root, net_changes(tree), Path(scratch))
+                asked = {**plain(request), "paths": [scratch]}
+                return ask_probe(python, asked, form, timeout, probe, instead_of=root)
+
+        def ask(request: DispatchRequest) -> DispatchReply:
+            return run(unsetting(request, outer, env), DispatchReply, 300, DISPATCH)
+
+        def compile_kernels(request: CodegenRequest) -> CodegenReply:
+            return run(unsetting(request, outer, env), CodegenReply, CODEGEN_TIMEOUT, CODEGEN)
+
+        return Probes(ask=ask, compile=compile_kernels)
+
+    return asking
+
+
+def link_out(root: Path, changes: Changes, into: Path) -> None:
+    """A directory tree with changes, with links to all unchanged parts."""
+    folders = {Path(path).parents[depth] for path in changes for depth in range(path.count("/"))}
+    for folder in sorted({Path(), *folders}):
+        (into / folder).mkdir(exist_ok=True)
+        for entry in _entries(root / folder):
+            path = folder / entry.name
+            if path not in folders and path.as_posix() not in changes:
+                (into / path).symlink_to(entry.path)
+    for name, content in changes.items():
+        if content is not None:
+            (into / name).write_bytes(content.read())
+            (into / name).chmod(content.mode)
+    for folder in sorted(folders, reverse=True):  # an empty one would be a namespace package
+        if not any((into / folder).iterdir()):
+            (into / folder).rmdir()
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            yield from entries
+
+
+# ---------------------------------------------------------------------------- an image's container
+
+
+#: Runs a program of several files without writing them: all except the last become modules.
+_STARTER = """
+import io, json, os, sys, types
+sys.stdin = io.StringIO(os.environ.pop("SPARK_BUILD_REQUEST"))
+sys.argv = ["probe.py"]
+*siblings, (_, program) = json.loads(os.environ.pop("SPARK_BUILD_PROBE"))
+for name, source in siblings:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+exec(compile(program, "probe.py", "exec"), {"__name__": "__main__"})
+"""
+#: Files of the image to hide, only in this temporary container.
+_REMOVER = (
+    "import json, os; [os.path.lexists(p) and os.remove(p) "
+    "for p in json.loads(os.environ.pop('SPARK_BUILD_GONE'))]; "
+)
+
+
+def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
+    """Queries in containers of an image, with some files replaced."""
+
+    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
+        changes = net_changes(tree)
+
+        def ask(request: DispatchRequest) -> DispatchReply:
+            asked = unsetting(request, base.identity.env, env)
+            return ask_in_container(base, asked, DispatchReply, DISPATCH, changes)
+
+        def compile_kernels(request: CodegenRequest) -> CodegenReply:
+            asked = unsetting(request, base.identity.env, env)
+            return ask_in_container(base, asked, CodegenReply, CODEGEN, changes)
+
+        return Probes(ask=ask, compile=compile_kernels)
+
+    return asking
+
+
+def ask_in_container(
+    base: Base, request: Part, form: type[T], probe: str, changes: Changes | None = None
+) -> T:
+    """Query the image's own interpreter, vLLM and extension modules, without network and GPU.
+
+    Raises:
+        SandboxUnavailable: the probe gave no result.
+        MalformedReply: its result is malformed.
+    """
+    from builder.images.engines import docker
+
+    site = base.identity.site_packages
+    gone = [f"{site}/{path}" for path, content in (changes or {}).items() if content is None]
+    env = {
+        "SPARK_BUILD_REQUEST": json.dumps(plain(request)),
+        "SPARK_BUILD_PROBE": json.dumps(_sources(probe)),
+        **({"SPARK_BUILD_GONE": json.dumps(gone)} if gone else {}),
+    }
+    command = [base.identity.interpreter, "-B", "-c", (_REMOVER if gone else "") + _STARTER]
+    client = docker.connect()
+    try:
+        with tempfile.TemporaryFile() as files:
+            if changes:
+                write_tar(files, site, changes)
+            output = docker.run(
+                client,
+                base.identity.ref,
+                command,
+                env=env,
+                user="0" if gone else None,
+                files=files if changes else None,
+            )
+        result = json.loads(output)
+    except ValueError as error:
+        raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
+    finally:
+        client.close()
+    return reply_of(result, form)
+
+
+def _sources(probe: str) -> list[tuple[str, str]]:
+    """Module names and texts of a probe's files, with the main program last."""
+    from builder.common.paths import package_file
+
+    files = DISPATCH_PROBE if probe == DISPATCH else CODEGEN_PROBE
+    return [(f.removesuffix(".py"), package_file("probes", f).read_text("utf-8")) for f in files]
+
+
+def write_tar(out: IO[bytes], site: str, changes: Changes) -> None:
+    """Changed files as a tar for the root of a container.
+
+    Their timestamp is 0, so that no compiled file matches them.
+    """
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, content in sorted(changes.items()):
+            if content is None:
+                continue
+            data = content.read()
+            info = tarfile.TarInfo(f"{site}/{path}".lstrip("/"))
+            info.size, info.mode, info.mtime = len(data), content.mode, 1
+            tar.addfile(info, io.BytesIO(data))
+    out.seek(0)

@@ -1,0 +1,83 @@
+"""Runs the levels of verification."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from builder.common.console import console
+from builder.proof.binaries import check_binaries
+from builder.proof.checks import Check, few
+from builder.proof.codegen import check_codegen
+from builder.proof.dispatch import check_dispatch
+from builder.proof.imports import check_imports
+from builder.proof.numbers import check_numbers
+from builder.proof.ongpu import check_on_gpu
+from builder.proof.report import Report
+from builder.proof.shadows import shadows_of
+from builder.proof.static import check_static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from builder.proof.checks import Listener
+    from builder.proof.finders import Shadow
+    from builder.proof.levels import Level
+    from builder.proof.target import VerifyTarget
+
+#: Levels whose probes import copies of the target's Python files, outside of the target.
+_OF_COPIES = ("dispatch", "codegen", "numbers")
+#: The function of each level, by its name in ``levels.py``.
+RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
+    "static": check_static,
+    "imports": check_imports,
+    "dispatch": check_dispatch,
+    "codegen": check_codegen,
+    "numbers": check_numbers,
+    "binaries": check_binaries,
+    "device": partial(check_on_gpu, level="device"),
+    "serve": partial(check_on_gpu, level="serve"),
+}
+
+
+def verify(
+    target: VerifyTarget,
+    levels: Sequence[str],
+    heard: Listener | None = None,
+) -> Report:
+    """Run the levels and collect the evidence; ``heard`` is called for each check."""
+    report = Report(
+        target=target.name,
+        plan=target.plan,
+        digests=target.digests,
+    )
+    for level in levels:
+        with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
+            for check in _checks(target, level):
+                report.checks.append(check)
+                bar.advance()
+                if heard is not None:
+                    heard(check)
+        if heard is not None:
+            heard.end()
+    return report
+
+
+def _checks(target: VerifyTarget, level: str) -> Iterable[Check]:
+    """The checks of a level; only if what it imports here is what Python imports in the target."""
+    if level not in _OF_COPIES or target.asked_in_itself or target.ask is None:
+        return RUNNERS[level](target)
+    shadows = shadows_of(target)
+    return [_not_alike(level, shadows)] if shadows else RUNNERS[level](target)
+
+
+def _not_alike(level: str, shadows: Sequence[Shadow]) -> Check:
+    return Check(
+        level=cast("Level", level),
+        name="imported modules",
+        status="not-run",
+        expected="the files that are imported here are those that Python imports in the target",
+        seen=f"Python runs {few(shadows)}",
+        where=shadows[0].path,
+        reason=f"in the target, Python runs {few(shadows)}; only the latter could be imported here",
+    )

@@ -1,0 +1,505 @@
+"""Files of an image that are in no RECORD and no receipt, and what Python does with them.
+
+Some it runs at startup: ``.pth`` files with code (the ``site`` module executes lines that begin
+with ``import``), ``sitecustomize``, ``usercustomize``, a replaced interpreter or command, plugins.
+Some it imports instead of a recorded module, or as a new one.  Those that the base already had are
+reported separately.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import re
+from configparser import ConfigParser, Error
+from dataclasses import dataclass
+from posixpath import join, normpath
+from typing import TYPE_CHECKING
+
+from builder.applier.environment import ENV_PTH, env_pth
+from builder.applier.receipts import env_of, kept_true, receipt_path, receipts_of
+from builder.applier.records import parse_record
+from builder.applier.trees import distribution_of
+from builder.errors import UsageError
+from builder.images.engines.metadata import SHARE
+from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.python import DEFAULT_PATH, interpreters
+from builder.images.rootfs.tar import DIR, SYMLINK
+from builder.images.rootfs.view import Rootfs
+from builder.proof.finders import CACHE, Finder, Naming, Shadow, changed_packages, may_run
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from builder.applier.trees import Distribution, Tree
+    from builder.images.rootfs.base import OpenedImage
+    from builder.images.rootfs.python import Interpreter
+    from builder.images.rootfs.view import Entry
+
+#: a bare name is a link to a package
+_CUSTOMIZE = re.compile(
+    r"(?:site|user)customize(?:(?:/__init__)?\.(?:[^/]*\.)?(?:py|pyc|so))?", re.ASCII
+)
+_DPKG = "/var/lib/dpkg/info"
+#: The command that an image runs; distributions' own are compared with their RECORD.
+_COMMAND, _PYTHONS = "vllm", ("python3", "python")
+_ELSEWHERE = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX")
+_LD_PRELOAD = "/etc/ld.so.preload"
+_LINKS = 40
+#: Bytes of a script's first line that Linux reads (``BINPRM_BUF_SIZE``).
+_SHEBANG = 256
+_ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
+#: Groups of entry points that are loaded at startup: vLLM's (``vllm/plugins/__init__.py``), torch's
+#: (``torch/__init__.py``) and Triton's (``triton/backends/__init__.py``).
+_PLUGINS = re.compile(r"(?:vllm|torch|triton)\..+")
+_CODE = re.compile(r"import[ \t]")
+#: ``uv venv`` and virtualenv write it beside ``_virtualenv.py``, and record neither.
+_OF_VIRTUALENV = {"_virtualenv.pth": "import _virtualenv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrecorded:
+    """Paths below site-packages; absolute ones are elsewhere."""
+
+    #: run at every start of Python or of vLLM, and added by our layers or later
+    hooks: tuple[str, ...] = ()
+    #: the same, but from the base, or part of a virtual environment
+    of_base: tuple[str, ...] = ()
+    #: what Python runs instead of a recorded module
+    shadows: tuple[Shadow, ...] = ()
+    #: recorded files that layers above the base replaced, and code that they added to a package
+    #: that layers change
+    changed: tuple[str, ...] = ()
+    #: everything else; a folder without recorded files is listed once, with a ``/``
+    files: tuple[str, ...] = ()
+
+
+def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
+    """Search the image, or only the layers above a locked base.
+
+    ``tree`` is its identified site-packages.
+    """
+    above = opened.view.above
+    own = above if above is not None else _ours(opened.view, site, tree)
+    with contextlib.closing(layers_above(opened, own or 0)) as upper:
+        view = opened.view if above is None else upper
+        found = _InSite(view, site, tree)
+        python = _interpreter_of(opened, site)
+        naming = Naming.of(python.version, f"linux/{opened.image.config.architecture}")
+        search = _Search(found, naming, own, tree)
+        for path, entry in view.below(site).items():
+            if entry.kind != DIR:
+                search.see(path, entry)
+        config = opened.image.config
+        start = _Start(view, python, site, config.env, config.working_directory)
+        shadows = [*search.shadows, *start.shadows(search.packages, naming)]
+        return Unrecorded(
+            hooks=_texts([*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env)]),
+            of_base=_texts(search.of_base),
+            shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
+            changed=_texts(search.changed),
+            files=_texts(sorted({_shortest(path, found.folders) for path in search.files})),
+        )
+
+
+def layers_above(opened: OpenedImage, count: int | None = None) -> Rootfs:
+    """The files of the uppermost layers of an image alone: of those above its locked base."""
+    count = opened.view.above if count is None else count
+    layers = opened.image.layers
+    cache = LayerCache(opened.image.source, diff_ids=opened.image.diff_ids)
+    return Rootfs(layers[len(layers) - (count or 0) :], cache)
+
+
+def _interpreter_of(opened: OpenedImage, site: str) -> Interpreter:
+    """The interpreter that imports from site-packages, as identification chose it."""
+    config, view = opened.image.config, opened.view
+    for python in interpreters(view, config.env, config.working_directory):
+        if any(view.realpath(folder) == site for folder in python.path):
+            return python
+    raise UsageError(f"no interpreter of the image imports from {site}")
+
+
+class _Search:
+    """Sorts the files of site-packages by what Python does with them."""
+
+    def __init__(self, found: _InSite, naming: Naming, own: int | None, tree: Tree) -> None:
+        self._found, self._naming, self._own = found, naming, own
+        self.packages = changed_packages(tree)
+        receipts = receipts_of(tree)
+        records = kept_true(receipts)
+        self._planned = {path for receipt in receipts for path in receipt.files} | records
+        #: what belongs to the packages that layers change, and to no other
+        self._closed = self.packages | {path.partition("/")[0] for path in records}
+        self._names = {dist.name for path in records if (dist := _dist_of(path))}
+        self._finder = Finder(found, naming)
+        self.hooks: list[str] = []
+        self.of_base: list[str] = []
+        self.shadows: list[Shadow] = []
+        self.changed: list[str] = []
+        self.files: list[str] = []
+
+    def see(self, path: str, entry: Entry) -> None:
+        """Sort one file."""
+        of_base = self._own is not None and entry.layer >= self._own
+        if CACHE in path.split("/"):
+            if not of_base:
+                self._see_compiled(path, entry)
+        elif self._found.explained(path, entry):
+            if not of_base and (self._found.differs(path, entry) or self._is_later(path)):
+                self.changed.append(path)
+        elif self._found.is_hook(path):
+            is_known = of_base or self._found.of_virtualenv(path)
+            (self.of_base if is_known else self.hooks).append(path)
+        else:
+            self._see_module(path, entry, of_base=of_base)
+
+    def _is_later(self, path: str) -> bool:
+        """Whether it is a file of a package that layers change, and of no layer.
+
+        Its RECORD, or a second one of the same distribution, may have been changed with it.
+        """
+        dist = _dist_of(path)
+        again = dist is not None and dist.name in self._names
+        return path not in self._planned and (path.partition("/")[0] in self._closed or again)
+
+    def _see_module(self, path: str, entry: Entry, *, of_base: bool) -> None:
+        shadow = self._shadow(path, entry)
+        package = path.partition("/")[0]
+        if shadow is not None and not (of_base and package not in self.packages):
+            self.shadows.append(shadow)
+        elif not of_base and self._is_later(path) and self._counts(path, entry):
+            self.changed.append(path)
+        else:
+            self.files.append(path)
+
+    def _counts(self, path: str, entry: Entry) -> bool:
+        return self._imports(path, entry) or _dist_of(path) is not None
+
+    def _imports(self, path: str, entry: Entry) -> bool:
+        """Whether Python may import it: a module, or a link to a package."""
+        name = path.rpartition("/")[2]
+        return bool(self._naming.stem(name)) or (entry.kind == SYMLINK and "." not in name)
+
+    def _shadow(self, path: str, entry: Entry) -> Shadow | None:
+        if not self._imports(path, entry):
+            return None
+        folder, _, name = path.rpartition("/")
+        stem = self._naming.stem(name) or name
+        places = [(folder, stem)]
+        if stem == "__init__" and folder:
+            above, _, package = folder.rpartition("/")
+            places.append((above, package))
+        for place in places:
+            first, *others = self._finder.candidates(*place) or [path]
+            hidden = [one for one in others if self._found.lists(one)]
+            if hidden and not self._found.lists(first):
+                return Shadow(first, hidden[0])
+        return None
+
+    def _see_compiled(self, path: str, entry: Entry) -> None:
+        """A compiled file that came after its source, whose bytes Python may run instead of it."""
+        cache, _, name = path.rpartition("/")
+        stem = self._naming.compiled_from(name)
+        folder = cache.rpartition("/")[0]
+        source = f"{folder}/{stem}.py" if folder else f"{stem}.py"
+        if not stem or self._found.is_as_recorded(path, entry):
+            return
+        if not self._found.came_after(entry, source):
+            return
+        if not may_run(self._found.read(path) or b"", self._found.read(source)):
+            return
+        if path.partition("/")[0] in self.packages:
+            self.shadows.append(Shadow(path, source))
+        else:
+            self.files.append(path)
+
+
+def _dist_of(path: str) -> Distribution | None:
+    """The distribution that a file of a ``.dist-info`` describes."""
+    return distribution_of(path.partition("/")[0])
+
+
+def _texts(paths: list[str]) -> tuple[str, ...]:
+    """File names that can be printed and written as JSON, because names need not be UTF-8."""
+    return tuple(
+        path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        for path in paths
+    )
+
+
+def _ours(view: Rootfs, site: str, tree: Tree) -> int | None:
+    """Number of layers from the top to the lowest that has files of ours; None if none has."""
+    paths = [f"{site}/{receipt_path(r.layer)}" for r in receipts_of(tree)]
+    lowest = view.lowest([*paths, f"{SHARE}/plan.json"])
+    return None if lowest is None else lowest + 1
+
+
+class _InSite:
+    """The RECORDs and receipts of one site-packages."""
+
+    def __init__(self, view: Rootfs, site: str, tree: Tree) -> None:
+        self._view, self._site = view, site
+        self._claims: dict[str, set[str | None]] = {}
+        for dist in tree.distributions().values():
+            self._claim(dist.info_dir, tree.read(f"{dist.info_dir}/RECORD"))
+        for name in view.names(site):
+            if distribution_of(name) is not None:
+                self._claim(name, view.read(f"{site}/{name}/RECORD"))
+        receipts = receipts_of(tree)
+        for receipt in receipts:
+            self._claims.setdefault(receipt_path(receipt.layer), set()).add(None)
+            for path, entry in receipt.files.items():
+                if entry.after is not None:
+                    self._claims.setdefault(path, set()).add(entry.after)
+        self._settings = env_pth(env_of(tree)) if receipts else None
+        #: folders with recorded files
+        self.folders = {
+            "/".join(parts[:depth])
+            for parts in (path.split("/") for path in self._claims)
+            for depth in range(1, len(parts))
+        }
+        self._tree = tree
+        self._named: dict[str, set[str]] = {}
+        for path in (*self._claims, *self.folders):
+            above, _, name = path.rpartition("/")
+            self._named.setdefault(above, set()).add(name)
+
+    def _claim(self, info: str, record: bytes | None) -> None:
+        with contextlib.suppress(ValueError, csv.Error):  # a damaged one explains nothing
+            for row in parse_record(record or b""):
+                self._claims.setdefault(row.path, set()).add(row.sha256)
+            self._claims.setdefault(f"{info}/RECORD", set()).add(None)
+
+    def explained(self, path: str, entry: Entry) -> bool:
+        """Whether a RECORD or a receipt lists it; a hook must also match its sha256."""
+        said = self._claims.get(path)
+        if path == ENV_PTH:
+            return self._view.read(f"{self._site}/{path}") == self._settings
+        if said is None or not _may_be_hook(path):
+            return said is not None
+        real = self._view.stat(f"{self._site}/{path}") or entry
+        return None in said or real.row.sha256 in said
+
+    def lists(self, path: str) -> bool:
+        """Whether a RECORD or a receipt lists a file, or a file in a folder (with a ``/``)."""
+        return path.rstrip("/") in self.folders if path.endswith("/") else path in self._claims
+
+    def is_as_recorded(self, path: str, entry: Entry) -> bool:
+        """Whether a RECORD or a receipt has the sha256 of its bytes."""
+        said = self._claims.get(path, set())
+        return bool(said - {None}) and not self.differs(path, entry)
+
+    def differs(self, path: str, entry: Entry) -> bool:
+        """Whether RECORDs and receipts have only other bytes than these."""
+        said = self._claims.get(path, {None})
+        real = self._view.stat(f"{self._site}/{path}") or entry
+        return None not in said and real.row.sha256 not in said
+
+    def came_after(self, entry: Entry, source: str) -> bool:
+        """Whether an entry is from a higher layer than its source."""
+        found = self._view.lstat(f"{self._site}/{source}")
+        return found is None or entry.layer < found.layer
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file of site-packages, also of one in a locked base."""
+        data = self._view.read(f"{self._site}/{path}")
+        return self._tree.read(path) if data is None else data
+
+    def children(self, directory: str) -> set[str]:
+        """The names in a folder of site-packages, recorded or not."""
+        where = f"{self._site}/{directory}".rstrip("/")
+        found = self._named.get(directory, set())
+        return found | set(self._view.names(where))
+
+    def is_hook(self, path: str) -> bool:
+        """Whether Python, or vLLM, runs it at startup."""
+        if _ENTRY_POINTS.fullmatch(path):
+            return _has_plugins(self._view.read(f"{self._site}/{path}"))
+        if not path.endswith(".pth"):
+            return _may_be_hook(path)
+        return "/" not in path and _has_code(self._lines(path))
+
+    def of_virtualenv(self, path: str) -> bool:
+        """Whether it is the hook of a tool that creates virtual environments."""
+        return self._lines(path) == [_OF_VIRTUALENV.get(path)]
+
+    def _lines(self, path: str) -> list[str]:
+        return _lines_of(self._view, f"{self._site}/{path}")
+
+
+def _lines_of(view: Rootfs, path: str) -> list[str]:
+    try:
+        data = view.read(path) or b""
+    except UsageError:  # a form that is not read here may hold anything
+        return ["import "]
+    return data.decode("utf-8-sig", "replace").splitlines()  # as site.addpackage does
+
+
+def _has_code(lines: list[str]) -> bool:
+    return any(map(_CODE.match, lines))
+
+
+def _may_be_hook(path: str) -> bool:
+    """Whether Python may run a path below a folder of ``sys.path`` at startup."""
+    return ("/" not in path and path.endswith(".pth")) or bool(_CUSTOMIZE.fullmatch(path))
+
+
+def _has_plugins(data: bytes | None) -> bool:
+    """Whether entry points have code that vLLM or torch loads at every start."""
+    parser = ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+    try:
+        parser.read_string((data or b"").decode("utf-8", "replace"))
+    except Error:
+        return True  # other readers may find some in it
+    return any(map(_PLUGINS.fullmatch, map(str.strip, parser.sections())))
+
+
+class _Start:
+    """What runs when the image's Python starts, besides site-packages."""
+
+    def __init__(
+        self,
+        view: Rootfs,
+        python: Interpreter,
+        site: str,
+        env: Mapping[str, str],
+        working_dir: str,
+    ) -> None:
+        self._view, self._site = view, site
+        self._stdlib = python.stdlib[1:]
+        search = [f for f in env.get("PATH", DEFAULT_PATH).split(":") if f.startswith("/")]
+        scripts = [f"{folder.rstrip('/')}/{_COMMAND}" for folder in search]
+        pythons = [f"{folder.rstrip('/')}/{name}" for folder in search for name in _PYTHONS]
+        named = filter(None, (_shebang(view.read(script)) for script in scripts))
+        started = (*scripts, *pythons, python.command, *named)
+        self._exact = {path for command in started for path in self._links(command)}
+        self._exact |= set(_preloaded(env, view))
+        root = python.environment
+        self._exact |= {f"{root}/pyvenv.cfg"} if root else set()
+        folders = {path.rpartition("/")[0] for path in self._exact}
+        self._configured = {f"{folder}/pyvenv.cfg" for folder in folders}
+        self._configured |= {f"{folder.rpartition('/')[0]}/pyvenv.cfg" for folder in folders}
+        first = [folder.rpartition("/")[0] for s in scripts if (folder := view.realpath(s))]
+        listed = [*first, *python.path[: _until(view, python.path, site)], *python.stdlib]
+        self._earlier = list(dict.fromkeys([*listed, working_dir or "/"]))
+
+    def _links(self, path: str) -> set[str]:
+        """A path, and every path that its links lead through."""
+        found: set[str] = set()
+        while path not in found and len(found) < _LINKS:
+            found.add(path)
+            folder = self._view.realpath(path.rpartition("/")[0] or "/")
+            if folder is not None:
+                path = f"{folder.rstrip('/')}/{path.rpartition('/')[2]}"
+                found.add(path)
+            entry = self._view.lstat(path)
+            if entry is None or entry.kind != SYMLINK:
+                break
+            path = normpath(join(path.rpartition("/")[0], entry.row.link))
+        return found
+
+    def runs(self, path: str) -> bool:
+        """Whether an absolute path is a program or setting of every start, or its code."""
+        if path in self._exact or path in self._configured or path == _LD_PRELOAD:
+            return True
+        folder, _, name = path.rpartition("/")
+        inside = any(f"{folder}/".startswith(f"{lib}/") for lib in self._stdlib)
+        return inside and "-packages/" not in path and name.endswith((".py", ".so", ".pth"))
+
+    def shadows(self, packages: Collection[str], naming: Naming) -> Iterator[Shadow]:
+        """The packages that an earlier entry of ``sys.path`` has as well."""
+        finder = Finder(_Absolute(self._view), naming)
+        for folder in self._earlier:
+            real = self._view.stat(folder)
+            if real is None or self._view.realpath(folder) == self._site:
+                continue
+            if real.kind != DIR and not folder.endswith(".zip"):
+                continue
+            if real.kind != DIR:
+                yield Shadow(folder, f"{self._site}/")
+                continue
+            for package in sorted(packages):
+                first = next(iter(finder.candidates(folder.rstrip("/"), package)), "/")
+                if not first.endswith("/"):
+                    yield Shadow(f"/{first.lstrip('/')}", package)
+
+
+class _Absolute:
+    """The folders of an image, by absolute path."""
+
+    def __init__(self, view: Rootfs) -> None:
+        self._view = view
+
+    def children(self, directory: str) -> list[str]:
+        return self._view.names(directory or "/")
+
+
+def _shebang(script: bytes | None) -> str:
+    """The program that runs a script."""
+    first = (script or b"")[:_SHEBANG].partition(b"\n")[0].decode("utf-8", "replace")
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    return words[0] if words and words[0].startswith("/") else ""
+
+
+def _until(view: Rootfs, path: Sequence[str], site: str) -> int:
+    return next((n for n, folder in enumerate(path) if view.realpath(folder) == site), len(path))
+
+
+def _preloaded(env: Mapping[str, str], view: Rootfs) -> Iterator[str]:
+    """The libraries that the dynamic loader puts into every process (ld.so(8))."""
+    text = f"{env.get('LD_PRELOAD', '')} {env.get('LD_AUDIT', '')}"
+    named = (view.read(_LD_PRELOAD) or b"").decode("utf-8", "replace")
+    yield from (path for path in re.split(r"[\s:]+", f"{text} {named}") if path.startswith("/"))
+
+
+def _settings(env: Mapping[str, str]) -> Iterator[str]:
+    """Variables that make Python read its own files, or compiled ones, from another place."""
+    yield from (f"${name}" for name in _ELSEWHERE if env.get(name))
+
+
+def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
+    """Hooks that layers above the base add to another folder that may be on ``sys.path``."""
+    found = []
+    for path, entry in upper.below("/").items():
+        if entry.kind == DIR or f"/{path}".startswith(f"{site}/"):
+            continue
+        folder, _, name = f"/{path}".rpartition("/")
+        if name == "__init__.py":
+            name = f"{folder.rpartition('/')[2]}/{name}"
+        settings = name.endswith(".pth") and folder.endswith(("/site-packages", "/dist-packages"))
+        code = settings and _has_code(_lines_of(upper, f"/{path}"))
+        inside = f"{folder.rpartition('/')[2]}/{name}"
+        plugs = _ENTRY_POINTS.fullmatch(inside) and _has_plugins(upper.read(f"/{path}"))
+        if code or plugs or _CUSTOMIZE.fullmatch(name) or start.runs(f"/{path}"):
+            found.append(f"/{path}")
+    folders = {path.rpartition("/")[0] for path in found}
+    folders |= {folder.rpartition("/")[0] for folder in folders}
+    packaged = _packaged(upper, folders) if found else set()
+    return [path for path in found if path not in packaged]
+
+
+def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:
+    """Files of packages in these layers: Debian's, and those in some folders."""
+    lists = [f"{_DPKG}/{name}" for name in upper.names(_DPKG) if name.endswith(".list")]
+    upper.fetch(lists)
+    known = {
+        line.decode("utf-8", "replace")
+        for path in lists
+        for line in (upper.read(path) or b"").splitlines()
+    }
+    for folder in folders:
+        for name in upper.names(folder):
+            record = upper.read(f"{folder}/{name}/RECORD") if distribution_of(name) else None
+            with contextlib.suppress(ValueError, csv.Error):
+                known.update(f"{folder}/{row.path}" for row in parse_record(record or b""))
+    return known
+
+
+def _shortest(path: str, recorded: set[str]) -> str:
+    """The uppermost folder of a path without recorded files, else the path."""
+    parts = path.split("/")
+    for depth in range(1, len(parts)):
+        folder = "/".join(parts[:depth])
+        if folder not in recorded:
+            return f"{folder}/"
+    return path

@@ -1,0 +1,312 @@
+"""Where an image to publish is: an OCI layout, a registry, or a Docker Engine.
+
+Overlays cannot run alone, so they are only published as overlays.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from builder.common.console import console
+from builder.errors import EngineError, RemoteError, UsageError
+from builder.images.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
+from builder.images.engines.overlay import find_dockerfile, overlay_onto
+from builder.images.registry.client import Repository
+from builder.images.registry.layout import FallbackSource
+from builder.images.registry.locations import layout_place
+from builder.images.registry.reference import is_digest
+from builder.publishing.evidence import Claim
+from builder.publishing.subject import Baked, Name, Subject, name_of, read_baked, read_subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import docker
+    from docker.models.images import Image as EngineImageModel
+
+    from builder.common.model.plan import RecordedPlan
+    from builder.images.engines.overlay import Overlay
+    from builder.images.registry.layout import LayoutDirectory
+    from builder.images.registry.locations import Locations
+    from builder.images.registry.model import ImageSource
+    from builder.proof.target import VerifyTarget
+    from builder.proof.targets import Opening
+
+
+@dataclass(kw_only=True)
+class StoredImage:
+    """An image in a registry or an OCI layout."""
+
+    text: str
+    source: ImageSource
+    subject: Subject
+
+    @property
+    def name(self) -> Name:
+        """The parts of its tag."""
+        return self.subject.name
+
+    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
+        """One of its images as a target for ``verify``."""
+        from builder.images.rootfs.image import find_image
+        from builder.proof.layered import target_of_layers
+
+        image = find_image(self.source, digest, None)
+        return target_of_layers(image, f"docker://{self.source.name}@{digest}", opening)
+
+    @property
+    def overlay(self) -> bool:
+        """Whether it is an overlay, which cannot run alone."""
+        return self.subject.overlay
+
+    @property
+    def recipe(self) -> Overlay:
+        """How to build an image from the overlay."""
+        image = self.subject.ours[0]
+        where = self.text.removeprefix("docker://")
+        pinned = where if "@" in where else f"{self.source.name}@{image.digest}"
+        return overlay_onto(self.baked[image.digest].plan, image.labels, pinned)
+
+    @cached_property
+    def baked(self) -> Mapping[str, Baked]:
+        """The baked metadata of each image built by spark-build, by digest."""
+        return {image.digest: read_baked(self.source, image) for image in self.subject.ours}
+
+    @property
+    def claims(self) -> list[Claim]:
+        """The images to prove."""
+        return [
+            Claim(
+                digest=image.digest,
+                digests=image.digests,
+                plan_digest=plan.plan_digest,
+                expects=bool(plan.expect),
+            )
+            for image in self.subject.ours
+            for plan in [self.baked[image.digest].plan]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineImage:
+    """An image in a Docker Engine, which pushes it itself and knows the origin of its layers."""
+
+    text: str
+    client: docker.DockerClient
+    image: EngineImageModel
+    recorded: RecordedPlan
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels in its configuration."""
+        from builder.images.engines import docker
+
+        return docker.config_of(self.image).labels
+
+    @property
+    def name(self) -> Name:
+        """The parts of its tag."""
+        return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.text)
+
+    @property
+    def overlay(self) -> bool:
+        """Whether it is an overlay, which cannot run alone."""
+        return is_overlay(self.labels)
+
+    @property
+    def recipe(self) -> Overlay:
+        """How to build an image from the overlay."""
+        return overlay_onto(self.recorded.document, self.labels, self.text)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests that evidence may use for it."""
+        from builder.images.engines import docker
+
+        return docker.digests_of(self.image)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """The images to prove."""
+        return [
+            Claim(
+                digest=str(self.image.id),
+                digests=self.digests,
+                plan_digest=self.recorded.document.plan_digest,
+                expects=bool(self.recorded.document.expect),
+            )
+        ]
+
+    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
+        """The target for ``verify``: this image by ID, independent of its tag."""
+        from builder.proof.container import open_engine_image
+
+        return open_engine_image(digest, opening)
+
+    def push(self, repository: str, tag: str) -> None:
+        """Push it under a tag; the engine uploads missing blobs, then the manifest.
+
+        Raises:
+            RemoteError: the registry or the engine refuses.
+        """
+        from builder.images.engines import docker
+
+        name = f"{repository}:{tag}"
+        self.image.tag(repository, tag)
+        try:
+            docker.push(self.client, name)
+        finally:
+            self.client.images.remove(name, noprune=True)
+
+
+Opened = StoredImage | EngineImage
+
+
+@contextmanager
+def open_source(text: str, places: Locations) -> Iterator[Opened]:
+    """Open ``oci:DIR``, ``HOST/NAME@sha256:...`` or a name in a Docker Engine.
+
+    A name without digest is looked up in the Docker Engine first, then in its registry;
+    ``docker://`` before it means the registry.
+
+    Raises:
+        UsageError: it is malformed, or spark-build did not make it.
+        RemoteError: it does not exist.
+    """
+    if text.startswith(("oci:", "docker://")) or _is_pinned(text):
+        yield _stored(text, places)
+        return
+    client, image = _in_engine(text)
+    if client is None or image is None:
+        yield _of_registry(text, places)
+        return
+    try:
+        yield EngineImage(
+            text=text, client=client, image=image, recorded=_plan_of(client, image, text)
+        )
+    finally:
+        client.close()
+
+
+def _of_registry(text: str, places: Locations) -> StoredImage:
+    from builder.images.engines import docker
+
+    try:
+        return _stored(text, places)
+    except RemoteError as error:
+        if docker.answers():
+            raise
+        raise docker.without_engine(text, error) from None
+
+
+def _is_pinned(text: str) -> bool:
+    return "@" in text and is_digest(text.rpartition("@")[2])
+
+
+def _stored(text: str, places: Locations) -> StoredImage:
+    location = places.open(text)
+    if isinstance(location.image, Repository):
+        subject = read_subject(location.image, location.reference)
+        if not _is_pinned(text):
+            console.say(f"  {text} is {subject.digest} in its registry")
+        return StoredImage(text=text, source=location.image, subject=subject)
+    subject = read_subject(location.image, location.reference)
+    source = _with_base(location.image, subject, places)
+    return StoredImage(text=text, source=source, subject=subject)
+
+
+def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> ImageSource:
+    """A thin layout (``image --thin``) together with the location of the base's blobs.
+
+    Raises:
+        UsageError: blobs are missing, and their repository is unknown.
+    """
+    absent = [
+        image for image in subject.images if not all(layout.has(d.digest) for d in image.layers)
+    ]
+    if not absent:
+        return layout
+    bases = {image.base[0].partition("@")[0] for image in absent}
+    if len(bases) != 1 or not all(image.base[0] for image in absent):
+        raise UsageError(f"{layout.name} lacks layers, and does not record their source")
+    base = bases.pop()
+    if base.startswith(("oci:", "pypi:")):
+        raise UsageError(
+            f"{layout.name} lacks the layers of its base {base} on some disk",
+            hint="build it without --thin",
+        )
+    return FallbackSource(layout, places.open(base).image)
+
+
+def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel | None]:
+    from docker.errors import APIError, ImageNotFound
+
+    from builder.images.engines import docker
+
+    try:
+        client = docker.connect()
+    except EngineError:
+        return None, None
+    try:
+        return client, client.images.get(text)
+    except ImageNotFound:
+        client.close()
+        return None, None
+    except APIError as error:
+        client.close()
+        raise RemoteError(f"Docker Engine error for {text}: {error.explanation}") from None
+
+
+def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> RecordedPlan:
+    from builder.images.engines import docker
+
+    with docker.created(client, str(image.id)) as container:
+        data = docker.read_file(container, f"{SHARE}/plan.json")
+    if data is None:
+        raise UsageError(
+            f"{text} was not made by spark-build: it has no plan",
+            hint="spark-build image --layers b12x-full",
+        )
+    return read_plan(data, text)
+
+
+# ----------------------------------------------------------------------------------------- overlays
+
+
+def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
+    """Refuse an overlay unless ``--overlay`` was given; ``to`` is the destination.
+
+    Raises:
+        UsageError: it is an overlay without the option, or the option without an overlay.
+    """
+    if opened.overlay and allowed:
+        console.say(f"  {opened.text} is an overlay: it runs on {opened.recipe.base}, not alone")
+    elif allowed:
+        raise UsageError(f"{opened.text} is an image, but --overlay is for overlays")
+    elif opened.overlay:
+        lines, build = how_to_run(opened)
+        published = shlex.join(["spark-build", "publish", opened.recipe.image, *to])
+        asked = shlex.join(["spark-build", "publish", opened.text, *to, "--overlay"])
+        raise UsageError(
+            f"{opened.text} is an overlay with only the changed files, without Python and vLLM. "
+            f"It is not published as an image.\n{lines}\n"
+            f"  Publish that: {published}\n  Or publish the overlay itself: {asked}",
+            hint=build,
+        )
+
+
+def how_to_run(opened: Opened) -> tuple[str, str]:
+    """How to build an image from an overlay: the Dockerfile, if no file has it, and the command."""
+    recipe = opened.recipe
+    found = None
+    if opened.text.startswith("oci:"):
+        found = find_dockerfile(layout_place(opened.text)[0], opened.claims[0].digest)
+    build = recipe.command(found)
+    lines = [f"The image consists of {recipe.base} and the overlay: {build}"]
+    if found is None:
+        lines += ["with this Dockerfile:", *(f"  {x}" for x in recipe.dockerfile.splitlines())]
+    return "\n".join(f"  {line}" for line in lines), build

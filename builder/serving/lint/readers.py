@@ -1,0 +1,647 @@
+"""Finds serve commands in files: shell scripts, compose files, manifests, recipes, Dockerfiles."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from builder.errors import UsageError
+from builder.layers.conversion import shell
+from builder.layers.conversion.shell import UNKNOWN, read_script
+from builder.serving.lint.commands import (
+    GivenVariable,
+    ServeCommand,
+    Word,
+    read_docker_run,
+    serve_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from yaml import SafeLoader
+    from yaml.nodes import MappingNode, Node, ScalarNode
+
+    from builder.layers.conversion.shell import Command
+
+Kind = Literal["dockerfile", "yaml", "shell"]
+
+#: Keys of a container in compose files, Kubernetes manifests and recipes.
+_IMAGE, _COMMAND, _ENV = ("image", "container"), ("command", "args"), ("environment", "env")
+_CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
+#: Commands that run the command behind them.
+_PREFIXES = frozenset(("exec", "sudo", "nohup", "time", "env", "-E"))
+#: Options of a shell before a script in one word: -c, -lc, -ec.
+_SCRIPT_FOLLOWS = re.compile(r"-[a-z]*c")
+_SHELLS = frozenset(("bash", "sh", "dash", "zsh", "su"))
+#: Commands whose words are not run.
+_TEXTS = frozenset(("echo", "printf", "pkill", "pgrep", "grep", "egrep", "kill", "logger", "alias"))
+#: Options of ssh that take a word (ssh(1), OpenSSH 9).
+_SSH_VALUES = frozenset("BbcDEeFIiJLlmOopQRSWw")
+_SERVES = re.compile(r"\bvllm serve\s+[^\s;|&]|\bvllm\.entrypoints\.openai\.api_server\s+-")
+_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})|\$\{[^}]*\}|\$\w+")
+#: What compose fills in (``$$``, ``${NAME:-default}``, ``$NAME``), and Kubernetes (``$(NAME)``).
+_FILLED_IN = re.compile(r"\$\$|\$\{\w+:?-([^${}]*)\}|\$\{[^}]*\}|\$\(\w+\)|\$\w+")
+#: Words and variables of all commands of a file, and characters that are read to find them.  Files
+#: of people have some hundred words; an alias or a variable can repeat them without end.
+_MOST_WORDS, _MOST_LETTERS = 200_000, 1 << 23
+#: Scripts within scripts: ``ssh host 'docker exec x bash -c "vllm serve ..."'`` has three.
+_DEEPEST = 6
+#: Nested lists and maps of YAML.
+_DEEPEST_YAML = 100
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is set before a script begins."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    exported: tuple[GivenVariable, ...] = ()
+
+
+@dataclass
+class _File:
+    """A file that is read, and how much may still be read in it."""
+
+    name: str
+    words: int = _MOST_WORDS
+    letters: int = _MOST_LETTERS
+
+    def command(
+        self, words: Sequence[Word], env: Sequence[GivenVariable], **more: Any
+    ) -> ServeCommand:
+        """A serve command, whose words count.
+
+        Raises:
+            UsageError: all commands together are too large.
+        """
+        self.words -= len(words) + len(env)
+        if self.words < 0:
+            raise UsageError(
+                f"{self.name}: its commands have more than {_MOST_WORDS} words and variables"
+            )
+        return ServeCommand(file=self.name, words=tuple(words), env=tuple(env), **more)
+
+    def read(self, text: str) -> str:
+        """A text, which counts.
+
+        Raises:
+            UsageError: all texts together are too large.
+        """
+        self.letters -= len(text)
+        if self.letters < 0:
+            raise UsageError(
+                f"{self.name}: placeholders, aliases and scripts repeat its text until it is "
+                f"larger than {_MOST_LETTERS >> 20} MiB"
+            )
+        return text
+
+    def script(self, text: str, variables: Mapping[str, str] | None = None) -> list[Command]:
+        """The commands of a script.
+
+        Raises:
+            UsageError: it is nested too deeply, or is too large with its variables.
+        """
+        try:
+            return read_script(self.read(text).encode("utf-8", "replace"), variables)
+        except UsageError as error:
+            raise self._named(error) from None
+
+    def open_quotes(self, text: str) -> list[int]:
+        """The lines of a script on which a quote begins that is not closed.
+
+        Raises:
+            UsageError: it is nested too deeply.
+        """
+        try:
+            return shell.open_quotes(self.read(text).encode("utf-8", "replace"))
+        except UsageError as error:
+            raise self._named(error) from None
+
+    def _named(self, error: UsageError) -> UsageError:
+        text = str(error)
+        return UsageError(text if text.startswith(self.name) else f"{self.name}: {text}")
+
+
+def read_commands(name: str, text: str) -> list[ServeCommand]:
+    """The serve commands of a file, by its name and content.
+
+    Raises:
+        UsageError: it is YAML or JSON that cannot be read, or it expands to too much.
+    """
+    return list(_read(_File(name), _kind(name), text))
+
+
+def _read(file: _File, kind: Kind, text: str) -> Iterator[ServeCommand]:
+    if kind == "dockerfile":
+        return _dockerfile(file, text)
+    if kind == "yaml":
+        return _yaml(file, text)
+    return _script(file, text, 1)
+
+
+def _kind(name: str) -> Kind:
+    base = name.rpartition("/")[2].lower()
+    if base.startswith("dockerfile") or base.endswith((".dockerfile", "containerfile")):
+        return "dockerfile"
+    return "yaml" if base.endswith((".yaml", ".yml", ".json")) else "shell"
+
+
+def open_quotes(name: str, text: str) -> list[int]:
+    """The lines on which a command has a quote that is not closed.
+
+    Raises:
+        UsageError: it is YAML or JSON that cannot be read, or it expands to too much.
+    """
+    kind, file = _kind(name), _File(name)
+    if kind == "shell":
+        commands = file.script(text)
+        inner = [line for command in commands for line in _open_in_words(file, _placed(command))]
+        return [*file.open_quotes(text), *inner]
+    if kind == "dockerfile":
+        return [
+            line for number, row in _instructions(text) for line in _open_in_row(file, row, number)
+        ]
+    return [
+        line
+        for document in _documents(name, text)
+        for mapping in _mappings(document, set())
+        for line in _open_in_container(file, mapping)
+    ]
+
+
+def _placed(command: Command, before: int = 0) -> list[Word]:
+    """The words of a command, with their lines; ``before`` lines are before its script."""
+    rows = zip(command.words, command.lines, command.scripts, strict=False)
+    return [Word(text, before + line, script) for text, line, script in rows]
+
+
+def _open_in_words(file: _File, words: Sequence[Word]) -> Iterator[int]:
+    """Check a script that a shell gets as one word: ``sh -c 'vllm serve ...'``."""
+    for option, word in pairwise(words):
+        if _SCRIPT_FOLLOWS.fullmatch(option.text) and "vllm serve" in word.text:
+            text, first = word.as_script()
+            yield from (first + line - 1 for line in file.open_quotes(text))
+
+
+def _open_in_row(file: _File, row: str, number: int) -> Iterator[int]:
+    """Check an instruction of a Dockerfile."""
+    instruction, _, rest = row.partition(" ")
+    if instruction.upper() not in ("CMD", "ENTRYPOINT", "ENV"):
+        return
+    if _closed(rest):
+        yield from _open_in_words(file, _exec_form(rest, number))
+    else:
+        yield number
+
+
+def _open_in_container(file: _File, mapping: MappingNode) -> Iterator[int]:
+    from yaml.nodes import ScalarNode
+
+    keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
+    if not {*_IMAGE, "recipe_version"} & set(keys):
+        return
+    for key in (*_COMMAND, "entrypoint"):
+        node = keys.get(key)
+        if isinstance(node, ScalarNode) and node.style in ("|", ">"):
+            yield from (_line(node) + line for line in file.open_quotes(node.value))
+        elif isinstance(node, ScalarNode) and not _closed(file.read(node.value)):
+            yield _line(node)
+    parts = (keys[key] for key in ("entrypoint", *_COMMAND) if key in keys)
+    yield from _open_in_words(file, [word for part in parts for word in _words(file, part)])
+
+
+def _closed(text: str) -> bool:
+    """Whether all quotes of a command are closed."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
+
+
+# -- shell
+
+
+def _script(
+    file: _File,
+    text: str,
+    first: int,
+    known: _Known | None = None,
+    depth: int = 0,
+) -> Iterator[ServeCommand]:
+    """The serve commands of a script that begins on line ``first``.
+
+    Raises:
+        UsageError: scripts are nested too deeply, or it is too large with its variables.
+    """
+    if depth > _DEEPEST:
+        raise UsageError(f"{file.name}: scripts are nested too deeply")
+    known = known or _Known()
+    exported = {one.name: one for one in known.exported}
+    for command in file.script(text, known.variables):
+        for key, value in command.exports:
+            exported[key] = GivenVariable(name=key, value=value, line=first + command.line - 1)
+        words = _placed(command, first - 1)
+        own = [
+            GivenVariable(name=k, value=v, line=first + command.line - 1)
+            for k, v in command.assigned
+        ]
+        yield from _of_words(file, words, (*exported.values(), *own), depth)
+        yield from _of_heredocs(file, command, first, tuple(exported.values()), depth)
+
+
+def _of_heredocs(
+    file: _File, command: Command, first: int, exported: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
+    """The serve commands of the here-documents that a command runs, or writes to a file."""
+    source = command.source if command.source and command.source.name == "cat" else None
+    for owner in filter(None, (command, source)):
+        for document in owner.heredocs:
+            at = first + document.line - 1
+            names = [word for word in command.words if not word.startswith("-")]
+            output = names[-1] if "tee" in names and owner is source else document.output
+            runs = {name.rpartition("/")[2] for name in names} & {*_SHELLS, "ssh"}
+            if output and command.name in ("cat", "tee", "sudo"):
+                kind = _kind(output)
+                inner = (
+                    _script(file, document.text, at, depth=depth + 1)
+                    if kind == "shell"
+                    else (_moved(one, at - 1) for one in _read(file, kind, document.text))
+                )
+                yield from inner
+            elif runs:
+                known = _Known(
+                    variables=command.variables or owner.variables if document.expanded else {},
+                    exported=() if "ssh" in runs else tuple(exported),
+                )
+                yield from _script(file, document.text, at, known, depth + 1)
+
+
+def _moved(command: ServeCommand, lines: int) -> ServeCommand:
+    """A command of a text that begins behind some lines of its file."""
+    return replace(
+        command,
+        line=command.line + lines,
+        image_line=command.image_line + lines,
+        words=tuple(replace(word, line=word.line + lines) for word in command.words),
+        env=tuple(replace(one, line=one.line + lines) for one in command.env),
+    )
+
+
+def _of_words(
+    file: _File, words: list[Word], env: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
+    """The serve commands of one command line."""
+    own = list(env)
+    at = 0
+    while at < len(words) and (words[at].text in _PREFIXES or "=" in words[at].text):
+        key, equals, value = words[at].text.partition("=")
+        own += [GivenVariable(name=key, value=value, line=words[at].line)] if equals else []
+        at += 1
+    words = words[at:]
+    texts = [word.text for word in words]
+    program = texts[0].rpartition("/")[2] if texts else ""
+    if not texts or program in _TEXTS:
+        return
+    if program in _CONTAINER_TOOLS and "run" in texts:
+        run = read_docker_run(words[texts.index("run") + 1 :])
+        if run.image is not None:
+            yield from _in_container(file, run.words, run.entrypoint, run.image, run.env, depth)
+        return
+    if program in (*_CONTAINER_TOOLS, "ssh"):
+        own = []  # the command runs elsewhere
+    remote = _remote(words) if program == "ssh" else None
+    script = (remote,) if remote is not None else _scripts_in(words)
+    if script:
+        known = _Known(exported=tuple(own))
+        for text, first in script:
+            yield from _script(file, text, first, known, depth + 1)
+        return
+    served = serve_words(words, "", "")
+    if served is not None:
+        yield file.command(served, own, line=words[0].line)
+
+
+def _in_container(
+    file: _File,
+    words: Sequence[Word],
+    entrypoint: str | None,
+    image: Word,
+    env: Sequence[GivenVariable],
+    depth: int = 0,
+) -> Iterator[ServeCommand]:
+    """The serve commands of a container's command line."""
+    whole = [*([Word(entrypoint, image.line)] if entrypoint else []), *words]
+    scripts = _scripts_in(whole)
+    for text, first in scripts:
+        for inner in _script(file, text, first, depth=depth + 1):
+            yield replace(
+                inner, env=(*env, *inner.env), image=inner.image or image.text,
+                image_line=inner.image_line or image.line,
+            )  # fmt: skip
+    served = None if scripts else serve_words(words, entrypoint, image.text)
+    if served is not None:
+        line = words[0].line if words else image.line
+        yield file.command(served, env, line=line, image=image.text, image_line=image.line)
+
+
+def _scripts_in(words: Sequence[Word]) -> list[tuple[str, int]]:
+    """The scripts among the words of a command, each with its line: ``bash -c SCRIPT``."""
+    found = []
+    shells = False
+    for at, word in enumerate(words):
+        name = word.text.rpartition("/")[2]
+        if name == "eval" and at == 0:
+            return [(" ".join(one.as_script()[0] for one in words[1:]), word.line)]
+        if shells and _SCRIPT_FOLLOWS.fullmatch(word.text):
+            rest = (one for one in words[at + 1 :] if not one.text.startswith("-"))
+            return [one.as_script() for one in islice(rest, 1)]
+        shells = shells or name in _SHELLS
+        if at and _SERVES.search(word.text):  # tmux new-session -d 'vllm serve ...'
+            found.append(word.as_script())
+    return found
+
+
+def _remote(words: Sequence[Word]) -> tuple[str, int] | None:
+    """The script that ``ssh`` runs on its host, and its line; None if it runs none.
+
+    It joins its words with blanks; here they keep their lines.
+    """
+    at = 1
+    while at < len(words) and words[at].text.startswith("-"):
+        at += 2 if words[at].text[-1] in _SSH_VALUES and len(words[at].text) == 2 else 1
+    rest = words[at + 1 :]
+    if not rest:
+        return None
+    text, first = rest[0].as_script()
+    line = first + text.count("\n")
+    parts = [text]
+    for word in rest[1:]:
+        inner, start = word.as_script()
+        breaks = max(0, start - line)
+        parts += [" \\\n" * breaks or " ", inner]
+        line += breaks + inner.count("\n")
+    return "".join(parts), first
+
+
+# -- Dockerfiles
+
+
+def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
+    image = Word("", 0)
+    env: list[GivenVariable] = []
+    entrypoint: list[Word] = []
+    command: list[Word] = []
+    for number, line in _instructions(text):
+        word, _, rest = line.partition(" ")
+        instruction = word.upper()
+        if instruction == "FROM":
+            parts = [part for part in rest.split() if not part.startswith("--")]
+            image = Word(parts[0] if parts else "", number)
+            env, entrypoint, command = [], [], []
+        elif instruction == "ENV":
+            env += _dockerfile_env(rest, number)
+        elif instruction == "ENTRYPOINT":
+            entrypoint = _exec_form(rest, number)
+        elif instruction == "CMD":
+            command = _exec_form(rest, number)
+    words = [*entrypoint, *command]
+    served = list(_in_container(file, words, "" if entrypoint else None, image, env))
+    yield from served
+    if env and not served:
+        at = (words or [image])[0].line
+        yield file.command((), env, line=at, image=image.text, image_line=image.line)
+
+
+def _instructions(text: str) -> Iterator[tuple[int, str]]:
+    """Each instruction with the number of its first line; continued lines are joined."""
+    start = 0
+    parts: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not parts and (not stripped or stripped.startswith("#")):
+            continue
+        start = start if parts else number
+        if stripped.startswith("#"):
+            continue
+        parts.append(stripped.removesuffix("\\"))
+        if not stripped.endswith("\\"):
+            yield start, " ".join(parts)
+            parts = []
+
+
+def _dockerfile_env(rest: str, line: int) -> list[GivenVariable]:
+    words = _split(rest)
+    if words and "=" not in words[0]:  # ENV NAME the value
+        return [GivenVariable(name=words[0], value=" ".join(words[1:]), line=line)]
+    pairs = (word.partition("=") for word in words)
+    return [GivenVariable(name=key, value=value, line=line) for key, _, value in pairs]
+
+
+def _exec_form(rest: str, line: int) -> list[Word]:
+    try:
+        words = json.loads(rest) if rest.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        words = _split(rest)  # for a shell
+    return [Word(word, line) for word in words]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quote
+        return text.split()
+
+
+# -- YAML
+
+
+def _yaml(file: _File, text: str) -> Iterator[ServeCommand]:
+    for document in _documents(file.name, text):
+        for mapping in _mappings(document, set()):
+            yield from _container(file, mapping)
+
+
+@cache
+def _loader() -> type[SafeLoader]:
+    """YAML's safe loader, for files that are not nested deeply: its time grows with the depth."""
+    import yaml
+
+    class Shallow(yaml.SafeLoader):
+        def fetch_flow_collection_start(self, TokenClass: type) -> None:  # noqa: N803 - its name
+            self._limit(self.flow_level)
+            super().fetch_flow_collection_start(TokenClass)
+
+        def add_indent(self, column: int) -> bool:
+            self._limit(len(self.indents))
+            return bool(super().add_indent(column))
+
+        @staticmethod
+        def _limit(depth: int) -> None:
+            if depth > _DEEPEST_YAML:
+                raise yaml.YAMLError("it is nested too deeply")
+
+    return Shallow
+
+
+def _documents(name: str, text: str) -> Iterator[Node | None]:
+    """The documents of a file.
+
+    Raises:
+        UsageError: it is not valid YAML.
+    """
+    import yaml
+
+    try:
+        yield from yaml.compose_all(text, Loader=_loader())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UsageError(f"{name}{line}: not valid YAML: {problem}") from None
+    except ValueError as error:  # a code point that is none
+        raise UsageError(f"{name}: not valid YAML: {error}") from None
+
+
+def _mappings(node: Node | None, seen: set[int]) -> Iterator[MappingNode]:
+    """Every mapping once: aliases name the same node again."""
+    from yaml.nodes import MappingNode, SequenceNode
+
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value, seen)
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _mappings(item, seen)
+
+
+def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
+    keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
+    image = next((_words(file, keys[key]) for key in _IMAGE if key in keys), [])
+    defaults = keys.get("defaults")
+    values = dict(_pairs(file, defaults)) if defaults is not None else {}
+    parts = [keys[key] for key in _COMMAND if key in keys]
+    entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
+    recipe = "recipe_version" in keys
+    ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)
+    entrypoint = "" if entry or recipe or not parts else None
+    env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
+    mods = tuple(word.text for word in _words(file, keys["mods"])) if "mods" in keys else ()
+    block = _block(file, parts, values) if not entry else None
+    found = list(_script(file, *block)) if block else []
+    if found:  # a script of several commands
+        for one in found:
+            yield replace(
+                one, env=(*env, *one.env), image=one.image or ref.text,
+                image_line=one.image_line or ref.line, mods=mods,
+            )  # fmt: skip
+        return
+    words = [word for part in parts for word in _words(file, part, values)]
+    for one in _in_container(file, [*(entry or []), *words], entrypoint, ref, env):
+        filled = tuple(replace(word, text=_interpolated(word.text)) for word in one.words)
+        yield replace(one, words=filled, mods=mods)
+
+
+def _block(file: _File, parts: Sequence[Node], values: Mapping[str, str]) -> tuple[str, int] | None:
+    """A command that is a text of several lines, and its line."""
+    from yaml.nodes import ScalarNode
+
+    if len(parts) == 1 and isinstance(parts[0], ScalarNode) and parts[0].style in ("|", ">"):
+        return _filled(file, parts[0].value, values), _line(parts[0]) + 1
+    return None
+
+
+def _words(file: _File, node: Node, values: Mapping[str, str] | None = None) -> list[Word]:
+    """The words of a scalar or a list; ``{name}`` is filled in from a recipe's defaults."""
+    from yaml.nodes import ScalarNode, SequenceNode
+
+    if isinstance(node, SequenceNode):
+        return [_word(file, i, values) for i in node.value if isinstance(i, ScalarNode)]
+    if not isinstance(node, ScalarNode):
+        return []
+    text = _filled(file, node.value, values)
+    if node.style in ("|", ">"):
+        first = _line(node) + 1
+        found = [word for one in file.script(text) for word in _placed(one, first - 1)]
+        return found if node.style == "|" else [Word(w.text, first, w.script) for w in found]
+    return [Word(word, _line(node)) for word in _split(text)]
+
+
+def _word(file: _File, node: ScalarNode, values: Mapping[str, str] | None) -> Word:
+    """An item of a list; a script in it begins on the line after ``|``."""
+    line = _line(node)
+    text = _filled(file, node.value, values)
+    return Word(text, line, text, line + (node.style in ("|", ">")))
+
+
+def _filled(file: _File, text: str, values: Mapping[str, str] | None) -> str:
+    """A command with the values that its file gives; others are unknown.
+
+    Raises:
+        UsageError: it is too large with them.
+    """
+    file.read(text)
+    if not values:
+        return text
+
+    def fill(match: re.Match[str]) -> str:
+        return file.read((values or {}).get(match[1] or "", UNKNOWN))
+
+    return _PLACEHOLDER.sub(fill, text).replace("{{", "{").replace("}}", "}")
+
+
+def _interpolated(text: str) -> str:
+    """A text with what compose and Kubernetes fill in; what is only known later is unknown."""
+
+    def fill(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else match[1] or UNKNOWN
+
+    return _FILLED_IN.sub(fill, text) if "$" in text else text
+
+
+def _env(file: _File, node: Node) -> Iterator[GivenVariable]:
+    """A map, a list of ``NAME=value``, or Kubernetes' list of ``name`` and ``value``."""
+    from yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode):
+                text = file.read(value.value) if isinstance(value, ScalarNode) else UNKNOWN
+                text = _interpolated(text)
+                yield GivenVariable(name=file.read(key.value), value=text, line=_line(key))
+    elif isinstance(node, SequenceNode):
+        for item in node.value:
+            if isinstance(item, ScalarNode):
+                name, is_set, value = file.read(item.value).partition("=")
+                value = _interpolated(value) if is_set else UNKNOWN
+                yield GivenVariable(name=name, value=value, line=_line(item))
+            elif isinstance(item, MappingNode):
+                pairs = dict(_pairs(file, item))
+                if "name" in pairs:
+                    value = _interpolated(pairs["value"]) if "value" in pairs else UNKNOWN
+                    yield GivenVariable(name=pairs["name"], value=value, line=_line(item))
+
+
+def _pairs(file: _File, node: Node) -> Iterator[tuple[str, str]]:
+    from yaml.nodes import MappingNode, ScalarNode
+
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode) and isinstance(value, ScalarNode):
+                yield file.read(key.value), file.read(value.value)
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1

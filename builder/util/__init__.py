@@ -1,1 +1,0 @@
-"""Small helpers for every package: console, paths, locks, disk space, hints, signals."""

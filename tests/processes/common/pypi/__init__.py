@@ -1,0 +1,1 @@
+"""Tests of ``builder/common/pypi`` with a server, or with a limit on memory."""

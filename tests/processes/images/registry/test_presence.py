@@ -1,0 +1,119 @@
+"""A registry that has lost a blob, or lies about one: nothing is said to be there that is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from builder.errors import RemoteError
+from builder.images.registry.copy import copy_image
+from builder.images.registry.layout import FallbackSource, LayoutDirectory
+from builder.images.registry.model import blobs
+from tests.memoryregistry import MemoryRegistry
+from tests.unit.imagefiles import put_image, put_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from builder.images.registry.model import RawManifest
+
+
+@pytest.fixture
+def registry() -> Iterator[MemoryRegistry]:
+    with MemoryRegistry() as running:
+        yield running
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> RawManifest:
+    return put_image(tmp_path / "layout", b"below", b"above", name="v1")
+
+
+def push(registry: MemoryRegistry, tmp_path: Path) -> None:
+    source = LayoutDirectory(tmp_path / "layout")
+    copy_image(source, "v1", registry.repository(), "v1")
+
+
+def whole(registry: MemoryRegistry, manifest: RawManifest) -> bool:
+    return all(registry.repository().gives(blob) for blob in blobs(manifest))
+
+
+def test_a_second_run_repairs(registry: MemoryRegistry, image: RawManifest, tmp_path: Path) -> None:
+    push(registry, tmp_path)
+    for blob in blobs(image):
+        registry.lose(blob.digest)
+        assert not whole(registry, image)
+        push(registry, tmp_path)
+        assert whole(registry, image)
+
+
+def test_nothing_is_sent_if_all_blobs_exist(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    push(registry, tmp_path)
+    registry.log.clear()
+    push(registry, tmp_path)
+    assert {request.method for request in registry.log} <= {"HEAD", "GET"}
+    assert registry.tag("a/b", "v1") == image.digest
+
+
+def test_an_image_of_an_index_that_was_deleted(registry: MemoryRegistry, tmp_path: Path) -> None:
+    image = put_image(tmp_path / "layout", b"below")
+    put_index(tmp_path / "layout", {"arm64": image}, "v1")
+    push(registry, tmp_path)
+    del registry.manifests["a/b", image.digest]
+    push(registry, tmp_path)
+    assert registry.tag("a/b", image.digest) == image.digest
+
+
+def test_a_wrong_answer_about_a_blob_is_detected(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    layer = blobs(image)[1].digest
+    registry.lying.add(layer)
+    with pytest.raises(RemoteError) as caught:
+        push(registry, tmp_path)
+    assert f"claims to have {layer}" in str(caught.value)
+    assert registry.tag("a/b", "v1") is None
+
+
+def test_a_blob_of_another_length_is_sent_again(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    push(registry, tmp_path)
+    for broken in (b"", b"above and more"):
+        registry.blobs["a/b", blobs(image)[2].digest] = broken
+        push(registry, tmp_path)
+        assert registry.blobs["a/b", blobs(image)[2].digest] == b"above"
+
+
+def test_a_mount_that_has_no_effect(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """The registry says 201, and has not what it was to mount."""
+    image = put_image(tmp_path / "layout", b"below", name="v1")
+    copy_image(LayoutDirectory(tmp_path / "layout"), "v1", registry.repository("base"), "v1")
+    layer = blobs(image)[1].digest
+    registry.blobs["base", layer] = b""
+    with pytest.raises(RemoteError, match=layer):
+        copy_image(registry.repository("base"), "v1", registry.repository(), "v1")
+    assert registry.tag("a/b", "v1") is None
+
+
+def test_missing_blobs_of_the_base_are_named(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """All of it at once: our own layer is sent again, those of the base cannot be."""
+    below = put_image(tmp_path / "base", b"one", b"two", name="v1")
+    base = registry.repository("base")
+    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
+    image = put_image(tmp_path / "own", b"one", b"two", b"ours")
+    for layer in blobs(below)[1:]:
+        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+        registry.lose(layer.digest)
+    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
+    with pytest.raises(RemoteError) as caught:
+        copy_image(source, image.digest, registry.repository(), "v1")
+    for layer in blobs(below)[1:]:
+        assert layer.digest in str(caught.value)
+    assert base.name in str(caught.value)
+    assert caught.value.hint
+    assert registry.tag("a/b", "v1") is None

@@ -1,0 +1,242 @@
+"""Files that run inside images and mods: the standard library alone, and nothing of ours."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from builder.common.paths import data_dir, package_file
+from builder.images.engines.toolfiles import applier_bundle
+from builder.layers.catalog import Catalog
+from builder.layers.mods import mod_files, stale_files, write_mod
+from builder.probes import IMAGE_VERIFIER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUNTIME = sorted(package_file("probes").glob("*.py"))
+APPLIER = sorted(package_file("applier").glob("*.py"))
+#: What the files may import besides: their siblings, and what the image itself is about.
+ALLOWED = {path.stem for path in RUNTIME} | {
+    "vllm",
+    "torch",
+    "packaging",
+    "pip",
+    "flashinfer",
+    "cutlass",
+}
+BAKED = {name.removesuffix(".py") for name in IMAGE_VERIFIER}
+CATALOG = Catalog.discover()
+MODS = {CATALOG.profile(name).mod: name for name in CATALOG.profile_files}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of everything that a file imports when it runs, anywhere in it."""
+    names: set[str] = set()
+    tree = ast.parse(path.read_bytes())
+    for top in tree.body:
+        if isinstance(top, ast.If) and ast.unparse(top.test) == "TYPE_CHECKING":
+            top.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}:{node.lineno}: relative import"
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def test_it_imports_nothing_from_builder() -> None:
+    foreign = {path.name: imported(path) - sys.stdlib_module_names - ALLOWED for path in RUNTIME}
+    assert foreign.pop("spark_verify.py") == {"builder"}, "the applier, see below"
+    assert not any(foreign.values()), foreign
+
+
+def test_the_verifier_imports_the_applier_alone() -> None:
+    nodes = ast.walk(ast.parse(package_file("probes", "spark_verify.py").read_bytes()))
+    modules = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+    ours = {name for name in modules if name.startswith("builder") and name != "builder.probes"}
+    assert ours
+    assert all(name.startswith("builder.applier.") for name in ours)
+
+
+def test_every_baked_file_exists_and_is_used() -> None:
+    """Those that others load by name (``import_module``) are named in a string."""
+    assert {path.stem for path in RUNTIME} > BAKED
+    texts = {path.stem: path.read_text() for path in RUNTIME if path.stem in BAKED}
+    for name in BAKED - {"spark_verify"}:
+        others = [text for stem, text in texts.items() if stem != name]
+        assert any(re.search(rf'\bimport {name}\b|"{name}(\.py)?"', t) for t in others), name
+
+
+def test_the_import_check_detects_a_violation(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("def f():\n    import requests\n    from builder.common.model import X\n")
+    assert imported(path) - sys.stdlib_module_names - ALLOWED == {"requests", "builder"}
+
+
+# ---------------------------------------------------------------------------------------- applier
+
+
+#: What it compares versions with, where one is there: pip has a copy of the other.
+COMPARERS = {"packaging.specifiers", "pip._vendor.packaging.specifiers"}
+PIP = "pip._internal.models.index"
+OLDEST = (3, 10)
+"""The oldest Python that a vLLM with NVFP4 kernels is released for (its ``requires-python``)."""
+
+
+def modules_imported(source: bytes) -> set[str]:
+    """Full names of the modules that a source imports anywhere, for type checkers too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source, feature_version=OLDEST)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return names
+
+
+def foreign(source: bytes) -> set[str]:
+    """What the applier may not import, of what a source does import."""
+    own = {f"builder.applier.{path.stem}" for path in APPLIER}
+    known = own | COMPARERS | {PIP}
+    names = modules_imported(source) - known
+    return {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+#: Names that `typing` has since Python 3.11 or later (``docs.python.org/3/library/typing.html``).
+NEWER = {
+    "LiteralString", "Never", "NoDefault", "NotRequired", "ReadOnly", "Required", "Self", "TypeIs",
+    "TypeVarTuple", "Unpack", "assert_never", "assert_type", "dataclass_transform",
+    "get_overloads", "override", "reveal_type",
+}  # fmt: skip
+
+
+def too_new(source: bytes) -> set[str]:
+    """What a source takes from `typing` when it runs, and the oldest Python does not have."""
+    tree = ast.parse(source, feature_version=OLDEST)
+    checked = [
+        n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)
+    ]
+    unseen = {id(inner) for node in checked for inner in ast.walk(node)}
+    imports = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and id(n) not in unseen)
+    return {alias.name for n in imports if n.module == "typing" for alias in n.names} & NEWER
+
+
+def test_nothing_is_newer_than_the_oldest_python() -> None:
+    found = {path: too_new(path.read_bytes()) for path in (*APPLIER, *RUNTIME)}
+    assert not any(found.values()), found
+
+
+def test_a_newer_name_is_detected() -> None:
+    guarded = "if TYPE_CHECKING:\n    from typing import Self\n"
+    assert too_new(f"from typing import Any, NotRequired\n{guarded}".encode()) == {"NotRequired"}
+
+
+def test_the_applier_imports_the_standard_library_and_itself() -> None:
+    found = {path: foreign(path.read_bytes()) for path in APPLIER}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import requests", "import builder", "from builder import applier",
+        "from builder.common.model import X", "from . import text",
+        "from builder.applier.gone import X",
+    ],
+)  # fmt: skip
+def test_modules_that_the_applier_must_not_import(line: str) -> None:
+    assert foreign(f"def f():\n    {line}\n".encode())
+
+
+def circle(needs: dict[str, set[str]]) -> set[str]:
+    """Modules that need one another, and what needs those."""
+    left = dict(needs)
+    while free := [name for name, used in left.items() if not used & set(left)]:
+        for name in free:
+            del left[name]
+    return set(left)
+
+
+def test_the_applier_has_no_import_cycle() -> None:
+    used = {path.stem: modules_imported(path.read_bytes()) for path in APPLIER}
+    own = {name: {n for n in used if f"builder.applier.{n}" in used[name]} for name in used}
+    assert sum(map(len, own.values())) > len(own)
+    assert circle(own) == set()
+    assert circle(own | {"digests": {"commandline"}}) >= {"digests", "commandline"}
+
+
+def test_the_bundle_is_the_same_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = applier_bundle()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert applier_bundle() == first
+
+
+# ------------------------------------------------------------------------------------------- mods
+
+
+@pytest.mark.parametrize("name", MODS)
+class TestShippedMods:
+    def files(self, name: str) -> dict[str, tuple[bytes, int]]:
+        return mod_files(name, CATALOG.select([MODS[name]]))
+
+    def test_is_fresh(self, name: str) -> None:
+        assert stale_files(data_dir("mods") / name, self.files(name)) == []
+
+    def test_files_have_no_dots_in_front(self, name: str) -> None:
+        assert not [file for file in self.files(name) if file.startswith(".")]
+
+
+def test_every_mod_in_the_checkout_belongs_to_a_profile() -> None:
+    assert {path.name for path in data_dir("mods").iterdir() if path.is_dir()} == set(MODS)
+
+
+class TestStaleness:
+    FILES: ClassVar = {"run.sh": (b"#!/bin/sh\n", 0o755), "layers.json": (b"{}\n", 0o644)}
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        write_mod(tmp_path / "mod", self.FILES)
+        return tmp_path / "mod"
+
+    def test_fresh(self, folder: Path) -> None:
+        assert stale_files(folder, self.FILES) == []
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        assert stale_files(tmp_path / "gone", self.FILES) == ["layers.json", "run.sh"]
+
+    def test_missing(self, folder: Path) -> None:
+        (folder / "run.sh").unlink()
+        assert stale_files(folder, self.FILES) == ["run.sh"]
+
+    def test_changed(self, folder: Path) -> None:
+        (folder / "layers.json").write_text("[]\n")
+        assert stale_files(folder, self.FILES) == ["layers.json"]
+
+    def test_extra(self, folder: Path) -> None:
+        (folder / "old.patch").write_text("")
+        assert stale_files(folder, self.FILES) == ["old.patch"]
+
+    @pytest.mark.parametrize(("name", "mode"), [("run.sh", 0o644), ("layers.json", 0o755)])
+    def test_executable_bit(self, folder: Path, name: str, mode: int) -> None:
+        (folder / name).chmod(mode)
+        assert stale_files(folder, self.FILES) == [name]
+
+    def test_bytecode_files_are_ignored(self, folder: Path) -> None:
+        (folder / "__pycache__").mkdir()
+        assert stale_files(folder, self.FILES) == []
+
+    def test_writing_makes_it_fresh_again(self, folder: Path) -> None:
+        (folder / "run.sh").unlink()
+        (folder / "layers.json").chmod(0o755)
+        (folder / "old.patch").write_text("")
+        (folder / "old").mkdir()
+        (folder / "old" / "file").write_text("")
+        write_mod(folder, self.FILES)
+        assert stale_files(folder, self.FILES) == []

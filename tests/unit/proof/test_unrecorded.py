@@ -1,0 +1,450 @@
+"""What nobody recorded: what Python runs at its start is found, everything else is listed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from builder.cli.documents import schema
+from builder.common.model.plan import Maker
+from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.model import (
+    OCI_CONFIG,
+    OCI_LAYER_GZIP,
+    OCI_MANIFEST,
+    RawManifest,
+)
+from builder.images.rootfs.image import open_image
+from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.view import Rootfs
+from builder.proof import ownfiles
+from tests.unit.fakes import dist_files, record_line
+from tests.unit.imagefiles import (
+    SITE,
+    Item,
+    diff_id,
+    folder,
+    packed,
+    put,
+    put_json,
+    put_vllm,
+    symlink,
+    tar_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.unit.caller import Call
+
+    Built = Callable[..., LayoutDirectory]
+
+CODE = b"import os; os.system('id')\n"
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, Path]:
+    """A copy of each image that was built, by what its base holds."""
+    return {}
+
+
+@pytest.fixture
+def built(call: Call, tmp_path: Path, folders: Path, images: dict[str, Path]) -> Built:
+    """A layout with an image on a base with these files."""
+
+    def build(*base: Item) -> LayoutDirectory:
+        kept, out = images.get(repr(base)), tmp_path / "work" / "out"
+        if kept is None:
+            put_vllm(tmp_path / "base", items=base)
+            words = ("-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
+            done = call("image", "-l", "fix", *words)
+            assert done.code == 0, done.err
+            images[repr(base)] = folders / f"unrecorded{len(images)}"
+            shutil.copytree(out, images[repr(base)])
+        else:
+            shutil.copytree(kept, out)
+        return LayoutDirectory(out)
+
+    return build
+
+
+def on_top(layout: LayoutDirectory, *items: Item, env: Sequence[str] = ()) -> None:
+    """Somebody else's layer on the image, which keeps its configuration and thus its label."""
+    manifest = layout.manifest("").json()
+    blob = packed(tar_of(*items))
+    config = json.loads((layout.path / layout.blob_path(manifest["config"]["digest"])).read_bytes())
+    config["rootfs"]["diff_ids"].append(diff_id(blob))
+    config["config"]["Env"] += env
+    config["history"].append({"created_by": "somebody"})
+    manifest["config"] = put_json(layout, config, OCI_CONFIG).as_json()
+    manifest["layers"].append(put(layout, blob, OCI_LAYER_GZIP).as_json())
+    (layout.path / "index.json").unlink()
+    raw = RawManifest(data=json.dumps(manifest).encode(), media_type=OCI_MANIFEST)
+    layout.put_manifest(raw, "")
+
+
+def hooks(call: Any, *words: str) -> tuple[int, Any]:
+    done = call("verify", *(words or ("oci:out",)), "--level", "static", "--json")
+    (check,) = [c for c in done.json["checks"] if c["name"] == "startup hooks"]
+    return done.code, check
+
+
+def installed(name: str, path: str, data: bytes, site: str = SITE) -> list[Item]:
+    files = dist_files(name, "1.0", {path: data})
+    return [Item(f"{site}/{path}", data) for path, data in sorted(files.items())]
+
+
+HOOKS = {
+    "pth": [Item(f"{SITE}/evil.pth", b"# x\n" + CODE)],
+    "pth-marked": [Item(f"{SITE}/evil.pth", b"\xef\xbb\xbfimport\tos\n")],
+    "pth-form-feed": [Item(f"{SITE}/evil.pth", b"/x\x0cimport os\n")],
+    "site": [Item(f"{SITE}/sitecustomize.py", CODE)],
+    "user": [Item(f"{SITE}/usercustomize.py", CODE)],
+    "package": [Item(f"{SITE}/sitecustomize/__init__.py", CODE)],
+    "link": [symlink(f"{SITE}/sitecustomize", "vllm")],
+    "linked": [Item("srv/x.txt", CODE), symlink(f"{SITE}/evil.pth", "/srv/x.txt")],
+    "extension": [Item(f"{SITE}/sitecustomize.cpython-312-aarch64-linux-gnu.so", CODE)],
+    "replaced": [Item(f"{SITE}/known.pth", CODE)],
+    "settings": [Item(f"{SITE}/spark_build_env.pth", CODE)],
+    "stdlib": [Item("opt/app/lib/python3.12/sitecustomize.py", CODE)],
+    "debian": [Item("usr/lib/python3/dist-packages/evil.pth", CODE)],
+}
+
+
+#: A startup hook that its package records.
+KNOWN = installed("known", "known.pth", b"import known\n")
+
+
+def test_a_recorded_startup_hook(call: Call, built: Built) -> None:
+    built(*KNOWN)
+    assert hooks(call)[1]["status"] == "pass"
+
+
+@pytest.mark.parametrize("items", HOOKS.values(), ids=list(HOOKS))
+def test_an_unrecorded_startup_hook(call: Call, built: Built, items: Sequence[Item]) -> None:
+    on_top(built(*KNOWN), *items)
+    code, check = hooks(call)
+    assert (code, check["status"]) == (5, "fail")
+    path = f"/{items[-1].name}".removeprefix(f"/{SITE}/")
+    assert check["where"] == path
+    assert check["unrecorded"] == [path]
+    assert path in check["seen"]
+
+
+def test_a_stray_module_is_listed(call: Call, built: Built) -> None:
+    layout = built()
+    assert "unrecorded" not in hooks(call)[1]
+    on_top(
+        layout,
+        Item(f"{SITE}/stray.py", CODE),
+        Item(f"{SITE}/vllm/stray.json", b"{}"),
+        Item(f"{SITE}/other/a.py", CODE),
+        Item(f"{SITE}/other/b/c.py", CODE),
+        Item(f"{SITE}/paths.pth", b"/srv/more\n"),
+        Item(f"{SITE}/vllm/__pycache__/core.cpython-312.pyc", b"x"),
+        folder(f"{SITE}/empty"),
+    )
+    code, check = hooks(call)
+    assert (code, check["status"]) == (0, "pass")
+    assert check["unrecorded"] == ["other/", "paths.pth", "stray.py", "vllm/stray.json"]
+    assert check["seen"] == "4 other files unrecorded: other/, paths.pth, stray.py, ..."
+
+
+def failed(call: Any) -> dict[str, Any]:
+    """The failed checks of level static, by name."""
+    done = call("verify", "oci:out", "--level", "static", "--json")
+    bad = {c["name"]: c for c in done.json["checks"] if c["status"] == "fail"}
+    assert done.code == (5 if bad else 0)
+    return bad
+
+
+def compiled(flags: int, size: int, magic: bytes = b"\xcb\x0d\r\n") -> bytes:
+    """A compiled file with the header of CPython 3.12."""
+    return magic + flags.to_bytes(4, "little") + bytes(4) + size.to_bytes(4, "little") + b"code"
+
+
+CORE, ENVS = f"{SITE}/vllm/core", f"{SITE}/vllm/envs"
+NATIVE = "cpython-312-aarch64-linux-gnu.so"
+TRIPLE = "cpython-312"
+#: Files that Python runs instead of ``core.py``, which a layer patched, or ``envs.py``.
+SHADOWS = {
+    "package": ([Item(f"{CORE}/__init__.py", CODE)], "vllm/core/__init__.py"),
+    "extension": ([Item(f"{CORE}.{NATIVE}", CODE)], f"vllm/core.{NATIVE}"),
+    "abi3": ([Item(f"{CORE}.abi3.so", CODE)], "vllm/core.abi3.so"),
+    "so": ([Item(f"{CORE}.so", CODE)], "vllm/core.so"),
+    "compiled package": ([Item(f"{CORE}/__init__.pyc", CODE)], "vllm/core/__init__.pyc"),
+    "linked package": (
+        [Item("srv/x/__init__.py", CODE), symlink(CORE, "/srv/x")],
+        "vllm/core/__init__.py",
+    ),
+    "unrelated": ([Item(f"{ENVS}/__init__.py", CODE)], "vllm/envs/__init__.py"),
+    "of the package": ([Item(f"{SITE}/vllm/__init__.so", CODE)], "vllm/__init__.so"),
+    "unchecked": (
+        [Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(1, 0))],
+        f"vllm/__pycache__/core.{TRIPLE}.pyc",
+    ),
+    "checked": (
+        [Item(f"{SITE}/vllm/__pycache__/envs.{TRIPLE}.pyc", compiled(3, 0))],
+        f"vllm/__pycache__/envs.{TRIPLE}.pyc",
+    ),
+    "optimized": (
+        [Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.opt-1.pyc", compiled(1, 0))],
+        f"vllm/__pycache__/core.{TRIPLE}.opt-1.pyc",
+    ),
+    "working folder": ([Item("vllm/__init__.py", CODE)], "/vllm/__init__.py"),
+    "beside the command": (
+        [
+            Item("opt/app/bin/vllm", b"#!/opt/app/bin/python3", mode=0o755),
+            Item("opt/app/bin/vllm.py", CODE),
+        ],
+        "/opt/app/bin/vllm.py",
+    ),
+    "standard library": (
+        [Item("opt/app/lib/python3.12/vllm.py", CODE)],
+        "/opt/app/lib/python3.12/vllm.py",
+    ),
+    "extension of the library": (
+        [Item(f"opt/app/lib/python3.12/lib-dynload/vllm.{NATIVE}", CODE)],
+        f"/opt/app/lib/python3.12/lib-dynload/vllm.{NATIVE}",
+    ),
+    "archive": ([Item("opt/app/lib/python312.zip", b"PK")], "/opt/app/lib/python312.zip"),
+    "user's folder": (
+        [Item("root/.local/lib/python3.12/site-packages/vllm/__init__.py", CODE)],
+        "/root/.local/lib/python3.12/site-packages/vllm/__init__.py",
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "path"), SHADOWS.values(), ids=list(SHADOWS))
+def test_a_file_that_python_imports_instead_of_another(
+    call: Call, built: Built, items: Sequence[Item], path: str
+) -> None:
+    layout = built()
+    assert not failed(call)
+    on_top(layout, *items)
+    check = failed(call)["imported modules"]
+    assert check["where"] == path
+    assert check["reason"] == "the recorded file is there, but has no effect"
+
+
+@pytest.mark.parametrize("item", [
+    Item(f"{CORE}.cpython-311-aarch64-linux-gnu.so"),
+    Item(f"{CORE}.cpython-312-x86_64-linux-gnu.so"),
+    Item(f"{CORE}.pyd"),
+    Item(f"{CORE}/data.json", b"{}"),
+    Item(f"{SITE}/vllm/__pycache__/core.cpython-311.pyc", compiled(1, 0)),
+    Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(0, 1)),
+    Item(f"{SITE}/vllm/__pycache__/core.{TRIPLE}.pyc", compiled(1, 0, b"\xcb\x0d\n\n")),
+    Item("opt/app/lib/python3.12/vllm/data.json", b"{}"),
+], ids=lambda item: item.name)  # fmt: skip
+def test_a_file_that_this_python_does_not_import(call: Call, built: Built, item: Item) -> None:
+    on_top(built(), item)
+    assert not failed(call)
+
+
+#: Code that layers above the base add to a package that a layer changed, or replace elsewhere.
+LATER = {
+    "module": ([Item(f"{SITE}/vllm/stray.py", CODE)], "vllm/stray.py"),
+    "extension": ([Item(f"{SITE}/vllm/_C.abi3.so", CODE)], "vllm/_C.abi3.so"),
+    "compiled": ([Item(f"{SITE}/vllm/stray.pyc", CODE)], "vllm/stray.pyc"),
+    "linked": ([symlink(f"{SITE}/vllm/stray", "/srv")], "vllm/stray"),
+    "of another package": ([Item(f"{SITE}/known.py", b"changed")], "known.py"),
+}
+
+
+@pytest.mark.parametrize(("items", "path"), LATER.values(), ids=list(LATER))
+def test_code_that_a_later_layer_adds_or_replaces(
+    call: Call, built: Built, items: Sequence[Item], path: str
+) -> None:
+    layout = built(*installed("known", "known.py", b"known"))
+    assert not failed(call)
+    on_top(layout, *items)
+    assert failed(call)["files above the base"]["where"] == path
+
+
+def test_a_copy_of_our_files_on_top_makes_nothing_the_base(call: Call, built: Built) -> None:
+    layout = built()
+    image = open_image("oci:out")
+    view = Rootfs(image.layers, LayerCache(image.source))
+    plan = f"/{SHARE}/plan.json"
+    receipt = f"/{SITE}/.spark-build/receipts/fix.json"
+    again = [Item(path[1:], view.read(path) or b"") for path in (plan, receipt)]
+    view.close()
+    on_top(layout, Item(f"{SITE}/evil.pth", CODE), Item(f"{SITE}/vllm/stray.py", CODE))
+    on_top(layout, *again)
+    assert {"startup hooks", "files above the base"} <= failed(call).keys()
+
+
+def record_of(layout: LayoutDirectory, path: str) -> bytes:
+    """A file of the image's site-packages."""
+    image = open_image(f"oci:{layout.path}")
+    view = Rootfs(image.layers, LayerCache(image.source))
+    try:
+        return view.read(f"/{SITE}/{path}") or b""
+    finally:
+        view.close()
+
+
+@pytest.mark.parametrize("info", ["vllm-0.20.1.dist-info", "vllm-9.dist-info"])
+def test_a_changed_file_with_a_changed_record(call: Call, built: Built, info: str) -> None:
+    """RECORD is the image's own; so the layer that a file is from counts as well."""
+    layout = built()
+    record = record_of(layout, "vllm-0.20.1.dist-info/RECORD").decode()
+    lines = [line for line in record.splitlines() if not line.startswith("vllm/envs.py,")]
+    text = "\n".join([*lines, record_line("vllm/envs.py", CODE)])
+    on_top(
+        layout,
+        Item(f"{SITE}/vllm/envs.py", CODE),
+        Item(f"{SITE}/{info}/RECORD", text.encode()),
+        Item(f"{SITE}/{info}/METADATA", f"Name: vllm\nVersion: {info[5:-10]}\n".encode()),
+    )
+    check = failed(call)["files above the base"]
+    assert "vllm/envs.py" in check["seen"]
+
+
+def test_a_shadow_in_a_package_that_no_layer_changes(call: Call, built: Built) -> None:
+    known = installed("known", "known/a.py", b"known")
+    layout = built(*known, Item(f"{SITE}/known/a/__init__.py", CODE))
+    _, check = hooks(call)
+    assert "known/a/" in check["unrecorded"]
+    on_top(layout, Item(f"{SITE}/known/a.so", CODE))
+    assert failed(call)["imported modules"]["where"] == "known/a/__init__.py"
+
+
+PLUGIN = b"[vllm.general_plugins]\nx = evil:run\n"
+#: What runs whenever the image's vLLM starts.
+PROGRAMS = {
+    "plugin": Item(f"{SITE}/evil-1.0.dist-info/entry_points.txt", PLUGIN),
+    "plugin of an egg": Item(f"{SITE}/evil.egg-info/entry_points.txt", PLUGIN),
+    "plugin elsewhere": Item("srv/evil-1.0.dist-info/entry_points.txt", PLUGIN),
+    "damaged entry points": Item(f"{SITE}/evil-1.0.dist-info/entry_points.txt", b"[x"),
+    "backend of torch": Item(
+        f"{SITE}/evil-1.0.dist-info/entry_points.txt", b"[torch.backends]\nx=y:z\n"
+    ),
+    "command": Item("opt/app/bin/vllm", b"#!/bin/sh\nevil", mode=0o755),
+    "interpreter": Item("opt/app/bin/python3.12", b"\x7fELF evil", mode=0o755),
+    "link to it": symlink("opt/app/bin/python3", "other"),
+    "environment": Item("opt/app/pyvenv.cfg", b"home = /srv\n"),
+    "standard library": Item("opt/app/lib/python3.12/os.py", b"evil"),
+    "module of it": Item("opt/app/lib/python3.12/json/__init__.py", CODE),
+    "loader": Item("etc/ld.so.preload", b"/srv/evil.so\n"),
+}
+
+
+@pytest.mark.parametrize("item", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_what_runs_at_every_start(call: Call, built: Built, item: Item) -> None:
+    layout = built(Item("opt/app/bin/vllm", b"#!/opt/app/bin/python3.12\n", mode=0o755))
+    assert not failed(call)
+    on_top(layout, item, Item("opt/app/bin/other", b"\x7fELF", mode=0o755))
+    path = f"/{item.name}".removeprefix(f"/{SITE}/")
+    assert path in failed(call)["startup hooks"]["unrecorded"]
+
+
+SHARE = "usr/share/spark-build"
+#: What spark-build wrote, changed later; and what its programs would import instead of each other.
+OWN = {
+    "verifier": Item(f"{SHARE}/spark_verify.py", b"print('all PASS')\n"),
+    "applier": Item(f"{SHARE}/spark_apply.pyz", b"PK"),
+    "data": Item(f"{SHARE}/device.json", b"{}\n"),
+    "flags": Item(f"{SHARE}/serve-flags.json", b"{}\n"),
+    "terms": Item(f"{SHARE}/LICENSE", b""),
+    "list": Item(f"{SHARE}/files.json", b"{}\n"),
+    "damaged list": Item(f"{SHARE}/files.json", b"{"),
+    "removed": Item(f"{SHARE}/.wh.spark_verify.py"),
+    "added module": Item(f"{SHARE}/json.py", CODE),
+    "added code": Item(f"{SHARE}/__pycache__/verify_checks.cpython-312.pyc", b"x"),
+    "link": symlink(f"{SHARE}/spark_verify.py", "/srv/x"),
+    "command": Item("usr/local/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
+    "earlier command": Item("opt/app/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
+}
+
+
+@pytest.mark.parametrize("item", OWN.values(), ids=list(OWN))
+def test_what_spark_build_wrote(call: Call, built: Built, item: Item) -> None:
+    layout = built()
+    assert not failed(call)
+    on_top(layout, item)
+    assert failed(call)["files of spark-build"]["where"] == f"/{item.name}".replace(".wh.", "")
+
+
+def test_an_image_of_another_spark_build(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own list of files has the digest that its plan states."""
+    layout = built()
+    monkeypatch.setattr(ownfiles, "maker", lambda: Maker(version="9", files="sha256:9"))
+    assert not failed(call)
+    on_top(layout, OWN["verifier"])
+    assert failed(call)["files of spark-build"]["where"] == f"/{SHARE}/spark_verify.py"
+    on_top(layout, Item(f"{SHARE}/.wh.files.json"))
+    done = call("verify", "oci:out", "--level", "static", "--json")
+    (check,) = [c for c in done.json["checks"] if c["name"] == "files of spark-build"]
+    assert (done.code, check["status"]) == (5, "not-run")
+    assert "wrote no list of its files" in check["reason"]
+
+
+def test_the_interpreter_that_the_command_names(call: Call, built: Built) -> None:
+    script = Item("opt/app/bin/vllm", b"#!/srv/python -s\n", mode=0o755)
+    on_top(built(script), Item("srv/python", b"\x7fELF", mode=0o755))
+    assert "/srv/python" in failed(call)["startup hooks"]["unrecorded"]
+
+
+@pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX"])
+def test_a_variable_that_leads_python_elsewhere(call: Call, built: Built, name: str) -> None:
+    layout = built()
+    on_top(layout, Item("srv/x", b""), env=[f"{name}=/srv"])
+    assert f"${name}" in failed(call)["startup hooks"]["unrecorded"]
+
+
+def test_entry_points_that_nothing_loads_are_listed(call: Call, built: Built) -> None:
+    text = b"[console_scripts]\nx = y:z\n"
+    on_top(built(), Item(f"{SITE}/good-1.0.dist-info/entry_points.txt", text))
+    assert not failed(call)
+
+
+def test_names_that_are_not_utf8(call: Call, built: Built) -> None:
+    on_top(built(), Item(f"{SITE}/\udcff.pth", CODE))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (5, ["\\xff.pth"])
+
+
+def test_files_of_a_package_are_recorded(call: Call, built: Built) -> None:
+    layout = built(*KNOWN)
+    debian = "usr/lib/python3/dist-packages"
+    on_top(
+        layout,
+        *installed("later", "sitecustomize.py", CODE),
+        *installed("other", "other.pth", CODE, site=debian),
+        Item(f"{debian}/packaged.pth", CODE),
+        Item("etc/python3.12/sitecustomize.py", CODE),
+        Item(
+            "var/lib/dpkg/info/python3.list",
+            f"/.\n/{debian}/packaged.pth\n/etc/python3.12/sitecustomize.py\n".encode(),
+        ),
+    )
+    code, check = hooks(call)
+    assert (code, check["status"], check["seen"]) == (0, "pass", "every file is recorded")
+
+
+def test_a_hook_of_the_base_is_attributed_to_it(call: Call, built: Built) -> None:
+    built(Item(f"{SITE}/theirs.pth", CODE))
+    code, check = hooks(call)
+    assert (code, check["status"]) == (0, "pass")
+    assert check["seen"] == "in the base already: theirs.pth"
+    assert check["unrecorded"] == ["theirs.pth"]
+    jsonschema = pytest.importorskip("jsonschema")
+    document = call("verify", "oci:out", "--level", "static", "--json").json
+    jsonschema.validate(document, schema("verify"))
+
+
+def test_a_foreign_image_has_no_known_base(call: Call, tmp_path: Path) -> None:
+    made = (Item(f"{SITE}/_virtualenv.pth", b"import _virtualenv"),)
+    put_vllm(tmp_path / "venv", items=[*made, Item(f"{SITE}/_virtualenv.py", b"")])
+    put_vllm(tmp_path / "evil", items=[Item(f"{SITE}/evil.pth", CODE)])
+    words = ("-l", "fix")
+    assert hooks(call, f"oci:{tmp_path}/venv", *words)[1]["status"] == "pass"
+    assert hooks(call, f"oci:{tmp_path}/evil", *words)[1]["status"] == "fail"
