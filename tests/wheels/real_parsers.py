@@ -23,7 +23,8 @@ from builder.serving.interface import ServeInterface, interface_in
 from builder.serving.values import wrong_kind
 
 from .sandboxed import release_of
-from .support import Planner, expected_states
+from .states import expected
+from .support import Planner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,7 +136,7 @@ def main(releases: Sequence[str]) -> int:
     planner = Planner(index, IndexSources(index))
     known = evidence() if EVIDENCE.exists() else {}
     wrong = 0
-    for release in releases or list(expected_states()["release"]):
+    for release in releases or list(expected()["vllm"].releases):
         planned = planner(f"pypi:vllm=={release}", "marlin")
         said, read = ask(planned), as_read(interface_in(planned.base.tree, release))
         found = list(differences(said, read))

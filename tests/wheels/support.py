@@ -6,11 +6,10 @@ import base64
 import csv
 import hashlib
 import io
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Env
 from builder.applier.records import parse_record
@@ -32,17 +31,10 @@ if TYPE_CHECKING:
     from builder.layers.plan.sources import IndexSources
 
 HERE = Path(__file__).parent
-#: Every profile of ours, and so every layer.  They exclude one another, so each has its own plan.
-PROFILES = ("b12x-full", "cutlass-sm12x", "flashinfer-cutlass", "marlin")
-#: The layer that no profile has.
-RAY = "ray"
+#: Every profile of ours.  They exclude one another, so each has its own plan.
+PROFILES = tuple(sorted(Catalog.discover().profile_files))
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
 VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
-
-
-def expected_states() -> dict[str, Any]:
-    """The table of states: data, so that a change of it is seen in review."""
-    return tomllib.loads((HERE / "expected-states.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -92,10 +84,12 @@ class Planner:
 
     def states(self, ref: str, platform: str | None = None) -> dict[str, str]:
         """The state of every layer, of profiles and of none."""
-        merged: dict[str, str] = {}
-        for made in [*self.of_all(ref, platform), self(ref, RAY, platform)]:
-            merged |= made.states
-        return merged
+        states: dict[str, str] = {}
+        for made in self.of_all(ref, platform):
+            states |= made.states
+        for layer in Catalog.discover().folders.keys() - states.keys():
+            states |= self(ref, layer, platform).states
+        return states
 
     def _make(self, ref: str, layers: str, platform: str | None) -> Planned:
         selection = Catalog.discover().select([layers])

@@ -16,14 +16,14 @@ from builder.serving.interface import interface_in
 
 from .real_parsers import as_read, ask, differences, digest, evidence, spoken
 from .sandboxed import release_of
-from .support import expected_states
+from .states import expected
 
 if TYPE_CHECKING:
     from .support import Planner
 
 #: The oldest and the newest, both sides of the moved parser, and one of each torch between.
 FULL = ("0.17.1", "0.20.1", "0.24.0", "0.28.0", "0.33.0")
-ALL = tuple(expected_states()["release"])
+ALL = tuple(expected()["vllm"].releases)
 
 
 @pytest.mark.parametrize("release", FULL)

@@ -8,12 +8,12 @@ import pytest
 
 from builder.applier.states import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 
-from .support import expected_states
+from .states import REFS, expected
 
 if TYPE_CHECKING:
     from .support import Planned, Planner
 
-TABLE = expected_states()
+TABLES = expected()
 #: What b12x-full needs in files to have b12x selected; nothing of it is left to do from 0.28.0 on.
 FILE_LAYERS = (
     "cutlass-dsl-cu13",
@@ -26,9 +26,9 @@ FILE_LAYERS = (
 )
 
 
-def wanted(layers: list[str], states: list[str]) -> dict[str, str]:
-    """A row of the table as layer -> state."""
-    return dict(zip(layers, states, strict=True))
+def stated(made: Planned, row: dict[str, str]) -> dict[str, str]:
+    """The states of a plan for the layers of a row."""
+    return {name: made.states[name] for name in row}
 
 
 def assert_explained(made: Planned) -> None:
@@ -46,47 +46,35 @@ def assert_explained(made: Planned) -> None:
             assert decision.receipt is None
 
 
-@pytest.mark.parametrize("release", TABLE["release"])
+@pytest.mark.parametrize("release", TABLES["vllm"].releases)
 def test_states_with_pinned_versions(planned: Planner, release: str) -> None:
-    row = TABLE["release"][release]
-    ref = f"pypi:vllm=={release}"
-    assert planned.states(ref) == wanted(TABLE["layers"], row["states"])
+    row, pins = TABLES["vllm"].row(release), TABLES["vllm"].releases[release]
+    ref = REFS["vllm"].format(release)
+    states = planned.states(ref)
+    assert {name: states.get(name) for name in row} == row
     for made in planned.of_all(ref):
-        assert made.plan.base.packages["flashinfer-python"] == row["flashinfer"]
-        assert made.plan.base.packages["nvidia-cutlass-dsl"] == row["dsl"]
+        assert made.plan.base.packages["flashinfer-python"] == pins["flashinfer"]
+        assert made.plan.base.packages["nvidia-cutlass-dsl"] == pins["dsl"]
         assert_explained(made)
 
 
-def test_the_table_names_every_layer(planned: Planner) -> None:
-    """A layer that no profile selects would otherwise never be held against a release."""
-    from builder.common.paths import data_dir
-    from builder.layers.catalog import Catalog
-
-    ours = {path.parent.name for path in data_dir("patches").glob("*/layer.toml")}
-    assert ours == set(TABLE["layers"]) == set(Catalog.discover().folders)
-    assert list(planned.states("pypi:vllm==0.20.1")) == TABLE["layers"]
-
-
-@pytest.mark.parametrize("release", TABLE["dsl"]["release"])
-def test_states_on_every_cute_dsl(planned: Planner, release: str) -> None:
+@pytest.mark.parametrize("kind", ["dsl", "dsl-cu13"])
+@pytest.mark.parametrize("release", TABLES["dsl"].releases)
+def test_states_on_every_cute_dsl(planned: Planner, release: str, kind: str) -> None:
     """libs-cu13 is missing or in front, by its extra; sm_121a is admitted from 4.5.0 on."""
-    version, bracket, _ = release.partition("[")
-    extra = "[cu13]" if bracket else ""
-    layers = TABLE["dsl"]["layers"]
-    ref = f"pypi:vllm==0.20.1,nvidia-cutlass-dsl{extra}=={version}"
-    made = planned(ref, ",".join(layers))
-    assert made.states == wanted(layers, TABLE["dsl"]["release"][release]["states"])
+    row = TABLES[kind].row(release)
+    made = planned(REFS[kind].format(release), ",".join(row))
+    assert stated(made, row) == row
     libs = {name: v for name, v in made.plan.base.packages.items() if "cutlass-dsl" in name}
-    assert set(libs.values()) == {version}, "the libraries are those of the DSL"
+    assert set(libs.values()) == {release}, "the libraries are those of the DSL"
     assert_explained(made)
 
 
-@pytest.mark.parametrize("release", TABLE["flashinfer"]["release"])
+@pytest.mark.parametrize("release", TABLES["flashinfer"].releases)
 def test_states_on_every_flashinfer(planned: Planner, release: str) -> None:
-    layers = TABLE["flashinfer"]["layers"]
-    ref = f"pypi:vllm==0.20.1,flashinfer-python=={release},nvidia-cutlass-dsl==4.4.2"
-    made = planned(ref, ",".join(layers))
-    assert made.states == wanted(layers, TABLE["flashinfer"]["release"][release]["states"])
+    row = TABLES["flashinfer"].row(release)
+    made = planned(REFS["flashinfer"].format(release), ",".join(row))
+    assert stated(made, row) == row
     assert_explained(made)
 
 
@@ -97,9 +85,8 @@ def test_layers_of_one_package_ignore_others(planned: Planner, flashinfer: str, 
     ref = f"pypi:vllm==0.20.1,flashinfer-python=={flashinfer},nvidia-cutlass-dsl=={dsl}"
     made = planned(ref, "b12x-full")
     for kind, release in (("dsl", dsl), ("flashinfer", flashinfer)):
-        row = TABLE[kind]["release"][release]["states"]
-        expected = wanted(TABLE[kind]["layers"], row)
-        assert {name: made.states[name] for name in expected} == expected
+        row = TABLES[kind].row(release)
+        assert stated(made, row) == row
     assert_explained(made)
 
 
@@ -112,7 +99,7 @@ def test_the_other_architecture_has_the_same_states(planned: Planner, release: s
     assert amd.plan.base.digest != planned(ref).plan.base.digest
 
 
-@pytest.mark.parametrize("release", TABLE["release"])
+@pytest.mark.parametrize("release", TABLES["vllm"].releases)
 def test_every_setting_is_read_by_its_release(planned: Planner, release: str) -> None:
     """No VLLM_* variable is set that the release (as patched) does not know."""
     from builder.applier.environment import read_envs
@@ -126,7 +113,7 @@ def test_every_setting_is_read_by_its_release(planned: Planner, release: str) ->
         assert not unknown, f"unknown to {release}"
 
 
-@pytest.mark.parametrize("release", [r for r in TABLE["release"] if r >= "0.28.0"])
+@pytest.mark.parametrize("release", [r for r in TABLES["vllm"].releases if r >= "0.28.0"])
 def test_recent_releases_need_settings_and_kernel_fixes(planned: Planner, release: str) -> None:
     """Those kernels of FlashInfer, the scales of vLLM's experts, and nothing else."""
     made = planned(f"pypi:vllm=={release}")

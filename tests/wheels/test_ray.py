@@ -11,7 +11,7 @@ import pytest
 from builder.applier.trees import OverlayTree
 from builder.applier.versions import normalize
 
-from .support import expected_states
+from .states import expected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .support import Planned, Planner
 
-WITHOUT_RAY = [r for r in expected_states()["release"] if not r.startswith("0.17.")]
+WITHOUT_RAY = [r for r in expected()["vllm"].releases if not r.startswith("0.17.")]
 EXECUTORS = "vllm/v1/executor"
 #: Resolved for 0.18.0 and 0.20.1 on both architectures: these come with what vLLM requires
 #: (click with uvicorn, jsonschema with mistral_common, packaging with transformers).

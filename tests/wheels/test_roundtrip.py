@@ -17,15 +17,16 @@ from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
 from builder.common.pypi.wheels import WheelTree
+from builder.layers.catalog import Catalog
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
 
-from .support import VENDORED, expected_states, lay_out, probed_files, snapshot
+from .states import REFS, expected
+from .support import VENDORED, lay_out, probed_files, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-    from typing import Any
 
     from builder.applier.outcomes import Outcome
     from builder.common.pypi.wheels import RemoteWheel
@@ -34,50 +35,36 @@ if TYPE_CHECKING:
 
     from .support import Planned, Planner
 
-TABLE = expected_states()
+TABLES = expected()
 TEXT_OPS = {"replace", "diff", "graft", "copy", "hook"}
-TEXT_LAYERS = (
-    "cutlass-dsl-sm121a",
-    "flashinfer-sm121",
-    "flashinfer-b12x-moe-barrier",
-    "flashinfer-narrow-experts",
-    "flashinfer-b12x-store-wait",
-    "flashinfer-w4a16-store-wait",
-    "vllm-b12x-backend",
-    "vllm-b12x-reachable",
-    "vllm-linear-fallback",
-    "vllm-b12x-experts-scales",
-)
-WHEEL_LAYERS = ("cutlass-dsl-cu13", "flashinfer-b12x")
+
+
+CATALOG = Catalog.discover()
+#: layer -> a profile that has it
+PROFILES = {
+    layer: name
+    for name in sorted(CATALOG.profile_files, reverse=True)
+    for layer in CATALOG.profile(name).layers
+}
+
+
+def layers_with(*kinds: str) -> tuple[str, ...]:
+    """The layers of profiles that have such ops."""
+    return tuple(n for n in PROFILES if {op.kind for op in CATALOG.layer(n).ops} & {*kinds})
+
+
+TEXT_LAYERS = layers_with(*TEXT_OPS)
+WHEEL_LAYERS = layers_with("wheel")
 MMA = "nvidia_cutlass_dsl/python_packages/cutlass/cute/nvgpu/warp/mma.py"
-
-
-def needed_in(table: Mapping[str, Any], layers: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(layer, release) of a table where the state is needed."""
-    names = table["layers"]
-    releases = table["release"]
-    return [
-        (name, release)
-        for release, row in releases.items()
-        for name, state in zip(names, row["states"], strict=True)
-        if state == NEEDED and name in layers
-    ]
 
 
 def cases() -> list[tuple[str, str]]:
     """(layer, base) of every text layer on every release that needs it."""
-    pinned = [(name, f"pypi:vllm=={r}") for name, r in needed_in(TABLE, TEXT_LAYERS)]
-    dsl = [
-        (name, f"pypi:vllm==0.20.1,nvidia-cutlass-dsl{extra}=={version}")
-        for name, release in needed_in(TABLE["dsl"], TEXT_LAYERS)
-        for version, bracket, _ in [release.partition("[")]
-        for extra in ["[cu13]" if bracket else ""]
+    return [
+        (layer, REFS[kind].format(release))
+        for kind, table in TABLES.items()
+        for layer, release in table.needed(TEXT_LAYERS)
     ]
-    flashinfer = [
-        (name, f"pypi:vllm==0.20.1,flashinfer-python=={release},nvidia-cutlass-dsl==4.4.2")
-        for name, release in needed_in(TABLE["flashinfer"], TEXT_LAYERS)
-    ]
-    return [*pinned, *dsl, *flashinfer]
 
 
 def op_kinds(made: Planned, layer: str) -> set[str]:
@@ -85,16 +72,6 @@ def op_kinds(made: Planned, layer: str) -> set[str]:
     decision = made.decision(layer)
     variant = next(v for v in decision.layer.variants if v.name == decision.outcome.variant)
     return {op.kind for op in variant.ops} - {"env"}
-
-
-@pytest.mark.parametrize("release", TABLE["release"])
-def test_every_layer_is_tested_here(planned: Planner, release: str) -> None:
-    """A new layer with text or wheel ops must join one of the two lists above."""
-    made = planned(f"pypi:vllm=={release}")
-    text = {d.name for d in made.plan.needed if op_kinds(made, d.name) & TEXT_OPS}
-    wheel = {d.name for d in made.plan.needed if "wheel" in op_kinds(made, d.name)}
-    assert text == {name for name, r in needed_in(TABLE, TEXT_LAYERS) if r == release}
-    assert wheel == {name for name, r in needed_in(TABLE, WHEEL_LAYERS) if r == release}
 
 
 def apply_one(root: Path, made: Planned, layer: str, sources: IndexSources) -> Outcome:
@@ -109,7 +86,7 @@ def apply_one(root: Path, made: Planned, layer: str, sources: IndexSources) -> O
 def test_text_layer_round_trip(
     planned: Planner, sources: IndexSources, tmp_path: Path, layer: str, ref: str
 ) -> None:
-    made = planned(ref)
+    made = planned(ref, PROFILES[layer])
     decision = made.decision(layer)
     before = made.before(layer)
     files = set(decision.outcome.changes) | probed_files(decision.layer)
@@ -163,12 +140,12 @@ def assert_as_planned(root: Path, made: Planned, layer: str, pristine: Mapping[s
     assert {p: e.after for p, e in receipt.files.items()} == {p: others[p] for p in changes}
 
 
-@pytest.mark.parametrize(("layer", "release"), needed_in(TABLE, WHEEL_LAYERS))
+@pytest.mark.parametrize(("layer", "release"), TABLES["vllm"].needed(WHEEL_LAYERS))
 def test_wheel_layer_keeps_record_correct(
     planned: Planner, sources: IndexSources, layer: str, release: str
 ) -> None:
     """By digests alone, without reading the big files: every row of RECORD is what is there."""
-    made = planned(f"pypi:vllm=={release}")
+    made = planned(f"pypi:vllm=={release}", PROFILES[layer])
     decision = made.decision(layer)
     before, after = made.before(layer), made.before(layer)
     after.update(decision.outcome.changes)
@@ -201,7 +178,7 @@ def assert_old_version_is_gone(before: OverlayTree, after: OverlayTree, distribu
             assert after.digest(row.path) is None, row.path
 
 
-@pytest.mark.parametrize("release", TABLE["release"])
+@pytest.mark.parametrize("release", TABLES["vllm"].releases)
 def test_no_layer_edits_the_vendored_copy(planned: Planner, release: str) -> None:
     """FlashInfer's copy of mma.py is on no import path: patching it would prove nothing."""
     made = planned(f"pypi:vllm=={release}")
