@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 from builder.common.console import counted, print_json
 from builder.errors import Exit, SparkBuildError
 from builder.serving.audit import SCRIPT, audit, write_inside
-from builder.serving.memorydocuments import GIB
+from builder.serving.memory import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from builder.serving.audit import AuditRequest
-    from builder.serving.auditdocuments import Audit, Comparison, Difference, KeptLayers, Unmatched
+    from builder.serving.audit import (
+        Audit,
+        AuditRequest,
+        Comparison,
+        Difference,
+        KeptLayers,
+        Unmatched,
+    )
 
 _SOURCES = {
     "headers": "by the headers of its safetensors files",

@@ -9,9 +9,7 @@ import msgspec
 from builder.common.console import counted, print_json
 from builder.common.pypi.index import write_atomically
 from builder.errors import RemoteError, UsageError
-from builder.serving.bench import bench, lines
-from builder.serving.benchdocument import read_bench
-from builder.serving.benchplot import plot
+from builder.serving.bench import bench, lines, plot, read_bench
 
 if TYPE_CHECKING:
     from pathlib import Path

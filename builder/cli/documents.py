@@ -24,21 +24,19 @@ DOCUMENTS = {
         "`audit --json`: the modules of a model by quantisation method; with --inside, the files "
         "that audit a model beside vLLM",
         (
-            "builder.serving.auditdocuments:Audit",
-            "builder.serving.auditdocuments:InsideFiles",
+            "builder.serving.audit:Audit",
+            "builder.serving.audit:InsideFiles",
         ),
     ),
     "audit-loaded": Entry(
         "The modules of the model that vLLM loaded, as spark_build_audit.py writes them",
-        ("builder.serving.auditdocuments:LoadedModel",),
+        ("builder.serving.audit:LoadedModel",),
     ),
     "bake": Entry(
         "`bake --json`: what docker buildx bake can build; with --matrix, the list of images",
         ("builder.pipeline.bake:Bake", "builder.pipeline.bake:Jobs"),
     ),
-    "bench": Entry(
-        "`bench --json`: what a running server does", ("builder.serving.benchdocument:Bench",)
-    ),
+    "bench": Entry("`bench --json`: what a running server does", ("builder.serving.bench:Bench",)),
     "cache-clean": Entry(
         "`cache clean --json`: what was removed; with --dry-run, what would be removed",
         ("builder.common.cache.documents:Removal",),
@@ -139,10 +137,10 @@ DOCUMENTS = {
         ("builder.proof.recorded.documents:Matrix",),
     ),
     "lint": Entry(
-        "`lint --json`: problems in serve commands", ("builder.serving.lint.rules:LintReport",)
+        "`lint --json`: problems in serve commands", ("builder.serving.lint:LintReport",)
     ),
     "lint-rules": Entry(
-        "`lint --rules --json`: what lint looks for", ("builder.serving.lint.rules:RuleList",)
+        "`lint --rules --json`: what lint looks for", ("builder.serving.lint:RuleList",)
     ),
     "memory": Entry(
         "`memory --json`: whether a model fits into a GB10's memory, and the contents of its files",
@@ -181,7 +179,7 @@ DOCUMENTS = {
     ),
     "recipe": Entry(
         "`recipe --json`: what serves a model, with where each value comes from",
-        ("builder.serving.documents:RecipeText",),
+        ("builder.serving.recipe:RecipeText",),
     ),
     "rebuild": Entry(
         "`rebuild --json`: an image rebuilt from its own metadata, and the differences",

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from builder.common.console import console, counted, print_json
 from builder.common.hints import again
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.serving.lint.rules import RULES, RuleList
-from builder.serving.lint.run import Linter, lint, read_file
-from builder.serving.lint.sarif import sarif
+from builder.serving.lint import RULES, Linter, RuleList, lint, read_file, sarif
 from builder.serving.models import Models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.serving.lint.rules import Finding, LintReport
+    from builder.serving.lint import Finding, LintReport
 
 
 def rules_command(files: Sequence[Path], *, as_sarif: bool, json: bool) -> None:

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import print_json
 from builder.errors import Exit, SparkBuildError
-from builder.serving.memory import memory_estimate, next_step
-from builder.serving.memorydocuments import GIB, SIXTEEN_BITS
+from builder.serving.memory import GIB, SIXTEEN_BITS, memory_estimate, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.serving.memory import MemoryRequest
-    from builder.serving.memorydocuments import MemoryEstimate, MemoryFigure
+    from builder.serving.memory import MemoryEstimate, MemoryFigure, MemoryRequest
 
 
 def memory_command(request: MemoryRequest, *, json: bool) -> None:

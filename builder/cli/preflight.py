@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from builder.common.console import print_json
-from builder.serving.memorydocuments import GIB
+from builder.serving.memory import GIB
 from builder.serving.preflight import (
     gibibytes,
     preflight,

@@ -10,26 +10,24 @@ from builder.common.console import console, print_json
 from builder.common.hints import again
 from builder.common.pypi.index import write_atomically
 from builder.errors import UsageError
-from builder.serving.documents import RecipeText
-from builder.serving.explain import explanation
-from builder.serving.formats.all import (
+from builder.serving.formats import (
     LAUNCHERS,
     TRTLLM,
     refuse_format,
+    refuse_settings,
     refuse_topology,
     rendered,
+    trtllm,
 )
-from builder.serving.formats.trtllm import refuse_settings, trtllm
-from builder.serving.lint.recipes import linted_recipe
+from builder.serving.lint import linted_recipe
 from builder.serving.models import Models
-from builder.serving.profile import served_profile
-from builder.serving.reciperequest import RecipeRequest
-from builder.serving.topology import Place, topology_named
+from builder.serving.recipe import Place, RecipeRequest, RecipeText, explanation, topology_named
+from builder.serving.release import served_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
 
 #: The default profile of a recipe.
 DEFAULT = "b12x-full"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console, counted, print_json
 from builder.serving.models import Models
-from builder.serving.profile import served_profile
 from builder.serving.registry import export_recipes
+from builder.serving.release import served_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -285,7 +285,7 @@ def lint(
     "# spark-build: ignore[rule]" keeps a line as it is.
     """
     from builder.cli.lint import lint_command, rules_command
-    from builder.serving.lint.run import Linter
+    from builder.serving.lint import Linter
 
     if rules:
         rules_command(files or [], as_sarif=sarif, json=json)

@@ -6,27 +6,23 @@ import http.client
 import re
 import shlex
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
+from xml.sax.saxutils import escape
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from builder.common.console import console, counted
-from builder.common.hints import instead, os_hint
+from builder.common.document import Count, Document, Part, Text, read
+from builder.common.hints import instead, os_hint, reason
+from builder.diagnose.scan import Selection
 from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
 from builder.probes import serve_client
 from builder.probes.serve_client import ServeError
-from builder.serving.benchdocument import (
-    Bench,
-    BenchRow,
-    BenchSettings,
-    PrefillRow,
-    compared,
-    read_bench,
-    refuse_unlike,
-)
-from builder.serving.values import shortened
+from builder.serving.interface import shortened
 from builder.settings import API_KEY
 
 if TYPE_CHECKING:
@@ -35,6 +31,145 @@ if TYPE_CHECKING:
 
     from builder.diagnose.verdict import Diagnosis
     from builder.probes.serve_client import Timing
+
+
+Above = Annotated[int, Meta(ge=1)]
+Figure = Annotated[float, Meta(ge=0)]
+
+
+class BenchSettings(Part, frozen=True, kw_only=True):
+    """The settings; only benches with the same settings can be compared."""
+
+    tokens: Annotated[Above, Meta(description="tokens of each answer")]
+    rounds: Annotated[Above, Meta(description="rounds of which the median counts")]
+    concurrency: Annotated[tuple[Above, ...], Meta(min_length=1)]
+    prefill: Annotated[Count, Meta(description="words of the long prompt; 0 for no such run")]
+
+
+class BenchRow(Part, frozen=True, kw_only=True):
+    """The figures for one number of parallel requests."""
+
+    concurrency: Above
+    tokens_per_second: Annotated[Figure, Meta(description="of all requests together")]
+    first_token_ms: Figure
+    failed: Annotated[Count, Meta(description="requests that failed, with the warm-up")]
+    short: Annotated[
+        Count, Meta(description="answers with fewer tokens than settings.tokens, with the warm-up")
+    ] = 0
+
+
+class PrefillRow(Part, frozen=True, kw_only=True):
+    """The figures for one long prompt and one generated token."""
+
+    prompt_tokens: Above
+    tokens_per_second: Figure
+    first_token_ms: Figure
+
+
+class Ratio(Part, frozen=True, kw_only=True):
+    """This bench divided by the other."""
+
+    what: Annotated[Text, Meta(description="prefill, or a number of requests at once")]
+    tokens_per_second: Figure
+    first_token_ms: Figure
+
+
+class Against(Part, frozen=True, kw_only=True):
+    """The bench that this one was compared with."""
+
+    file: Text
+    vllm: str
+    kernels: tuple[Text, ...]
+    ratios: tuple[Ratio, ...]
+
+
+class Bench(Document, frozen=True, kw_only=True):
+    """The figures of a server."""
+
+    url: Text
+    model: Text
+    vllm: Annotated[str, Meta(description="from the server; empty if it does not report one")]
+    settings: BenchSettings
+    kernels: Annotated[
+        tuple[Selection, ...], Meta(description="the selected kernels, from its log")
+    ] = ()
+    rows: tuple[BenchRow, ...]
+    prefill: PrefillRow | None = None
+    unmeasured: Annotated[
+        tuple[Text, ...],
+        Meta(description="prefill, and numbers of requests at once, that were not measured"),
+    ] = ()
+    against: Against | None = None
+
+    def names(self) -> tuple[str, ...]:
+        """The selected kernels."""
+        return tuple(dict.fromkeys(one.kernel for one in self.kernels))
+
+    def figures(self) -> Iterator[tuple[str, BenchRow | PrefillRow]]:
+        """Each measurement with its name."""
+        for row in self.rows:
+            yield str(row.concurrency), row
+        if self.prefill:
+            yield "prefill", self.prefill
+
+
+def read_bench(path: Path) -> Bench:
+    """Read a stored bench.
+
+    Raises:
+        UsageError: it is not a bench.
+    """
+    try:
+        return read(msgspec.json.decode(path.read_bytes()), Bench)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        problem = f"is not a bench: {reason(error)}"
+    raise UsageError(f"--against {path} {problem} (-o writes one)", hint="leave --against out")
+
+
+def refuse_unlike(other: Bench, path: Path, model: str, settings: BenchSettings) -> None:
+    """Refuse a comparison of two different things.
+
+    Raises:
+        UsageError: model or settings differ; the message names the differences.
+    """
+    wanted = {"model": model, **msgspec.structs.asdict(settings)}
+    theirs = {"model": other.model, **msgspec.structs.asdict(other.settings)}
+    unlike = [
+        f"{key} {_words(theirs[key])}, not {_words(wanted[key])}"
+        for key in wanted
+        if wanted[key] != theirs[key]
+    ]
+    if unlike:
+        own = other.settings
+        raise UsageError(
+            f"--against {path} cannot be compared: it has {'; '.join(unlike)}",
+            hint=f"--model {other.model} --tokens {own.tokens} "
+            f"--concurrency {_words(own.concurrency)} --prefill {own.prefill}",
+        )
+
+
+def _words(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def compared(own: Bench, other: Bench, path: Path) -> Against:
+    """The ratios for the loads that both measured."""
+    theirs = dict(other.figures())
+    ratios = []
+    for what, row in own.figures():
+        past = theirs.get(what)
+        if past and past.tokens_per_second and past.first_token_ms:
+            ratios.append(
+                Ratio(
+                    what=what,
+                    tokens_per_second=round(row.tokens_per_second / past.tokens_per_second, 3),
+                    first_token_ms=round(row.first_token_ms / past.first_token_ms, 3),
+                )
+            )
+    return Against(file=str(path), vllm=other.vllm, kernels=other.names(), ratios=tuple(ratios))
+
 
 #: Seconds for a query about the server, and for each read of an answer: a long prompt takes
 #: minutes before its first token.
@@ -357,3 +492,51 @@ def lines(made: Bench) -> Iterator[str]:
         known = ", ".join(made.against.kernels) or "unknown kernels"
         release = f"vLLM {made.against.vllm}" if made.against.vllm else "unknown release"
         yield f"\nratio: tokens/s divided by those of {made.against.file} ({release}, {known})"
+
+
+_WIDTH, _LEFT, _TRACK, _HEAD, _ROW = 400, 90, 230, 62, 26
+_STYLE = """
+.paper { fill: #ffffff }
+text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1b1f24 }
+.h { font-size: 16px; font-weight: 700 }
+.own { fill: #0a5cb8 }
+.other { fill: #9da7b1 }
+@media (prefers-color-scheme: dark) {
+  .paper { fill: #0d1117 }
+  text { fill: #e6edf3 }
+  .own { fill: #6cb0ff }
+}
+"""
+
+
+def plot(made: Bench, other: Bench | None = None) -> str:
+    """Tokens a second at each load; the same numbers give the same file."""
+    theirs = {row.concurrency: row.tokens_per_second for row in other.rows} if other else {}
+    most = max([*theirs.values(), *(row.tokens_per_second for row in made.rows), 1e-9])
+    bars: list[str] = []
+    top = float(_HEAD)
+    for row in made.rows:
+        bars.append(f'<text x="8" y="{top + 15:.0f}">{row.concurrency} at once</text>')
+        for kind, value in (("own", row.tokens_per_second), ("other", theirs.get(row.concurrency))):
+            if value is not None:
+                bars += _bar(kind, value, value / most, top)
+                top += _ROW
+        top += 6
+    release = f"vLLM {made.vllm}" if made.vllm else ""
+    below = ", ".join(part for part in (release, *made.names()) if part)
+    title = escape(f"{made.model}: tokens/s")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top:.0f}" '
+        f'viewBox="0 0 {_WIDTH} {top:.0f}" role="img">\n<title>{title}</title>\n'
+        f'<style>{_STYLE}</style>\n<rect class="paper" width="100%" height="100%"/>\n'
+        f'<text class="h" x="8" y="22">{title}</text>\n'
+        f'<text x="8" y="44">{escape(below)}</text>\n' + "\n".join(bars) + "\n</svg>\n"
+    )
+
+
+def _bar(kind: str, value: float, share: float, top: float) -> Iterator[str]:
+    width = share * _TRACK
+    yield (
+        f'<rect class="{kind}" x="{_LEFT}" y="{top:.0f}" width="{width:.1f}" height="{_ROW - 6}"/>'
+    )
+    yield f'<text x="{_LEFT + width + 6:.1f}" y="{top + 15:.0f}">{value:.1f}</text>'

@@ -8,43 +8,259 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from msgspec import Meta
+
+from builder.common.document import Count, Document, Part, Text
 from builder.errors import UsageError, did_you_mean
-from builder.serving.checkpoint import HEAD, checkpoint_tensors, means_a_path, rows
-from builder.serving.interface import interface_of
-from builder.serving.memorydocuments import (
-    ACTIVATIONS,
-    GRAPHS,
-    LARGEST_FRACTION,
-    SYSTEM,
-    TOTAL,
-    USUAL_FRACTION,
-    Ceiling,
-    KvCache,
-    MemoryEstimate,
-    MemoryFigure,
-    Utilization,
-    WeightsHeld,
-)
-from builder.serving.modelconfig import (
+from builder.serving.checkpoint import (
     CONFIG,
+    DRAFT,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
     KV_DTYPES,
+    VISION,
     KvNeed,
     ModelConfig,
     Unknown,
+    checkpoint_tensors,
     kv_need,
+    means_a_path,
     read_config,
+    rows,
 )
+from builder.serving.interface import interface_of
 from builder.serving.models import Models
 from builder.serving.release import release_base
-from builder.serving.weights import bytes_read, ceiling, expert_share, weights_of_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
+
+
+GIB = 2**30
+#: dtypes of layers that are not quantised
+SIXTEEN_BITS = ("BF16", "F16")
+
+
+class MemoryFigure(Part, frozen=True, kw_only=True):
+    """A share of the memory, with its source."""
+
+    bytes: Count
+    at_least: Annotated[bool, Meta(description="the true figure may be larger")] = False
+    source: Text
+
+
+TOTAL = MemoryFigure(
+    bytes=int(121.69 * GIB),
+    source="what vLLM reports on a GB10 (its message: Free memory on device cuda:0)",
+)
+ACTIVATIONS = MemoryFigure(
+    bytes=5 * GIB,
+    source="public server logs of GB10s, 2026-05: 3.4 to 4.8 GiB beside weights and KV cache, with "
+    "the default --max-num-batched-tokens",
+)
+GRAPHS = MemoryFigure(
+    bytes=2 * GIB,
+    source="public server logs of GB10s, 2026-05 and 2026-06: 0.03 to 1.73 GiB",
+)
+SYSTEM = MemoryFigure(
+    bytes=12 * GIB,
+    source="vllm-project/recipes #632: vLLM's default share, 0.92, runs out at startup; 0.90 is in "
+    "NVIDIA's deployment guide for DGX Spark; reports of frozen GB10s: leave 10 GB or more",
+)
+#: The share of the memory above which the system has too little left.
+LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) / 100
+#: The share that a GB10 can give, where nothing else is known of a model: vllm-project/recipes #632
+#: started with it, and not with vLLM's default.
+USUAL_FRACTION = 0.85
+
+
+def fraction_refusal(text: str) -> str:
+    """Why vLLM refuses a share of the memory; empty if it accepts it, or it is not a number.
+
+    Valid values are above 0 and at most 1 (vllm/config/cache.py).
+    """
+    try:
+        possible = 0 < float(text) <= 1
+    except ValueError:
+        return ""
+    return "" if possible else f"--gpu-memory-utilization takes a fraction of 1, not {text}"
+
+
+class WeightsHeld(Part, frozen=True, kw_only=True):
+    """The tensors of one kind of layer that have one dtype."""
+
+    group: Text
+    dtype: Annotated[Text, Meta(description="the file's name of the dtype; NVFP4 is mostly U8")]
+    tensors: Count
+    bytes: Count
+    read: Annotated[Count | None, Meta(description="bytes read for each token; null: unknown")]
+
+
+class KvCache(Part, frozen=True, kw_only=True):
+    """The KV cache of sequences of the given length."""
+
+    dtype: Text
+    source: Text
+    context: Count
+    sequences: Count
+    full_layers: Count
+    sliding_layers: Count
+    recurrent_layers: Annotated[Count, Meta(description="Mamba and linear attention")]
+    state_bytes: Annotated[Count, Meta(description="of the recurrent layers, for one sequence")]
+    bytes_per_token: Annotated[
+        Count, Meta(description="in layers that store the whole context, for one sequence")
+    ]
+    bytes: Count
+
+    @property
+    def reserved(self) -> int:
+        """The bytes to reserve: vLLM rounds up to blocks and keeps one empty.
+
+        The margin of 5 % and 256 MiB is our choice.
+        """
+        mebi = 2**20
+        return (self.bytes * 105 // 100 // mebi + 257) * mebi
+
+
+class Ceiling(Part, frozen=True, kw_only=True):
+    """The upper limit of tokens per second for one stream, for any kernel."""
+
+    bytes_per_token: Annotated[Count, Meta(description="weights; without the KV cache")]
+    tokens_per_second: Annotated[float, Meta(ge=0)]
+    source: Text
+
+    @property
+    def text(self) -> str:
+        """The ceiling as text."""
+        return (
+            f"{self.tokens_per_second} tokens/s for one stream "
+            f"({self.source}: {self.bytes_per_token / 1e9:.2f} GB)"
+        )
+
+
+class Utilization(Part, frozen=True, kw_only=True):
+    """Values of ``--gpu-memory-utilization``."""
+
+    least: Annotated[float | None, Meta(description="null: something is unknown")]
+    most: Annotated[float, Meta(description="leaves the system its memory")]
+
+
+class MemoryEstimate(Document, frozen=True, kw_only=True):
+    """Memory of one GB10 with a model, before it is started."""
+
+    model: Text
+    total: MemoryFigure
+    weights: MemoryFigure | None
+    kv_cache: KvCache | None
+    activations: MemoryFigure
+    cuda_graphs: MemoryFigure
+    system: MemoryFigure
+    fits: Literal["yes", "no", "unknown"]
+    utilization: Utilization
+    room_for_kv_cache: Annotated[
+        int | None, Meta(description="bytes at most, below zero: missing; null: unknown")
+    ]
+    flags: Annotated[tuple[Text, ...], Meta(description="of `vllm serve`")]
+    ceiling: Ceiling | None
+    held: Annotated[tuple[WeightsHeld, ...], Meta(description="from the headers of the files")] = ()
+    unknown: Annotated[tuple[Text, ...], Meta(description="and why")] = ()
+    not_counted: tuple[Text, ...] = ()
+
+
+#: Bytes of a parameter by kind of layer: 4 bits and a scale of one byte for 16 values (NVFP4) or
+#: for 32 values (MXFP4).
+_PARAMETER_BYTES = {
+    "nvfp4-linear": 0.5625, "nvfp4-moe": 0.5625, "w4a16-linear": 0.5625, "w4a16-moe": 0.5625,
+    "mxfp4-moe": 0.53125, "fp8-linear": 1.0, "fp8-block": 1.0, "unquantized": 2.0,
+}  # fmt: skip
+#: Memory bandwidth of a GB10 (NVIDIA's data sheet of DGX Spark: 273 GB/s, LPDDR5X).
+BANDWIDTH = 273_000_000_000
+
+
+def expert_share(config: ModelConfig | None, groups: set[str]) -> tuple[int, int]:
+    """The number of experts that a token uses, and the total.
+
+    Raises:
+        Unknown: a value is missing; the message names it.
+    """
+    if config is None:
+        if EXPERTS not in groups:
+            return 1, 1
+        raise Unknown(f"no {CONFIG} gives the number of experts per token")
+    used, total = config.routed_experts()
+    if (total > 1) != (EXPERTS in groups):
+        raise Unknown(f"{CONFIG} has {total} experts, which the names of the tensors contradict")
+    return used, total
+
+
+def bytes_read(group: str, size: int, share: tuple[int, int] | None, *, tied: bool) -> int | None:
+    """Bytes that one token reads of a group; None: unknown."""
+    if group in (VISION, DRAFT) or (group == EMBEDDING and not tied):
+        return 0  # of an embedding one row is read, unless it is the output head too
+    if group != EXPERTS:
+        return size
+    return None if share is None else size * share[0] // share[1]
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """The sum of sizes; None if one is unknown."""
+    known = list(sizes)
+    return None if None in known else sum(filter(None, known))
+
+
+def ceiling(needed: Iterable[int | None], source: str) -> Ceiling | None:
+    """The ceiling for the sizes that one token reads; None if one is unknown."""
+    size = total(needed)
+    words = f"273 GB/s over the weights that one token reads, {source}"
+    return _ceiling(size, words) if size else None
+
+
+def _ceiling(size: int, source: str) -> Ceiling:
+    return Ceiling(
+        bytes_per_token=size, tokens_per_second=round(BANDWIDTH / size, 1), source=source
+    )
+
+
+def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None, list[str]]:
+    """Weights and ceiling from a model's file, and the unknown values."""
+    weights = made = None
+    unknown = []
+    least = min((_PARAMETER_BYTES[kind] for kind in model.kinds()), default=None)
+    if model.weight_bytes is not None:
+        weights = MemoryFigure(bytes=model.weight_bytes.value, source=model.weight_bytes.source)
+    elif model.parameters is not None and least is not None:
+        weights = MemoryFigure(
+            bytes=int(model.parameters.value * least), at_least=True,
+            source=f"estimated: {model.parameters.value} parameters x {least} bytes, as if all "
+            "layers were of its smallest kind",
+        )  # fmt: skip
+    else:
+        unknown.append("weights: no source gives the bytes, or the parameters and kinds of layers")
+    whole, active = model.parameters, model.active_parameters
+    dense = whole is not None and active is not None and whole.value == active.value
+    if dense and model.weight_bytes is not None:
+        made = _ceiling(
+            model.weight_bytes.value,
+            "273 GB/s over all weights of a dense model; vision layers count too, although a token "
+            "does not read them",
+        )
+    elif model.active_parameters is not None and least is not None:
+        size = int(model.active_parameters.value * least)
+        made = _ceiling(
+            size,
+            f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
+            f"{least} bytes; layers in 8 or 16 bits make it lower",
+        )
+    else:
+        unknown.append("ceiling: no source gives the active parameters")
+    return weights, made, unknown
+
 
 UTILIZATION, KV_BYTES, KV_DTYPE = (
     "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-dtype",

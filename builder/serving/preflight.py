@@ -53,10 +53,9 @@ from builder.proof.sandbox import (
 )
 from builder.proof.torchfolder import wanted_torch
 from builder.proof.trust import TrustedSources
-from builder.serving.memorydocuments import ACTIVATIONS, GIB, GRAPHS, TOTAL
+from builder.serving.memory import ACTIVATIONS, BANDWIDTH, GIB, GRAPHS, TOTAL
 from builder.serving.models import Models
 from builder.serving.release import release_base
-from builder.serving.weights import BANDWIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

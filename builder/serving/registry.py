@@ -20,19 +20,15 @@ from builder.common.pypi.index import write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.proof.recorded.record import read_records
 from builder.publishing.tags import Listing
-from builder.serving.documents import Topology
-from builder.serving.formats.all import rendered
-from builder.serving.formats.common import yaml_text
-from builder.serving.recipe import recipe_of, selects_for
-from builder.serving.reciperequest import RecipeRequest
-from builder.serving.topology import Place
+from builder.serving.formats import rendered, yaml_text
+from builder.serving.recipe import Place, RecipeRequest, Topology, recipe_of, selects_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from builder.serving.documents import Recipe
     from builder.serving.models import Model, Models
-    from builder.serving.profile import ServedProfile
+    from builder.serving.recipe import Recipe
+    from builder.serving.release import ServedProfile
 
 #: The profile that a model gets, if it serves it; else the next.
 PROFILES = ("b12x-full", "marlin")

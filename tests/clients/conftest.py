@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.serving.models import Models
-from builder.serving.recipe import recipe_of
-from builder.serving.topology import Place
+from builder.serving.recipe import Place, recipe_of
 from tests.unit.serving.served import request, served
 from tests.unit.serving.test_formats import PLACES
 
 if TYPE_CHECKING:
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
 
 #: Two nodes that sparkrun finds.
 FOUND = (Place(topology="tp2", launcher="sparkrun"), Place(topology="tp2-ray", launcher="sparkrun"))

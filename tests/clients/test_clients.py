@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.formats.all import rendered
+from builder.serving.formats import rendered
 from builder.serving.recipe import recipe_of
 from tests.unit.serving.served import HARD, request, with_hard_values
 
@@ -25,7 +25,7 @@ from .programs import compose, environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARKRUN = "sparkrun==0.4.2"

@@ -19,8 +19,7 @@ import msgspec
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.pypi.index import PackageIndex
 from builder.layers.plan.sources import IndexSources
-from builder.serving.interface import ServeInterface, interface_in
-from builder.serving.values import wrong_kind
+from builder.serving.interface import ServeInterface, interface_in, wrong_kind
 
 from .sandboxed import release_of
 from .states import expected

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.pypi.index import PackageIndex
-    from builder.serving.auditdocuments import Audit
+    from builder.serving.audit import Audit
 
     from .support import Planner
 

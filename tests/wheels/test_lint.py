@@ -10,13 +10,11 @@ import pytest
 
 from builder.__main__ import run
 from builder.errors import SparkBuildError, UsageError
-from builder.serving.formats.all import rendered
-from builder.serving.lint.recipes import linted_recipe
-from builder.serving.lint.run import Linter, lint
+from builder.serving.formats import rendered
+from builder.serving.lint import Linter, lint, linted_recipe
 from builder.serving.models import Models
-from builder.serving.profile import served_profile
-from builder.serving.reciperequest import RecipeRequest
-from builder.serving.topology import Place
+from builder.serving.recipe import Place, RecipeRequest
+from builder.serving.release import served_profile
 
 from .test_interface import ALL
 

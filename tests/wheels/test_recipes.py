@@ -16,13 +16,11 @@ from packaging.version import Version
 
 from builder.__main__ import run
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.serving.interface import wrong_kind
 from builder.serving.models import Models
-from builder.serving.profile import ServedProfile, served_profile
-from builder.serving.recipe import recipe_of
-from builder.serving.reciperequest import RecipeRequest
+from builder.serving.recipe import Place, RecipeRequest, recipe_of
 from builder.serving.registry import newest_release
-from builder.serving.topology import Place
-from builder.serving.values import wrong_kind
+from builder.serving.release import ServedProfile, served_profile
 from tests.documents import validated
 from tests.wheels.support import PROFILES
 
@@ -32,8 +30,8 @@ from .test_interface import ALL, FULL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.serving.documents import Recipe
     from builder.serving.interface import Flag, ServeInterface
+    from builder.serving.recipe import Recipe
 
     from .support import Planner
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from builder.serving.formats.all import rendered
+from builder.serving.formats import rendered
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from tests.unit.serving.served import request, served, with_hard_values

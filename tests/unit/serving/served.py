@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from builder.serving.documents import Setting
 from builder.serving.interface import Flag, ServeInterface
 from builder.serving.models import Model, Models
-from builder.serving.profile import ServedProfile
-from builder.serving.reciperequest import RecipeRequest
-from builder.serving.topology import Place
+from builder.serving.recipe import Place, RecipeRequest, Setting
+from builder.serving.release import ServedProfile
 
 if TYPE_CHECKING:
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
 
 _VALUES = (
     "--dtype", "--kv-cache-dtype", "--gpu-memory-utilization", "--reasoning-parser",

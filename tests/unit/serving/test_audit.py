@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.serving.auditdocuments import Audit
+    from builder.serving.audit import Audit
     from tests.unit.caller import Call
 
     Tensors = Mapping[str, tuple[str, list[int]]]

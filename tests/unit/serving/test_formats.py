@@ -15,20 +15,15 @@ from msgspec import structs
 
 from builder.common.document import plain
 from builder.errors import UsageError
-from builder.serving.documents import RecipeText
-from builder.serving.explain import explanation
-from builder.serving.formats.all import rendered
-from builder.serving.formats.common import Block, yaml_text
-from builder.serving.formats.trtllm import trtllm
+from builder.serving.formats import Block, rendered, trtllm, yaml_text
 from builder.serving.models import Models
-from builder.serving.recipe import recipe_of
-from builder.serving.topology import MASTER_PORT, Place
+from builder.serving.recipe import MASTER_PORT, Place, RecipeText, explanation, recipe_of
 from tests.documents import validated
 
 from .served import HARD, TWO, interface, request, served, with_hard_values
 
 if TYPE_CHECKING:
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
     from tests.unit.caller import Call
 
 PLACES = {

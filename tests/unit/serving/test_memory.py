@@ -13,8 +13,8 @@ import pytest
 from builder.errors import UsageError
 from builder.serving import interface as interface_module
 from builder.serving import memory
+from builder.serving.checkpoint import ModelConfig, Unknown, kv_need, read_config
 from builder.serving.memory import MemoryRequest, memory_estimate
-from builder.serving.modelconfig import ModelConfig, Unknown, kv_need, read_config
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.images.bases.model import BaseRequest
-    from builder.serving.memorydocuments import MemoryEstimate
+    from builder.serving.memory import MemoryEstimate
     from tests.unit.caller import Call
 
 GIB = 2**30

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.lint.recipes import linted_recipe
+from builder.serving.interface import replaced
+from builder.serving.lint import linted_recipe
 from builder.serving.models import Models
-from builder.serving.profile import refuse_unpatched, served_profile
-from builder.serving.recipe import recipe_of
-from builder.serving.release import refuse_old
-from builder.serving.replaced import replaced
-from builder.serving.topology import Place
+from builder.serving.recipe import Place, recipe_of
+from builder.serving.release import refuse_old, refuse_unpatched, served_profile
 
 from .served import TWO, interface, request, served
 
 if TYPE_CHECKING:
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
 
 
 def flags(recipe: Recipe) -> dict[str, str | None]:

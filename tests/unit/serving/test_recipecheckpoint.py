@@ -8,9 +8,8 @@ import pytest
 
 from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
-from builder.serving.modelconfig import read_config
-from builder.serving.recipe import recipe_of
-from builder.serving.topology import Place
+from builder.serving.checkpoint import read_config
+from builder.serving.recipe import Place, recipe_of
 
 from .checkpoints import DENSE, checkpoint
 from .served import TWO, interface, request, served
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.serving.documents import Recipe
+    from builder.serving.recipe import Recipe
     from tests.unit.conftest import Called
 
 GIB = 2**30

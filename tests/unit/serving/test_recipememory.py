@@ -9,12 +9,10 @@ import pytest
 
 from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
-from builder.serving.explain import explanation
 from builder.serving.interface import Flag
 from builder.serving.memory import UTILIZATION
 from builder.serving.models import Models
-from builder.serving.recipe import recipe_of
-from builder.serving.topology import Place
+from builder.serving.recipe import Place, explanation, recipe_of
 from tests.documents import validated
 
 from .checkpoints import DENSE, checkpoint
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.serving.documents import Recipe
     from builder.serving.models import Model
+    from builder.serving.recipe import Recipe
     from tests.unit.conftest import Called
 
 GIB = 2**30

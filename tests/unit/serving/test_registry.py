@@ -27,7 +27,7 @@ from tests.documents import validated
 from .served import served
 
 if TYPE_CHECKING:
-    from builder.serving.profile import ServedProfile
+    from builder.serving.release import ServedProfile
 
 ROOT = Path(__file__).resolve().parents[3]
 SUPER = "recipes/sparkrun/nemotron-3-super.yaml"

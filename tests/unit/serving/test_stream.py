@@ -13,7 +13,7 @@ import pytest
 from builder.probes import serve_client
 from builder.probes.serve_client import ServeError, events, stream
 from tests.unit.chance import CASES
-from tests.unit.serving.lint.test_fuzz import bounded
+from tests.unit.serving.test_lint_fuzz import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ import pytest
 
 from builder.cli import recipe
 from builder.errors import UsageError
-from builder.serving.lint.recipes import linted_recipe
-from builder.serving.topology import Place
+from builder.serving.lint import linted_recipe
+from builder.serving.recipe import Place
 from tests.unit.serving.served import TWO, interface, request, served
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import pytest
 
 from builder.errors import UsageError
 from builder.layers.conversion.shell import UNKNOWN
-from builder.serving.lint.commands import ServeCommand
-from builder.serving.lint.readers import open_quotes, read_commands
+from builder.serving.commands import ServeCommand, open_quotes, read_commands
 
 
 def one(name: str, text: str) -> ServeCommand:

@@ -15,12 +15,12 @@ import pytest
 
 from builder.errors import UsageError
 from builder.layers.conversion import shell
-from builder.serving.lint.readers import open_quotes, read_commands
-from builder.serving.lint.run import lint
+from builder.serving.commands import open_quotes, read_commands
+from builder.serving.lint import lint
 from builder.serving.models import Models
 from tests.unit.chance import CASES
 
-from .test_rules import FakeLinter
+from .test_lint import FakeLinter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,1 +1,0 @@
-"""A recipe as files of other tools, one module a format."""

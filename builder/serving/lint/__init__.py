@@ -1,1 +1,0 @@
-"""Checks serve commands that users already have: scripts, compose files, recipes, manifests."""
