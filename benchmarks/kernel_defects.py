@@ -1,6 +1,4 @@
-"""Write the tables of docs/kernel-defects.md from what level ``numbers`` found, or check them.
-
-    python -m benchmarks.kernel_defects [--check]
+"""The tables of docs/kernel-defects.md, from what level ``numbers`` found.
 
 Each file of docs/evidence/numbers is what this printed, for one release:
 
@@ -13,25 +11,20 @@ and those of the package b12x this:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
-
-from builder.common.pypi.index import write_atomically
-from builder.errors import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, EVIDENCE = DOCS / "kernel-defects.md", DOCS / "evidence" / "numbers"
-BEGIN = "<!-- of evidence/numbers, by python -m benchmarks.kernel_defects -->\n"
-BEGIN_PACKAGE = "<!-- of evidence/numbers/b12x-*.json, by python -m benchmarks.kernel_defects -->\n"
+BEGIN = "<!-- of evidence/numbers -->\n"
+BEGIN_PACKAGE = "<!-- of evidence/numbers/b12x-*.json -->\n"
 END = "<!-- end -->"
 #: What the names of the package's checks begin with.
 PACKAGE = "package b12x, "
@@ -114,45 +107,14 @@ def package_table(given: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(text: str, made: str, begin_mark: str = BEGIN) -> str:
-    """The page with a table in the place of its own.
+def page(text: str, content: str, begin_mark: str = BEGIN, end_mark: str = END) -> str:
+    """The page with other content between two marks.
 
     Raises:
         ValueError: the page has no place for it.
     """
     before, begin, rest = text.partition(begin_mark)
-    _, end, after = rest.partition(END)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        raise ValueError(f"the page lacks {begin_mark.strip()} or {END}")
-    return f"{before}{begin}{made}{end}{after}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--evidence", type=Path, default=EVIDENCE)
-    asked = parser.parse_args(arguments)
-    try:
-        text = asked.page.read_text("utf-8")
-        wanted = page(text, table(records(asked.evidence)))
-        of_package = package_table(records(asked.evidence, "b12x-*.json"))
-        wanted = page(wanted, of_package, BEGIN_PACKAGE)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return Exit.USAGE
-    if text == wanted:
-        print(f"{asked.page} is up to date")
-        return 0
-    if asked.check:
-        print(f"error: {asked.page} does not match {asked.evidence}", file=sys.stderr)
-        print("  try: python -m benchmarks.kernel_defects", file=sys.stderr)
-        return Exit.STALE
-    write_atomically(asked.page, wanted.encode())
-    print(f"{asked.page} written")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise ValueError(f"the page lacks {begin_mark.strip()} or {end_mark}")
+    return f"{before}{begin}{content}{end}{after}"

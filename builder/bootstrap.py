@@ -193,7 +193,7 @@ def checks(bindir: Path) -> list[list[str]]:
         [str(bindir / "mypy")],
         [str(bindir / "lint-imports"), "--no-logo"],
         [str(bindir / "spark-build"), "layers", "check"],
-        [str(bindir / "spark-build"), "mods", "export", "--check"],
+        [str(bindir / "python"), "-m", "tests.generate", "--check"],
     ]
 
 

@@ -87,15 +87,6 @@ def test_every_command_is_in_the_readme() -> None:
     assert set(root().commands) <= set(re.findall(r"`([a-z-]+)`", table))
 
 
-def test_every_profile_is_in_the_readme_and_every_layer_in_the_documentation() -> None:
-    catalog = Catalog.discover()
-    for name in catalog.profile_files:
-        assert f"\n| `{name}` |" in README
-    profiles = (ROOT / "docs" / "profiles.md").read_text("utf-8")
-    for name in catalog.folders:
-        assert f"`{name}`" in profiles
-
-
 def test_exit_codes_match_the_program() -> None:
     text = README.partition("## Exit codes")[2].partition("\n## ")[0]
     said = {
@@ -154,12 +145,6 @@ def test_the_table_of_releases_matches_the_evidence() -> None:
             word = re.search(rf"{kind}: (\*\*no\*\*|yes)", right)
             assert word is not None
             assert (word[1] == "yes") == (not needed & cures), f"{record.vllm} {kind}"
-
-
-def test_the_known_models_are_in_the_readme() -> None:
-    told = README.partition("**Another model:**")[2].partition("\n\n")[0]
-    known = {file.stem for file in (ROOT / "builder" / "data" / "models").glob("*.toml")}
-    assert known == set(re.findall(r"`([a-z][\w.]*(?:-[\w.]+)+)`", told)) - {"vllm-spark"}
 
 
 def test_the_levels_are_in_the_readme_in_their_order() -> None:

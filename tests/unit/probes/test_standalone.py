@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from builder.common.paths import data_dir, package_file
+from builder.common.paths import package_file
 from builder.images.engines.toolfiles import applier_bundle
 from builder.layers.catalog import Catalog
 from builder.layers.mods import mod_files, stale_files, write_mod
@@ -186,15 +186,8 @@ class TestShippedMods:
     def files(self, name: str) -> dict[str, tuple[bytes, int]]:
         return mod_files(name, CATALOG.select([MODS[name]]))
 
-    def test_is_fresh(self, name: str) -> None:
-        assert stale_files(data_dir("mods") / name, self.files(name)) == []
-
     def test_files_have_no_dots_in_front(self, name: str) -> None:
         assert not [file for file in self.files(name) if file.startswith(".")]
-
-
-def test_every_mod_in_the_checkout_belongs_to_a_profile() -> None:
-    assert {path.name for path in data_dir("mods").iterdir() if path.is_dir()} == set(MODS)
 
 
 class TestStaleness:

@@ -9,34 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import kernel_defects
-from benchmarks.kernel_defects import EVIDENCE, PAGE, main, package_table, table, versions
-from builder.errors import Exit
+from benchmarks.kernel_defects import EVIDENCE, PAGE, package_table, table, versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 RECORDS = kernel_defects.records()
-
-
-def test_the_page_has_the_table_of_the_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check"]) == 0
-    assert "is up to date" in capsys.readouterr().out
-
-
-def test_a_page_of_other_evidence_is_stale_until_it_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text("utf-8").replace("| wrong values and race |", "| right |", 1))
-    given = ["--page", str(page)]
-    assert main([*given, "--check"]) == Exit.STALE
-    said = capsys.readouterr().err
-    assert f"{page} does not match {EVIDENCE}" in said
-    assert "try: python -m benchmarks.kernel_defects" in said
-    assert main(given) == 0
-    assert page.read_text("utf-8") == PAGE.read_text("utf-8")
-    assert main([*given, "--check"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -49,21 +28,16 @@ def test_a_page_of_other_evidence_is_stale_until_it_is_written(
         (None, "has no vllm-*.json"),
     ],
 )
-def test_evidence_that_is_none_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, words: str
-) -> None:
+def test_evidence_that_is_none_is_named(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "vllm-0.1.json").write_text(content)
-    assert main(["--evidence", str(tmp_path)]) == Exit.USAGE
-    assert words in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(words)):
+        kernel_defects.records(tmp_path)
 
 
-def test_a_page_without_a_place_for_the_table_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "page.md").write_text("# Other\n")
-    assert main(["--page", str(tmp_path / "page.md")]) == Exit.USAGE
-    assert "the page lacks <!--" in capsys.readouterr().err
+def test_a_page_without_a_place_for_the_table_is_named() -> None:
+    with pytest.raises(ValueError, match="the page lacks <!--"):
+        kernel_defects.page("# Other\n", "| table |\n")
 
 
 def test_a_record_without_the_package_is_named() -> None:

@@ -107,13 +107,6 @@ def test_json_output(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None
 # --------------------------------------------------------------------------------------- this repo
 
 
-def test_the_table_in_the_documentation_is_up_to_date() -> None:
-    """Regenerate with: spark-build dispatch ask && spark-build dispatch table."""
-    records = read_records(DOCS / "evidence")
-    assert stale_records(records, CATALOG) == []
-    assert render(records, CATALOG) == (DOCS / "dispatch.md").read_text("utf-8")
-
-
 def test_every_profile_meets_its_expectations_in_every_release() -> None:
     profiles = [CATALOG.profile(name) for name in CATALOG.profile_files]
     wrong = {
