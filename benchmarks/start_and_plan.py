@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import report, run_once, side_by_side
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.layers.catalog import Catalog

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile.host import installed_nvcc
 from builder.compile.toolchain import WHEELS, find_compiler
 from builder.errors import SparkBuildError

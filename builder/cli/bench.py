@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from builder.common.console import counted, print_json
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import RemoteError, UsageError
 from builder.serving.bench import bench, lines, plot, read_bench
 

@@ -10,7 +10,7 @@ from builder.applier.outcomes import Target
 from builder.cli.compile import source_tree
 from builder.common.console import console, print_json
 from builder.common.model.platform import Platform
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched

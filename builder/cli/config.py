@@ -9,7 +9,7 @@ from builder import settings
 from builder.common.console import print_json
 from builder.common.document import Document, Part, Text, always
 from builder.common.paths import cache_dir, data_dir
-from builder.common.pypi.index import pip_index_url
+from builder.common.pypi import pip_index_url
 from builder.layers.lock.file import lock_path
 
 

@@ -42,7 +42,7 @@ def ask(
     Covers every backend that they offer, and each profile.
     """
     from builder.common.console import print_json
-    from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
+    from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
     from builder.layers.catalog import Catalog
     from builder.layers.plan.sources import IndexSources
     from builder.pipeline import bases
@@ -84,7 +84,7 @@ def table(
 ) -> None:
     """Write the release table from the records, or check it."""
     from builder.common.console import print_json
-    from builder.common.pypi.index import write_atomically
+    from builder.common.pypi import write_atomically
     from builder.errors import Exit, SparkBuildError
     from builder.layers.catalog import Catalog
     from builder.proof.recorded.documents import TableFile

@@ -255,8 +255,8 @@ def pin_command(
     json: bool,
 ) -> None:
     """Write ``pins.toml`` from the package index and the forge."""
-    from builder.common.forge.store import Forges, PullStore
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.forge import Forges, PullStore
+    from builder.common.pypi import PackageIndex
     from builder.pipeline.pins import write_pins
 
     catalog = Catalog.discover(patches or ())

@@ -11,7 +11,7 @@ from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
 from builder.common.console import console, print_json
 from builder.common.document import plain
-from builder.common.pypi.index import PackageIndex, vllm_releases
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import make_plan
@@ -118,7 +118,7 @@ def _dispatch(
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
     report = verify(target, ["dispatch"])
     if evidence is not None:
-        from builder.common.pypi.index import write_atomically
+        from builder.common.pypi import write_atomically
 
         data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
         write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.common.console import console, counted, print_json
 from builder.common.hints import again
 from builder.common.paths import data_dir, in_checkout
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.documents import ExportedMods

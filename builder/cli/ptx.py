@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.common.console import console, counted, print_json
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import Exit, SparkBuildError
 from builder.ptx.runs import KernelRaces, run_user_kernel
 

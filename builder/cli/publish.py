@@ -167,7 +167,7 @@ def _proofs(
 
 def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     """Run ``verify`` on an image without known evidence."""
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.lock.facts import LockedFacts
     from builder.layers.lock.file import lock_path
     from builder.layers.plan.sources import IndexSources

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from builder.applier.opkinds import Pull
 from builder.common.console import console
 from builder.common.documents.pulls import PinnedPull, read_pin
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.store import Forges, PullStore
-from builder.common.pypi.index import PackageIndex, write_atomically
+from builder.common.forge import Forges, PullStore, parse_pull
+from builder.common.pypi import PackageIndex, write_atomically
 from builder.layers.conversion.layers import toml_value
 from builder.layers.pulls.resolve import ORDER, pin_pull, provenance
 from builder.pipeline.pins import pins_text

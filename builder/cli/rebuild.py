@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder import __version__, settings
 from builder.cli.confirm import confirm
 from builder.common.console import console, print_json
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.toolchain import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console, print_json
 from builder.common.hints import again
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.serving.formats import (
     LAUNCHERS,

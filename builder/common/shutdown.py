@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from builder.common import leftovers
 from builder.common.console import console
+from builder.errors import RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +60,26 @@ def end_waits() -> None:
     ended.set()
     for cut in _cuts:
         cut()
+
+
+def check() -> None:
+    """Raise if the run was ended.
+
+    Raises:
+        RemoteError: it has.
+    """
+    if ended.is_set():
+        raise RemoteError("interrupted")
+
+
+def pause(seconds: float) -> None:
+    """Sleep, at most until the run is ended.
+
+    Raises:
+        RemoteError: it has ended.
+    """
+    ended.wait(seconds)
+    check()
 
 
 def note_what_runs() -> None:

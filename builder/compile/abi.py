@@ -16,10 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from builder.common.document import read
-from builder.common.machinecode.elf import ElfFacts, read_elf
-from builder.common.machinecode.modules import on_disk
+from builder.common.machinecode import ElfFacts, on_disk, read_elf
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.probes.stub_driver import DRIVER_FUNCTION
 

@@ -18,7 +18,7 @@ from builder.common.console import console, counted
 from builder.common.document import Count, Part, Seconds, Text
 from builder.common.hints import CACHE
 from builder.common.locks import locked
-from builder.common.machinecode.devicecode import disassemble, find_tool
+from builder.common.machinecode import disassemble, find_tool
 from builder.common.paths import cache_dir
 from builder.compile.changes import cost_of
 from builder.compile.executor import SOURCE, Compilation

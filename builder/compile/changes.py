@@ -90,7 +90,7 @@ def rendered_change(name: str) -> dict[str, Any]:
     Raises:
         UsageError: it does not exist, or has no kernel whose machine code can be judged.
     """
-    from builder.common.machinecode.modules import load_kernels
+    from builder.common.machinecode import load_kernels
 
     change = _known(name)
     kernel = next(kernel for kernel in load_kernels() if kernel.name == change.kernel)

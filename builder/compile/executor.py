@@ -25,7 +25,7 @@ from builder.common.documents.compiled import ToolkitImage
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.compile.host import NATIVE, release_in, version_in
 from builder.errors import BuildFailed, EngineError
 from builder.images.engines.containers import ROOT, PinnedImage, Task, TaskFailed

@@ -27,10 +27,9 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Seconds, Sha256, Text, always, plain
 from builder.common.documents.compiled import Input
-from builder.common.machinecode.devicecode import code_of, images, telling
-from builder.common.machinecode.modules import is_trap
+from builder.common.machinecode import code_of, images, is_trap, telling
 from builder.common.paths import package_file
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.compile.abi import InstalledLibraries
 from builder.compile.build import HOST_SUFFIXES, compile_units
 from builder.compile.cplusplus import again
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.trees import Tree
-    from builder.common.machinecode.devicecode import Image
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.machinecode import Image
+    from builder.common.pypi import PackageIndex
     from builder.compile.changes import SourceChange
     from builder.compile.operators import Operator
     from builder.compile.source import SourceTree

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from builder.common.machinecode.elf import read_elf
+from builder.common.machinecode import read_elf
 from builder.compile.abi import DRIVER, SYSTEM, AbiProof, check_abi, too_new
 from builder.compile.executor import LocalExecutor, Step
 from builder.compile.host import NATIVE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.common.document import Count, Document, Part, Text, always
-from builder.common.machinecode.devicecode import GB10, Arch
+from builder.common.machinecode import GB10, Arch
 from builder.compile.build import HOST_SUFFIXES, CompiledUnit
 from builder.compile.operators import Discovery, OperatorName
 from builder.compile.units import Sources, dead_guards, evaluate, touched

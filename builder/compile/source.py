@@ -17,19 +17,18 @@ from packaging.version import InvalidVersion, Version
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.console import console
-from builder.common.forge.site import site
-from builder.common.forge.store import Forges
+from builder.common.forge import Forges, site
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir
-from builder.common.pypi.download import download
+from builder.common.pypi import download
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
 
 #: vLLM's repository; a clone or mirror may replace it.
 REPOSITORY = "vllm-project/vllm"

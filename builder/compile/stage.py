@@ -46,8 +46,8 @@ from builder.common.documents.compiled import (
 from builder.common.locks import locked
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir, package_file
-from builder.common.pypi.index import write_atomically
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import write_atomically
+from builder.common.wheels import RemoteWheel
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units, free_here, refuse_machine
 from builder.compile.changes import (
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
-    from builder.common.forge.store import Forges
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.forge import Forges
+    from builder.common.pypi import PackageIndex
     from builder.compile.build import Cost
     from builder.compile.executor import ToolkitChoice
     from builder.compile.source import SourceTree

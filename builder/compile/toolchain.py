@@ -29,8 +29,8 @@ from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.download import download
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import download
+from builder.common.wheels import RemoteWheel
 from builder.compile.executor import LocalExecutor
 from builder.compile.host import (
     NATIVE,
@@ -48,8 +48,7 @@ from builder.errors import EngineError, RemoteError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from builder.common.pypi.index import PackageIndex
-    from builder.common.pypi.pages import WheelFile
+    from builder.common.pypi import PackageIndex, WheelFile
     from builder.compile.executor import ContainerExecutor, Executor, ToolkitChoice
 
 # ------------------------------------------------------------------------ nvcc from released wheels

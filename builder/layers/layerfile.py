@@ -22,10 +22,10 @@ from builder.applier.machinecode import CODE
 from builder.applier.targets import path_problem
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
+from builder.common.diffs import read_sections
 from builder.common.document import load_toml, plain
 from builder.common.documents.pulls import read_pin
-from builder.common.forge.normalize import read_sections
-from builder.common.forge.reference import parse_pull
+from builder.common.forge import parse_pull
 from builder.compile.units import gencode_flags
 from builder.errors import KINDS, UsageError, did_you_mean
 from builder.layers.keys import (

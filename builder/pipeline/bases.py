@@ -15,7 +15,7 @@ from builder.images.engines.choice import may_use_docker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.bases.model import FactsOf
     from builder.images.rootfs.base import Base
     from builder.layers.catalog import Profile, Selection

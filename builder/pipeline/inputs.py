@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.store import Forges, PullStore
+from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.model.base import kind_of
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection

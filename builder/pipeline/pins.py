@@ -15,10 +15,10 @@ from builder.applier.layers import CodePin, DonorPin, WheelPin
 from builder.applier.machinecode import ABSENT, NO_CODE
 from builder.applier.opkinds import Compile, Graft, Pull, Wheel
 from builder.applier.versions import normalize, version_matches
-from builder.common.machinecode.modules import Modules, read_module
+from builder.common.machinecode import Modules, read_module
 from builder.common.model.platform import Platform
-from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.wheels import RemoteWheel, WheelTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer, Variant
     from builder.common.documents.pulls import Pin
-    from builder.common.forge.store import PullStore
-    from builder.common.pypi.pages import WheelFile
+    from builder.common.forge import PullStore
+    from builder.common.pypi import WheelFile
 
     AnyPin = WheelPin | DonorPin | CodePin | Pin
 

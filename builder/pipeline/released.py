@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.common.paths import package_file
-from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.images.bases.model import BaseRequest, tracked_for
 from builder.images.bases.pypi import released_wheels
 from builder.layers.catalog import Catalog

@@ -25,8 +25,8 @@ def without_pulls(
     """
     if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
         return selection
-    from builder.common.forge.store import Forges, PullStore
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.forge import Forges, PullStore
+    from builder.common.pypi import PackageIndex
     from builder.layers.pulls.resolve import Resolver
 
     resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), held or {})

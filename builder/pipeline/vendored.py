@@ -17,7 +17,7 @@ from builder.pipeline.bases import identify_base
 if TYPE_CHECKING:
     from builder.applier.layers import InputPin
     from builder.applier.sources import Member
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.catalog import Selection
     from builder.layers.mods import ModFiles
 

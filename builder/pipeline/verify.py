@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.hints import ELSEWHERE, os_hint
-from builder.common.pypi.index import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex, write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.lock.entry import plan_differences, stale, wheels_of
 from builder.layers.lock.facts import LockedFacts

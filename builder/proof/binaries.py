@@ -11,15 +11,21 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from builder.common.machinecode.devicecode import BadBinary, BadCubin, find_tool
-from builder.common.machinecode.modules import Modules, is_trap, load_kernels
+from builder.common.machinecode import (
+    BadBinary,
+    BadCubin,
+    Modules,
+    find_tool,
+    is_trap,
+    load_kernels,
+)
 from builder.errors import SparkBuildError
 from builder.proof.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.common.machinecode.modules import Kernel, KernelSummary, Summary
+    from builder.common.machinecode import Kernel, KernelSummary, Summary
     from builder.proof.checks import Status
     from builder.proof.target import VerifyTarget
 

@@ -16,13 +16,7 @@ from msgspec.structs import replace
 
 from builder.applier.trees import versions
 from builder.common.document import plain
-from builder.common.machinecode.devicecode import (
-    BadCubin,
-    Disassembly,
-    ToolMissing,
-    disassemble,
-    resources,
-)
+from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.errors import SparkBuildError
 from builder.probes import CODEGEN_PROBE
 from builder.proof.checks import Check

@@ -22,8 +22,8 @@ from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError
 from builder.images.bases.model import TRACKED
 from builder.layers.plan.sources import preload

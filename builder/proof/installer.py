@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.background import check_cancelled
 from builder.common.console import console
-from builder.common.pypi.index import pip_index_url, pip_setting
+from builder.common.pypi import pip_index_url, pip_setting
 from builder.errors import SparkBuildError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.common.documents.plan import ExpectedChoice
-    from builder.common.machinecode.devicecode import Disassembly
+    from builder.common.machinecode import Disassembly
 
 #: Stands for a kernel of each tile that FlashInfer's tuner may choose.
 EVERY_TILE = "dense-b12x-tiles"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from builder import settings
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import PackageIndex, write_atomically
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError
 from builder.probes.stub_driver import needed_libraries
 from builder.proof.replies import LocalFiles

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from builder.common.document import plain, read
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.probes import LAUNCH_PROBE
 from builder.proof.replies import LaunchReply
 from builder.proof.results import Results

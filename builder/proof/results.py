@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.document import Part, plain, read
 from builder.common.paths import cache_dir, package_file
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

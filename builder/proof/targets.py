@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from builder.common.documents.plan import BakedPlan, PlanDocument
     from builder.common.model.base import BaseIdentity
     from builder.common.model.plan import BuildPlan, RecordedPlan
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.bases.model import FactsOf
     from builder.layers.catalog import Selection
     from builder.layers.plan.sources import IndexSources

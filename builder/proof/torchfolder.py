@@ -26,11 +26,11 @@ from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.leftovers import making
 from builder.common.locks import locked
-from builder.common.machinecode.elf import read_elf
+from builder.common.machinecode import read_elf
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.pypi import requirements_of
 from builder.probes.stub_driver import NO_DEVICE, UnknownMachineError, shared_library
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.trees import Tree
-    from builder.common.machinecode.elf import ElfFacts
-    from builder.common.pypi.pages import WheelFile
+    from builder.common.machinecode import ElfFacts
+    from builder.common.pypi import WheelFile
 
 #: The torch version if neither the target nor vLLM's metadata has one.
 DEFAULT = "2.13.0"

@@ -21,8 +21,8 @@ from builder.applier.sequence import judge_in_order
 from builder.applier.trees import OverlayTree
 from builder.common.console import console
 from builder.common.model.platform import Platform
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 from builder.images.bases.model import TRACKED
 from builder.layers.catalog import Catalog, order

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from builder.common.net import connections
+from builder.common import shutdown
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (
     INDEX_TYPES,
@@ -108,7 +108,7 @@ def with_retries(run: Callable[[], Result]) -> Result:
 
 def pause(turn: int) -> None:
     """Wait with exponential backoff and jitter."""
-    connections.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
+    shutdown.pause(random.uniform(0, 0.02 * 2**turn))  # noqa: S311 - no secret
 
 
 # ---------------------------------------------------------------------------------------- referrers

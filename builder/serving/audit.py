@@ -21,7 +21,7 @@ from msgspec import Meta
 from builder.common.document import Count, Document, Part, Text
 from builder.common.hints import reason
 from builder.common.paths import package_file
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.serving.checkpoint import (
     DRAFT,

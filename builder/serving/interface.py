@@ -23,7 +23,7 @@ from builder.applier.environment import read_envs
 from builder.common.console import console
 from builder.common.document import Part, Sha256, Text
 from builder.common.paths import package_file
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.errors import UsageError, did_you_mean
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest

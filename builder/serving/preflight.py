@@ -32,7 +32,7 @@ from builder.common.document import Count, Document, Part, Text, always
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file, read_regular
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Selection
 from builder.layers.plan.planner import refuse_plan

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from builder.common.document import Document, Part, Text, read
 from builder.common.paths import data_dir, in_checkout
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.proof.recorded.record import read_records
 from builder.publishing.tags import Listing

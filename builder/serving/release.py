@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.trees import OverlayTree
-from builder.common.pypi.index import OLDEST_VLLM
+from builder.common.pypi import OLDEST_VLLM
 from builder.errors import NotServed, UsageError
 from builder.images.bases.model import scheme_of
 from builder.images.registry.reference import parse_reference

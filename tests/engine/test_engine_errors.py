@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.errors import BuildFailed, Exit
 from builder.images.engines.buildkit import BuildkitEngine
 from builder.images.engines.model import BuildRequest

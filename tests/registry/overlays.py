@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.common.documents.plan import ExpectedChoice
 from builder.common.model.platform import Platform
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.engines.model import BuildRequest

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
-from builder.common.net.connections import speaks_tls
+from builder.common.net import speaks_tls
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.copy import Copied, copy_image
 from builder.images.registry.layout import LayoutDirectory

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.registry.client import Registry

@@ -19,7 +19,7 @@ import pytest
 from builder.__main__ import run
 from builder.cli import nextcommand
 from builder.cli.nextcommand import next_command
-from builder.common.net.retry import RetryPolicy
+from builder.common.retry import RetryPolicy
 from builder.images.engines import layers
 from builder.images.registry.options import Options
 from tests.unit.caller import call

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.layers.plan.sources import IndexSources
 
 from .support import Planner

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from builder.applier.digests import canonical_json, sha256_hex
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.layers.plan.sources import IndexSources
 from builder.serving.interface import ServeInterface, interface_in, wrong_kind
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.pypi.index import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.layers.catalog import Catalog
 from builder.layers.plan.sources import IndexSources
 

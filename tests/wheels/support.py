@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from builder.applier.records import RecordRow
     from builder.applier.trees import Changes, Tree
     from builder.common.model.plan import BuildPlan, LayerDecision
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.rootfs.base import Base
     from builder.layers.catalog import Selection
     from builder.layers.plan.sources import IndexSources

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.serving.audit import Audit
 
     from .support import Planner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.layers.plan.sources import IndexSources
 from builder.proof.binaries import check_binaries
 from builder.proof.targets import target_of_plan

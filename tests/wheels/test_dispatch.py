@@ -32,7 +32,7 @@ from builder.proof.trust import TrustedSources
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.proof.checks import Check
 
     from .support import Planner

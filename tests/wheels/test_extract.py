@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.net import session
+from builder.common import net, wheels
 from builder.common.progress import Bar
-from builder.common.pypi import wheels
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError, UsageError
 
 from .fakeindex import FakeIndex, build_wheel, noise
@@ -98,7 +97,7 @@ def test_progress_is_counted_during_a_download(
         counted.append(bar.done)
 
     monkeypatch.setattr(Bar, "advance", seen)
-    monkeypatch.setattr(session, "BLOCK", 10_000)
+    monkeypatch.setattr(net, "BLOCK", 10_000)
     wheel = opened(index)
     counted.clear()
     wheel.extract(MODULE, tmp_path / "file")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
-from builder.common.pypi.wheels import WheelTree
+from builder.common.wheels import WheelTree
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.rootfs.facts import RecordedFiles
@@ -18,7 +18,7 @@ from builder.layers.plan.planner import make_plan
 if TYPE_CHECKING:
     import pytest
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.plan.sources import IndexSources
 
 SITE = "usr/local/lib/python3.12/dist-packages"

@@ -20,7 +20,7 @@ from builder.applier.trees import Content, OverlayTree
 from builder.common.document import plain, read
 from builder.common.documents.plan import BakedPlan
 from builder.common.model.plan import digest_of
-from builder.common.pypi.wheels import WheelTree
+from builder.common.wheels import WheelTree
 from builder.images.engines.metadata import read_plan
 from builder.proof.codegen import sandbox_compiler
 from builder.proof.insandbox import SandboxProbe

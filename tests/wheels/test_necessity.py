@@ -21,7 +21,7 @@ from .cli import spark_build
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.plan.sources import IndexSources
     from builder.proof.checks import Necessity
 

@@ -13,7 +13,7 @@ import pytest
 
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.wheels import RemoteWheel
 from tests.forge import LocalForge, Pull, Repository
 
 from .cli import Ran, called, spark_build
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
 
 ORACLE = "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
 EXPERT = "vllm/model_executor/layers/fused_moe/experts/flashinfer_b12x_moe.py"

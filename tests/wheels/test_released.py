@@ -6,7 +6,7 @@ import pytest
 
 from builder.common.model.base import NEWEST_VLLM
 from builder.common.paths import package_file
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.pipeline.released import rows
 
 

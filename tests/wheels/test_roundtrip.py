@@ -16,7 +16,7 @@ from builder.applier.sequence import judge_in_order
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
-from builder.common.pypi.wheels import WheelTree
+from builder.common.wheels import WheelTree
 from builder.layers.catalog import Catalog
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.outcomes import Outcome
-    from builder.common.pypi.wheels import RemoteWheel
+    from builder.common.wheels import RemoteWheel
     from builder.layers.plan.sources import IndexSources
     from builder.proof.checks import Check
 

@@ -20,7 +20,7 @@ Found = Literal["pre", "post", "drift", "ambiguous"]
 class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pull request, or a commit (without a number), fixed by its commits and its diff's sha256.
 
-    The diff is from ``base`` to ``commit``, in normal form (:mod:`builder.common.forge.normalize`).
+    The diff is from ``base`` to ``commit``, in normal form (:mod:`builder.common.diffs`).
     Empty fields are omitted.
     """
 

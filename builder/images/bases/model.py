@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.registry.model import Descriptor
     from builder.images.rootfs.facts import RecordedFiles
 

@@ -17,7 +17,7 @@ from builder.common.documents.compiled import PinnedWheel
 from builder.common.hints import instead
 from builder.common.model.base import NEWEST_VLLM, BaseIdentity
 from builder.common.model.platform import Platform
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import RemoteError, UsageError
 from builder.images.rootfs.base import Base
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from email.message import Message
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.bases.model import BaseRequest
 
 #: The name at the start of a requirement (PEP 508); parsing a whole one takes 0.1 ms.

@@ -13,7 +13,7 @@ from builder.applier.failures import ApplyError
 from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
 from builder.common.console import console
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError
 from builder.images.rootfs.index import is_text
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.common.model.platform import Platform
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.images.bases.imagetree import FileFacts
     from builder.images.rootfs.view import Rootfs
 

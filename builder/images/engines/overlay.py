@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.hints import reason
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import RemoteError, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.layers import LayerInputs, say_layer

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from builder import settings
 from builder.common.console import console
-from builder.common.net.messages import resolved
+from builder.common.retry import resolved
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import parse_json
 from builder.images.registry.reference import DOCKER_HUB, is_loopback, wrong_host

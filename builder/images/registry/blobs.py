@@ -15,9 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlencode, urlsplit
 
 from builder.common.leftovers import abandoned_uploads, forget_upload, note_upload
-from builder.common.net.failures import RequestFailed
-from builder.common.net.messages import resolved
-from builder.common.net.retry import RETRIED, retry_after
+from builder.common.retry import RETRIED, RequestFailed, resolved, retry_after
 from builder.errors import RemoteError
 from builder.images.registry.auth import Authenticator, scope_of
 from builder.images.registry.reference import is_digest, is_repository, is_tag
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     import requests
     from requests import Response
 
-    from builder.common.net.retry import Retries
+    from builder.common.retry import Retries
     from builder.images.registry.auth import ScopedAuthorization
     from builder.images.registry.model import Descriptor
     from builder.images.registry.transport import Transport

@@ -21,8 +21,7 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from builder.common.net.messages import resolved
-from builder.common.net.retry import Retries
+from builder.common.retry import Retries, resolved
 from builder.errors import RemoteError
 from builder.images.registry.auth import AccessDenied, scope_of
 from builder.images.registry.blobs import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 from builder.common.console import console
-from builder.common.net.connections import CONNECTIONS
+from builder.common.net import CONNECTIONS
 from builder.common.progress import Bar
 from builder.common.shutdown import end_waits
 from builder.errors import RemoteError, UsageError

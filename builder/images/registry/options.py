@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.common.hints import instead
-from builder.common.net.retry import RetryPolicy
+from builder.common.retry import RetryPolicy
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _check_host(host: str) -> None:
 class Options(RetryPolicy):
     """Timeouts in seconds, and chunk sizes in bytes.
 
-    ``read_timeout`` is the window of ``net.connections``; ``deadline`` limits the transfer of a
+    ``read_timeout`` is the window of ``builder.common.net``; ``deadline`` limits the transfer of a
     blob, including all retries.
     """
 

@@ -16,11 +16,8 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.console import console
-from builder.common.net.connections import speaks_tls
-from builder.common.net.failures import RequestFailed, reason_of
-from builder.common.net.messages import resolved, through
-from builder.common.net.retry import RETRIED, Retries, retry_after
-from builder.common.net.session import FixedAuthorization, Session
+from builder.common.net import FixedAuthorization, Session, reason_of, speaks_tls, through
+from builder.common.retry import RETRIED, RequestFailed, Retries, resolved, retry_after
 from builder.errors import RemoteError
 from builder.images.registry.model import parse_json
 from builder.images.registry.options import Traffic

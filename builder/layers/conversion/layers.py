@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 
 from builder.applier.versions import normalize
-from builder.common.forge.normalize import Section, read_sections
-from builder.common.pypi.index import write_atomically
+from builder.common.diffs import Section, read_sections
+from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.layers.conversion.shell import UNKNOWN, Command, read_script
 from builder.layers.layerfile import load_layer

@@ -9,7 +9,7 @@ from packaging.utils import parse_wheel_filename
 
 from builder.common.document import Count, Digest, Part, Sha256, Text
 from builder.common.documents.pulls import Commit, Pin
-from builder.common.pypi.pages import WheelFile
+from builder.common.pypi import WheelFile
 
 #: Names of the files of facts beside the lock (``facts.py``).
 FACTS_NAME = r"base-[0-9a-f]{12}\.json\.gz"

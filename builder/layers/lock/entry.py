@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Compile, Diff
 from builder.common.document import read
-from builder.common.pypi.pages import WheelFile
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import WheelFile
+from builder.common.wheels import RemoteWheel
 from builder.errors import Exit, SparkBuildError
 from builder.layers.lock.document import LockedBase, LockedInput, LockedLayer, LockEntry
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from builder.common.documents.plan import PlanDocument
     from builder.common.model.plan import BuildPlan
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.lock.document import Request
 
 

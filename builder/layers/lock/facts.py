@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import sha256_hex
 from builder.common.console import console
 from builder.common.paths import read_regular
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import Exit, SparkBuildError
 from builder.layers.lock.document import FACTS_NAME, FactsPin
 from builder.layers.lock.file import read_lock

@@ -19,7 +19,7 @@ from builder import settings
 from builder.common.document import plain, read
 from builder.common.hints import reason
 from builder.common.paths import read_regular
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import write_atomically
 from builder.errors import Exit, RemoteError, SparkBuildError
 from builder.layers.lock.document import LockFile
 

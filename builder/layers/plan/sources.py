@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.applier.digests import sha256_hex
 from builder.applier.layers import WheelPin
 from builder.applier.trees import OverlayTree
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import RemoteError
 from builder.images.bases.imagetree import ImageTree
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Stage, Unstaged
     from builder.applier.trees import Tree
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.compile.stage import Stages
 
 
@@ -66,7 +66,7 @@ class IndexSources:
         return list(self._wheel(pin).members.values())
 
     def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
-        from builder.common.machinecode.modules import read_module
+        from builder.common.machinecode import read_module
 
         return read_module(tree, path, wanted, digest)
 

@@ -16,8 +16,8 @@ from builder.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from builder.common.diffs import Section
     from builder.common.documents.pulls import Pin
-    from builder.common.forge.normalize import Section
 
 # ------------------------------------------------------------------------ projects and their layout
 

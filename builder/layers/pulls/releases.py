@@ -19,16 +19,16 @@ from builder.applier.hunks import judge_hunks
 from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, POST, PRE, UPSTREAM
 from builder.applier.versions import all_match
 from builder.common.model.platform import Platform
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.diff import FileDiff, Hunk
+    from builder.common.diffs import Section
     from builder.common.documents.pulls import Conflict
-    from builder.common.forge.normalize import Section
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.layers.pulls.parts import Layout, Parts, Project, Pulled
 
 #: Wheels to read for one question: about 1 MB of ranges each.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.common.documents.pulls import Found
     from builder.common.model.plan import BuildPlan, LayerDecision
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.compile.stage import RejectedDiff
     from builder.images.rootfs.base import Base
     from builder.layers.pulls.parts import Pulled

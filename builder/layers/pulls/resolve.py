@@ -13,10 +13,9 @@ from msgspec import structs
 from builder.applier.layers import Layer
 from builder.applier.opkinds import Pull
 from builder.common.console import console
+from builder.common.diffs import read_sections
 from builder.common.documents.pulls import read_pin
-from builder.common.forge import MERGED
-from builder.common.forge.normalize import read_sections
-from builder.common.forge.reference import parse_pull
+from builder.common.forge import MERGED, parse_pull
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Selection, order
 from builder.layers.pulls.parts import Parts, Pulled, mapped, project_of, take_apart
@@ -25,11 +24,10 @@ from builder.layers.pulls.releases import Releases
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from builder.common.diffs import Section
     from builder.common.documents.pulls import Pin
-    from builder.common.forge.normalize import Section
-    from builder.common.forge.reference import PullRef
-    from builder.common.forge.store import PullStore
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.forge import PullRef, PullStore
+    from builder.common.pypi import PackageIndex
 
 # ------------------------------------------------------------------ a layer of pinned pull requests
 

@@ -18,7 +18,7 @@ from builder.applier.machinecode import (
     read_code,
 )
 from builder.applier.states import UPSTREAM
-from builder.common.machinecode.devicecode import BadBinary, images
+from builder.common.machinecode import BadBinary, images
 from tests.unit.applier.test_compile_op import BASE, FAMILY, KERNELS, LAYER, NOT_LOADED, ONLY
 from tests.unit.fakes import (
     TARGET,

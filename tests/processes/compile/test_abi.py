@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.common.machinecode.elf import ElfFacts, read_elf
+from builder.common.machinecode import ElfFacts, read_elf
 from builder.compile.abi import AbiBase, InstalledLibraries, check_abi, too_new
 from builder.compile.executor import LocalExecutor
 from builder.compile.link import older_versions, shim_source

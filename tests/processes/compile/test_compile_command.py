@@ -10,10 +10,10 @@ import pytest
 
 from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
+from builder.common import machinecode
 from builder.common.document import plain, read
 from builder.common.documents.compiled import StageRequest
 from builder.common.documents.plan import PlannedLayer
-from builder.common.machinecode import modules
 from builder.compile import stage
 from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.errors import BuildFailed, EngineError
@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(machinecode, "read_module", lambda *_: NOT_LOADED)
     made = fake_base(BASE)
     every_base_is(monkeypatch, made)
     no_sandbox(monkeypatch)
@@ -221,7 +221,7 @@ def test_0_no_compiler_is_needed_if_the_base_has_the_change(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = KernelCode("runs", "sm_120f", "enable_sm120_family")
-    monkeypatch.setattr(modules, "read_module", lambda *_: runs)
+    monkeypatch.setattr(machinecode, "read_module", lambda *_: runs)
     monkeypatch.setenv("PATH", "/nonexistent")
     ended = call("plan", *WORDS, "--compile", "--json")
     assert (ended.code, ended.json["layers"][0]["state"]) == (0, "upstream")

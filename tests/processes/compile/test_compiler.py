@@ -9,7 +9,7 @@ from msgspec import structs
 
 from builder.applier.outcomes import Target
 from builder.common.documents.compiled import Input
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile import host
 from builder.compile.host import NATIVE, TARGETS, where_to_compile
 from builder.compile.toolchain import RELEASE, find_compiler, of_wheels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from builder.__main__ import run
-from builder.common.forge.store import Forges
+from builder.common.forge import Forges
 from builder.common.paths import cache_dir
 from builder.compile.source import source_of
 from builder.errors import RemoteError, UsageError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
 
 NAME = "vllm-project/vllm"
 FILES = {

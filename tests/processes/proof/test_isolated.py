@@ -12,8 +12,8 @@ import pytest
 
 from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.proof import insandbox, isolation, trust
 from builder.proof import sandbox as sandbox_module
 from builder.proof.installer import SandboxUnavailable

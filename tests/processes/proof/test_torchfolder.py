@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.machinecode.elf import ElfFacts
+from builder.common.machinecode import ElfFacts
 from builder.errors import SparkBuildError
 from builder.proof import torchfolder
 from builder.proof.torchfolder import DEFAULT, torch_folder, torch_need, wanted_of_cuda

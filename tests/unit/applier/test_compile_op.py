@@ -24,13 +24,12 @@ from builder.applier.sources import Stage
 from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import read_value
+from builder.common import machinecode
 from builder.common.document import read
 from builder.common.documents.compiled import StageRequest
 from builder.common.documents.plan import BakedPlan
-from builder.common.machinecode import devicecode, modules
-from builder.common.machinecode.devicecode import ToolMissing
-from builder.common.machinecode.modules import KernelSummary as Reading
-from builder.common.machinecode.modules import Summary, read_module
+from builder.common.machinecode import KernelSummary as Reading
+from builder.common.machinecode import Summary, ToolMissing, read_module
 from builder.common.model.plan import digest_of
 from builder.common.paths import data_dir
 from builder.compile.build import cost_of_units, refuse_machine
@@ -436,7 +435,7 @@ def test_without_the_tools_an_unknown_module_cannot_be_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(devicecode, "find_tool", no_tool)
+    monkeypatch.setattr(machinecode, "find_tool", no_tool)
     tree = DirTree(write_tree(tmp_path / "site", BASE))
     with pytest.raises(EngineError, match="is unknown, and its architectures") as caught:
         read_module(tree, MODULE, KERNELS)
@@ -466,7 +465,7 @@ def test_machine_code_proves_that_the_layer_is_necessary(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path))
-    monkeypatch.setattr(modules, "summarise", fake_summary)
+    monkeypatch.setattr(machinecode, "summarise", fake_summary)
     monkeypatch.setattr(binaries, "find_tool", lambda _: tmp_path)
     plan = planned(MADE)
     (decision,) = plan.decisions

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.sources import Stage
-from builder.common.machinecode import modules
-from builder.common.pypi.index import PackageIndex
+from builder.common import machinecode
+from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
 from builder.layers.plan.planner import make_plan
@@ -50,7 +50,7 @@ class Asked:
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(machinecode, "read_module", lambda *_: NOT_LOADED)
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     layers = packed(tar_of(*python_items())), packed(tar_of(*site_items(FILES)))
     put_image(

@@ -6,7 +6,7 @@ import pytest
 
 from builder.common.document import read
 from builder.common.documents.pulls import Pin
-from builder.common.pypi.pages import WheelFile
+from builder.common.pypi import WheelFile
 from builder.layers.catalog import Catalog
 from builder.pipeline.pins import pins_text, wheel_place
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from builder.common import machinecode
 from builder.common.documents.plan import ExpectedChoice
-from builder.common.machinecode import devicecode
-from builder.common.machinecode.devicecode import BadCubin, ToolMissing, parse_sass, resources
+from builder.common.machinecode import BadCubin, ToolMissing, parse_sass, resources
 from builder.common.paths import cache_dir
 from builder.errors import SparkBuildError
 from builder.proof import codegen, results
@@ -126,11 +126,11 @@ def test_nvdisasm_is_found_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(devicecode, "_package_folders", lambda: [tmp_path])
+    monkeypatch.setattr(machinecode, "_package_folders", lambda: [tmp_path])
     tool = tmp_path / "nvdisasm"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    assert devicecode.find_nvdisasm() == tool
+    assert machinecode.find_nvdisasm() == tool
 
 
 def no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def no_nvdisasm(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise ToolMissing("nvdisasm is not installed", hint="pip install it")
 
-    monkeypatch.setattr(devicecode, "find_nvdisasm", missing)
+    monkeypatch.setattr(machinecode, "find_nvdisasm", missing)
 
 
 # ---------------------------------------------------------------------------------- what is asked

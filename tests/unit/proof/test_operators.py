@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder import settings
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.pages import WheelFile
+from builder.common.pypi import PackageIndex, WheelFile
 from builder.errors import SparkBuildError, UsageError
 from builder.proof import operators
 

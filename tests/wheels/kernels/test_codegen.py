@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.common.pypi.wheels import WheelTree
+from builder.common.wheels import WheelTree
 from builder.proof import codegen
 from builder.proof.codegen import check_codegen, sandbox_compiler
 from builder.proof.targets import target_of_plan

@@ -18,9 +18,9 @@ from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.common.document import plain, read
 from builder.common.documents.compiled import StageRequest
-from builder.common.forge.store import Forges
-from builder.common.machinecode.modules import read_module
-from builder.common.pypi.index import PackageIndex
+from builder.common.forge import Forges
+from builder.common.machinecode import read_module
+from builder.common.pypi import PackageIndex
 from builder.compile.changes import compile_ops
 from builder.compile.source import release_source
 from builder.compile.stage import Stages, refuse_cpu_torch

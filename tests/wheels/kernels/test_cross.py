@@ -15,7 +15,7 @@ import pytest
 from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
 from builder.common.document import plain
-from builder.common.machinecode.elf import read_elf
+from builder.common.machinecode import read_elf
 from builder.compile.abi import InstalledLibraries
 from builder.compile.build import FLAGS
 from builder.compile.extensionwheel import build_extension_wheel
@@ -31,7 +31,7 @@ from .test_compiled import request_of
 from .test_toolkit import HERE, SOURCE, device_code
 
 if TYPE_CHECKING:
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.compile.link import Linked
     from builder.compile.toolchain import Compiler
 

@@ -17,8 +17,8 @@ import pytest
 
 from builder.common.paths import package_file
 from builder.common.progress import Bar
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.compile.operators import Operator, load_operators, registration_source
 from builder.proof.sandbox import Sandbox, requirements_for
 from builder.proof.torchfolder import _choose, torch_folder

@@ -12,13 +12,13 @@ import pytest
 
 from builder.common.model.platform import Platform
 from builder.common.paths import package_file
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.wheels import RemoteWheel
 from builder.compile.extensionwheel import WheelNames, wheel_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
 
 ABOUT = {"name": "wheel", "vllm": "0.19.1", "torch": "2.10.0", "capabilities": [[12, 1]]}
 LOADER = "vllm/plugins/__init__.py"

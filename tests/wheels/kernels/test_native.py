@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.compile.outcome import Outcome, outcome
 from builder.compile.source import release_source
 

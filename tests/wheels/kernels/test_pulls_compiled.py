@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="NOT RUN: no nvcc, so no stage can be planned here"

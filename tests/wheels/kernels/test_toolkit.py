@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.outcomes import Target
-from builder.common.machinecode.elf import read_elf
+from builder.common.machinecode import read_elf
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_compiler
 
 if TYPE_CHECKING:
-    from builder.common.pypi.index import PackageIndex
+    from builder.common.pypi import PackageIndex
     from builder.compile.toolchain import Compiler
 
 HERE = Target.here().platform

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.forge.clone import Clone
-from builder.common.forge.http import ForgeMissing
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.store import Forges, PullStore
+from builder.common.forge import Clone, ForgeMissing, Forges, PullStore, parse_pull
 from builder.errors import RemoteError, UsageError
 from tests.forge import Repository
 from tests.processes import pullworld as pw

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common.console import console
-from builder.common.forge.http import ForgeClient, ForgeMissing, ForgeTooLarge
-from builder.common.forge.site import site
-from builder.common.net.retry import NoAnswer, RetryPolicy
-from builder.common.net.session import Session
+from builder.common.forge import ForgeClient, ForgeMissing, ForgeTooLarge, site
+from builder.common.net import Session
+from builder.common.retry import NoAnswer, RetryPolicy
 from builder.errors import RemoteError
 from tests.forge import API, Fault, LocalForge
 

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.forge.clone import Clone
-from builder.common.forge.git import Git
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.store import Forges, PullStore
+from builder.common.forge import Clone, Forges, Git, PullStore, parse_pull
 from builder.errors import RemoteError, UsageError
 from tests.forge import Repository
 

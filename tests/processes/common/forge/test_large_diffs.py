@@ -14,7 +14,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (%d, %d))
 from builder.applier.diff import parse_diff
 from builder.errors import UsageError
-from builder.common.forge.normalize import MAX_LINES, normalise, read_sections
+from builder.common.diffs import MAX_LINES, normalise, read_sections
 head = b"diff --git a/x.py b/x.py\\nnew file mode 100644\\n--- /dev/null\\n+++ b/x.py\\n"
 lines = MAX_LINES - 10
 data = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.machinecode.devicecode import BadBinary, find_tool, images
+from builder.common.machinecode import BadBinary, find_tool, images
 
 if TYPE_CHECKING:
     from pathlib import Path

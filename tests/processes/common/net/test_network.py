@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.net.messages import resolved, shown, through
+from builder.common.net import through
 from builder.common.paths import cache_dir
-from builder.common.pypi.index import PackageIndex, make_session
+from builder.common.pypi import PackageIndex, make_session
+from builder.common.retry import resolved, shown
 from builder.errors import RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.net.session import Session
+    from builder.common.net import Session
     from tests.unit.conftest import Called
     from tests.wheels.fakeindex import FakeIndex
 
@@ -65,7 +66,7 @@ def test_without_a_proxy_none_is_named() -> None:
 def test_a_warm_cache_needs_no_network(wheels: FakeIndex, html: bool) -> None:
     """Also where the index does not say how large a wheel is."""
     from builder.common.model.platform import Platform
-    from builder.common.pypi.wheels import RemoteWheel
+    from builder.common.wheels import RemoteWheel
 
     wheels.faults.html = html
 

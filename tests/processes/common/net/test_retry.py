@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
-from builder.common.forge.http import ForgeClient
-from builder.common.forge.site import Site
-from builder.common.net.failures import RequestFailed
-from builder.common.net.retry import NoAnswer, Retries, RetryPolicy, final_answer, retry_after
-from builder.common.net.session import Session
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.pages import WheelFile
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.forge import ForgeClient, Site
+from builder.common.net import Session, final_answer
+from builder.common.pypi import PackageIndex, WheelFile
+from builder.common.retry import NoAnswer, RequestFailed, Retries, RetryPolicy, retry_after
+from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError
 from tests.unit.fakeregistry import FakeRegistry, Reply, serve
 

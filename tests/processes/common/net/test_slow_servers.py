@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.forge.http import ForgeClient
-from builder.common.forge.site import Site
-from builder.common.net import connections
-from builder.common.net.retry import RetryPolicy
-from builder.common.net.session import Session
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.pages import WheelFile
-from builder.common.pypi.wheels import RemoteWheel
-from builder.common.shutdown import end_waits, ended
+from builder.common import net
+from builder.common.forge import ForgeClient, Site
+from builder.common.net import Session
+from builder.common.pypi import PackageIndex, WheelFile
+from builder.common.retry import RetryPolicy
+from builder.common.shutdown import end_waits, ended, pause
+from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError
 from builder.images.registry.client import Registry, Repository
 from builder.images.registry.model import Descriptor, sha256_digest
@@ -181,7 +179,7 @@ def test_the_end_of_a_run_ends_an_upload(phase: Phase) -> None:
 def test_the_end_of_a_run_ends_a_pause() -> None:
     end_waits()
     with pytest.raises(RemoteError, match="interrupted"):
-        connections.pause(60)
+        pause(60)
 
 
 def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,10 +187,10 @@ def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     silence = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: silence.wait(60) and [])
     with pytest.raises(TimeoutError):
-        connections.connect("registry.example", 443, 0.1)
+        net.connect("registry.example", 443, 0.1)
     end_waits()
     with pytest.raises(RemoteError, match="interrupted"):
-        connections.connect("registry.example", 443, 60)
+        net.connect("registry.example", 443, 60)
     silence.set()
 
 
@@ -200,16 +198,16 @@ def test_an_endless_name_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slow_but_moving_transfer_continues(speed: float, whole: bool) -> None:
     """A large body may take many windows, if each moves enough bytes."""
     now = [0.0]
-    size, window, read = 4 * connections.STEP, 60.0, 0
+    size, window, read = 4 * net.STEP, 60.0, 0
     ours, theirs = socket.socketpair()
-    with theirs, connections.PlainSocket(fileno=ours.detach()) as paced:
-        paced.paces = [connections.MinimumSpeed(window, lambda: now[0])]
+    with theirs, net.PlainSocket(fileno=ours.detach()) as paced:
+        paced.paces = [net.MinimumSpeed(window, lambda: now[0])]
         buffer = bytearray(1 << 10)
-        with pytest.raises(connections.TooSlow) if not whole else contextlib.nullcontext():
+        with pytest.raises(net.TooSlow) if not whole else contextlib.nullcontext():
             while read < size:
                 theirs.send(bytes(len(buffer)))
                 read += paced.recv_into(buffer)
-                now[0] += window * len(buffer) / (connections.STEP * speed)
+                now[0] += window * len(buffer) / (net.STEP * speed)
     assert (read == size) is whole
     assert not whole or now[0] > 3 * window
 

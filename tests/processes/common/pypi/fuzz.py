@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
-from builder.common.net.session import Answer
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.pages import PAGE_BYTES, parse_page
-from builder.common.pypi.wheels import RemoteWheel, WheelTree
+from builder.common.net import Answer
+from builder.common.pypi import PAGE_BYTES, PackageIndex, parse_page
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 from builder.images.bases.model import BaseRequest
 from builder.images.bases.pypi import identify_pypi

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common import pypi
 from builder.common.paths import cache_dir
-from builder.common.pypi import pages
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.wheels import RemoteWheel
+from builder.common.pypi import PackageIndex
+from builder.common.wheels import RemoteWheel
 from builder.errors import UsageError
 from builder.proof.trust import TrustedSources
 from tests.unit.fakes import layer_text, vllm_files, write_tree
@@ -245,7 +245,7 @@ def test_only_what_was_hashed_is_known(index: FakeIndex, liar: FakeIndex) -> Non
     """By range nothing is, unless RECORD is pinned; whole it is."""
     import dataclasses
 
-    from builder.common.pypi.wheels import WheelTree
+    from builder.common.wheels import WheelTree
 
     found = PackageIndex(liar.url)
     file = found.wheels("vllm")[0]
@@ -266,7 +266,7 @@ def test_only_what_was_hashed_is_known(index: FakeIndex, liar: FakeIndex) -> Non
 def test_a_patched_file_is_as_well_known_as_before(index: FakeIndex) -> None:
     """A plan of our own layers on bytes that nobody knows makes nothing known."""
     from builder.applier.trees import Content, OverlayTree
-    from builder.common.pypi.wheels import WheelTree
+    from builder.common.wheels import WheelTree
 
     found = PackageIndex(index.url)
     wheel = RemoteWheel(found.wheels("vllm")[0], found)
@@ -293,7 +293,7 @@ def test_an_endless_page_is_not_read_to_its_end(
     result = spark_build(*PLAN)
     assert result.code == 8
     assert "more than 16 MiB" in result.err
-    assert pages.PAGE_BYTES == 16 << 20
+    assert pypi.PAGE_BYTES == 16 << 20
 
 
 def test_an_endless_range_is_not_read_to_its_end(index: FakeIndex, spark_build: Call) -> None:
@@ -426,7 +426,7 @@ def test_a_wheel_without_metadata_is_refused(index: FakeIndex, spark_build: Call
 def test_https_is_never_left(monkeypatch: pytest.MonkeyPatch) -> None:
     import requests
 
-    from builder.common.net.session import Session
+    from builder.common.net import Session
     from builder.errors import RemoteError
 
     answer = requests.Response()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.common.net.connections import trust
+from builder.common.net import trust
 from builder.errors import RemoteError, UsageError
 from builder.images.registry import transport
 from builder.images.registry.client import Registry

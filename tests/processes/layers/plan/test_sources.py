@@ -6,7 +6,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.layers import InputPin
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.layers.plan.sources import IndexSources
 from tests.wheels.fakeindex import FakeIndex
 

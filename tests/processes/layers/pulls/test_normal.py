@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.diff import parse_diff
-from builder.common.forge.normalize import normalise, read_sections
+from builder.common.diffs import normalise, read_sections
 
 if TYPE_CHECKING:
     from pathlib import Path

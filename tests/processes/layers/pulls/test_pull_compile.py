@@ -11,9 +11,9 @@ from builder.applier.compiled import KernelCode
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import Pull
 from builder.applier.outcomes import Target
+from builder.common import machinecode
+from builder.common.diffs import read_sections
 from builder.common.document import plain
-from builder.common.forge.normalize import read_sections
-from builder.common.machinecode import modules
 from builder.compile import stage as stage_module
 from builder.compile.toolchain import Compiler
 from builder.layers.pulls.resolve import ops_of, parts_of
@@ -57,7 +57,7 @@ def cuda_forge(
     monkeypatch.setattr(stage_module, "find_compiler", lambda *_: nvcc)
     monkeypatch.setattr(stage_module, "header_wheels", lambda *_: [])
     monkeypatch.setattr(stage_module, "refuse_cpu_torch", lambda *_: None)
-    monkeypatch.setattr(modules, "read_module", lambda *_: NOT_LOADED)
+    monkeypatch.setattr(machinecode, "read_module", lambda *_: NOT_LOADED)
     monkeypatch.setattr(stage_module, "free_here", lambda: (64.0, 100.0, tmp_path))
     with FakeIndex() as index, cuda_world.forge() as forge:
         cuda_world.publish(index)
@@ -496,7 +496,7 @@ def test_compiled_code_reveals_nothing_about_the_base(
 ) -> None:
     """The plan is the same before and after, whatever is read of the extension wheel."""
     runs = KernelCode("runs", "sm_120f", "enable_sm120_only")
-    monkeypatch.setattr(modules, "read_module", lambda *_: runs)
+    monkeypatch.setattr(machinecode, "read_module", lambda *_: runs)
     words = ("-l", "sm120-family", *named(cw.FAMILY), *BASE, "--compile", "--json")
     planned = spark_build("plan", *words)
     assert states(planned) == {"pr-vllm-1": "needed", "sm120-family": "not-applicable"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.opkinds import Pull
+from builder.common.diffs import read_sections
 from builder.common.documents.pulls import read_pin
-from builder.common.forge.normalize import read_sections
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
 from builder.layers.pulls.parts import project_of, take_apart

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.digests import sha256_hex
-from builder.common.forge.normalize import normalise
-from builder.common.pypi.index import PackageIndex
+from builder.common.diffs import normalise
+from builder.common.pypi import PackageIndex
 from builder.errors import RemoteError
 from tests.forge import API, Fault, LocalForge, Pull
 from tests.processes import pullworld as pw

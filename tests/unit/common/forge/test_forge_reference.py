@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.site import site
-from builder.common.forge.store import Forges
+from builder.common.forge import Forges, parse_pull, site
 from builder.errors import UsageError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"

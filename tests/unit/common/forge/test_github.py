@@ -12,15 +12,11 @@ from requests.structures import CaseInsensitiveDict
 from builder.applier.diff import parse_diff
 from builder.applier.failures import ApplyError
 from builder.applier.files import judge_diff
+from builder.common.diffs import normalise, read_sections
 from builder.common.document import plain
 from builder.common.documents.pulls import read_pin
-from builder.common.forge.github import GitHub
-from builder.common.forge.http import ForgeClient
-from builder.common.forge.normalize import normalise, read_sections
-from builder.common.forge.reference import parse_pull
-from builder.common.forge.site import Site
-from builder.common.forge.store import Forges, PullStore
-from builder.common.net.retry import RetryPolicy
+from builder.common.forge import ForgeClient, Forges, GitHub, PullStore, Site, parse_pull
+from builder.common.retry import RetryPolicy
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.layers.pulls.report import conflicts_of
 from tests.unit.chance import CASES

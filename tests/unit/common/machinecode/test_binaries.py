@@ -9,29 +9,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content, DirTree, OverlayTree
-from builder.common.machinecode import devicecode, modules
-from builder.common.machinecode.devicecode import (
+from builder.common import machinecode
+from builder.common.machinecode import (
     Arch,
     BadBinary,
     BadCubin,
     Image,
-    ToolMissing,
-    find_tool,
-    function_names,
-    images,
-    parse_ptx,
-    split_functions,
-    telling,
-)
-from builder.common.machinecode.modules import (
     KernelSummary,
     Modules,
     Summary,
+    ToolMissing,
     best,
     find_modules,
+    find_tool,
+    function_names,
+    images,
     load_kernels,
     on_disk,
+    parse_ptx,
+    split_functions,
     tally,
+    telling,
 )
 from builder.common.paths import cache_dir
 from builder.errors import RemoteError
@@ -160,8 +158,8 @@ def test_ptx_is_read_in_pieces_of_any_size(size: int) -> None:
 
 
 def test_machine_code_is_listed_by_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devicecode, "_run", lambda _arguments: SYMBOLS)
-    monkeypatch.setattr(devicecode, "_stream", lambda _arguments: [PTX])
+    monkeypatch.setattr(machinecode, "_run", lambda _arguments: SYMBOLS)
+    monkeypatch.setattr(machinecode, "_stream", lambda _arguments: [PTX])
     found = images(tmp_path / "m.so")
     assert [(i.kind, str(i.arch), list(i.kernels)) for i in found] == [
         ("elf", "sm_120f", ["_Zgemm", "_Zquant"]),
@@ -216,9 +214,9 @@ def test_a_summary_distinguishes_native_jit_and_neither(
 ) -> None:
     ptx = Image(kind="ptx", arch=Arch.parse("sm_80"), kernels={"k_ptx": {MMA: 3}, "k_both": {}})
     found = [image("elf", "sm_120f", "k_both"), image("elf", "sm_90a", "k_hopper", "k_both"), ptx]
-    monkeypatch.setattr(modules, "images", lambda _file: found)
-    monkeypatch.setattr(modules, "code_of", lambda _file, wanted: {"k_both": {"QMMA.X": 5}})
-    made = modules.summarise(tmp_path / "m.so", "vllm/m.so", ["^k_", "nothing"])
+    monkeypatch.setattr(machinecode, "images", lambda _file: found)
+    monkeypatch.setattr(machinecode, "code_of", lambda _file, wanted: {"k_both": {"QMMA.X": 5}})
+    made = machinecode.summarise(tmp_path / "m.so", "vllm/m.so", ["^k_", "nothing"])
     assert (made.total, made.native, made.jit) == (3, 1, 1)
     assert [dataclasses.astuple(r) for r in made.readings["^k_"]] == [
         ("k_both", "native", "sm_120f", {"QMMA.X": 5}),
@@ -374,7 +372,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Release]:
 
     def make(held: Mapping[str, Mapping[str, Sequence[Row]]]) -> Release:
         made = Release(held)
-        monkeypatch.setattr(modules, "summarise", made.summarise)
+        monkeypatch.setattr(machinecode, "summarise", made.summarise)
         monkeypatch.setattr(binaries, "find_tool", lambda _name: None)
         return made
 
@@ -549,7 +547,7 @@ def test_an_unreadable_module_never_passes(
         raise error
 
     made = release({STABLE: all_real()})
-    monkeypatch.setattr(modules, "summarise", broken)
+    monkeypatch.setattr(machinecode, "summarise", broken)
     for check in made.checks(LINEAR).values():
         assert check.status == status
         assert str(error) in check.seen + check.reason
@@ -565,7 +563,7 @@ def test_only_the_damaged_module_is_reported(
             raise BadBinary("cuobjdump cannot read it")
         return made.summarise(file, path, symbols)
 
-    monkeypatch.setattr(modules, "summarise", summarise)
+    monkeypatch.setattr(machinecode, "summarise", summarise)
     checks = made.checks(LINEAR, kind="dir")
     assert [n for n, c in checks.items() if c.status == "fail"] == [FA3]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builder.common.pypi.pages import WheelFile, is_filename, parse_page
+from builder.common.pypi import WheelFile, is_filename, parse_page
 
 JSON = "application/vnd.pypi.simple.v1+json"
 PAGE = "https://index.example.invalid/simple/vllm/"

@@ -14,7 +14,7 @@ from builder.applier.digests import is_sha256
 from builder.applier.failures import EXIT_REMOTE, ApplyError
 from builder.applier.wheels import RangeFile, wheel_members
 from builder.common.paths import package_file
-from builder.common.pypi.wheels import released_records
+from builder.common.wheels import released_records
 from tests.wheels.fakeindex import build_wheel
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
 from builder.common.document import plain
-from builder.common.pypi.index import PackageIndex
-from builder.common.pypi.pages import WheelFile
+from builder.common.pypi import PackageIndex, WheelFile
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases import released as released_module
 from builder.images.bases.identify import asks_engine, identify

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.finishing import finish
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest

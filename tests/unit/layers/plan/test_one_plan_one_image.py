@@ -13,7 +13,7 @@ import pytest
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common import paths
 from builder.common.model.plan import PLAN_SCHEMA
-from builder.common.pypi.index import PackageIndex
+from builder.common.pypi import PackageIndex
 from builder.diagnose.catalog import load_catalog
 from builder.errors import UsageError
 from builder.images.bases.identify import identify

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.applier.diff import parse_diff
-from builder.common.forge.normalize import normalise, read_sections
+from builder.common.diffs import normalise, read_sections
 from builder.errors import UsageError
 
 EDIT = b"""\

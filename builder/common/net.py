@@ -1,4 +1,4 @@
-"""Connections with time limits and trusted authorities, which are closed when the run ends.
+"""HTTP to registries, package indexes and forges: sessions, TLS, retries, and time limits.
 
 ``requests`` and urllib3 limit one read, not an exchange: a server that sends one byte per second
 would be read forever.  So the sockets enforce a limit.  An exchange must transfer ``STEP`` bytes in
@@ -16,29 +16,54 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import socket
 import ssl
 import threading
 import time
 import weakref
+import zlib
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import DEFAULT_CA_BUNDLE_PATH
+from requests.auth import AuthBase
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+)
 
-from builder.common.shutdown import ended, when_ended
+from builder.common.retry import (
+    RequestFailed,
+    Retries,
+    StatusAnswer,
+    host_of,
+    resolved,
+    retry_after,
+    shown,
+)
+from builder.common.shutdown import check, when_ended
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from requests import PreparedRequest, Response
+    from requests.adapters import BaseAdapter
+
+    from builder.common.retry import RetryPolicy
+
 
 # ------------------------------------------------------------------------- sockets with time limits
 
@@ -73,22 +98,6 @@ def _cut() -> None:
 
 
 when_ended(_cut)
-
-
-def check() -> None:
-    """Raise if the run was ended.
-
-    Raises:
-        RemoteError: it has.
-    """
-    if ended.is_set():
-        raise RemoteError("interrupted")
-
-
-def pause(seconds: float) -> None:
-    """Sleep, at most until the run is ended."""
-    ended.wait(seconds)
-    check()
 
 
 class MinimumSpeed:
@@ -438,3 +447,266 @@ class HostAdapter(Adapter):
         """Does nothing: the settings already have all certificate authorities."""
         conn.cert_reqs = "CERT_REQUIRED"
         conn.ca_certs = conn.ca_cert_dir = None
+
+
+# ---------------------------------------------------------------------------- why a request failed
+
+#: OpenSSL's names of TLS alerts (RFC 8446, 6.2) with which a server refuses a client
+#: certificate, or its absence.
+_REFUSES_US = re.compile(r"_ALERT_(\w*CERTIFICATE\w*|UNKNOWN_CA)$")
+
+
+def reason_of(error: BaseException, host: str) -> RequestFailed:
+    """Why there was no response, without URLs or secrets."""
+    causes = list(_causes(error))
+    for cause in causes:
+        found = _last_word(cause, host)
+        if found is not None:
+            return found
+    slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
+    if slow is not None:
+        return RequestFailed(f"no answer in time, {slow}")
+    answer = getattr(error, "response", None)
+    if isinstance(error, requests.HTTPError) and answer is not None:
+        return RequestFailed(f"answered {answer.status_code}")
+    kinds: tuple[tuple[type[BaseException], str], ...] = (
+        (requests.exceptions.ProxyError, "the proxy refused the connection"),
+        (requests.Timeout, "no answer in time"),
+        (TimeoutError, "no answer in time"),
+        (ConnectionRefusedError, "connection refused"),
+        (socket.gaierror, f"the name {host} does not resolve"),
+    )
+    for kind, words in kinds:
+        if any(isinstance(cause, kind) for cause in causes):
+            return RequestFailed(words)
+    return RequestFailed("connection cut")
+
+
+def _last_word(cause: BaseException, host: str) -> RequestFailed | None:
+    """The reason if a retry cannot help."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return RequestFailed(
+            f"its certificate is not trusted ({cause.verify_message})",
+            fatal=True,
+            hint=f"put its authority at /etc/docker/certs.d/{host}/ca.crt, "
+            "or name a bundle with SSL_CERT_FILE",
+        )
+    if isinstance(cause, ssl.SSLError) and _REFUSES_US.search(cause.reason or ""):
+        return RequestFailed(
+            "it requires a client certificate",
+            fatal=True,
+            hint=f"put yours at /etc/docker/certs.d/{host}/client.cert, its key at client.key",
+        )
+    if _not_tls(cause):
+        hint = f"if the registry uses plain HTTP: --plain-http {host}"
+        return RequestFailed("the TLS handshake failed", fatal=True, hint=hint)
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        hint = "check the name, and this machine's network and DNS"
+        return RequestFailed(f"unknown host {host}", fatal=True, hint=hint)
+    if isinstance(cause, (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)):
+        return RequestFailed("the address is not valid", fatal=True)
+    return None
+
+
+def _not_tls(cause: BaseException) -> bool:
+    broke_off = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+    return isinstance(cause, ssl.SSLError) and not isinstance(cause, broke_off)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and its causes: ``requests`` and urllib3 wrap exceptions several times."""
+    pending, seen = [error], set()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        linked = (current.__cause__, current.__context__, getattr(current, "reason", None))
+        pending += [item for item in (*current.args, *linked) if isinstance(item, BaseException)]
+
+
+def through(url: str) -> str:
+    """`` (proxy: HOST)`` if the environment sets a proxy for a URL, else ``""``."""
+    proxy = select_proxy(url, get_environ_proxies(url, no_proxy=None))
+    return f" (proxy: {host_of(proxy) or proxy})" if proxy else ""
+
+
+def no_answer(error: BaseException, url: str) -> str:
+    """The error for a URL without a usable response."""
+    if isinstance(error, RemoteError):  # the tries are used up, and it names the host
+        return str(error)
+
+    host = host_of(url)
+    return f"{host}: {reason_of(error, host)}{through(url)}"
+
+
+# ---------------------------------------------------------------------------------------- sessions
+
+#: Bytes that are read at once, and between updates of a progress bar.
+BLOCK = 256 << 10
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response with its whole body; ``url`` is the one after redirects."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    url: str
+    body: bytes
+
+
+def blocks(response: requests.Response, most: int) -> Iterator[bytes]:
+    """The body as it was sent, without undoing a content encoding; it ends after ``most`` bytes.
+
+    Raises:
+        requests.ConnectionError: the connection broke.
+    """
+    while most > 0:
+        try:
+            block: bytes = response.raw.read(min(most, BLOCK), decode_content=False)
+        except (HTTPError, OSError, ValueError) as error:
+            raise requests.ConnectionError(error) from error
+        if not block:
+            return
+        most -= len(block)
+        yield block
+
+
+def _body(response: requests.Response, limit: int) -> bytes:
+    """The whole body, with gzip undone.
+
+    Raises:
+        RemoteError: it has more than ``limit`` bytes, or another content encoding.
+    """
+    data = b"".join(blocks(response, limit + 1))
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding == "gzip" and len(data) <= limit:  # which was not asked for
+        try:
+            data = zlib.decompressobj(wbits=31).decompress(data, limit + 1)
+        except zlib.error as error:
+            raise RemoteError(f"the answer is not the gzip that it claims to be: {error}") from None
+    elif encoding not in ("identity", "gzip", ""):
+        raise RemoteError(f"the answer has content encoding {encoding[:40]!r}, not asked for")
+    if len(data) > limit:
+        raise RemoteError(f"the answer has more than {limit >> 20} MiB, which is the limit")
+    return data
+
+
+class FixedAuthorization(AuthBase):
+    """Sends only the given header: otherwise ``requests`` would read ``~/.netrc``."""
+
+    def __init__(self, header: str | None) -> None:
+        self._header = header
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._header is not None:
+            request.headers["Authorization"] = self._header
+        return request
+
+
+AnyAnswer = TypeVar("AnyAnswer", bound=StatusAnswer)
+
+
+def final_answer(
+    ask: Callable[[], AnyAnswer],
+    url: str,
+    retries: Retries,
+    said: Callable[[AnyAnswer], str] = lambda answer: f"answered {answer.status_code}",
+) -> AnyAnswer:
+    """Send an idempotent request with retries.
+
+    Raises:
+        NoAnswer: no attempt got an answer.
+        RemoteError: the last response still had a retryable status.
+    """
+    while True:
+        try:
+            answer = ask()
+        except requests.RequestException as error:
+            failure = reason_of(error, host_of(url))
+            retries.lost(
+                RequestFailed(f"{failure}{through(url)}", fatal=failure.fatal, hint=failure.hint)
+            )
+            continue
+        if answer.status_code not in retries.policy.retried:
+            return answer
+        retries.failed(said(answer), retry_after(answer))
+
+
+class Session(requests.Session):
+    """A session with one adapter per https host, each with its own trusted certificates."""
+
+    def __init__(self, window: float = WINDOW, policy: RetryPolicy | None = None) -> None:
+        """``window`` is for requests without their own limit.
+
+        With a ``policy``, GET and HEAD are retried: until the headers of a streamed response
+        arrive, else until its body does.
+        """
+        super().__init__()
+        self._lock = threading.Lock()
+        self._hosts: dict[str, HostAdapter] = {}
+        self._window = window
+        self._policy = policy
+        self.mount("http://", Adapter(window))
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self.headers.update({"Accept-Encoding": "identity", "User-Agent": "spark-build"})
+
+    def get_adapter(self, url: str | bytes) -> BaseAdapter:
+        """The adapter of a host; thread-safe."""
+        parts = urlsplit(str(url))
+        if parts.scheme != "https":
+            return super().get_adapter(str(url))
+        with self._lock:
+            if parts.netloc not in self._hosts:
+                self._hosts[parts.netloc] = HostAdapter(parts.netloc, self._window)
+            return self._hosts[parts.netloc]
+
+    def request(self, method: Any, url: Any, *words: Any, **named: Any) -> requests.Response:
+        """Send a request.
+
+        Raises:
+            RemoteError: there is a policy, and the retries are exhausted.
+        """
+        ask = partial(super().request, method, url, *words, **named)
+        if self._policy is None or str(method).upper() not in ("GET", "HEAD"):
+            return ask()
+        return final_answer(ask, str(url), Retries(host_of(str(url)), "", self._policy))
+
+    def small(self, url: str, headers: Mapping[str, str], limit: int) -> Answer:
+        """GET an answer of at most ``limit`` bytes, with retries until its body has arrived.
+
+        Raises:
+            requests.RequestException: there is no answer, and no policy.
+            RemoteError: the answer is too large, or the retries are exhausted.
+        """
+
+        def ask() -> Answer:
+            ordinary = super(Session, self).request
+            with ordinary("GET", url, headers=dict(headers), stream=True) as response:
+                body = _body(response, limit)
+                return Answer(response.status_code, response.headers, response.url, body)
+
+        if self._policy is None:
+            return ask()
+        return final_answer(ask, url, Retries(host_of(url), "", self._policy))
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where a response redirects to.
+
+        Raises:
+            RemoteError: from https to plain http, where anybody on the way could change it.
+        """
+        target: str | None = super().get_redirect_target(resp)
+        if target is not None and urlsplit(resp.url).scheme == "https":
+            following = resolved(resp.url, target, f"a redirect of {host_of(resp.url)}")
+            if urlsplit(following).scheme != "https":
+                raise RemoteError(f"{host_of(resp.url)} redirects from https to {shown(following)}")
+        return target
+
+    def close(self) -> None:
+        """Close every connection."""
+        super().close()
+        for adapter in self._hosts.values():
+            adapter.close()

@@ -2,7 +2,7 @@
 
 It is used for registries, package indexes, wheels and forges.  urllib3's ``Retry``,
 which comes with ``requests``, covers one request until its headers arrive: no interrupted
-body, no resumed upload, no limit on the total time.
+body, no resumed upload, no limit on the total time.  Nothing here imports ``requests``.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin, urlsplit
 
 from builder.common.console import console
+from builder.common.shutdown import check, pause
 from builder.errors import RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from builder.common.net.failures import RequestFailed
 
 #: Retryable statuses (RFC 9110, 15.5 and 15.6): overload, and gateways that lost their
 #: backend.
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 #: Transferred bytes after which earlier failures no longer count.
 _PROGRESS = 1 << 20
-
-
-def pause(seconds: float) -> None:
-    """Sleep, at most until the run is ended.
-
-    Raises:
-        RemoteError: it has ended.
-    """
-    from builder.common.net import connections  # takes ssl along
-
-    connections.pause(seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +43,15 @@ class RetryPolicy:
     retried: frozenset[int] = RETRIED
     #: waits for so many seconds
     pause: Callable[[float], None] = pause
+
+
+class RequestFailed(Exception):
+    """There was no response, or it broke off.  ``fatal`` means that a retry cannot help."""
+
+    def __init__(self, reason: str, *, fatal: bool = False, hint: str = "") -> None:
+        super().__init__(reason)
+        self.fatal = fatal
+        self.hint = hint
 
 
 class NoAnswer(RemoteError):
@@ -92,9 +91,7 @@ class Retries:
         Raises:
             RemoteError: the deadline has passed, or the run was interrupted.
         """
-        from builder.common.net import connections
-
-        connections.check()
+        check()
         left = self._until - time.monotonic()
         if left <= 0:
             raise RemoteError(
@@ -155,48 +152,16 @@ class Retries:
         return f"{self._name}: {reason}{times}"
 
 
-class _Answer(Protocol):
+class StatusAnswer(Protocol):
+    """A response, as far as retries need it."""
+
     @property
     def status_code(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]: ...
 
 
-Answer = TypeVar("Answer", bound=_Answer)
-
-
-def final_answer(
-    ask: Callable[[], Answer],
-    url: str,
-    retries: Retries,
-    said: Callable[[Answer], str] = lambda answer: f"answered {answer.status_code}",
-) -> Answer:
-    """Send an idempotent request with retries.
-
-    Raises:
-        NoAnswer: no attempt got an answer.
-        RemoteError: the last response still had a retryable status.
-    """
-    import requests
-
-    from builder.common.net.failures import RequestFailed, reason_of
-    from builder.common.net.messages import host_of, through
-
-    while True:
-        try:
-            answer = ask()
-        except requests.RequestException as error:
-            failure = reason_of(error, host_of(url))
-            retries.lost(
-                RequestFailed(f"{failure}{through(url)}", fatal=failure.fatal, hint=failure.hint)
-            )
-            continue
-        if answer.status_code not in retries.policy.retried:
-            return answer
-        retries.failed(said(answer), retry_after(answer))
-
-
-def retry_after(answer: _Answer) -> float | None:
+def retry_after(answer: StatusAnswer) -> float | None:
     """``Retry-After`` in seconds, from a number or a date; None if there is none.
 
     Only 429 and 503 give ``Retry-After`` that meaning (RFC 9110, 10.2.3, and RFC 6585, 4).
@@ -212,3 +177,39 @@ def retry_after(answer: _Answer) -> float | None:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
         return None
+
+
+# -------------------------------------------------------------------------------- URLs in messages
+
+
+def host_of(url: str) -> str:
+    """Host and port of a URL, without parts that may be secret; "" if it is not a URL."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+
+
+def shown(url: str) -> str:
+    """A URL without user, password and query; if it is not a URL, the beginning of its text."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return repr(url.rpartition("@")[2][:80])
+    return parts._replace(netloc=host_of(url), query="", fragment="").geturl()
+
+
+def resolved(url: str, location: str, subject: str) -> str:
+    """The URL in a response from ``url``, relative or absolute.
+
+    Raises:
+        RemoteError: it is not a valid URL.
+    """
+    try:
+        target = urljoin(url, location)
+        _ = urlsplit(target).port
+    except ValueError as error:
+        raise RemoteError(
+            f"{subject} names {location!r:.120}, which is not a valid address: {error}"
+        ) from None
+    return target

@@ -27,11 +27,9 @@ from builder.applier.versions import normalize
 from builder.applier.wheels import DAMAGED, FILE_BYTES, RangeFile, wheel_members
 from builder.common.console import console, megabytes
 from builder.common.hints import CACHE, TEMPORARY, os_hint
-from builder.common.net.messages import no_answer
 from builder.common.paths import cache_dir, package_file
 from builder.common.progress import Bar
-from builder.common.pypi.download import download, downloaded
-from builder.common.pypi.index import write_atomically
+from builder.common.pypi import download, downloaded, write_atomically
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
     from email.message import Message
     from pathlib import Path
 
-    from builder.common.pypi.index import PackageIndex
-    from builder.common.pypi.pages import WheelFile
+    from builder.common.pypi import PackageIndex, WheelFile
+
 
 #: Size of the first range, from the end: the central directory of a vLLM wheel has about 600 kB.
 _TAIL_LARGE, _TAIL_SMALL = 768 << 10, 96 << 10
@@ -75,7 +73,7 @@ class RemoteWheel:
     def _fetch(self, start: int, stop: int) -> bytes:
         import requests
 
-        from builder.common.net.session import blocks
+        from builder.common.net import blocks, no_answer
 
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         pieces, size = [], 0
@@ -108,6 +106,8 @@ class RemoteWheel:
         if self.file.size:
             return self.file.size
         import requests
+
+        from builder.common.net import no_answer
 
         kept = self._ranges / "size"
         with contextlib.suppress(OSError, ValueError):

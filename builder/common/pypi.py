@@ -1,41 +1,283 @@
 """The package index: which wheels a release has, pinned by file name and sha256.
 
-The index is pip's configured one, or the default of ``pypi-simple``.  Its pages are parsed in
-``pages.py``.
+The index is pip's configured one, or the default of ``pypi-simple``.
 """
 
 from __future__ import annotations
 
 import configparser
+import hashlib
+import html
 import os
 import re
 import sys
 import time
+from dataclasses import dataclass
+from email.message import Message
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urljoin, urlsplit
 
 import msgspec
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.digests import sha256_hex
+from builder.applier.digests import is_sha256, sha256_hex
 from builder.applier.versions import normalize
 from builder.common.console import console
+from builder.common.diskspace import Need, check_room
 from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.common.leftovers import making
+from builder.common.locks import locked
 from builder.common.model.base import NEWEST_VLLM
-from builder.common.net.messages import host_of, no_answer, shown
 from builder.common.paths import cache_dir
-from builder.common.pypi.pages import PAGE_BYTES, WheelFile, parse_page
-from builder.errors import RemoteError, UsageError
+from builder.common.retry import host_of, shown
+from builder.errors import BuildFailed, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from builder.common.model.platform import Platform
-    from builder.common.net.session import Session
+    from builder.common.net import Session
+
+
+# ------------------------------------------------------------------------------------------- pages
+#
+# What an index says is foreign: a file name and a sha256 become paths in the cache, and a page can
+# have any size.  ``pypi-simple`` is not used to read pages: 1 MB of unusual HTML, or one long file
+# name, takes it more than a minute.
+
+#: Bytes of a page that are read; the largest that spark-build needs has 0.4 MB, numpy's has 2 MB.
+PAGE_BYTES = 16 << 20
+#: Files on a page: numpy's has 4,400.
+_MOST_FILES = 50_000
+#: Bytes of a file, an exabyte.
+_LARGEST_SIZE = 1 << 60
+#: What a file name may consist of: it becomes a path.  The longest name on the index has 120.
+_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{1,199}")
+#: Tags of a wheel: each part of the file name may list several, and their product counts.
+_MOST_TAGS = 200
+_SDISTS = (".tar.gz", ".zip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelFile:
+    """One wheel or source archive.
+
+    ``sha256`` is "" if the index has none, and ``size`` is in bytes, 0 if unknown.  ``yanked`` is
+    the reason for which the file was yanked, maybe "", or None.  ``record`` is the pinned sha256
+    of the wheel's RECORD, "" if it is not pinned.
+
+    Raises:
+        ValueError: a value is malformed.
+    """
+
+    filename: str
+    url: str
+    sha256: str
+    size: int = 0
+    yanked: str | None = None
+    record: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what must not become a path, or cannot be a size."""
+        if not is_filename(self.filename):
+            raise ValueError(f"{self.filename[:80]!r} is not the file name of a wheel or archive")
+        for digest in (self.sha256, self.record):
+            if digest and not is_sha256(digest):
+                raise ValueError(
+                    f"{digest[:80]!r} is not a sha256 (64 lower-case hexadecimal digits)"
+                )
+        if not 0 <= self.size <= _LARGEST_SIZE:
+            raise ValueError(f"{self.size} is not a number of bytes")
+
+    @property
+    def distribution(self) -> str:
+        """Normalised distribution name."""
+        return normalize(parse_wheel_filename(self.filename)[0])
+
+    @property
+    def release(self) -> str:
+        """Name and version, in the file name's form."""
+        name = "-".join(self.filename.split("-")[:2])
+        return name.removesuffix(".tar.gz")
+
+    @property
+    def version(self) -> str:
+        """PEP 440 version."""
+        return str(parse_wheel_filename(self.filename)[1])
+
+    @property
+    def parsed_version(self) -> Version | None:
+        """The version of a wheel or source archive, or None if its file name has none."""
+        try:
+            if self.filename.endswith(".whl"):
+                return parse_wheel_filename(self.filename)[1]
+            return parse_sdist_filename(self.filename)[1]
+        except (InvalidWheelFilename, InvalidSdistFilename):
+            return None
+
+
+def is_filename(name: str) -> bool:
+    """Whether it can be the name of a wheel or source archive: short, and no path."""
+    if not _FILENAME.fullmatch(name):
+        return False
+    tags = 1
+    for part in name.removesuffix(".whl").split("-")[-3:] if name.endswith(".whl") else ():
+        tags *= part.count(".") + 1
+    return tags <= _MOST_TAGS
+
+
+class _File(msgspec.Struct):
+    filename: str
+    url: str
+    hashes: dict[str, str]
+    size: int | None = None
+    yanked: bool | str | None = False
+
+
+class _Meta(msgspec.Struct):
+    version: str = msgspec.field(name="api-version", default="1.0")
+
+
+class _Page(msgspec.Struct):
+    files: list[_File]
+    meta: _Meta
+
+
+def parse_page(data: bytes, content_type: str, url: str) -> tuple[list[WheelFile], list[WheelFile]]:
+    """The wheels and the source archives on a project's page; ``url`` is that of the page.
+
+    Files with a name that is not that of a wheel or source archive are left out.
+
+    Raises:
+        ValueError: it is not such a page, or it has a malformed sha256, size or URL.
+    """
+    header = Message()
+    header["Content-Type"] = content_type or "text/html"
+    kind = header.get_content_type()
+    if kind == "application/vnd.pypi.simple.v1+json":
+        base, rows = url, iter(_of_json(data))
+    elif kind in ("application/vnd.pypi.simple.v1+html", "text/html"):
+        base, rows = _of_html(data, str(header.get_content_charset("utf-8")), url)
+    else:
+        raise ValueError(f"its content type is {content_type[:80]!r}, not that of an index page")
+    wheels: list[WheelFile] = []
+    sdists: list[WheelFile] = []
+    left_out = 0
+    for count, row in enumerate(rows):
+        if count >= _MOST_FILES:
+            raise ValueError(f"it lists more than {_MOST_FILES} files")
+        is_wheel = row.filename.endswith(".whl")
+        if not is_wheel and not row.filename.endswith(_SDISTS):
+            continue
+        if not is_filename(row.filename):
+            left_out += 1
+            continue
+        (wheels if is_wheel else sdists).append(_checked(row, base, url))
+    if left_out:
+        console.detail(f"index: {left_out} files with an invalid name are left out")
+    return wheels, sdists
+
+
+def _checked(row: _File, base: str, page: str) -> WheelFile:
+    try:
+        address = urljoin(base, row.url)
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{row.filename}: {row.url[:80]!r} is not a URL: {error}") from None
+    if parts.scheme not in ("https", "http") or not parts.hostname:
+        raise ValueError(f"{row.filename}: {row.url[:80]!r} is not a URL of HTTP")
+    if parts.scheme == "http" and urlsplit(page).scheme == "https":
+        raise ValueError(
+            f"{row.filename}: the page came over https, but the file's URL is plain http"
+        )
+    yanked = row.yanked
+    try:
+        return WheelFile(
+            filename=row.filename,
+            url=parts._replace(fragment="").geturl(),
+            sha256=row.hashes.get("sha256", ""),
+            size=row.size or 0,
+            yanked=yanked if isinstance(yanked, str) else "" if yanked else None,
+        )
+    except ValueError as error:
+        raise ValueError(f"{row.filename}: {error}") from None
+
+
+def _of_json(data: bytes) -> list[_File]:
+    try:
+        page = msgspec.json.decode(data, type=_Page)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    _check_version(page.meta.version)
+    return page.files
+
+
+def _check_version(version: str) -> None:
+    if not re.fullmatch(r"1\.[0-9]{1,9}", version):
+        raise ValueError(f"it has version {version[:40]!r} of the index protocol, known is 1")
+
+
+# In both, no part can match at the start of another tag, so that the time is linear.
+_TAG = re.compile(
+    r"<(a|base|meta)\s((?:[^\"'<>]|\"[^\"<]{0,4096}\"|'[^'<]{0,4096}'){0,8192}+)>([^<]{0,1000})",
+    re.IGNORECASE,
+)
+_ATTRIBUTE = re.compile(
+    r"([a-z][a-z0-9-]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'<>]++)))?+", re.IGNORECASE
+)
+
+
+def _of_html(data: bytes, charset: str, url: str) -> tuple[str, Iterator[_File]]:
+    """The base of relative URLs, and the links."""
+    try:
+        text = data.decode(charset, "replace")
+    except LookupError:
+        raise ValueError(f"its character set {charset[:40]!r} is unknown") from None
+    base = next((_attributes(m[2]).get("href", "") for m in _html_tags(text, "base")), "")
+    for match in _html_tags(text, "meta"):
+        values = _attributes(match[2])
+        if values.get("name") == "pypi:repository-version":
+            _check_version(values.get("content", ""))
+    try:
+        base = urljoin(url, base)
+    except ValueError as error:
+        raise ValueError(f"its base {base[:80]!r} is not a URL: {error}") from None
+    return base, _links(text)
+
+
+def _html_tags(text: str, name: str) -> Iterator[re.Match[str]]:
+    return (match for match in _TAG.finditer(text) if match[1].lower() == name)
+
+
+def _links(text: str) -> Iterator[_File]:
+    for match in _html_tags(text, "a"):
+        values = _attributes(match[2])
+        href = values.get("href", "")
+        fragment = dict(parse_qsl(href.partition("#")[2][:1000]))
+        hashes = {"sha256": fragment["sha256"]} if "sha256" in fragment else {}
+        name = html.unescape(match[3]).strip()
+        yield _File(filename=name, url=href, hashes=hashes, yanked=values.get("data-yanked", False))
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """The attributes of a tag, the first of each name; without a value it is ""."""
+    found: dict[str, str] = {}
+    for match in _ATTRIBUTE.finditer(text):
+        found.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
+    return found
+
+
+# --------------------------------------------------------------------------------------- the index
 
 #: The first vLLM release that any profile serves.
 OLDEST_VLLM = Version("0.17.0")
@@ -76,9 +318,8 @@ def pip_setting(name: str) -> str | None:
 
 def make_session(window: float | None = None) -> Session:
     """An HTTP session with retries; imported late, because it is slow."""
-    from builder.common.net.connections import WINDOW
-    from builder.common.net.retry import RetryPolicy
-    from builder.common.net.session import Session
+    from builder.common.net import WINDOW, Session
+    from builder.common.retry import RetryPolicy
 
     return Session(window or WINDOW, RetryPolicy())
 
@@ -208,6 +449,8 @@ class PackageIndex:
     def _fetch_page(self, name: str, kind: str) -> list[WheelFile]:
         import requests
         from pypi_simple import ACCEPT_JSON_PREFERRED, PYPI_SIMPLE_ENDPOINT
+
+        from builder.common.net import no_answer
 
         endpoint = self._endpoint or PYPI_SIMPLE_ENDPOINT
         console.detail(f"index: {name}")
@@ -364,3 +607,93 @@ def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:
         return listed
     known = (Version(version) for version in index.releases("vllm"))
     return [str(v) for v in known if v >= OLDEST_VLLM and not v.is_prerelease]
+
+
+# ------------------------------------------------------------------------------ complete downloads
+
+#: Bytes of a file whose size the index does not give; the largest wheels have 2 GB.
+_LARGEST_DOWNLOAD = 8 << 30
+
+
+def downloaded(file: WheelFile) -> Path | None:
+    """The whole wheel, if an earlier run has downloaded and checked it."""
+    target = _place(file)
+    return target if target.is_file() else None
+
+
+def _place(file: WheelFile) -> Path:
+    return cache_dir() / "wheels" / file.sha256 / file.filename
+
+
+def download(file: WheelFile, index: PackageIndex) -> Path:
+    """Download a whole wheel into the cache, resuming a partial one.
+
+    Raises:
+        RemoteError: the download fails, or its digest does not match.
+    """
+    import requests
+
+    from builder.common.net import no_answer
+
+    target = _place(file)
+    with locked(file.filename):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file():
+            return target
+        partial = target.with_suffix(".part")
+        have = partial.stat().st_size if partial.exists() else 0
+        if have >= file.size:  # whole, or not of this file: there is nothing after it to ask for
+            have = 0
+        _check_room(file, have)
+        url = index.address(file)
+        try:
+            _stream(url, file, index, partial, have)
+        except (requests.RequestException, RemoteError) as error:
+            raise RemoteError(
+                f"{file.filename}: the download broke off: {no_answer(error, url)}; the next run "
+                "resumes it",
+                hint=again(),
+            ) from error
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UsageError(
+                f"{file.filename}: cannot write to {target.parent}: {error.strerror}",
+                hint=os_hint(error, CACHE),
+            ) from error
+        with partial.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != file.sha256:
+            partial.unlink()
+            raise RemoteError(f"{file.filename}: sha256 is {digest}, pinned is {file.sha256}")
+        partial.replace(target)
+    return target
+
+
+def _stream(url: str, file: WheelFile, index: PackageIndex, partial: Path, have: int) -> None:
+    from builder.common.net import blocks
+
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with (
+        console.progress(f"downloading {file.release}", file.size or None) as bar,
+        index.session.get(url, headers=headers, stream=True) as answer,
+    ):
+        answer.raise_for_status()
+        resumed = answer.status_code == 206
+        bar.advance(have if resumed else 0)
+        length = answer.headers.get("Content-Length", "")
+        size = file.size or (
+            int(length) if re.fullmatch(r"[0-9]{1,18}", length) else _LARGEST_DOWNLOAD
+        )
+        most = max(0, size - have) if resumed and file.size else size
+        with partial.open("ab" if resumed else "wb") as out:
+            for chunk in blocks(answer, most):
+                out.write(chunk)
+                index.bytes_read += len(chunk)
+                bar.advance(len(chunk))
+
+
+def _check_room(file: WheelFile, have: int) -> None:
+    try:
+        check_room([Need.cache(max(0, file.size - have), file.filename)])
+    except BuildFailed as error:  # what is fetched is an input: nothing is being built yet
+        raise UsageError(str(error), hint=error.hint) from None

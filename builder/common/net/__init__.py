@@ -1,1 +1,0 @@
-"""HTTP to registries, package indexes and forges: sessions, TLS, retries, and time limits."""
