@@ -96,6 +96,8 @@ def _lines(run: OwnRun, blocks: int) -> Iterator[str]:
 
 def _race(race: FoundRace) -> Iterator[str]:
     places = counted(race.places, "place")
-    yield f"race: {race.kind}, {places} from shared memory offset {race.offset}"
+    yield f"race: {race.kind}, {places} from {race.memory} offset {race.offset}"
     for line, agent in zip(race.lines, race.agents, strict=True):
         yield f"  {line.by(agent)}: {line.text}"
+    if race.missing:
+        yield f"  missing: {race.missing}"

@@ -7,11 +7,12 @@ PTX ISA, "Data Movement and Conversion Instructions: ld, st", its parts on async
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import Operation
+from builder.ptx.block import STORE, Operation
 from builder.ptx.decoder import (
     PRED,
     U16,
@@ -28,6 +29,7 @@ from builder.ptx.decoder import (
 )
 from builder.ptx.machine import PARAMETERS, SHARED_BASE, Fault, from_bf16, to_bf16
 from builder.ptx.memory import TensorMap
+from builder.ptx.races import BLOCK, GRID, WEAK
 from builder.ptx.registers import load_parameter, typed
 from builder.ptx.source import Address, Instruction, Name, Number, Operand
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.block import Block, Warp
+    from builder.ptx.races import Copy, VectorClocks
 
 # --------------------------------------------------------------------------------- loads and stores
 
@@ -48,6 +51,60 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 YIELDING = {"acquire", "relaxed", "volatile"}
 _ORDER = {"weak", "release", "cta", "gpu", "sys", "cluster", *YIELDING}
 _CACHING = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt"}
+
+
+@dataclass(frozen=True)
+class Strength:
+    """The strength of an access, its scope, and whether it acquires or releases."""
+
+    scope: int
+    acquire: bool
+    release: bool
+
+    @staticmethod
+    def _key(w: Warp, at: int, *, shared: bool) -> object:
+        return (w.block.place, at) if shared else at
+
+    def load(self, w: Warp, lanes: Any, at: Any, *, shared: bool) -> None:
+        """A strong read by lanes, in order."""
+        races = w.block.races
+        if races is None:
+            return
+        for lane, one in zip(lanes.tolist(), at.tolist(), strict=True):
+            key = self._key(w, one, shared=shared)
+            races.load_strong(w.number, lane, key, self.scope, acquire=self.acquire)
+
+    def store(self, w: Warp, lanes: Any, at: Any, *, shared: bool, adds: bool = False) -> None:
+        """A strong write by lanes, in order; ``adds``: of an atomic."""
+        races = w.block.races
+        if races is None:
+            return
+        for lane, one in zip(lanes.tolist(), at.tolist(), strict=True):
+            key = self._key(w, one, shared=shared)
+            races.store_strong(w.number, lane, key, self.scope, release=self.release, adds=adds)
+
+    def begin(self, w: Warp, lanes: Any, at: Any, size: int, line: int) -> None:
+        """Lanes are about to run an atomic in global memory."""
+        if w.block.races:
+            memory = w.block.state.memory
+            w.block.races.strongs(w.number, lanes, at, size, line, self.scope, memory)
+
+    def swap(self, w: Warp, lane: int, at: int, *, wrote: bool) -> None:
+        """A lane ran an atomic; a comparison that failed wrote nothing."""
+        if w.block.races:
+            one, place = np.array([lane]), np.array([at])
+            self.load(w, one, place, shared=False)
+            if wrote:
+                self.store(w, one, place, shared=False, adds=True)
+
+
+def strength(i: Instruction) -> Strength:
+    """The strength that modifiers give; ``volatile`` is relaxed, and atomics are without one."""
+    words = set(i.modifiers)
+    both = "acq_rel" in words
+    strong = i.opcode in ("atom", "red") or words & {"acquire", "release", *YIELDING}
+    scope = (BLOCK if "cta" in words else GRID) if strong else WEAK
+    return Strength(scope, both or "acquire" in words, both or "release" in words)
 
 
 def _space(d: Decoder, i: Instruction) -> str:
@@ -85,20 +142,28 @@ def _load(d: Decoder, i: Instruction) -> Step:
     shared, local, line = space == "shared", space == "local", i.line
     address = d.address(i, i.operands[1], 32 if shared else 64)
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
-    if shared:
-        d.shared_sizes.add(kind.bytes)
+    if space != "local":
+        (d.shared_sizes if shared else d.global_sizes).add(kind.bytes)
     yields = bool(YIELDING & set(i.modifiers))
+    order = strength(i)
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded |= yields
         at = address(w) if m is True else address(w)[m]
         if shared:
-            found = w.block.shared.load(at, size, w.number, line)
+            found = w.block.shared.load(at, size, w.number, w.lanes(m), line, order.scope)
         elif local:
             rows, places = _local(w, m, at, size)
             found = w.local[rows, places]
         else:
-            found = w.block.state.memory.load(at.astype(np.int64), size)
+            at = at.astype(np.int64)
+            if w.block.races:
+                w.block.races.reads(
+                    w.number, w.lanes(m), at, size, line, order.scope, w.block.state.memory
+                )
+            found = w.block.state.memory.load(at, size)
+        if order.scope and w.block.races and not local:
+            order.load(w, w.lanes(m), at, shared=shared)
         values = np.ascontiguousarray(found).view(read)
         for number, slot in enumerate(slots):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
@@ -116,8 +181,9 @@ def _store(d: Decoder, i: Instruction) -> Step:
     shared, local, line = space == "shared", space == "local", i.line
     address = d.address(i, i.operands[0], 32 if shared else 64)
     wanted = np.dtype(f"u{kind.bytes}")
-    if shared:
-        d.shared_sizes.add(kind.bytes)
+    if space != "local":
+        (d.shared_sizes if shared else d.global_sizes).add(kind.bytes)
+    order = strength(i)
 
     def run(w: Warp, m: Mask) -> None:
         at = address(w) if m is True else address(w)[m]
@@ -127,12 +193,17 @@ def _store(d: Decoder, i: Instruction) -> Step:
             rows[:, number] = (value if m is True else value[m]).astype(wanted)
         data = rows.view(np.uint8).reshape(len(at), size)
         if shared:
-            w.block.shared.store(at, data, w.number, line)
+            w.block.shared.store(at, data, w.number, w.lanes(m), line, order.scope)
         elif local:
             w.local[_local(w, m, at, size)] = data
         else:
-            w.block.state.memory.store(at.astype(np.int64), data)
+            at, memory = at.astype(np.int64), w.block.state.memory
+            if w.block.races:
+                w.block.races.writes(w.number, w.lanes(m), at, data, line, order.scope, memory)
+            memory.store(at, data)
             w.block.state.events += 1
+        if order.scope and w.block.races and not local:
+            order.store(w, w.lanes(m), at, shared=shared)
 
     return run
 
@@ -253,20 +324,24 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     parts = [d.parts(one) for one in operands[2:] if one is not None]
     values = [[d.source(i, part[n], kind) for part in parts] for n in range(count)]
     wraps, size, view = (1 << kind.bits) - 1, kind.bytes, kind.view
+    d.global_sizes.add(kind.bytes)
+    order, compares = strength(i), words[1] == "cas"
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded = True
         lanes = w.lanes(m)
         at = address(w)[lanes].astype(np.int64)
+        order.begin(w, lanes, at, size * count, i.line)
         rows = [[w.views[view][one] for one in each] for each in values]
         for which, offsets, data in w.block.state.memory.groups(at, size * count, write=True):
-            for lane, offset in zip(lanes[which], offsets, strict=True):
+            for lane, offset, place in zip(lanes[which], offsets, at[which], strict=True):
                 cells = data[offset : offset + size * count].view(f"u{size}")
                 before = int(cells[0])
                 for number, row in enumerate(rows):
                     old, given = int(cells[number]), [int(one[lane]) for one in row]
                     cells[number] = new = function(old, given[0], given[-1]) & wraps
                     w.block.state.events += new != old
+                order.swap(w, lane, place, wrote=not compares or before == rows[0][0][lane])
                 if gives:
                     w.views[view][out][lane] = before
 
@@ -282,13 +357,17 @@ def _reduce(d: Decoder, i: Instruction) -> Step:
         return by_lane
     address = d.address(i, i.operands[0], 64)
     values = [d.source(i, one, kind) for one in d.parts(i.operands[1])]
+    order = strength(i)
 
     def run(w: Warp, m: Mask) -> Target:
-        at = address(w)[w.lanes(m)].astype(np.int64)
+        lanes = w.lanes(m)
+        at = address(w)[lanes].astype(np.int64)
         if len({*at.tolist()}) < len(at):
             return by_lane(w, m)
         w.yielded = True
-        given, size = w.files[U32][values].T[w.lanes(m)], 4 * len(values)
+        given, size = w.files[U32][values].T[lanes], 4 * len(values)
+        order.begin(w, lanes, at, size, i.line)
+        order.store(w, lanes, at, shared=False, adds=True)
         for which, offsets, data in w.block.state.memory.groups(at, size, write=True):
             places = offsets[:, None] + np.arange(size)
             old = data[places].view(np.uint32)
@@ -345,12 +424,12 @@ def _copy_elements(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
         origin = source(w)[lanes].astype(np.int64)
         kept = None if taken is None else np.minimum(w.views[U32][taken][lanes], count)
         races = block.races
-        copy = races.issue(w.number, (_ELEMENTS,), line) if races else None
+        copy = races.issue(w.number, lanes, (_ELEMENTS,), line, generic=True) if races else None
 
         def act() -> None:
             rows = _read_elements(block, origin, count, kept)
             if races and copy:
-                races.copy_scatters(copy, offsets, count)
+                races.copy_scatters(copy, lanes, offsets, count)
             elements = block.shared.elements[count]
             elements[offsets // count] = rows.view(elements.dtype).reshape(-1)
 
@@ -403,7 +482,10 @@ def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
             return place
         if w.block.races:
             for operation in due:
-                w.block.races.acquire(w.number, operation.clocks)
+                if kind == _ELEMENTS and operation.copy:
+                    w.block.races.finished(w.number, operation.copy, w.lanes(m))
+                else:
+                    w.block.races.acquire(w.number, operation.clocks, w.lanes(m))
         groups.waited(m, latest)
         return None
 
@@ -414,8 +496,6 @@ def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
 
 
 _FLAG = typed("pred")
-#: The kind of tensor stores, which are in bulk groups.
-_STORE = "store"
 #: Modifiers of mbarrier operations that are the same in one block.
 _SCOPES = {"shared", "shared::cta", "b64", "release", "acquire", "cta"}
 
@@ -445,7 +525,7 @@ def _initialise(d: Decoder, i: Instruction) -> Step:
             at = int(address(w)[lane])
             w.block.initialise(at, int(w.views[U32][count][lane]))
             if w.block.races:
-                w.block.races.initialised(w.number, at, i.line)
+                w.block.races.initialised(w.number, int(lane), at, i.line)
 
     return run
 
@@ -475,18 +555,21 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
     given = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
 
     def run(w: Warp, m: Mask) -> None:
-        races = w.block.races
-        clocks = races.clocks[w.number] if races else None
-        for lane in w.lanes(m):
-            at, number = int(address(w)[lane]), int(w.views[U32][given][lane])
+        races, lanes, places = w.block.races, w.lanes(m), address(w)
+        clocks: dict[int, VectorClocks] = {}
+        if races:
+            races.uses_mbarrier(w.number, lanes, places[lanes], i.line)
+            for place in {*places[lanes].tolist()} if arrives else ():
+                here = lanes[places[lanes] == place]
+                clocks[place] = races.released(w.number, here)
+        for lane in lanes:
+            at, number = int(places[lane]), int(w.views[U32][given][lane])
             if expects:
                 w.block.expect(at, number)
             if state >= 0:
                 w.views[U64][state][lane] = w.block.mbarrier(at).phase
             if arrives:
-                w.block.arrive(at, 1 if expects else number, clocks)
-        if races:
-            races.tick(w.number)
+                w.block.arrive(at, 1 if expects else number, clocks.get(at))
 
     return run
 
@@ -498,16 +581,25 @@ def _wait(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         places, parities = address(w), w.views[U32][parity]
+        if w.block.races:
+            lanes = w.lanes(m)
+            w.block.races.uses_mbarrier(w.number, lanes, places[lanes], i.line)
         if m is True and not np.count_nonzero((places != places[0]) | (parities != parities[0])):
-            one = w.block.passed(w, int(places[0]), int(parities[0]))
+            one = w.block.passed(int(places[0]), int(parities[0]))
+            if one and w.block.races:
+                completed = w.block.mbarrier(int(places[0])).sync.completed
+                w.block.races.acquire(w.number, completed)
             w.views[PRED][flag][...] = one
             w.yielded |= not one
             return
         asked = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
-        passed = {pair: w.block.passed(w, *pair) for pair in asked}
+        passed = {pair: w.block.passed(*pair) for pair in asked}
         for lane in w.lanes(m):
             pair = int(places[lane]), int(parities[lane])
             w.views[PRED][flag][lane] = passed[pair]
+            if passed[pair] and w.block.races:
+                completed = w.block.mbarrier(pair[0]).sync.completed
+                w.block.races.acquire(w.number, completed, np.array([lane]))
         w.yielded |= not all(passed.values())
 
     return run
@@ -522,9 +614,9 @@ def _copy(d: Decoder, i: Instruction) -> Step:
     if words[:2] != ("async", "bulk"):
         return element_copy(d, i)
     if words[2:] == ("commit_group",):
-        return commit_group(_STORE)
+        return commit_group(STORE)
     if words[2:3] == ("wait_group",) and set(words[3:]) <= {"read"}:
-        return wait_group(_STORE, d, i)
+        return wait_group(STORE, d, i)
     if words[2:3] == ("tensor",):
         rest = [m for m in words[4:] if m not in ("tile", "L2::cache_hint")]
         if rest in (
@@ -559,10 +651,12 @@ def _load_bytes(d: Decoder, i: Instruction) -> Step:
         region = block.state.memory.find(origin, origin + count)
         at = origin - region.address
 
-        def write() -> None:
+        def write(copy: Copy | None) -> None:
+            if block.races and copy:
+                block.races.copy_global(copy, region, np.array([at]), count, write=False)
             block.shared.bytes[first : first + count] = region.data[at : at + count]
 
-        _load_bulk(w, place, signal, count, write, line)
+        _load_bulk(w, lane, place, signal, count, write, line)
 
     return _each_lane(start)
 
@@ -574,21 +668,27 @@ def _check_fits(words: str, first: int, size: int, block: Block) -> None:
 
 
 def _load_bulk(
-    w: Warp, place: int, signal: int, size: int, write: Callable[[], None], line: int
+    w: Warp,
+    lane: int,
+    place: int,
+    signal: int,
+    size: int,
+    write: Callable[[Copy | None], None],
+    line: int,
 ) -> None:
     """Issue a copy to shared memory whose bytes count for an mbarrier when it happens."""
     block = w.block
     block.mbarrier(signal)
     races = block.races
-    copy = races.issue(w.number, (place, signal), line) if races else None
+    copy = races.issue(w.number, np.array([lane]), (place, signal), line) if races else None
     if races and copy:
         races.signals(copy, signal)
 
     def act() -> None:
-        write()
+        write(copy)
         clocks = None
         if races and copy:
-            races.copy_writes(copy, place - SHARED_BASE, size)
+            races.copy_writes(copy, races.shared.span(place - SHARED_BASE, size))
             clocks = races.finish(copy)
         block.transferred(signal, size, clocks)
 
@@ -644,10 +744,13 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
         place, signal = int(to(w)[lane]), int(barrier(w)[lane])
         _check_tile(tensor, place, block)
 
-        def write() -> None:
+        def write(copy: Copy | None) -> None:
+            if block.races and copy:
+                reached = tensor.reached(block.state.memory, at)
+                block.races.copy_global(copy, *reached, write=False)
             tensor.lay(block.shared, place, tensor.gather(block.state.memory, at))
 
-        _load_bulk(w, place, signal, tensor.size, write, line)
+        _load_bulk(w, lane, place, signal, tensor.size, write, line)
 
     return _each_lane(start)
 
@@ -664,15 +767,17 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         place = int(source(w)[lane])
         _check_tile(tensor, place, block)
         races = block.races
-        copy = races.issue(w.number, (_STORE, place), line) if races else None
+        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
 
         def act() -> None:
             if races and copy:
-                races.copy_reads(copy, place - SHARED_BASE, tensor.size)
+                races.copy_reads(copy, races.shared.span(place - SHARED_BASE, tensor.size))
+                reached = tensor.reached(block.state.memory, at)
+                races.copy_global(copy, *reached, write=True)
             tensor.scatter(block.state.memory, at, tensor.take(block.shared, place))
 
-        operation = block.issue(Operation(_STORE, act, line, copy=copy))
-        block.groups(_STORE, w.number).add(operation, lane)
+        operation = block.issue(Operation(STORE, act, line, copy=copy))
+        block.groups(STORE, w.number).add(operation, lane)
 
     return _each_lane(start)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.memory import GlobalMemory, TensorMap
-    from builder.ptx.races import Copy, VectorClocks
+    from builder.ptx.races import Copy, LaunchRaces, VectorClocks
     from builder.ptx.source import Places
 
 # ---------------------------------------------------------------------------- what its blocks share
@@ -46,8 +46,9 @@ class Layout:
     special: Mapping[str, int]
     shared_bytes: int
     local_bytes: int
-    #: the smallest access to shared memory, in bytes
+    #: the smallest access to shared memory, and to global memory, in bytes
     granule: int
+    global_granule: int = 4
 
 
 @dataclass
@@ -61,8 +62,8 @@ class LaunchState:
     places: Places
     #: copies happen when they are issued
     eager: bool
-    #: races are looked for
-    watch: bool
+    #: looks for races
+    races: LaunchRaces | None
     #: counts events that may unblock a warp
     events: int = 0
 
@@ -85,6 +86,8 @@ class Operation:
     clocks: VectorClocks | None = None
 
 
+#: The kind of tensor stores, which are in bulk groups.
+STORE = "store"
 #: The group of a copy that its lane has not committed yet: it comes after all others.
 _OPEN = np.iinfo(np.int32).max
 
@@ -268,9 +271,9 @@ class Block:
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
         self.races: Races | None = None
-        if state.watch:
+        if state.races:
             granule = state.layout.granule
-            self.races = Races(self.shared.size, len(self.warps), granule, self.name)
+            self.races = Races(self.shared.size, len(self.warps), granule, self.name, state.races)
             self.shared.races = self.races
 
     @property
@@ -295,7 +298,8 @@ class Block:
             raise Fault(f"barrier {number}: more than {wanted} threads arrived")
         if len(named.arrived) == named.threads:
             if self.races:
-                self.races.barrier(named.arrived)
+                arrived = [(number, None) for number in named.arrived]
+                self.races.barrier(arrived, [(one.number, None) for one in named.waiting])
             for one in named.waiting:
                 one.blocked = ""
             del self.named_barriers[number]
@@ -330,8 +334,8 @@ class Block:
         barrier = self.mbarrier(address)
         if not 0 < count < 2**20:
             raise Fault(f"{count} arrivals at once at an mbarrier")
-        if self.races and clocks:
-            self.races.arrive(clocks, barrier.sync)
+        if clocks:
+            barrier.sync.arrive(clocks)
         barrier.pending -= count
         if barrier.pending < 0:
             raise Fault(
@@ -344,8 +348,8 @@ class Block:
     def transferred(self, address: int, count: int, clocks: VectorClocks | None) -> None:
         """``complete-tx``: bytes of a copy have arrived."""
         barrier = self.mbarrier(address)
-        if self.races and clocks:
-            self.races.arrive(clocks, barrier.sync)
+        if clocks:
+            barrier.sync.arrive(clocks)
         barrier.transactions -= count
         self._complete(barrier)
 
@@ -356,16 +360,12 @@ class Block:
             barrier.pending = barrier.expected
             barrier.sync.complete()
 
-    def passed(self, warp: Warp, address: int, parity: int) -> bool:
+    def passed(self, address: int, parity: int) -> bool:
         """``try_wait.parity``: whether the phase of that parity is complete."""
         barrier = self.mbarrier(address)
         if parity not in (0, 1):
             raise Fault(f"a wait for parity {parity}; 0 and 1 are valid")
-        if barrier.phase == parity:
-            return False
-        if self.races:
-            self.races.acquire(warp.number, barrier.sync.completed)
-        return True
+        return barrier.phase != parity
 
     # -------------------------------------------------------------------------- asynchronous copies
 
@@ -392,6 +392,13 @@ class Block:
         if self.races and operation.copy:
             operation.clocks = self.races.finish(operation.copy)
         self.state.events += 1
+
+    def end(self) -> None:
+        """Report stores whose source may be gone: no thread waited for them."""
+        stores = [groups for (kind, _), groups in self._groups.items() if kind == STORE]
+        for one in (issued for groups in stores for issued in groups.issued):
+            if self.races and one.operation.copy:
+                self.races.unwaited(one.operation.copy)
 
     def describe(self) -> str:
         """What its warps wait for, and the state of its mbarriers."""

@@ -104,6 +104,8 @@ class Decoder:
         self.symbols = {**shared, **local}
         #: sizes of accesses to shared memory
         self.shared_sizes: set[int] = {4}
+        #: the same for global memory
+        self.global_sizes: set[int] = {4}
 
     def _new(self, width: int) -> Slot:
         self.counts[width] += 1

@@ -53,13 +53,22 @@ class FoundRace(Part, frozen=True):
             description="the agent of each line: a warp or an asynchronous copy",
         ),
     ]
-    offset: Annotated[Count, Meta(description="of the first place in shared memory, in bytes")]
+    offset: Annotated[Count, Meta(description="of the first place in the memory, in bytes")]
     places: Annotated[int, Meta(ge=1)]
+    memory: Annotated[Text, Meta(description="shared memory, or the array of global memory")] = (
+        always("shared memory")
+    )
+    missing: Annotated[
+        str, Meta(description="what would order the two accesses; empty if not known")
+    ] = always("")
 
     def __str__(self) -> str:
         """One sentence."""
         lines = " and ".join(map(Line.by, self.lines, self.agents))
-        return f"{self.kind}: {lines}, {self.places} places from shared memory offset {self.offset}"
+        where = f"{self.places} places from {self.memory} offset {self.offset}"
+        return (
+            f"{self.kind}: {lines}, {where}{f'; missing: {self.missing}' if self.missing else ''}"
+        )
 
     @property
     def key(self) -> tuple[str, tuple[Line, ...]]:
@@ -112,6 +121,9 @@ def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> l
     for race in races:
         numbers = [race.line, race.other] if race.other else [race.line]
         lines = tuple(Line(n, text[n - 1].strip(), places.at(n)) for n in numbers)
-        made = FoundRace(race.kind, lines, race.agents[: len(lines)], race.offset, race.words)
+        made = FoundRace(
+            race.kind, lines, race.agents[: len(lines)], race.offset, race.words,
+            race.memory, race.missing,
+        )  # fmt: skip
         found[made.key] = made
     return list(found.values())

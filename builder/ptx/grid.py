@@ -10,6 +10,7 @@ import numpy as np
 
 from builder.ptx.block import Block, Launch, LaunchState
 from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault
+from builder.ptx.races import LaunchRaces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,7 +87,7 @@ class Grid:
             memory,
             program.kernel.places,
             eager=self.schedule.order == "eager",
-            watch=watch,
+            races=LaunchRaces(program.layout.global_granule) if watch else None,
         )
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
@@ -124,10 +125,11 @@ class Grid:
 
     def _run(self) -> None:
         live, idle = list(self.blocks), 0
+        by_chance = self.schedule.order == "random"
         while live:
             before, busy = self._state.events, False
-            for block in live:
-                busy |= self._turn(block)
+            for number in self.random.permutation(len(live)) if by_chance else range(len(live)):
+                busy |= self._turn(live[number])
             live = [block for block in live if not self._ended(block)]
             if self._state.events != before:
                 self._quiet = 0
@@ -142,12 +144,13 @@ class Grid:
 
     def races(self) -> list[Race]:
         """The races found so far, even if the run did not end."""
-        return [race for block in self.blocks if block.races for race in block.races.found]
+        return self._state.races.found if self._state.races else []
 
     def _ended(self, block: Block) -> bool:
         if not all(warp.done for warp in block.warps):
             return False
         self.outcome.unawaited += len(block.queue)
+        block.end()
         for operation in list(block.queue):
             block.perform(operation)
         return True

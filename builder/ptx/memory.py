@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from builder.ptx.races import Races
 
 Lanes = Any
 _ELEMENTS = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
@@ -92,6 +91,17 @@ class GlobalMemory:
         Raises:
             Fault: an address is outside, or not a multiple of ``size``.
         """
+        for lanes, offsets, region in self.spans(addresses, size, write=write):
+            yield lanes, offsets, region.data
+
+    def spans(
+        self, addresses: NDArray[np.int64], size: int, *, write: bool = False
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int64], Region]]:
+        """Lanes by the region that they access: the lanes, their offsets, the region.
+
+        Raises:
+            Fault: an address is outside, or not a multiple of ``size``.
+        """
         rest = addresses % size
         if np.count_nonzero(rest):
             wrong = int(addresses[rest != 0][0])
@@ -103,9 +113,9 @@ class GlobalMemory:
             offsets = addresses[left] - region.address
             inside = (offsets >= 0) & (offsets + size <= len(region.data))
             if np.count_nonzero(inside) == len(left):
-                yield left, offsets, region.data
+                yield left, offsets, region
                 return
-            yield left[inside], offsets[inside], region.data
+            yield left[inside], offsets[inside], region
             left = left[~inside]
 
     def _whole(
@@ -151,6 +161,18 @@ class GlobalMemory:
             data[offsets[:, None] + np.arange(size)] = rows[lanes]
 
 
+class Watcher(Protocol):
+    """Is told of every access to shared memory."""
+
+    def read(self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int) -> None:
+        """Lanes read."""
+
+    def shared_stores(
+        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, held: Any
+    ) -> None:
+        """Lanes are about to store rows of bytes, where these are held."""
+
+
 class SharedMemory:
     """A block's shared memory; ``races``, if set, records every access."""
 
@@ -160,7 +182,7 @@ class SharedMemory:
         self.size = size
         #: the same in elements of a size; nothing is computed with those of 16 bytes
         self.elements = {size: self.bytes.view(kind) for size, kind in _SIZES.items()}
-        self.races: Races | None = None
+        self.races: Watcher | None = None
 
     def offsets(self, addresses: Lanes, size: int) -> NDArray[np.int64]:
         """Offsets of addresses in the shared window.
@@ -181,22 +203,27 @@ class SharedMemory:
             raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
         return found
 
-    def load(self, addresses: Lanes, size: int, agent: int, line: int) -> Lanes:
-        """``size`` bytes from each address, one row each."""
+    def load(
+        self, addresses: Lanes, size: int, warp: int, lanes: Lanes, line: int, scope: int = 0
+    ) -> Lanes:
+        """``size`` bytes from each lane's address, one row each; without lanes by all together."""
         offsets = self.offsets(addresses, size)
         if self.races:
-            self.races.read(agent, offsets, size, line)
+            self.races.read(warp, lanes, offsets, size, line, scope)
         elements = self.elements.get(size)
         if elements is None:
             return self.bytes[offsets[:, None] + np.arange(size)]
         return elements[offsets // size].view(np.uint8).reshape(-1, size)
 
-    def store(self, addresses: Lanes, rows: NDArray[np.uint8], agent: int, line: int) -> None:
-        """Store each row at its address; if lanes share an address, the last one wins."""
+    def store(
+        self, addresses: Lanes, rows: NDArray[np.uint8], warp: int, lanes: Lanes, line: int,
+        scope: int = 0,
+    ) -> None:  # fmt: skip
+        """Store each row at its lane's address; if lanes share one, the last one wins."""
         size = rows.shape[1]
         offsets = self.offsets(addresses, size)
         if self.races:
-            self.races.write(agent, offsets, size, line)
+            self.races.shared_stores(warp, lanes, offsets, rows, line, scope, self.bytes)
         elements = self.elements.get(size)
         if elements is None:
             self.bytes[offsets[:, None] + np.arange(size)] = rows
@@ -293,6 +320,18 @@ class TensorMap:
             return region.data, places
         begin = (self.address - region.address) % _PART
         return region.parts(begin), (places - begin) // _PART
+
+    def reached(
+        self, memory: GlobalMemory, at: Sequence[int]
+    ) -> tuple[Region | None, NDArray[np.int64], int]:
+        """The part of a box inside of the tensor: its region, offsets there, and bytes of each."""
+        unit = self._unit(at)
+        offsets, inside = self.cover(at, unit)
+        if not inside.any():
+            return None, offsets[:0], unit
+        places = offsets[inside] + self.address
+        region = memory.find(int(places.min()), int(places.max()) + unit)
+        return region, places - region.address, unit
 
     def _unit(self, at: Sequence[int]) -> int:
         """16 bytes if the box, the tensor and its address are multiples of that, else 1."""

@@ -122,6 +122,7 @@ class Program:
             shared_bytes=decoder.shared_bytes,
             local_bytes=decoder.local_bytes,
             granule=min(decoder.shared_sizes),
+            global_granule=min(decoder.global_sizes),
         )
 
     def _constants(self) -> dict[int, NDArray[Any]]:

@@ -1,35 +1,46 @@
-"""Finds races on the shared memory of a block: accesses without a defined order.
+"""Finds races on shared and global memory: accesses without a defined order.
 
-Happens-before by vector clocks.  Agents are the block's warps (lanes of one warp count as ordered)
-and its asynchronous copies.  Barriers, mbarriers and waits for copies create order; writes of
-generic accesses are visible to the asynchronous proxy only after a ``fence.proxy.async``.
+Happens-before by vector clocks.  Agents are the threads of the grid and the asynchronous copies of
+its blocks.  Order comes from barriers of a block and of a warp, mbarriers, waits for copies, and
+from release and acquire patterns at their scopes.  Writes of generic accesses are visible to the
+asynchronous proxy only after a ``fence.proxy.async``.  Lanes of one warp are ordered only by
+``bar.warp.sync`` and barriers; a matrix instruction (``ldmatrix``) is one access of all of them.
 
-PTX ISA, "Memory Consistency Model" (causality order, proxies) and "Async proxy".
+PTX ISA, "Memory Consistency Model" (causality order, scopes, proxies) and "Async proxy".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from builder.ptx.machine import SHARED_BASE, some
+from builder.ptx.machine import LANES, SHARED_BASE, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-Clock = Any
-#: Granules: their numbers, or a slice of them.
-Places = Any
+    from builder.ptx.memory import GlobalMemory, Region
+
+#: Lanes by number: an array, or None for all of a warp.
+Lanes = Any
+#: The strength of an access: weak, or strong with the scope of one block, or of all.
+WEAK, BLOCK, GRID = 0, 1, 2
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
-#: The write time of an uninitialised granule: later than any clock.
-_NEVER = np.iinfo(np.int32).max
+_ALL = np.arange(LANES)
 #: Granules of the largest access, in order.
 _COUNT = np.arange(32)
+#: The most earlier accesses of one place that are remembered in global memory, and of atomics:
+#: the latest, and the latest of another warp, of another block and of another lane.
+_REMEMBERED = 4
+
+_UNWRITTEN = "read of uninitialised memory"
+_UNFENCED = "asynchronous {} without fence.proxy.async"
+_UNWAITED = "bulk store that no thread waits for before its block ends"
 
 
 @dataclass(frozen=True)
@@ -43,230 +54,835 @@ class Race:
     agents: tuple[str, str]
     offset: int
     words: int
+    #: what would order the two
+    missing: str = ""
+    memory: str = "shared memory"
 
 
-@dataclass
+# ------------------------------------------------------------------------------------------- clocks
+
+_Map = dict[int, "NDArray[np.int32]"]
+
+
+@dataclass(frozen=True)
 class VectorClocks:
-    """Two vector clocks of an agent, a barrier or a copy: all seen, and all fenced."""
+    """What an agent, a barrier or a copy has seen, and what of it is fenced.
 
-    clock: Clock
-    fenced: Clock
+    By block: the clock of each of its threads and copies; of ``fenced`` the key is twice the block
+    for shared memory, and one more for global memory.  Arrays are shared, and never changed.
+    """
 
-    @classmethod
-    def nothing(cls, size: int) -> VectorClocks:
-        """Clocks at zero."""
-        return cls(np.zeros(size, np.int32), np.zeros(size, np.int32))
-
-    def join(self, other: VectorClocks) -> None:
-        """Merge with the clocks of another."""
-        self.clock = _larger(self.clock, other.clock)
-        self.fenced = _larger(self.fenced, other.fenced)
-
-    def copy(self) -> VectorClocks:
-        """An independent copy."""
-        return VectorClocks(self.clock.copy(), self.fenced.copy())
+    seen: Mapping[int, NDArray[np.int32]]
+    fenced: Mapping[int, NDArray[np.int32]]
 
 
-def _larger(one: Clock, other: Clock) -> Clock:
-    size = max(len(one), len(other))
-    return np.maximum(_grown(one, size), _grown(other, size))
+_NOTHING = VectorClocks({}, {})
 
 
-def _grown(clock: Clock, size: int) -> Clock:
+def joined(clocks: Iterable[VectorClocks]) -> VectorClocks:
+    """What all of some have seen together."""
+    distinct = list({id(one): one for one in clocks}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    return VectorClocks(
+        _larger([one.seen for one in distinct]), _larger([one.fenced for one in distinct])
+    )
+
+
+def _larger(maps: Sequence[Mapping[int, NDArray[np.int32]]]) -> _Map:
+    found: _Map = {}
+    for one in maps:
+        for block, clock in one.items():
+            held = found.get(block)
+            if held is None:
+                found[block] = clock
+            elif held is not clock:
+                size = max(len(held), len(clock))
+                found[block] = np.maximum(_grown(held, size), _grown(clock, size))
+    return found
+
+
+def _grown(clock: Any, size: int) -> Any:
     return clock if len(clock) >= size else np.pad(clock, (0, size - len(clock)))
 
 
-def _chosen(places: Places, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The given granules, sorted and without duplicates."""
-    found: NDArray[np.int64]
-    if isinstance(places, slice):
-        found = np.flatnonzero(which) + places.start
-    else:
-        found = np.unique(places[which])
-    return found
+def _room(width: int) -> int:
+    return -(-width // _STEP) * _STEP
 
 
 @dataclass
 class Sync:
-    """Clocks that an mbarrier passes from arriving to waiting warps: this phase and the last."""
+    """Clocks that an mbarrier passes from arriving to waiting threads: this phase and the last."""
 
     arriving: VectorClocks | None = None
     completed: VectorClocks | None = None
+
+    def arrive(self, clocks: VectorClocks) -> None:
+        """Record an arrival: threads that wait for the phase get its clocks."""
+        self.arriving = clocks if self.arriving is None else joined((self.arriving, clocks))
 
     def complete(self) -> None:
         """A phase ended."""
         self.completed, self.arriving = self.arriving, None
 
 
+# ------------------------------------------------------------------------------------------- events
+
+
+class Events:
+    """The accesses so far: one row for all equal accesses of a warp or copy at one time."""
+
+    _KINDS: ClassVar[dict[str, Any]] = {
+        "block": np.int32, "base": np.int32, "clock": np.int32, "line": np.int32,
+        "scope": np.int8, "whole": np.bool_, "copy": np.bool_, "generic": np.bool_,
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        #: row 0 is of places that nobody has accessed: its clock is 0, which everybody has seen
+        self._count = 1
+        self._rows: dict[tuple[int, ...], int] = {}
+        for name, kind in self._KINDS.items():
+            setattr(self, name, np.zeros(1024, kind))
+
+    block: NDArray[np.int32]
+    #: the clock's index of lane 0
+    base: NDArray[np.int32]
+    clock: NDArray[np.int32]
+    line: NDArray[np.int32]
+    scope: NDArray[np.int8]
+    #: an access of the whole warp together
+    whole: NDArray[np.bool_]
+    #: by an asynchronous copy
+    copy: NDArray[np.bool_]
+    #: in the generic proxy
+    generic: NDArray[np.bool_]
+
+    def row(self, *values: int) -> int:
+        """The row of an access, by its values in the order of the columns."""
+        found = self._rows.get(values)
+        if found is None:
+            found = self._rows[values] = self._count
+            self._count += 1
+            if found == len(self.clock):
+                for name in self._KINDS:
+                    column = getattr(self, name)
+                    setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            for name, value in zip(self._KINDS, values, strict=True):
+                getattr(self, name)[found] = value
+        return found
+
+
+class Shadow:
+    """The latest accesses of each granule of a memory: ``row * 32 + lane`` of its event, or 0.
+
+    ``warps``: so many warps access it, all of one block, and the reads of each are remembered;
+    else, with 0, some reads of many blocks are.
+    """
+
+    def __init__(self, name: str, size: int, granule: int, warps: int = 0) -> None:
+        self.name, self.granule, self.warps = name, granule, warps
+        self._shift = granule.bit_length() - 1
+        self._size = -(-size // granule)
+        self.writes = self._table()[0]
+        #: reads of threads; atomics and other strong writes; reads of copies
+        self.reads: NDArray[np.int32] | None = None
+        self.atomics: NDArray[np.int32] | None = None
+        self.copies: NDArray[np.int32] | None = None
+
+    def _table(self, rows: int = 1) -> NDArray[np.int32]:
+        # zeros take no memory until they are written
+        return np.zeros((rows, self._size), np.int32)
+
+    def places(self, offsets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """The granules of accesses; one may occur more than once."""
+        found, parts = offsets >> self._shift, size >> self._shift
+        return found if parts < 2 else (found[:, None] + _COUNT[:parts]).reshape(-1)
+
+    def span(self, first: int, size: int) -> NDArray[np.int64]:
+        """The granules of adjacent bytes."""
+        return np.arange(first >> self._shift, -(-(first + size) // self.granule), dtype=np.int64)
+
+    def note_reads(self, places: Any, mine: Any, warp: int, events: Events) -> None:
+        """Remember reads of threads."""
+        if self.reads is None:
+            self.reads = self._table(2 * self.warps or _REMEMBERED)
+        if not self.warps:
+            _note(self.reads, places, mine, events)
+            return
+        latest, another = self.reads[2 * warp], self.reads[2 * warp + 1]
+        before = latest[places]
+        if np.array_equal(before, mine):
+            return
+        other = (before & 31) != (mine & 31)
+        if some(other):
+            another[places[other]] = before[other]
+        latest[places] = mine
+        lost = latest[places] != mine
+        if some(lost):
+            another[places[lost]] = mine[lost]
+
+    def note_atomics(self, places: Any, mine: Any, events: Events) -> None:
+        """Remember strong writes."""
+        if self.atomics is None:
+            self.atomics = self._table(_REMEMBERED)
+        _note(self.atomics, places, mine, events)
+        if self.warps:  # they also initialise
+            self.writes[places] = np.where(self.writes[places] == 0, mine, self.writes[places])
+
+    def note_copy(self, places: Any, mine: int) -> None:
+        """Remember a read of a copy."""
+        if self.copies is None:
+            self.copies = self._table()[0]
+        self.copies[places] = mine
+
+
+def _note(table: NDArray[np.int32], places: Any, mine: Any, events: Events) -> None:
+    """Remember an access, and the latest ones of another lane, warp and block."""
+    before = table[0][places]
+    if np.array_equal(before, mine):
+        return
+    if np.count_nonzero(before):
+        was, now = before >> 5, mine >> 5
+        block = events.block[was] != events.block[now]
+        warp = block | (events.base[was] != events.base[now])
+        lane = warp | ((before & 31) != (mine & 31))
+        for row, differs in ((3, block), (2, warp), (1, lane)):
+            differs &= before != 0
+            table[row][places[differs]] = before[differs]
+    table[0][places] = mine
+    lost = table[0][places] != mine
+    if some(lost):
+        table[1][places[lost]] = mine[lost]
+
+
+# ----------------------------------------------------------------------------------------- launches
+
+
+@dataclass
+class _Released:
+    """Clocks that a place passes from strong writes to strong reads, by block and scope."""
+
+    by: dict[tuple[int, bool], VectorClocks] = field(default_factory=dict)
+
+
+@dataclass
+class LaunchRaces:
+    """What the blocks of one launch share."""
+
+    #: bytes of global memory that are tracked together
+    granule: int = 4
+    found: list[Race] = field(default_factory=list)
+    events: Events = field(default_factory=Events)
+    blocks: list[Races] = field(default_factory=list)
+    #: by the address of a place in global memory, or the block and offset in shared memory
+    released: dict[object, _Released] = field(default_factory=dict)
+    #: pairs of blocks of which one released for itself only what the other acquired
+    narrow: set[tuple[int, int]] = field(default_factory=set)
+    _seen: set[tuple[str, int, int]] = field(default_factory=set)
+    _shadows: dict[int, Shadow] = field(default_factory=dict)
+
+    def shadow(self, region: Region) -> Shadow:
+        """What is known of a region of global memory."""
+        found = self._shadows.get(region.address)
+        if found is None:
+            name = region.name or f"global memory at {region.address:#x}"
+            found = Shadow(name, len(region.data), self.granule)
+            self._shadows[region.address] = found
+        return found
+
+    def is_new(self, kind: str, line: int, other: int) -> bool:
+        """Whether a race with these lines was not found before."""
+        key = (kind, line, other)
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+
 @dataclass
 class Copy:
     """A pending asynchronous copy."""
 
+    #: the clock's index of its agent
     agent: int
     #: its number among the agent's copies
     clock: int
     line: int
     clocks: VectorClocks
+    #: its event
+    row: int
 
 
-@dataclass
+# ------------------------------------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class _Access:
+    """An access of some places: who, what, and how the messages name it."""
+
+    places: NDArray[np.int64]
+    #: the event and lane for each place
+    mine: NDArray[np.int32]
+    clocks: VectorClocks
+    verb: str
+
+
 class Races:
     """Watches one block."""
 
-    size: int
-    warps: int
-    #: bytes that are tracked together
-    granule: int = 4
-    where: str = ""
-    found: list[Race] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        count = -(-self.size // self.granule)
-        self._writer = np.full(count, -1, np.int32)
-        self._written = np.full(count, _NEVER, np.int32)
-        self._write_line = np.zeros(count, np.int32)
-        self._read = np.zeros((self.warps, count), np.int32)
-        self._read_line = np.zeros((self.warps, count), np.int32)
-        self._shift = self.granule.bit_length() - 1
-        self._copied = np.zeros(count, np.int32)
-        self._copier = np.zeros(count, np.int32)
-        self._copy_line = np.zeros(count, np.int32)
-        #: some copy has read
-        self._copies_read = False
+    def __init__(
+        self,
+        size: int,
+        warps: int,
+        granule: int = 4,
+        where: str = "",
+        launch: LaunchRaces | None = None,
+    ) -> None:
+        self.warps, self.where = warps, where
+        self.launch = launch or LaunchRaces()
+        self.number = len(self.launch.blocks)
+        self.launch.blocks.append(self)
+        self.shared = Shadow("shared memory", size, granule, warps)
+        #: agents with a clock: threads, then copies
+        self._width = warps * LANES
+        self._times = np.ones(warps, np.int32)
+        #: the time at which each thread's own writes were last fenced
+        self._fenced = np.zeros((2, warps * LANES), np.int32)
+        #: what the lanes of each warp know: all the same, or each its own
+        self._knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
         self._agents: dict[object, int] = {}
-        #: copies of the generic proxy among them
-        self._generic: set[int] = set()
-        self._issued: list[int] = []
-        self.clocks = [VectorClocks.nothing(_STEP) for _ in range(self.warps)]
-        for number, clocks in enumerate(self.clocks):
-            clocks.clock[number] = 1
-        self._seen: set[tuple[str, int, int]] = set()
+        self._issued: dict[int, int] = {}
+        #: by thread: what it knew at its last fence, and its scope
+        self._fences: dict[int, tuple[VectorClocks, int, Any, int]] = {}
+        #: by thread: what strong reads saw that no fence has acquired yet
+        self._pending: dict[int, list[tuple[int, bool, VectorClocks]]] = {}
         #: mbarriers that were initialised, but not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
 
-    # ------------------------------------------------------------------------------------- accesses
+    @property
+    def found(self) -> list[Race]:
+        """The races of all blocks so far."""
+        return self.launch.found
 
-    def _granules(self, offsets: NDArray[np.int64], size: int) -> Places:
-        """The granules that lanes access; one may occur more than once."""
-        places = offsets >> self._shift
-        parts = size >> self._shift
-        return places if parts < 2 else (places[:, None] + _COUNT[:parts]).reshape(-1)
+    # ------------------------------------------------------------------------------------ knowledge
 
-    def _span(self, first: int, size: int) -> Places:
-        begin = first // self.granule
-        return slice(begin, begin + max(1, size // self.granule))
-
-    def _name(self, agent: int) -> str:
-        return f"warp {agent}" if agent < self.warps else "asynchronous copy"
-
-    def _known(self, clocks: VectorClocks) -> Clock:
-        """The clocks of all agents."""
-        return _grown(clocks.clock, self.warps + len(self._agents))
-
-    def _report(
-        self, kind: str, agent: int, line: int, places: Any, other: int, other_line: int
-    ) -> None:
-        key = (kind, line, other_line)
-        if key not in self._seen:
-            self._seen.add(key)
-            agents = (self._name(agent), self._name(other))
-            first, count = int(places[0]) * self.granule, len(places)
-            self.found.append(Race(kind, line, other_line, agents, first, count))
-
-    def read(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
-        """A warp reads ``size`` bytes at each offset."""
-        places = self._granules(offsets, size)
-        clocks = self.clocks[agent]
-        self._check_read(agent, places, line, clocks, asynchronous=False)
-        self._read[agent][places] = clocks.clock[agent]
-        self._read_line[agent][places] = line
-
-    def write(self, agent: int, offsets: NDArray[np.int64], size: int, line: int) -> None:
-        """A warp writes ``size`` bytes at each offset."""
-        places = self._granules(offsets, size)
-        clocks = self.clocks[agent]
-        self._check_write(agent, places, line, clocks)
-        self._wrote(agent, places, line, int(clocks.clock[agent]))
-
-    def _wrote(self, agent: int, places: Places, line: int, clock: int) -> None:
-        self._writer[places] = agent
-        self._written[places] = clock
-        self._write_line[places] = line
-        if self._copies_read:
-            self._copied[places] = 0
-
-    def _check_read(
-        self, agent: int, places: Places, line: int, clocks: VectorClocks, *, asynchronous: bool
-    ) -> None:
-        writer, written = self._writer[places], self._written[places]
-        clock = self._known(clocks)
-        # a warp knows its own
-        bad = written > clock[writer]
-        if not asynchronous and not some(bad):
+    def _parts(self, warp: int, lanes: NDArray[Any]) -> Iterator[tuple[VectorClocks, Any]]:
+        """Groups of lanes that know the same: their clocks, and which of the given they are."""
+        known = self._knows[warp]
+        if isinstance(known, VectorClocks):
+            yield known, slice(None)
             return
-        never = writer < 0
-        if some(never):
-            hit = _chosen(places, never)
-            self._report("read of uninitialised memory", agent, line, hit, agent, 0)
-        bad &= ~never
-        if asynchronous:
-            bad &= writer != agent
-            fenced = _grown(clocks.fenced, len(clock))[writer]
-            generic = (writer < self.warps) | np.isin(writer, [*self._generic])
-            unseen = (written > fenced) & generic & ~never & ~bad
-            if unseen.any():
-                self._report_write("asynchronous read of a write without fence.proxy.async",
-                                   agent, line, _chosen(places, unseen))  # fmt: skip
-        if some(bad):
-            kind = "read without order after a write"
-            self._report_write(kind, agent, line, _chosen(places, bad))
+        ids = np.array([id(known[lane]) for lane in lanes.tolist()])
+        for one in dict.fromkeys(ids.tolist()):
+            which = np.flatnonzero(ids == one)
+            yield known[int(lanes[which[0]])], which
 
-    def _report_write(self, kind: str, agent: int, line: int, places: Any) -> None:
-        first = places[0]
-        self._report(
-            kind, agent, line, places, int(self._writer[first]), int(self._write_line[first])
+    def _each(self, warp: int) -> list[VectorClocks]:
+        known = self._knows[warp]
+        return [known] * LANES if isinstance(known, VectorClocks) else known
+
+    def _with_own(
+        self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
+    ) -> VectorClocks:
+        """Clocks, and some threads' own progress."""
+        width, none = _room(self._width), np.zeros(0, np.int32)
+        seen = _grown(clocks.seen.get(self.number, none), width).copy()
+        seen[threads] = times
+        fences = {}
+        for space in range(2):
+            key = 2 * self.number + space
+            fences[key] = _grown(clocks.fenced.get(key, none), width).copy()
+            fences[key][threads] = np.maximum(fences[key][threads], fenced[space])
+        return VectorClocks({**clocks.seen, self.number: seen}, {**clocks.fenced, **fences})
+
+    def released(self, warp: int, lanes: Lanes = None) -> VectorClocks:
+        """What lanes have seen and done, to hand over; what they do next is not part of it."""
+        chosen = _ALL if lanes is None else lanes
+        common = joined(clocks for clocks, _ in self._parts(warp, chosen))
+        threads = warp * LANES + chosen
+        found = self._with_own(common, threads, self._times[warp], self._fenced[:, threads])
+        self._times[warp] += 1
+        return found
+
+    def acquire(self, warp: int, clocks: VectorClocks | None, lanes: Lanes = None) -> None:
+        """Lanes see what others have handed over."""
+        if clocks is None:
+            return
+        known = self._knows[warp]
+        if isinstance(known, VectorClocks) and (lanes is None or len(lanes) == LANES):
+            self._knows[warp] = joined((known, clocks))
+            return
+        each, cache = list(self._each(warp)), dict[int, VectorClocks]()
+        for lane in (_ALL if lanes is None else lanes).tolist():
+            old = each[lane]
+            if id(old) not in cache:
+                cache[id(old)] = joined((old, clocks))
+            each[lane] = cache[id(old)]
+        self._knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+
+    def barrier(
+        self, arrived: Sequence[tuple[int, Lanes]], waiting: Sequence[tuple[int, Lanes]]
+    ) -> None:
+        """Warps met, with these lanes: those that wait see what all that arrived have done."""
+        all_known = [self._parts(w, _ALL if lanes is None else lanes) for w, lanes in arrived]
+        whole = joined(clocks for parts in all_known for clocks, _ in parts)
+        threads = np.concatenate(
+            [warp * LANES + (_ALL if lanes is None else lanes) for warp, lanes in arrived]
+        )
+        times = self._times[threads >> 5]
+        whole = self._with_own(whole, threads, times, self._fenced[:, threads])
+        for warp in {warp for warp, _ in arrived}:
+            self._times[warp] += 1
+        for warp, lanes in waiting:
+            if lanes is None or len(lanes) == LANES:
+                self._knows[warp] = whole
+            else:
+                each = list(self._each(warp))
+                for lane in lanes.tolist():
+                    each[lane] = whole
+                self._knows[warp] = each
+
+    # ------------------------------------------------------------------------------------ detection
+
+    def _limit(self, clocks: VectorClocks, block: Any, index: Any, *, fenced: bool) -> Any:
+        """The clock up to which the given agents' accesses are known."""
+        maps = clocks.seen
+        if fenced:
+            maps = {key // 2: one for key, one in clocks.fenced.items() if key % 2}
+        limit = np.zeros(index.shape, np.int32)
+        for number in {*block.ravel().tolist()}:
+            known = maps.get(number)
+            if known is not None:
+                which = block == number
+                wide = _grown(known, self.launch.blocks[number]._width)
+                limit[which] = wide[index[which]]
+        return limit
+
+    def _late(self, slots: Any, access: _Access, shadow: Shadow, *, fenced: bool = False) -> Any:
+        """Which earlier accesses an access does not know; None if it knows all."""
+        events, rows = self.launch.events, slots >> 5
+        clock = events.clock[rows]
+        if not np.count_nonzero(clock):
+            return None
+        index, mine = events.base[rows] + (slots & 31), access.mine >> 5
+        block = events.block[rows]
+        if shadow.warps:
+            clocks = access.clocks
+            known = clocks.fenced.get(2 * self.number) if fenced else clocks.seen.get(self.number)
+            limit = 0 if known is None else _grown(known, self._width)[index]
+        else:
+            limit = self._limit(access.clocks, block, index, fenced=fenced)
+        late = clock > limit
+        if not some(late):
+            return None
+        if not events.copy[mine[0]]:  # a thread knows its own; copies are unordered
+            late &= (index != events.base[mine] + (access.mine & 31)) | (block != self.number)
+        if some(late) and (some(events.whole[rows]) or events.whole[mine[0]]):
+            self._forgive_whole(late, slots, access)
+        return late if some(late) else None
+
+    def _forgive_whole(self, late: Any, slots: Any, access: _Access) -> None:
+        """An access of a whole warp is known to all who know one of its lanes."""
+        events = self.launch.events
+        mine, rows = int(access.mine[0] >> 5), slots >> 5
+        same = (events.base[rows] == events.base[mine]) & (events.block[rows] == self.number)
+        late &= ~(same & (events.whole[rows] | events.whole[mine]))
+        for at in zip(*np.nonzero(late & events.whole[rows]), strict=True):
+            row = int(rows[at])
+            known = access.clocks.seen.get(int(events.block[row]))
+            base = int(events.base[row])
+            if known is not None and known[base : base + LANES].max() >= events.clock[row]:
+                late[at] = False
+
+    def _forgive_strong(self, late: Any, slots: Any, scope: int) -> Any:
+        """Two strong accesses whose scopes include each other are no race."""
+        events, rows = self.launch.events, slots >> 5
+        near = (events.block[rows] == self.number) | (
+            (events.scope[rows] == GRID) & (scope == GRID)
+        )
+        late &= ~((events.scope[rows] != WEAK) & near)
+        return late if some(late) else None
+
+    def _check(
+        self,
+        access: _Access,
+        shadow: Shadow,
+        slots: Any,
+        noun: str,
+        scope: int,
+        changed: Any = None,
+    ) -> Any:
+        """Report the earlier accesses that an access does not know; return which they are."""
+        late = self._late(slots, access, shadow)
+        if late is not None and scope:
+            late = self._forgive_strong(late, slots, scope)
+        if late is not None and changed is not None:
+            late &= changed
+        if late is None or not some(late):
+            return None
+        rows = slots.reshape(-1, slots.shape[-1])
+        for row, which in zip(rows, late.reshape(rows.shape), strict=True):
+            if some(which):
+                self._report_pairs(access, shadow, row, which, noun)
+        return late
+
+    def _report_pairs(
+        self, access: _Access, shadow: Shadow, slots: Any, which: Any, noun: str
+    ) -> None:
+        events = self.launch.events
+        hits = np.flatnonzero(which)
+        lines = events.line[slots[hits] >> 5]
+        for line in dict.fromkeys(lines.tolist()):
+            at = hits[lines == line]
+            other, mine = int(slots[at[0]]), int(access.mine[at[0]])
+            strong = " of too narrow a scope" if self._both_strong(other, mine) else ""
+            kind = f"{access.verb} without order after {noun}{strong}"
+            if noun == "a read" and events.copy[other >> 5]:
+                kind = "write while a copy may still read"
+            kind += self._relation(mine, other)
+            missing = self._half_known(access, other)
+            self._report(kind, access.places[at], shadow, mine, other, missing)
+
+    def _half_known(self, access: _Access, other: int) -> str:
+        """What is missing if another lane of the other's warp handed over, but not this one."""
+        events, row = self.launch.events, other >> 5
+        known = access.clocks.seen.get(int(events.block[row]))
+        if known is None or events.copy[row] or self._relation(int(access.mine[0]), other):
+            return ""
+        first = int(events.base[row])
+        handed = np.flatnonzero(known[first : first + LANES] >= events.clock[row])
+        if not len(handed):
+            return ""
+        return (
+            f"bar.warp.sync (__syncwarp) between line {events.line[row]} in lane {other & 31} and "
+            f"lane {handed[0]}'s release: a lane hands over only what it has seen of its warp"
         )
 
-    def _check_write(self, agent: int, places: Places, line: int, clocks: VectorClocks) -> None:
-        clock = self._known(clocks)
-        # an agent's copies are not ordered among each other
-        writer = self._writer[places]
-        bad = self._written[places] > clock[writer]
-        if some(bad) and some(bad := bad & (writer >= 0)):
-            kind = "write without order after a write"
-            self._report_write(kind, agent, line, _chosen(places, bad))
-        # a warp knows its own reads
-        late = self._read[:, places] > clock[: self.warps, None]
-        if some(late):
-            row = int(np.flatnonzero(late.any(axis=1))[0])
-            hit = _chosen(places, late[row])
-            other_line = int(self._read_line[row, hit[0]])
-            kind = "write without order after a read"
-            self._report(kind, agent, line, hit, row, other_line)
-        if not self._copies_read:
+    def _both_strong(self, *slots: int) -> bool:
+        return all(bool(self.launch.events.scope[slot >> 5]) for slot in slots)
+
+    def _relation(self, mine: int, other: int) -> str:
+        events = self.launch.events
+        if events.block[mine >> 5] != events.block[other >> 5]:
+            return " in another block"
+        same = events.base[mine >> 5] == events.base[other >> 5]
+        return " in the same warp" if same and not events.copy[mine >> 5] else ""
+
+    def _report(
+        self, kind: str, places: Any, shadow: Shadow, mine: int, other: int, missing: str = ""
+    ) -> None:
+        """Report a race of the access ``mine`` with ``other``, which is 0 if there is none."""
+        events = self.launch.events
+        line, before = int(events.line[mine >> 5]), int(events.line[other >> 5])
+        if not self.launch.is_new(kind, line, before):
             return
-        bad = self._copied[places] > clock[self._copier[places]]
-        if some(bad):
-            hit = _chosen(places, bad)
-            kind = "write while a copy may still read"
-            other_line = int(self._copy_line[hit[0]])
-            self._report(kind, agent, line, hit, int(self._copier[hit[0]]), other_line)
+        hit = np.unique(places)
+        self.found.append(
+            Race(
+                kind, line, before, (self._name(mine, other), self._name(other or mine, mine)),
+                int(hit[0]) * shadow.granule, len(hit), missing or self._missing(mine, other),
+                shadow.name,
+            )
+        )  # fmt: skip
+
+    def _name(self, slot: int, other: int) -> str:
+        """Who accessed: with lane or block, where that differs from the other's."""
+        events, row = self.launch.events, slot >> 5
+        apart = other and events.block[row] != events.block[other >> 5]
+        block = f"{self.launch.blocks[int(events.block[row])].where} " if apart else ""
+        if events.copy[row]:
+            return f"{block}asynchronous copy"
+        warp = int(events.base[row]) // LANES
+        same = other and slot != other and self._relation(slot, other) == " in the same warp"
+        lane = f" lane {slot & 31}" if (same or apart) and not events.whole[row] else ""
+        return f"{block}warp {warp}{lane}"
+
+    def _missing(self, mine: int, other: int) -> str:
+        """What would order two accesses."""
+        events, relation = self.launch.events, self._relation(mine, other)
+        if not other:
+            return ""
+        if relation == " in another block":
+            both = (int(events.block[other >> 5]), int(events.block[mine >> 5]))
+            strong = events.scope[mine >> 5] or events.scope[other >> 5]
+            said = (
+                "a release at gpu scope after the first access and an acquire before the second"
+                f"{', or both accesses atomic at gpu scope' if strong else ''}"
+            )
+            narrow = both in self.launch.narrow or self._both_strong(mine, other)
+            return f"{said}; scope cta orders only the threads of one block" if narrow else said
+        if events.copy[other >> 5]:
+            return "a wait for the copy, and a barrier after it for threads that did not wait"
+        if events.copy[mine >> 5]:
+            return "a barrier or an mbarrier from the access to the thread that starts the copy"
+        if relation:
+            return "bar.warp.sync (__syncwarp) between the two lanes"
+        return "a barrier (bar.sync, __syncthreads) or an mbarrier between the two warps"
+
+    # ------------------------------------------------------------------------------------- accesses
+
+    def _accesses(
+        self, verb: str, shadow: Shadow, warp: int, lanes: Lanes, offsets: Any, size: int,
+        line: int, scope: int,
+    ) -> Iterator[tuple[_Access, Any]]:  # fmt: skip
+        """An access by lanes that know the same, and which granules are theirs.
+
+        ``lanes`` is None for an access of the whole warp together.
+        """
+        places = shadow.places(offsets, size)
+        whole = lanes is None
+        row = self.launch.events.row(
+            self.number, warp * LANES, int(self._times[warp]), line, scope, whole, False, True
+        )
+        parts = len(places) // max(len(offsets), 1)
+        numbers = np.zeros(len(offsets), np.int64) if whole else lanes
+        mine = (row * LANES + numbers).astype(np.int32)
+        if parts > 1:
+            mine = np.repeat(mine, parts)
+        if whole:
+            clocks = joined(clocks for clocks, _ in self._parts(warp, _ALL))
+            yield _Access(places, mine, clocks, verb), slice(None)
+            return
+        for clocks, which in self._parts(warp, lanes):
+            if isinstance(which, slice):
+                yield _Access(places, mine, clocks, verb), which
+            else:
+                at = which if parts < 2 else (which[:, None] * parts + _COUNT[:parts]).reshape(-1)
+                yield _Access(places[at], mine[at], clocks, verb), at
+
+    def read(
+        self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int = WEAK,
+        shadow: Shadow | None = None, verb: str = "read",
+    ) -> None:  # fmt: skip
+        """Lanes read ``size`` bytes at each offset; of shared memory, or as the shadow says."""
+        shadow = shadow or self.shared
+        for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
+            slots = shadow.writes[access.places]
+            self._check(access, shadow, slots, "a write", scope)
+            if shadow.warps and not slots.all():
+                never = access.places[slots == 0]
+                self._report(_UNWRITTEN, never, shadow, int(access.mine[0]), 0)
+            if shadow.atomics is not None:
+                slots = shadow.atomics[:, access.places]
+                self._check(access, shadow, slots, "an atomic", scope)
+            shadow.note_reads(access.places, access.mine, warp, self.launch.events)
+
+    def write(
+        self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, changed: Any = None,
+        shadow: Shadow | None = None,
+    ) -> None:  # fmt: skip
+        """Lanes write ``size`` bytes at each offset.
+
+        ``changed``: which of them change a value.  A second write of the same value is no race.
+        """
+        shadow = shadow or self.shared
+        if changed is not None:
+            changed = np.repeat(changed, max(1, size // shadow.granule))
+        for access, which in self._accesses(
+            "write", shadow, warp, lanes, offsets, size, line, WEAK
+        ):
+            new = None if changed is None else changed[which]
+            self._check_write(access, shadow, WEAK, new)
+            shadow.writes[access.places] = access.mine
+
+    def stores(
+        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int,
+        memory: NDArray[np.uint8], shadow: Shadow,
+    ) -> None:  # fmt: skip
+        """Lanes are about to store rows of bytes at offsets of a memory."""
+        size = rows.shape[1]
+        if scope:
+            self.strong(warp, lanes, offsets, size, line, scope, shadow)
+            return
+        changed = (memory[offsets[:, None] + np.arange(size)] != rows).any(axis=1)
+        self.write(warp, lanes, offsets, size, line, changed, shadow)
+        if lanes is None or len({*offsets.tolist()}) == len(offsets):
+            return
+        first: dict[int, int] = {}
+        for number, offset in enumerate(offsets.tolist()):
+            before = first.setdefault(offset, number)
+            if (rows[before] != rows[number]).any():
+                self._lost(warp, (lanes[before], lanes[number]), offset, line, shadow)
+                return
+
+    def shared_stores(
+        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, held: Any
+    ) -> None:
+        """Lanes are about to store rows of bytes to shared memory."""
+        self.stores(warp, lanes, offsets, rows, line, scope, held, self.shared)
+
+    def reads(
+        self, warp: int, lanes: Lanes, at: Any, size: int, line: int, scope: int,
+        memory: GlobalMemory,
+    ) -> None:  # fmt: skip
+        """Lanes are about to load from global memory; what no thread may write has no races."""
+        for which, offsets, region in memory.spans(at, size):
+            if region.writable:
+                shadow = self.launch.shadow(region)
+                self.read(warp, lanes[which], offsets, size, line, scope, shadow)
+
+    def writes(
+        self, warp: int, lanes: Lanes, at: Any, rows: Any, line: int, scope: int,
+        memory: GlobalMemory,
+    ) -> None:  # fmt: skip
+        """Lanes are about to store to global memory."""
+        for which, offsets, region in memory.spans(at, rows.shape[1], write=True):
+            shadow = self.launch.shadow(region)
+            self.stores(warp, lanes[which], offsets, rows[which], line, scope, region.data, shadow)
+
+    def strongs(
+        self, warp: int, lanes: Lanes, at: Any, size: int, line: int, scope: int,
+        memory: GlobalMemory,
+    ) -> None:  # fmt: skip
+        """Lanes are about to run an atomic in global memory."""
+        for which, offsets, region in memory.spans(at, size, write=True):
+            shadow = self.launch.shadow(region)
+            self.strong(warp, lanes[which], offsets, size, line, scope, shadow)
+
+    def _lost(self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow) -> None:
+        """Two lanes wrote different values to one place in one instruction."""
+        row = self.launch.events.row(
+            self.number, warp * LANES, int(self._times[warp]), line, WEAK, False, False, True
+        )
+        first, second = (row * LANES + int(lane) for lane in lanes)
+        kind = "write without order after a write in the same warp"
+        missing = "one lane that writes, or an atomic"
+        places = np.array([offset // shadow.granule])
+        self._report(kind, places, shadow, second, first, missing)
+
+    def strong(
+        self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int,
+        shadow: Shadow | None = None,
+    ) -> None:  # fmt: skip
+        """Lanes write with an atomic, or with a strong store."""
+        shadow = shadow or self.shared
+        for access, _ in self._accesses("atomic", shadow, warp, lanes, offsets, size, line, scope):
+            self._check_write(access, shadow, scope)
+            shadow.note_atomics(access.places, access.mine, self.launch.events)
+
+    def _check_write(
+        self, access: _Access, shadow: Shadow, scope: int, changed: Any = None
+    ) -> None:
+        places = access.places
+        self._check(access, shadow, shadow.writes[places], "a write", scope, changed)
+        if shadow.reads is not None:
+            self._check(access, shadow, shadow.reads[:, places], "a read", scope)
+        if shadow.atomics is not None:
+            self._check(access, shadow, shadow.atomics[:, places], "an atomic", scope)
+        if shadow.copies is not None:
+            self._check(access, shadow, shadow.copies[places], "a read", WEAK)
 
     # ------------------------------------------------------------------------- asynchronous copies
 
-    def issue(self, warp: int, key: Sequence[object], line: int) -> Copy:
-        """A warp starts a copy; those with the same key (place, mbarrier) are one agent."""
-        agent = self._agents.setdefault((warp, *key), self.warps + len(self._agents))
-        if agent == self.warps + len(self._issued):
-            self._issued.append(0)
-        self._issued[agent - self.warps] += 1
-        clocks = self.clocks[warp].copy()
-        self.clocks[warp].clock[warp] += 1
-        return Copy(agent, self._issued[agent - self.warps], line, clocks)
+    def issue(
+        self, warp: int, lanes: Lanes, key: Sequence[object], line: int, *, generic: bool = False
+    ) -> Copy:
+        """Lanes start a copy; those with the same key (place, mbarrier) are one agent.
 
-    def initialised(self, warp: int, address: int, line: int) -> None:
-        """A warp initialised an mbarrier."""
+        A ``generic`` one has an agent for each lane.
+        """
+        name = (warp, *key)
+        if name not in self._agents:
+            self._agents[name] = self._width
+            self._width += LANES if generic else 1
+        agent = self._agents[name]
+        clock = self._issued[agent] = self._issued.get(agent, 0) + 1
+        clocks = self.released(warp, lanes)
+        row = self.launch.events.row(self.number, agent, clock, line, WEAK, False, True, generic)
+        return Copy(agent, clock, line, clocks, row)
+
+    def _copied(self, copy: Copy, places: Any, lanes: Any, verb: str) -> _Access:
+        mine = np.broadcast_to(np.asarray(copy.row * LANES + lanes, np.int32), places.shape)
+        return _Access(places, mine, copy.clocks, verb)
+
+    def _unfenced_write(self, access: _Access, shadow: Shadow) -> None:
+        """Report writes of the generic proxy that the asynchronous proxy does not see."""
+        slots, events = shadow.writes[access.places], self.launch.events
+        late = self._late(slots, access, shadow, fenced=True)
+        if late is None:
+            return
+        unordered = self._late(slots, access, shadow)
+        late &= events.generic[slots >> 5]
+        if unordered is not None:
+            late &= ~unordered
+        if some(late):
+            hit = np.flatnonzero(late)
+            done = "read of a write" if access.verb == "read" else "write after a write"
+            self._report(
+                _UNFENCED.format(done), access.places[hit], shadow,
+                int(access.mine[0]), int(slots[hit[0]]),
+                "fence.proxy.async in the thread that wrote, before it hands over",
+            )  # fmt: skip
+
+    def copy_reads(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
+        """A copy reads granules of shared memory, or of the shadow's."""
+        shadow = shadow or self.shared
+        access = self._copied(copy, places, 0, "read")
+        slots = shadow.writes[places]
+        own = self.launch.events.base[slots >> 5] != copy.agent
+        self._check(access, shadow, slots, "a write", WEAK, own)
+        if shadow.warps and not slots.all():
+            self._report(_UNWRITTEN, places[slots == 0], shadow, int(access.mine[0]), 0)
+        if shadow.atomics is not None:
+            self._check(access, shadow, shadow.atomics[:, places], "an atomic", WEAK)
+        self._unfenced_write(access, shadow)
+        shadow.note_copy(places, int(access.mine[0]))
+
+    def copy_writes(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
+        """A copy writes granules of shared memory, or of the shadow's."""
+        shadow = shadow or self.shared
+        access = self._copied(copy, places, 0, "write")
+        self._check_write(access, shadow, WEAK)
+        self._unfenced_write(access, shadow)
+        shadow.writes[places] = access.mine
+
+    def copy_global(
+        self, copy: Copy, region: Region | None, offsets: Any, size: int, *, write: bool
+    ) -> None:
+        """A copy reads or writes ``size`` bytes of global memory at each offset."""
+        if region is None or not (write or region.writable):
+            return
+        shadow, step = self.launch.shadow(region), np.arange(0, size, self.launch.granule)
+        places = np.unique((offsets[:, None] + step).reshape(-1) // self.launch.granule)
+        (self.copy_writes if write else self.copy_reads)(copy, places, shadow)
+
+    def copy_scatters(self, copy: Copy, lanes: Any, offsets: Any, size: int) -> None:
+        """A copy of the generic proxy writes ``size`` bytes of shared memory for each lane."""
+        places = self.shared.places(offsets, size)
+        numbers = np.repeat(lanes, len(places) // max(len(offsets), 1))
+        access = self._copied(copy, places, numbers, "write")
+        self._check_write(access, self.shared, WEAK)
+        self.shared.writes[places] = access.mine
+
+    def finish(self, copy: Copy) -> VectorClocks:
+        """The clocks of a thread that waited for the copy."""
+        width = LANES if self.launch.events.generic[copy.row] else 1
+        return self._with_own(
+            copy.clocks, slice(copy.agent, copy.agent + width), copy.clock, (0, 0)
+        )
+
+    def finished(self, warp: int, copy: Copy, lanes: Any) -> None:
+        """Lanes waited for what each of them copied in the generic proxy."""
+        for lane in lanes.tolist():
+            clocks = self._with_own(copy.clocks, copy.agent + lane, copy.clock, (0, 0))
+            self.acquire(warp, clocks, np.array([lane]))
+
+    def unwaited(self, copy: Copy) -> None:
+        """The block ended, and no thread had waited for a copy from shared memory."""
+        missing = "cp.async.bulk.wait_group.read in the thread that started it, before it exits"
+        mine = copy.row * LANES
+        self._report(_UNWAITED, np.zeros(1, np.int64), self.shared, mine, 0, missing)
+
+    # ------------------------------------------------------------------------------------ mbarriers
+
+    def initialised(self, warp: int, lane: int, address: int, line: int) -> None:
+        """A lane initialised an mbarrier: a write."""
         self._unfenced[address] = warp, line
+        self.write(warp, np.array([lane]), np.array([address - SHARED_BASE]), 8, line)
+
+    def uses_mbarrier(self, warp: int, lanes: Any, addresses: Any, line: int) -> None:
+        """Lanes arrive at mbarriers, or wait there."""
+        offsets = np.asarray(addresses).astype(np.int64) - SHARED_BASE
+        self.read(warp, lanes, offsets, 8, line, BLOCK, verb="use of an mbarrier")
 
     def signals(self, copy: Copy, address: int) -> None:
         """Check that the asynchronous proxy sees the mbarrier on which a copy completes.
@@ -276,74 +892,90 @@ class Races:
         if address in self._unfenced:
             warp, line = self._unfenced[address]
             kind = "asynchronous copy on an mbarrier without fence.mbarrier_init"
-            place = [(address - SHARED_BASE) // self.granule]
-            self._report(kind, copy.agent, copy.line, place, warp, line)
+            place = np.array([(address - SHARED_BASE) // self.shared.granule])
+            row = self.launch.events.row(
+                self.number, warp * LANES, 0, line, WEAK, True, False, True
+            )
+            missing = "fence.mbarrier_init in the thread that initialised it"
+            self._report(kind, place, self.shared, copy.row * LANES, row * LANES, missing)
+
+    # ------------------------------------------------------------------------------------- ordering
 
     def fence_initialised(self, warp: int) -> None:
         """``fence.mbarrier_init``: copies see the mbarriers that the warp initialised."""
         self._unfenced = {a: made for a, made in self._unfenced.items() if made[0] != warp}
 
-    def copy_reads(self, copy: Copy, first: int, size: int) -> None:
-        """A copy reads shared memory."""
-        places = self._span(first, size)
-        self._copies_read = True
-        self._check_read(copy.agent, places, copy.line, copy.clocks, asynchronous=True)
-        self._copied[places] = copy.clock
-        self._copier[places] = copy.agent
-        self._copy_line[places] = copy.line
+    def fence_proxy(self, warp: int, lanes: Lanes, spaces: Sequence[int]) -> None:
+        """``fence.proxy.async``: the asynchronous proxy sees what the lanes have seen.
 
-    def copy_writes(self, copy: Copy, first: int, size: int) -> None:
-        """A copy writes shared memory."""
-        places = self._span(first, size)
-        self._check_write(copy.agent, places, copy.line, copy.clocks)
-        self._wrote(copy.agent, places, copy.line, copy.clock)
+        ``spaces``: 0 for shared memory, 1 for global memory.
+        """
+        if 0 in spaces:
+            self.fence_initialised(warp)
+        chosen = _ALL if lanes is None else lanes
+        each = list(self._each(warp))
+        cache: dict[int, VectorClocks] = {}
+        for lane in chosen.tolist():
+            old = each[lane]
+            if id(old) not in cache:
+                own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
+                cache[id(old)] = VectorClocks(old.seen, _larger([old.fenced, own]))
+            each[lane] = cache[id(old)]
+        self._knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+        for space in spaces:
+            self._fenced[space, warp * LANES + chosen] = self._times[warp]
+        self._times[warp] += 1
 
-    def copy_scatters(self, copy: Copy, offsets: NDArray[np.int64], size: int) -> None:
-        """A copy of the generic proxy writes ``size`` bytes of shared memory at each offset."""
-        places = self._granules(offsets, size)
-        self._check_write(copy.agent, places, copy.line, copy.clocks)
-        self._generic.add(copy.agent)
-        self._wrote(copy.agent, places, copy.line, copy.clock)
+    def fence(self, warp: int, lanes: Lanes, scope: int) -> None:
+        """``fence`` and ``membar``: strong reads before acquire, strong writes after release."""
+        for lane in (_ALL if lanes is None else lanes).tolist():
+            thread = warp * LANES + lane
+            for block, wide, clocks in self._pending.pop(thread, ()):
+                self._take(warp, lane, block, clocks, wide=wide, scope=scope)
+            clocks = self._each(warp)[lane]
+            fenced = self._fenced[:, thread].copy()
+            self._fences[thread] = (clocks, int(self._times[warp]), fenced, scope)
+        self._times[warp] += 1
 
-    def finish(self, copy: Copy) -> VectorClocks:
-        """The clocks of a warp that waited for the copy."""
-        clocks = copy.clocks.copy()
-        size = -(-(copy.agent + 1) // _STEP) * _STEP
-        clocks.clock = _grown(clocks.clock, size)
-        clocks.clock[copy.agent] = copy.clock
-        return clocks
-
-    # ------------------------------------------------------------------------------------- ordering
-
-    def arrive(self, clocks: VectorClocks, sync: Sync) -> None:
-        """Record an arrival: warps that wait for the phase get its clocks."""
-        if sync.arriving is None:
-            sync.arriving = clocks.copy()
+    def _take(
+        self, warp: int, lane: int, block: int, clocks: VectorClocks, *, wide: bool, scope: int
+    ) -> None:
+        """A lane acquires what a block released, if both scopes reach."""
+        if block == self.number or (wide and scope == GRID):
+            self.acquire(warp, clocks, np.array([lane]))
         else:
-            sync.arriving.join(clocks)
+            self.launch.narrow.add((block, self.number))
 
-    def tick(self, warp: int) -> None:
-        """Start a new step of a warp: warps that it released earlier did not see it."""
-        self.clocks[warp].clock[warp] += 1
+    def load_strong(self, warp: int, lane: int, key: object, scope: int, *, acquire: bool) -> None:
+        """A strong read of a place: it acquires, or a later fence does."""
+        released = self.launch.released.get(key)
+        for (block, wide), clocks in released.by.items() if released else ():
+            if acquire:
+                self._take(warp, lane, block, clocks, wide=wide, scope=scope)
+            elif block == self.number or scope == GRID:
+                waiting = self._pending.setdefault(warp * LANES + lane, [])
+                if not any(one is clocks for _, _, one in waiting):
+                    waiting.append((block, wide, clocks))
+            else:
+                self.launch.narrow.add((block, self.number))
 
-    def acquire(self, warp: int, clocks: VectorClocks | None) -> None:
-        """Merge clocks into those of a warp."""
+    def store_strong(
+        self, warp: int, lane: int, key: object, scope: int, *, release: bool, adds: bool
+    ) -> None:
+        """A strong write of a place: it releases, or passes on what the last fence did.
+
+        ``adds``: an atomic, which goes on with what earlier writes released.
+        """
+        table, clocks = self.launch.released, None
+        if not adds:
+            table.pop(key, None)
+        if release:
+            clocks = self.released(warp, np.array([lane]))
+        elif warp * LANES + lane in self._fences:
+            known, time, fenced, reach = self._fences[warp * LANES + lane]
+            clocks = self._with_own(known, warp * LANES + lane, time, fenced)
+            scope = min(scope, reach)
         if clocks is not None:
-            self.clocks[warp].join(clocks)
-
-    def barrier(self, warps: Iterable[int]) -> None:
-        """Warps met at a barrier: all get the merged clocks."""
-        met = list(warps)
-        whole = self.clocks[met[0]].copy()
-        for warp in met[1:]:
-            whole.join(self.clocks[warp])
-        for warp in met:
-            self.clocks[warp] = whole.copy()
-            self.tick(warp)
-
-    def fence(self, warp: int) -> None:
-        """``fence.proxy.async``: the asynchronous proxy sees what the warp has seen."""
-        self.fence_initialised(warp)
-        clocks = self.clocks[warp]
-        clocks.fenced = _larger(clocks.fenced, clocks.clock)
-        self.tick(warp)
+            by = table.setdefault(key, _Released()).by
+            name = self.number, scope == GRID
+            by[name] = joined((by[name], clocks)) if name in by else clocks

@@ -267,7 +267,7 @@ class KernelRuns(RunKernel, frozen=True, kw_only=True):
     ]
 
 
-class SeenRace(FoundRace, frozen=True):
+class SeenRace(FoundRace, frozen=True, kw_only=True):
     """A race, and the schedules in which it was found."""
 
     schedules: Annotated[

@@ -25,6 +25,7 @@ from builder.ptx.decoder import (
     type_named,
 )
 from builder.ptx.machine import E2M1_PAIRS, EXIT, LANES, UE4M3, Fault, from_bf16, from_f16, one_nan
+from builder.ptx.races import BLOCK, GRID
 from builder.ptx.registers import typed
 from builder.ptx.source import Instruction, Name, Negated, Number, Pair, Vector
 
@@ -73,7 +74,7 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, m)
-        rows = w.block.shared.load(address(w)[: 8 * count], 16, w.number, line)
+        rows = w.block.shared.load(address(w)[: 8 * count], 16, w.number, None, line)
         matrices = rows.view(np.uint16).reshape(count, 8, 8)
         if trans:
             matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
@@ -98,7 +99,7 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
         if trans:
             matrices = matrices.transpose(0, 2, 1)
         data = np.ascontiguousarray(matrices).reshape(8 * count, 8).view(np.uint8)
-        w.block.shared.store(address(w)[: 8 * count], data, w.number, line)
+        w.block.shared.store(address(w)[: 8 * count], data, w.number, None, line)
 
     return run
 
@@ -438,7 +439,9 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
         members = d.source(i, i.operands[0], _WORD)
 
         def together(w: Warp, m: Mask) -> None:
-            _members(w, m, members, i)
+            lanes = _members(w, m, members, i)
+            if w.block.races:
+                w.block.races.barrier([(w.number, lanes)], [(w.number, lanes)])
 
         return together
     if words not in (["sync"], ["arrive"]):
@@ -470,7 +473,7 @@ def _trap(_d: Decoder, _i: Instruction) -> Step:
 def _nothing(_d: Decoder, i: Instruction) -> Step:
     """Instructions that change no value.
 
-    ``prefetch``, ``setmaxnreg``, ``griddepcontrol``, ``nanosleep``, and fences for global memory.
+    ``prefetch``, ``setmaxnreg``, ``griddepcontrol`` and ``nanosleep``.
     """
     sleeps = i.opcode == "nanosleep"
 
@@ -491,15 +494,29 @@ def _fence(d: Decoder, i: Instruction) -> Step:
     if i.modifiers[:2] != ("proxy", "async"):
         if i.modifiers[:1] == ("proxy",) and i.modifiers[:2] != ("proxy", "tensormap::generic"):
             raise d.unknown(i)
-        return _fence_initialised if i.modifiers[:1] == ("mbarrier_init",) else _nothing(d, i)
+        return _fence_initialised if i.modifiers[:1] == ("mbarrier_init",) else _order(d, i)
     if i.modifiers[2:] not in ((), ("shared::cta",), ("global",)):
         raise d.unknown(i)
+    spaces = {(): (0, 1), ("global",): (1,)}.get(i.modifiers[2:], (0,))
 
-    def run(w: Warp, _m: Mask) -> None:
+    def run(w: Warp, m: Mask) -> None:
         if w.block.races:
-            w.block.races.fence(w.number)
+            w.block.races.fence_proxy(w.number, None if m is True else w.lanes(m), spaces)
 
-    return run if i.modifiers[2:] != ("global",) else _nothing(d, i)
+    return run
+
+
+def _order(_d: Decoder, i: Instruction) -> Step:
+    """``fence.sc``, ``fence.acq_rel`` and ``membar``, which order memory at a scope."""
+    if i.opcode == "fence" and i.modifiers[:1] == ("proxy",):
+        return lambda _w, _m: None
+    scope = BLOCK if i.has("cta") else GRID
+
+    def run(w: Warp, m: Mask) -> None:
+        if w.block.races:
+            w.block.races.fence(w.number, None if m is True else w.lanes(m), scope)
+
+    return run
 
 
 #: Emitters by opcode.
@@ -516,9 +533,9 @@ WARP: dict[str, Emitter] = {
     "bar": _barrier,
     "barrier": _barrier,
     "fence": _fence,
+    "membar": _order,
     **dict.fromkeys(
         (
-            "membar",
             "prefetch",
             "prefetchu",
             "setmaxnreg",

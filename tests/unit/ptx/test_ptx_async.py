@@ -122,7 +122,14 @@ def test_a_phase_completes_when_all_have_arrived(schedule: Schedule) -> None:
     assert set(found.out[32:, 0]) == {3}
     assert found.outcome.races == []
     one = "@%p1 mbarrier.arrive.shared.b64 _, [%r9], 5;"
-    assert phases(one, count=5, schedule=schedule).outcome.races == []
+    synchronised = f"bar.warp.sync 0xffffffff; {one}"
+    assert phases(synchronised, count=5, schedule=schedule).outcome.races == []
+
+
+def test_one_lane_that_arrives_hands_over_only_what_it_has_seen_of_its_warp() -> None:
+    (race,) = phases("@%p1 mbarrier.arrive.shared.b64 _, [%r9], 5;", count=5).outcome.races
+    assert (race.kind, race.line, race.other) == (EARLY_READ, 15, 12)
+    assert race.missing.startswith("bar.warp.sync (__syncwarp) between line 12 in lane 31 and lane")
 
 
 def test_a_missing_arrival_or_byte_is_a_deadlock() -> None:

@@ -170,9 +170,9 @@ def test_outputs_are_written_by_schedule(ptx: Callable[..., Called]) -> None:
 
 
 def test_schedules_that_differ_are_noted(ptx: Callable[..., Called]) -> None:
-    """A store of each warp to one place: the last wins, and nothing on shared memory races."""
+    """An exchange of each warp at one place: the last wins, and atomics do not race."""
     body = GOOD.replace("  setp.ne.u32 %p3, %r1, 0;\n", "  mov.b32 %r6, %warpid;\n")
-    body = body.replace("  @%p3 bra END;\n", "").replace("st.global.f32 [%rd3], %f1", "st.global.b32 [%rd3], %r6")  # fmt: skip  # noqa: E501
+    body = body.replace("  @%p3 bra END;\n", "").replace("st.global.f32 [%rd3], %f1", "atom.global.exch.b32 %r6, [%rd3], %r6")  # fmt: skip  # noqa: E501
     words = [w for seed in range(1, 9) for w in ("--schedule", f"random:{seed}")]
     called = ptx("run", body, *words, result=None)
     assert called.code == 0, called.out
