@@ -3,6 +3,7 @@
     python3 builder/bootstrap.py image --layers b12x-full    set up, then run that command
     python3 builder/bootstrap.py --test                      set up, then lint and run all tests
     python3 builder/bootstrap.py --test tests/unit -k name   set up, then run these with pytest
+    python3 builder/bootstrap.py --test --changed [REF]      set up, then the tests near to a change
 
 Standard library only; the environment is ``.venv`` in the checkout (or SPARK_BUILD_VENV).
 """
@@ -224,6 +225,25 @@ def run_tests(bindir: Path, words: list[str]) -> int:
     return subprocess.run([python, "-m", "pytest", *words], cwd=ROOT, check=False).returncode
 
 
+def near_tests(bindir: Path, words: list[str]) -> list[str]:
+    """Words for pytest in place of ``--changed [REF]``: test files, nearest to the change first.
+
+    Raises:
+        SystemExit: git knows no such commit (2), or no test is near (0).
+    """
+    ref = [word for word in words[1:2] if not word.startswith("-")]
+    command = [str(bindir / "python"), "-m", "tests.changed", *ref]
+    answer = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if answer.returncode:
+        fail(f"git cannot compare with {' '.join(ref) or 'main'}")
+    files = answer.stdout.split()
+    if not files:
+        say("no test is near to what changed; --test alone runs everything")
+        raise SystemExit(0)
+    say(f"• {len(files)} test files are near to what changed")
+    return [*files, *words[1 + len(ref) :]]
+
+
 def run_everything(bindir: Path) -> int:
     """Run the checks, then every test; stops at the first check that fails."""
     say_if_disk_is_short()
@@ -290,6 +310,8 @@ def main() -> int:
             # else each of the many programs that tests start would compile all its modules again
             os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
             bindir, words = set_up(dev=True), arguments[1:]
+            if words[:1] == ["--changed"]:
+                words = near_tests(bindir, words)
             return run_tests(bindir, words) if words else run_everything(bindir)
         program = str(set_up() / "spark-build")
         os.execv(program, [program, *(arguments or ["--help"])])  # noqa: S606 - it gets our signals
