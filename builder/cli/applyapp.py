@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from builder.cli import options as opt
+from builder.cli import typed as opt
+from builder.cli.command import App, examples
 from builder.cli.commands import BUILD
-from builder.cli.help import App, examples
 
 apply_app = App()
 
@@ -45,13 +45,14 @@ def apply(
     A layer is applied completely or not at all.
     """
     from builder.cli.apply import apply_command
-    from builder.pipeline.options import PlanOptions, toolkit_choice
+    from builder.pipeline.options import PlanOptions
 
     options = replace(
         PlanOptions.selecting(layers, with_pr, forge_clone, patches),
         locked=locked,
         compile_here=compile_here,
-        toolkit=toolkit_choice(toolkit, builder, compiling=compile_here),
+        toolkit=toolkit,
+        builder=builder or "",
     )
     apply_command(directory, options, dry_run=dry_run, json=json)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.cli.confirm import confirm
-from builder.cli.units import bytes_of, seconds_of
+from builder.cli.options import bytes_of, seconds_of
 from builder.common.cache.documents import CacheContents, KindRow, Removal
 from builder.common.cache.kinds import KINDS, OTHER, kinds_named
 from builder.common.cache.prune import IN_USE, Pruned, PruneRequest, prune

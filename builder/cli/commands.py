@@ -1,8 +1,4 @@
-"""The table of commands: the module with their options, and their help line.
-
-``--help`` prints this table without importing a command; ``tests/unit/cli/test_start.py`` holds it
-against what the commands say of themselves.
-"""
+"""The table of commands: their modules and summaries; ``--help`` prints it and imports none."""
 
 from __future__ import annotations
 
@@ -13,76 +9,69 @@ MAINTAIN, DEVELOP = "Maintain", "Develop"
 
 
 class Entry(NamedTuple):
-    """A command or a group of commands: its name, its module and its application."""
+    """A command or a group of commands: its name, its module, and its place in help."""
 
     name: str
     module: str
-    app: str
     panel: str
     summary: str
+    app: str = ""
 
 
 COMMANDS = (
-    Entry("plan", "mainapp", "main_app", BUILD,
-          "Show what each layer would do to a base."),
-    Entry("image", "mainapp", "main_app", BUILD, "Build a patched image and verify it."),
-    Entry("bake", "bakeapp", "bake_app", BUILD,
-          "Write a build folder for docker buildx bake."),
-    Entry("recipe", "servingapp", "recipe_app", SERVE,
-          "Print the command or file that serves a model."),
-    Entry("lint", "servingapp", "lint_app", SERVE,
-          "Check serve commands in files against a release."),
-    Entry("preflight", "memoryapp", "preflight_app", SERVE,
-          "Ask a vLLM release whether a model starts."),
-    Entry("memory", "memoryapp", "memory_app", SERVE,
-          "Estimate whether a model fits into a GB10's memory."),
-    Entry("audit", "memoryapp", "audit_app", SERVE,
-          "Show how a model's modules are quantised."),
-    Entry("bench", "servingapp", "bench_app", SERVE,
-          "Measure tokens/s and prefill of a running server."),
-    Entry("verify", "mainapp", "main_app", INSPECT,
-          "Check an image's contents and the kernels it selects."),
-    Entry("diagnose", "mainapp", "main_app", INSPECT,
+    Entry("plan", "build", BUILD, "Show what each layer would do to a base."),
+    Entry("image", "build", BUILD, "Build a patched image and verify it."),
+    Entry("bake", "build", BUILD, "Write a build folder for docker buildx bake."),
+    Entry("recipe", "servingapp", SERVE,
+          "Print the command or file that serves a model.", "recipe_app"),
+    Entry("lint", "servingapp", SERVE,
+          "Check serve commands in files against a release.", "lint_app"),
+    Entry("preflight", "memoryapp", SERVE,
+          "Ask a vLLM release whether a model starts.", "preflight_app"),
+    Entry("memory", "memoryapp", SERVE,
+          "Estimate whether a model fits into a GB10's memory.", "memory_app"),
+    Entry("audit", "memoryapp", SERVE, "Show how a model's modules are quantised.", "audit_app"),
+    Entry("bench", "servingapp", SERVE,
+          "Measure tokens/s and prefill of a running server.", "bench_app"),
+    Entry("verify", "build", INSPECT, "Check an image's contents and the kernels it selects."),
+    Entry("diagnose", "diagnose", INSPECT,
           "Explain a server log: selected kernels, failures, fixes."),
-    Entry("lock", "lockapp", "lock_app", MAINTAIN, "Pin every input of a build."),
-    Entry("apply", "applyapp", "apply_app", BUILD, "Apply layers to an installed environment."),
-    Entry("revert", "applyapp", "apply_app", BUILD,
-          "Remove layers, and restore the original files."),
-    Entry("publish", "publishapp", "publish_app", PUBLISH,
-          "Publish a verified image together with its evidence."),
-    Entry("tags", "publishapp", "publish_app", PUBLISH,
-          "List published images, and delete old ones."),
-    Entry("sign", "publishapp", "publish_app", PUBLISH,
-          "Sign a published image by digest, with cosign."),
-    Entry("verify-signature", "publishapp", "publish_app", PUBLISH,
-          "Check who signed an image, with cosign."),
-    Entry("rebuild", "publishapp", "publish_app", PUBLISH,
-          "Rebuild an image from its own metadata, and compare."),
-    Entry("distribute", "publishapp", "publish_app", PUBLISH,
-          "Copy an image to machines over SSH."),
-    Entry("matrix", "developapp", "develop_app", INSPECT,
-          "Show the state of every layer on every vLLM release."),
-    Entry("schema", "developapp", "develop_app", DEVELOP,
-          "Print the JSON Schema of what --json prints."),
+    Entry("lock", "build", MAINTAIN, "Pin every input of a build."),
+    Entry("apply", "applyapp", BUILD, "Apply layers to an installed environment.", "apply_app"),
+    Entry("revert", "applyapp", BUILD,
+          "Remove layers, and restore the original files.", "apply_app"),
+    Entry("publish", "publishapp", PUBLISH,
+          "Publish a verified image together with its evidence.", "publish_app"),
+    Entry("tags", "publishapp", PUBLISH,
+          "List published images, and delete old ones.", "publish_app"),
+    Entry("sign", "publishapp", PUBLISH,
+          "Sign a published image by digest, with cosign.", "publish_app"),
+    Entry("verify-signature", "publishapp", PUBLISH,
+          "Check who signed an image, with cosign.", "publish_app"),
+    Entry("rebuild", "publishapp", PUBLISH,
+          "Rebuild an image from its own metadata, and compare.", "publish_app"),
+    Entry("distribute", "publishapp", PUBLISH,
+          "Copy an image to machines over SSH.", "publish_app"),
+    Entry("matrix", "developapp", INSPECT,
+          "Show the state of every layer on every vLLM release.", "develop_app"),
+    Entry("schema", "developapp", DEVELOP,
+          "Print the JSON Schema of what --json prints.", "develop_app"),
 )  # fmt: skip
 
 GROUPS = (
-    Entry("models", "servingapp", "models_app", SERVE, "Show the known models."),
-    Entry("recipes", "servingapp", "recipes_app", SERVE,
-          "Export recipes for sparkrun and spark-vllm-docker."),
-    Entry("layers", "layersapp", "layers_app", DEVELOP,
-          "List, check and create layers."),
-    Entry("dispatch", "dispatch", "app", DEVELOP, "Record the kernels that vLLM releases select."),
-    Entry("cache", "cacheapp", "cache_app", MAINTAIN,
-          "Show the local cache, or free space in it."),
-    Entry("mods", "developapp", "mods_app", DEVELOP,
-          "Export mods for sparkrun and spark-vllm-docker."),
-    Entry("config", "developapp", "config_app", MAINTAIN,
-          "Show the settings in use."),
-    Entry("compile", "compileapp", "compile_app", DEVELOP,
-          "Compile kernels that a prebuilt release lacks on SM121."),
-    Entry("ptx", "ptxapp", "ptx_app", DEVELOP,
-          "Run PTX kernels on the CPU; find races, deadlocks."),
+    Entry("models", "servingapp", SERVE, "Show the known models.", "models_app"),
+    Entry("recipes", "servingapp", SERVE,
+          "Export recipes for sparkrun and spark-vllm-docker.", "recipes_app"),
+    Entry("layers", "layersapp", DEVELOP, "List, check and create layers.", "layers_app"),
+    Entry("dispatch", "dispatch", DEVELOP, "Record the kernels that vLLM releases select.", "app"),
+    Entry("cache", "cacheapp", MAINTAIN, "Show the local cache, or free space in it.", "cache_app"),
+    Entry("mods", "developapp", DEVELOP,
+          "Export mods for sparkrun and spark-vllm-docker.", "mods_app"),
+    Entry("config", "developapp", MAINTAIN, "Show the settings in use.", "config_app"),
+    Entry("compile", "compileapp", DEVELOP,
+          "Compile kernels that a prebuilt release lacks on SM121.", "compile_app"),
+    Entry("ptx", "ptxapp", DEVELOP,
+          "Run PTX kernels on the CPU; find races, deadlocks.", "ptx_app"),
 )  # fmt: skip
 
 COMMAND_NAMES = tuple(entry.name for entry in (*COMMANDS, *GROUPS))

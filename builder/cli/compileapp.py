@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from builder.cli import complete
-from builder.cli import options as opt
-from builder.cli.help import App, examples
+from builder.cli import typed as opt
+from builder.cli.command import App, examples
 
 compile_app = App(
     help="Compile kernels that a prebuilt release lacks on SM121.",

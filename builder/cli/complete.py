@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.images.engines.choice import AUTO, ENGINES
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: The values of ``--engine``.
-ENGINE_NAMES = (AUTO, *ENGINES)
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
 FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "trtllm")
 PLATFORMS = ("linux/arm64", "linux/amd64")

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from builder import settings
-from builder.cli import options as opt
-from builder.cli.help import App, examples
+from builder.cli import typed as opt
+from builder.cli.command import App, examples
 from builder.common.console import console, counted
 
 app = App(

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from builder.cli import complete
-from builder.cli import options as opt
-from builder.cli.help import App, examples, running
+from builder.cli import typed as opt
+from builder.cli.command import App, examples, running
 
 layers_app = App(
     help="List, check and create layers.",

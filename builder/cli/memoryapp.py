@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from builder.cli import complete
-from builder.cli import options as opt
+from builder.cli import typed as opt
+from builder.cli.command import CONTEXT, App, examples
 from builder.cli.commands import SERVE
-from builder.cli.help import CONTEXT, App, examples
 
 memory_app = App()
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from builder.cli import complete
-from builder.cli import options as opt
+from builder.cli import typed as opt
+from builder.cli.command import App, examples
 from builder.cli.commands import PUBLISH
-from builder.cli.help import App, examples
 
 publish_app = App()
 

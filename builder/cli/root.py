@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from builder.cli import COMMON
+from builder.cli.command import CONTEXT, MAIN, App, examples, group_of
 from builder.cli.commands import COMMANDS, GROUPS, Entry
-from builder.cli.help import CONTEXT, App, examples
 from builder.common.console import console
 
 _ABOUT = (
@@ -57,7 +57,10 @@ def common(
 
 
 def _held(entry: Entry) -> App:
-    found = getattr(import_module(f"builder.cli.{entry.module}"), entry.app)
+    module = import_module(f"builder.cli.{entry.module}")
+    if not entry.app:
+        return MAIN if entry in COMMANDS else group_of(entry.name)
+    found = getattr(module, entry.app)
     assert isinstance(found, App)
     return found
 
@@ -84,9 +87,7 @@ def root() -> App:
 def whole() -> App:
     """The program with all commands, in the order in which help lists them."""
     one = root()
-    holders = {(entry.module, entry.app): entry for entry in COMMANDS}
-    for entry in holders.values():
-        one.add_typer(_held(entry))
+    one.registered_commands = [_held(entry).info_of(entry.name) for entry in COMMANDS]
     for group in GROUPS:
         one.add_typer(_held(group), name=group.name, rich_help_panel=group.panel)
     return one

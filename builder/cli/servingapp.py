@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from builder.cli import complete
-from builder.cli import options as opt
+from builder.cli import typed as opt
+from builder.cli.command import App, examples, running
 from builder.cli.commands import SERVE
-from builder.cli.help import App, examples, running
 
 models_app = App(
     help="Show the known models.",

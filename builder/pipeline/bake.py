@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, ValidationError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.model.plan import BuildPlan
-    from builder.pipeline.options import PlanOptions
+    from builder.pipeline.options import BakeOptions, PlanOptions
 
 #: The file name that ``docker buildx bake`` reads by default.
 BAKE_FILE = "docker-bake.json"
@@ -41,22 +41,6 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_IN_TAGS = re.compile(r"[^A-Za-z0-9.]+")
 
 Tags = Annotated[tuple[Text, ...], Meta(min_length=1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BakeOptions:
-    """Profiles, bases, and image names."""
-
-    #: options that are the same for all images
-    plan: PlanOptions
-    #: each is one selection, which may list several layers with commas
-    layers: tuple[str, ...] = ()
-    bases: tuple[str, ...] = ()
-    #: a file with both lists; an option replaces its list
-    images: Path | None = None
-    #: build only these images; the others still count for names and tags
-    targets: tuple[str, ...] = ()
-    tag_prefix: str
 
 
 class ImageLists(Part, frozen=True, kw_only=True):
@@ -150,12 +134,12 @@ def bake_jobs(options: BakeOptions) -> Jobs:
                     hint="bake them one after the other, each with its own --tag-prefix and -o",
                 )
         jobs[job.target] = job
-    for name in options.targets:
+    for name in options.target:
         if name not in jobs:
             raise UsageError(
                 f"no target {name!r}{did_you_mean(name, jobs)}", hint=f"targets: {', '.join(jobs)}"
             )
-    chosen = (job for job in jobs.values() if not options.targets or job.target in options.targets)
+    chosen = (job for job in jobs.values() if not options.target or job.target in options.target)
     return Jobs(include=tuple(chosen))
 
 
@@ -171,7 +155,7 @@ def _lists(options: BakeOptions) -> ImageLists:
                 f'{options.images}: {error}; expected {{"profiles": [...], "bases": [...]}}'
             ) from None
     listed = ImageLists(
-        profiles=options.layers or listed.profiles, bases=options.bases or listed.bases
+        profiles=options.layers or listed.profiles, bases=options.base or listed.bases
     )
     for name, values, hint in (
         ("profile", listed.profiles, "--layers b12x-full"),

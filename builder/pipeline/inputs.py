@@ -24,6 +24,7 @@ from builder.layers.plan.sources import IndexSources
 from builder.layers.pulls.report import report_pulls
 from builder.layers.pulls.resolve import Resolver
 from builder.pipeline import bases
+from builder.pipeline.options import PlanOptions, toolkit_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.images.rootfs.base import Base
-    from builder.pipeline.options import PlanOptions
 
     Identify = Callable[[str], Base]
 
@@ -82,7 +82,7 @@ class Inputs:
         self.catalog = Catalog.discover(options.patches)
         self.index = PackageIndex(refresh=options.refresh)
         forges = Forges(options.forge_clone)
-        toolkit = options.toolkit
+        toolkit = toolkit_choice(options.toolkit, options.builder)
         self.stages = (
             stages_of(self.index, forges, toolkit=toolkit) if options.compile_here else None
         )

@@ -1,20 +1,21 @@
 """The command-line options as frozen values."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
 
 from builder import settings
+from builder.common import options as opt
+from builder.common.options import Argument, Fields, Option
 from builder.errors import UsageError
 from builder.images.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from builder.compile.executor import ToolkitChoice
     from builder.proof.ongpu import GpuOptions
+
+_ENGINES = (AUTO, *ENGINES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,29 +23,51 @@ class PlanOptions:
     """Options for layers, base, and the sources of a plan's inputs."""
 
     #: profiles and layers as given; each may have several names with commas
-    layers: tuple[str, ...] = ()
+    layers: opt.LayersOrPulls = ()
     #: pull requests and commits, in the order of application
-    with_pr: tuple[str, ...] = ()
-    #: local git clones to use instead of a forge: ``[OWNER/REPO=]DIR``
-    forge_clone: tuple[str, ...] = ()
-    #: additional folders of layers
-    patches: tuple[Path, ...] = ()
-    base: str | None = None
-    platform: str | None = None
+    with_pr: opt.WithPr = ()
+    base: Annotated[
+        str | None,
+        Option(
+            "IMAGE, docker://IMAGE (read from its registry, not pulled), oci:DIR[:NAME], "
+            "pypi:vllm==VERSION[,NAME==VERSION...], or dir:SITE_PACKAGES (default: the profile's).",
+            "BASE",
+            "-b",
+        ),
+    ] = None
+    platform: opt.PlatformName = None
     #: for a ``pypi:`` base
-    python: str | None = None
-    site_packages: str | None = None
-    #: fail unless the project's lock is current
-    locked: bool = False
-    #: query the package index instead of the cache
-    refresh: bool = False
-    #: ignore the project's lock
-    upgrade: bool = False
-    #: whether missing kernels may be compiled, and in which image
-    compile_here: bool = False
-    toolkit: ToolkitChoice | None = None
+    python: Annotated[str | None, Option("Python of a pypi: base (default: 3.12).", "VERSION")] = (
+        None
+    )
+    site_packages: Annotated[
+        str | None, Option("The site-packages path in the image that the overlay is for.", "DIR")
+    ] = None
+    #: additional folders of layers
+    patches: opt.Patches = ()
     #: one image layer for all patches
-    single_layer: bool = False
+    single_layer: Annotated[bool, Option("One layer for all patches (oci engine).")] = False
+    #: whether missing kernels may be compiled, in which image, and where that runs
+    compile_here: opt.Compile = False
+    toolkit: opt.Toolkit = None
+    builder: opt.Builder = ""
+    #: local git clones to use instead of a forge: ``[OWNER/REPO=]DIR``
+    forge_clone: opt.ForgeClone = ()
+    #: fail unless the project's lock is current
+    locked: opt.Locked = False
+    #: query the package index instead of the cache
+    refresh: opt.Refresh = False
+    #: ignore the project's lock
+    upgrade: Annotated[bool, Option("Look everything up again, and lock the current state.")] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a toolkit without anything to compile."""
+        if self.toolkit and not self.compile_here:
+            raise UsageError(
+                f"--toolkit {self.toolkit} has no effect without --compile", hint="add --compile"
+            )
 
     @classmethod
     def selecting(
@@ -69,18 +92,14 @@ class PlanOptions:
         return tuple(word for word in words if word)
 
 
-def toolkit_choice(
-    image: str | None, builder: str | None, *, compiling: bool = True
-) -> ToolkitChoice | None:
+def toolkit_choice(image: str | None, builder: str | None) -> "ToolkitChoice | None":
     """Where to compile, from ``--toolkit`` and ``--builder``; None means on this machine.
 
     Raises:
-        UsageError: ``--toolkit`` without ``--compile``, or the builder is invalid.
+        UsageError: the builder is invalid.
     """
     if not image:
         return None
-    if not compiling:
-        raise UsageError(f"--toolkit {image} has no effect without --compile", hint="add --compile")
     from builder.compile.executor import ToolkitChoice
     from builder.images.engines.buildx import check_name
     from builder.images.engines.containers import Containers
@@ -92,33 +111,78 @@ def toolkit_choice(
 class ImageOptions:
     """Options for an image: plan, engine, and destination."""
 
-    plan: PlanOptions
-    engine: str = "auto"
+    plan: Annotated[PlanOptions, Fields(without=("upgrade",))]
+    engine: Annotated[
+        str,
+        Option(
+            "auto (Docker when it answers), buildkit, or oci (no daemon).",
+            "|".join(_ENGINES),
+            complete=_ENGINES,
+        ),
+    ] = AUTO
     #: where BuildKit runs, and its caches
-    builder: str = ""
-    cache_from: tuple[str, ...] = ()
-    cache_to: tuple[str, ...] = ()
-    tag: str | None = None
-    output: str | None = None
-    push: bool = False
-    #: leave the base's blobs out of a layout
-    thin: bool = False
-    #: patch every entry of the base's index; ``keep`` or ``drop`` other entries
-    all_platforms: bool = False
-    others: str = "drop"
-    verify: bool = True
+    builder: opt.Builder = ""
+    cache_from: Annotated[
+        tuple[str, ...],
+        Option(
+            "Import finished steps from this cache: HOST/NAME:TAG, or in BuildKit's form, "
+            "type=registry,ref=...; may be repeated (buildkit engine).",
+            "CACHE",
+        ),
+    ] = ()
+    cache_to: Annotated[
+        tuple[str, ...],
+        Option(
+            "Export every finished step to this cache; may be repeated (buildkit engine).", "CACHE"
+        ),
+    ] = ()
+    tag: Annotated[str | None, Option("Name of the image.", "[HOST/]NAME[:TAG]", "-t")] = None
+    output: Annotated[
+        str | None,
+        Option(
+            "Where the image is written: a Docker Engine, an OCI layout, or its registry.",
+            "docker|oci:DIR|registry",
+            "-o",
+            complete=("docker", "oci:", "registry"),
+        ),
+    ] = None
+    push: Annotated[bool, Option("Push the image after it is built.")] = False
+    thin: Annotated[bool, Option("Leave the base image's blobs out of oci:DIR.")] = False
+    all_platforms: Annotated[bool, Option("Patch every platform of the base's index.")] = False
+    others: Annotated[
+        str,
+        Option(
+            "What to do with platforms of the index that are not patched.",
+            "keep|drop",
+            complete=("keep", "drop"),
+        ),
+    ] = "drop"
+    no_verify: Annotated[bool, Option("Skip verification of the built image.")] = False
     #: whether unknown code from the base may run here as the user
-    trust_image: bool = False
-    dry_run: bool = False
-    print_dockerfile: bool = False
-    json: bool = False
+    trust_image: opt.TrustImage = False
+    time_limit: Annotated[
+        str | None,
+        Option(
+            "Stop after this time (90s, 45m, 2h) with exit 7, leaving nothing half-written.",
+            "TIME",
+            envvar=settings.TIME_LIMIT.name,
+        ),
+    ] = None
+    dry_run: Annotated[bool, Option("Only print the plan.", names="-n")] = False
+    print_dockerfile: Annotated[bool, Option("Print the Dockerfile, and stop.")] = False
+    json: opt.Json = False
+
+    @property
+    def verify(self) -> bool:
+        """Whether the image is verified after the build."""
+        return not self.no_verify
 
     @property
     def is_index(self) -> bool:
         """Whether the result is an index of images."""
         return self.all_platforms or self.others != "drop"
 
-    def settled(self) -> ImageOptions:
+    def settled(self) -> Self:
         """The options with the engine that they imply; options override settings."""
         kind = ENGINES.get(self.engine)
         bare = kind is not None and not kind.has_builders
@@ -135,14 +199,104 @@ class ImageOptions:
 class VerifyOptions:
     """Options for verification: target, comparison, and levels."""
 
-    target: str
-    plan: PlanOptions
-    levels: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()
+    target: Annotated[
+        str, Argument("IMAGE, oci:DIR, pypi:vllm==VERSION, or dir:SITE_PACKAGES.", "TARGET")
+    ]
+    plan: Annotated[
+        PlanOptions,
+        Fields(
+            "layers", "with_pr", "platform", "patches", "forge_clone", "locked", "refresh",
+            layers=opt.OptionalLayers,
+        ),
+    ]  # fmt: skip
+    level: Annotated[
+        tuple[str, ...],
+        Option(
+            "static, imports, dispatch (by default), codegen, numbers, binaries, device, serve. "
+            "Named levels must run.",
+            "LEVEL[,LEVEL...]",
+            complete="levels",
+        ),
+    ] = ()
+    require: Annotated[
+        tuple[str, ...],
+        Option("Also run these levels; they must run.", "LEVEL[,LEVEL...]", complete="levels"),
+    ] = ()
     #: additional outputs of the evidence: an HTML page, and a Markdown file to append to
-    html: Path | None = None
-    summary: Path | None = None
-    prove_necessary: bool = False
-    gpu: GpuOptions
+    html: Annotated[
+        Path | None, Option("Also write the evidence as a self-contained HTML page.", "FILE")
+    ] = None
+    summary: Annotated[
+        Path | None, Option("Append the evidence as Markdown, for CI summaries.", "FILE")
+    ] = None
+    prove_necessary: Annotated[
+        bool,
+        Option("Remove each layer in turn and show which check then fails (adds codegen)."),
+    ] = False
+    bench: Annotated[
+        bool, Option("Level serve: also measure tokens/s and time to first token.")
+    ] = False
+    against: Annotated[
+        Path | None, Option("Evidence (JSON) with a benchmark to compare with.", "FILE")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option("Level serve: use this model instead of the tiny generated ones.", "MODEL"),
+    ] = None
+    serve_args: Annotated[
+        str, Option("Level serve: extra arguments for vllm serve, as one string.", "ARGS")
+    ] = ""
     #: whether unknown code from the target may run here as the user
-    trust_image: bool = False
+    trust_image: opt.TrustImage = False
+
+    @property
+    def gpu(self) -> "GpuOptions":
+        """The options of the levels that need a GPU."""
+        from builder.proof.ongpu import GpuOptions
+
+        return GpuOptions(
+            bench=self.bench,
+            against=self.against,
+            model=self.model,
+            serve_args=self.serve_args,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BakeOptions:
+    """Profiles, bases, and image names."""
+
+    #: each is one selection, which may list several layers with commas
+    layers: Annotated[
+        tuple[str, ...],
+        Option(
+            "A profile, or layers with commas; each of these is one image a base.",
+            "L[,L...]",
+            "-l",
+            complete="layers",
+        ),
+    ] = ()
+    base: Annotated[
+        tuple[str, ...],
+        Option("An image in a registry; may be repeated.", "[docker://]IMAGE", "-b"),
+    ] = ()
+    #: a file with both lists; an option replaces its list
+    images: Annotated[
+        Path | None,
+        Option("JSON with the lists profiles and bases; -l or -b replace one of them.", "FILE"),
+    ] = None
+    #: build only these images; the others still count for names and tags
+    target: Annotated[
+        tuple[str, ...],
+        Option("Only this image of the list; may be repeated (default: all).", "TARGET"),
+    ] = ()
+    tag_prefix: Annotated[
+        str,
+        Option(
+            "Repository of the images; the tags are RELEASE-PROFILE, and PROFILE for the last "
+            "base.",
+            "[HOST/]NAME",
+        ),
+    ] = "spark-build"
+    #: options that are the same for all images
+    plan: Annotated[PlanOptions, Fields("platform", "patches", "locked", "refresh")]

@@ -83,9 +83,9 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
     from builder.proof.summary import render_summary
 
     default = PROOF_LEVELS if options.prove_necessary else DEFAULT_LEVELS
-    chosen = parse_levels(options.levels, default=default)
+    chosen = parse_levels(options.level, default=default)
     # requested explicitly, so it must run
-    required = parse_levels([*options.levels, *options.require], default=())
+    required = parse_levels([*options.level, *options.require], default=())
     chosen = tuple(dict.fromkeys([*chosen, *required]))
     options.gpu.check(chosen)  # wrong input is said before anything runs
     for file in (options.html, options.summary):

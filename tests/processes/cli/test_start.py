@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.cli.commands import COMMANDS, GROUPS
 from tests.unit.cli.test_start import plan  # noqa: F401 - a fixture
 from tests.unit.startup import HEAVY, imported
 
@@ -28,9 +29,15 @@ def test_heavy_modules_are_not_imported(words: str) -> None:
 
 def test_a_command_does_not_import_the_options_of_others() -> None:
     loaded = imported("plan", "--help")
-    others = {"publishapp", "applyapp", "layersapp", "compileapp", "developapp", "cacheapp"}
-    assert loaded.isdisjoint({f"builder.cli.{name}" for name in others})
-    assert imported("--help").isdisjoint({f"builder.cli.{name}" for name in (*others, "mainapp")})
+    modules = {f"builder.cli.{entry.module}" for entry in (*COMMANDS, *GROUPS)}
+    assert modules & loaded == {"builder.cli.build"}
+    assert not modules & imported("--help")
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in (*COMMANDS, *GROUPS)])
+def test_help_of_a_command_imports_only_options(name: str) -> None:
+    loaded = imported(name, "--help")
+    assert loaded.isdisjoint({*HEAVY, "msgspec"})
 
 
 def test_a_warm_plan_needs_no_network(

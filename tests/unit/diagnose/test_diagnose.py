@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pytest
 
-from builder.cli.diagnose import diagnose_command
+from builder.cli import diagnose as command
 from builder.common.console import console
 from builder.common.paths import package_file
 from builder.diagnose.catalog import MINIMUM, fixed_text, load_catalog, load_entry
@@ -474,7 +474,7 @@ def test_an_entry_keeps_a_bounded_number_of_hits() -> None:
 
 def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SparkBuildError, match="b12x-moe-refused") as ended:
-        diagnose_command([str(LOGS / "bad-0.22.0-relu2.log")], None, json=True)
+        command.diagnose((str(LOGS / "bad-0.22.0-relu2.log"),), None, json=True)
     assert ended.value.code == 5
     assert not capsys.readouterr().out
     assert console.document is not None
@@ -495,7 +495,7 @@ def test_json_has_the_documented_shape(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_good_log_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    diagnose_command([str(LOGS / "good-0.18.0-default.log")], None, json=False)
+    command.diagnose((str(LOGS / "good-0.18.0-default.log"),), None, json=False)
     out = capsys.readouterr().out
     assert "vLLM 0.18.0" in out
     assert re.search(r"NVFP4 linear +FLASHINFER_CUTLASS +line \d+", out)
@@ -507,7 +507,7 @@ def test_text_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         shutil, "get_terminal_size", lambda *_args, **_named: os.terminal_size((80, 24))
     )
     with pytest.raises(SparkBuildError):
-        diagnose_command([str(LOGS / "bad-0.25.1-unreachable.log")], None, json=False)
+        command.diagnose((str(LOGS / "bad-0.25.1-unreachable.log"),), None, json=False)
     out = capsys.readouterr().out
     assert re.search(r"error +line \d+: b12x-linear-unreachable", out)
     assert "fix: " in out
@@ -517,7 +517,7 @@ def test_text_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def test_warnings_alone_are_not_a_failure() -> None:
-    diagnose_command([str(LOGS / "bad-0.19.1-not-marlin.log")], None, json=False)
+    command.diagnose((str(LOGS / "bad-0.19.1-not-marlin.log"),), None, json=False)
 
 
 READY = "(APIServer pid=1) INFO:     Application startup complete."
@@ -526,7 +526,7 @@ READY = "(APIServer pid=1) INFO:     Application startup complete."
 @pytest.mark.parametrize("name", ["-", None])
 def test_standard_input(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{PLAIN}\n{READY}\n".encode())))
-    diagnose_command([name] if name else [], "0.25.0", json=True)
+    command.diagnose((name,) if name else (), "0.25.0", json=True)
     assert console.document is not None
     assert console.document["dispatch"][0]["line"] == 1
 
@@ -534,7 +534,7 @@ def test_standard_input(name: str | None, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_terminal_is_not_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match="no log"):
-        diagnose_command([], None, json=False)
+        command.diagnose((), None, json=False)
 
 
 @pytest.mark.parametrize(
@@ -572,7 +572,7 @@ def test_a_log_among_other_files_is_read(call: Call, tmp_path: Path) -> None:
 def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.log", "cannot read"), (tmp_path, "no log in the folder")):
         with pytest.raises(UsageError, match=why) as refused:
-            diagnose_command([str(path)], None, json=False)
+            command.diagnose((str(path),), None, json=False)
         assert refused.value.code == 2
 
 

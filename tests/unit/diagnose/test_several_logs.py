@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.cli.diagnose import diagnose_command
+from builder.cli.diagnose import diagnose
 from builder.cli.documents import schema
 from builder.common.console import console
 from builder.diagnose import report
@@ -33,10 +33,10 @@ WORKER = START + (
 READY = START + "(APIServer pid=1) INFO:     Application startup complete.\n"
 
 
-def write(folder: Path, **logs: str) -> list[str]:
+def write(folder: Path, **logs: str) -> tuple[str, ...]:
     for name, text in logs.items():
         (folder / f"{name}.log").write_text(text)
-    return [str(folder / f"{name}.log") for name in logs]
+    return tuple(str(folder / f"{name}.log") for name in logs)
 
 
 def validated(name: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_the_rank_that_failed_first_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SparkBuildError, match="not-in-catalogue") as ended:
-        diagnose_command(write(tmp_path, head=HEAD, worker=WORKER), None, json=False)
+        diagnose(write(tmp_path, head=HEAD, worker=WORKER), None, json=False)
     assert ended.value.code == 5
     out = capsys.readouterr().out
     assert out.index("WombatError") < out.index("rpc-timeout")
@@ -64,7 +64,7 @@ def test_the_rank_that_failed_first_is_reported_first(
 def test_logs_are_ordered_by_time_not_by_argument(tmp_path: Path) -> None:
     later = WORKER.replace("06-01 10:00:00", "06-01 11:00:00").replace("WombatError", "LateError")
     with pytest.raises(SparkBuildError):
-        diagnose_command(write(tmp_path, a=later, b=WORKER), None, json=True)
+        diagnose(write(tmp_path, a=later, b=WORKER), None, json=True)
     document = validated("diagnose")
     assert [Path(f["file"]).name for f in document["files"]] == ["b.log", "a.log"]
     assert [f["quote"] for f in document["findings"]] == [
@@ -78,7 +78,7 @@ def test_secondary_failures_alone_mean_that_a_log_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SparkBuildError):
-        diagnose_command(write(tmp_path, a=HEAD, b=HEAD), None, json=False)
+        diagnose(write(tmp_path, a=HEAD, b=HEAD), None, json=False)
     assert "is not among them" in " ".join(capsys.readouterr().out.split())
 
 
@@ -88,19 +88,19 @@ def test_a_folder_and_an_archive_are_several_logs(
     write(tmp_path, a=READY, b=READY)
     (tmp_path / "core").write_bytes(bytes(range(256)) * 20)
     (tmp_path / ".hidden").write_text(WORKER)
-    diagnose_command([str(tmp_path)], None, json=False)
+    diagnose((str(tmp_path),), None, json=False)
     assert "nothing wrong was found in 2 logs" in capsys.readouterr().out
     with zipfile.ZipFile(tmp_path / "job.zip", "w") as archive:
         archive.writestr("1_head.txt", HEAD)
         archive.writestr("2_worker.txt", WORKER)
     with pytest.raises(SparkBuildError):
-        diagnose_command([str(tmp_path / "job.zip")], None, json=False)
+        diagnose((str(tmp_path / "job.zip"),), None, json=False)
     assert "2_worker.txt, line 4" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_server_that_is_not_ready_counts(tmp_path: Path) -> None:
     with pytest.raises(SparkBuildError, match="did not become ready"):
-        diagnose_command(write(tmp_path, a=START, b=START), None, json=False)
+        diagnose(write(tmp_path, a=START, b=START), None, json=False)
 
 
 # ------------------------------------------------------------------------------------ the catalogue
@@ -111,25 +111,25 @@ def test_every_example_of_the_catalogue_passes() -> None:
 
 
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
-    diagnose_command(["list"], None, json=False)
+    diagnose(("list",), None, json=False)
     assert len(capsys.readouterr().out.splitlines()) == len(load_catalog())
-    diagnose_command(["show", "disk-full"], None, json=False)
+    diagnose(("show", "disk-full"), None, json=False)
     out = capsys.readouterr().out
     assert "disk-full (error, any engine, certain)" in out
     assert "df -h" in out
-    diagnose_command(["list"], None, json=True)
+    diagnose(("list",), None, json=True)
     assert len(validated("diagnose-list")["entries"]) == len(load_catalog())
-    diagnose_command(["show", "disk-full"], None, json=True)
+    diagnose(("show", "disk-full"), None, json=True)
     assert [e["id"] for e in validated("diagnose-list")["entries"]] == ["disk-full"]
 
 
 def test_an_unknown_entry() -> None:
     with pytest.raises(UsageError, match="did you mean 'disk-full'"):
-        diagnose_command(["show", "disk-ful"], None, json=False)
+        diagnose(("show", "disk-ful"), None, json=False)
     with pytest.raises(UsageError, match="no entry named"):
-        diagnose_command(["show"], None, json=False)
+        diagnose(("show",), None, json=False)
     with pytest.raises(UsageError, match="no entry at"):
-        diagnose_command(["check", "/nowhere"], None, json=False)
+        diagnose(("check", "/nowhere"), None, json=False)
 
 
 ENTRY = """\
@@ -167,10 +167,10 @@ def test_the_check_finds_mistakes_in_an_entry(
 ) -> None:
     path = tmp_path / "wombat.toml"
     path.write_text(ENTRY)
-    diagnose_command(["check", str(path)], None, json=False)
+    diagnose(("check", str(path)), None, json=False)
     assert "1 entries, 2 examples: all pass" in capsys.readouterr().out
     path.write_text(ENTRY.replace(*change))
     with pytest.raises(SparkBuildError, match="examples of") as ended:
-        diagnose_command(["check", str(tmp_path)], None, json=False)
+        diagnose(("check", str(tmp_path)), None, json=False)
     assert ended.value.code == 5
     assert why in capsys.readouterr().out

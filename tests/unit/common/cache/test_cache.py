@@ -17,7 +17,7 @@ import pytest
 import builder
 from builder.__main__ import run
 from builder.cli import complete
-from builder.cli.units import bytes_of, seconds_of
+from builder.cli.options import bytes_of, seconds_of
 from builder.common.cache.kinds import KINDS
 from builder.common.cache.prune import PruneRequest, prune
 from builder.common.cache.scan import entries

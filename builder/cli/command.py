@@ -1,26 +1,43 @@
-"""The layout of help texts: groups of commands, and examples to copy."""
+"""How a command is made: its options from a dataclass, its place in help, examples to copy."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from builder.cli.commands import BUILD, DEVELOP, INSPECT, MAINTAIN, PUBLISH, SERVE
+from builder.cli.commands import (
+    BUILD,
+    COMMANDS,
+    DEVELOP,
+    GROUPS,
+    INSPECT,
+    MAINTAIN,
+    PUBLISH,
+    SERVE,
+    Entry,
+)
 from builder.common.hints import as_started
+from builder.common.options import Argument, Fields, Option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from typer.models import CommandFunctionType, CommandInfo
+
+_F = TypeVar("_F", bound="Callable[..., None]")
 
 #: In the order in which help lists them.
 _GROUPS = (BUILD, SERVE, INSPECT, PUBLISH, MAINTAIN, DEVELOP)
 #: Options that may be empty: comma-separated names, and words for ``vllm serve``.
 _MAY_BE_EMPTY = ("layers", "level", "require", "serve_args")
+#: Options that many commands have, and that come last in their help.
+_LAST = " forge_clone locked refresh _plain_http json "
 #: The names of ``--help``, on every command.
 _HELP = ["-h", "--help"]
 CONTEXT = {"help_option_names": _HELP}
@@ -176,3 +193,136 @@ class App(typer.Typer):
 def _name(info: CommandInfo) -> str:
     """The name that typer gives the command."""
     return info.name or str(getattr(info.callback, "__name__", "")).replace("_", "-")
+
+
+#: The commands of the table whose modules were imported.
+MAIN = App()
+_groups: dict[str, App] = {}
+
+
+def command(name: str, *lines: str, note: str = "", detail: str = "") -> Callable[[_F], _F]:
+    """Register a command of the table, with examples; ``detail`` follows its summary."""
+    entry = _entry(COMMANDS, name)
+    text = f"{entry.summary}\n\n{detail}" if detail else entry.summary
+    return _registered(MAIN, name, examples(*lines, note=note), text, panel=entry.panel)
+
+
+class Group(App):
+    """The commands below a name of the table; registered when its module is imported."""
+
+    def __init__(self, name: str, *lines: str, default: str = "") -> None:
+        kind = running(default) if default else Commands
+        super().__init__(help=_entry(GROUPS, name).summary, epilog=examples(*lines), cls=kind)
+        _groups[name] = self
+
+    def sub(self, name: str, *lines: str, note: str = "") -> Callable[[_F], _F]:
+        """Register a command below this name; its docstring is its help."""
+        return _registered(self, name, examples(*lines, note=note))
+
+
+def group_of(name: str) -> App:
+    """The registered commands below that name."""
+    return _groups[name]
+
+
+def _entry(entries: Iterable[Entry], name: str) -> Entry:
+    return next(entry for entry in entries if entry.name == name)
+
+
+def _registered(
+    app: App, name: str, epilog: str, text: str | None = None, panel: str | None = None
+) -> Callable[[_F], _F]:
+    def register(function: _F) -> _F:
+        about = text or function.__doc__
+        app.command(name, epilog=epilog, help=about, rich_help_panel=panel)(_flat(function))
+        return function
+
+    return register
+
+
+def _flat(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer takes it: with the fields of dataclasses as parameters."""
+    given = signature(function).parameters.values()
+    spread = _Spread(function, ((p.name, p.annotation, p.default) for p in given), Fields())
+
+    def run(**values: Any) -> None:
+        spread.call(values)
+
+    parameters = sorted(spread.parameters.values(), key=lambda p: _LAST.find(f" {p.name} "))
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+class _Spread:
+    """A function or a dataclass, and the parameters that its arguments come from."""
+
+    def __init__(
+        self, call: Callable[..., Any], given: Iterable[tuple[str, Any, Any]], taken: Fields
+    ) -> None:
+        self._call = call
+        self._own: list[str] = []
+        self._inner: dict[str, _Spread] = {}
+        self.parameters: dict[str, Parameter] = {}
+        for name, annotation, default in given:
+            wanted = taken.changed.get(name, annotation)
+            is_annotated = get_origin(wanted) is Annotated
+            kind, *hints = get_args(wanted) if is_annotated else (wanted,)
+            if is_dataclass(kind):
+                part = next((hint for hint in hints if isinstance(hint, Fields)), Fields())
+                rows = ((f.name, f.type, f.default) for f in fields(kind))
+                self._inner[name] = _Spread(kind, rows, part)  # type: ignore[arg-type]
+                self.parameters = self._inner[name].parameters | self.parameters
+            elif hints and taken.has(name):
+                self._own.append(name)
+                self.parameters.setdefault(name, _parameter(name, kind, hints[0], default))
+
+    def call(self, values: Mapping[str, Any]) -> Any:
+        """The result, with the values that were given; None means the default."""
+        own = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name in self._own
+            if (value := values[name]) is not None
+        }
+        return self._call(**own, **{name: part.call(values) for name, part in self._inner.items()})
+
+
+def _parameter(name: str, kind: Any, option: Option, default: Any) -> Parameter:
+    needed = default in (MISSING, Parameter.empty)
+    if get_origin(kind) is tuple:  # typer knows lists
+        several: Any = list[get_args(kind)[0]]  # type: ignore[misc]
+        kind, default = (several if needed else several | None), default or None
+    info = _info(name, option)
+    return Parameter(
+        name,
+        Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, info],
+        default=Parameter.empty if needed else default,
+    )
+
+
+def _info(name: str, option: Option) -> Any:
+    """Typer's description of an option."""
+    settings: dict[str, Any] = {
+        "help": option.help,
+        "metavar": option.metavar,
+        "autocompletion": _completion(option.complete),
+        "envvar": option.envvar,
+        "callback": option.callback,
+        "min": option.least,
+        "max": option.most,
+    }
+    if isinstance(option, Argument):
+        return typer.Argument(**settings)
+    names = option.names.split()
+    if not any(word.startswith("--") for word in names):
+        names = [f"--{name.strip('_').replace('_', '-')}", *names]
+    return typer.Option(*names, **settings)
+
+
+def _completion(words: tuple[str, ...] | str) -> Any:
+    from builder.cli import complete
+
+    if isinstance(words, str):
+        return getattr(complete, words)
+    return complete.one_of(*words) if words else None

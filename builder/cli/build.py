@@ -1,0 +1,257 @@
+"""``spark-build plan``, ``image``, ``bake``, ``lock`` and ``verify``.
+
+Modules that run a command are imported when it runs, to keep ``--help`` fast.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from builder.cli.command import command
+from builder.cli.options import PlainHttp, seconds_of
+from builder.common.console import console, megabytes, print_json
+from builder.common.options import Fields, Json, Option
+from builder.errors import UsageError
+from builder.pipeline.options import BakeOptions, ImageOptions, PlanOptions, VerifyOptions
+
+if TYPE_CHECKING:
+    from builder.pipeline.image import PlannedBuild
+    from builder.pipeline.result import BuildResult
+
+_VERDICTS = {"proven": "verified", "not-proven": "NOT PROVEN", "failed": "failed"}
+
+
+@command(
+    "plan",
+    "spark-build plan --layers b12x-full --base pypi:vllm==0.20.1",
+    "spark-build plan -l b12x-full -b vllm/vllm-openai:v0.20.1 --json",
+    "spark-build plan --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
+)
+def plan(
+    options: Annotated[PlanOptions, Fields(without=("single_layer", "upgrade"))],
+    _plain_http: PlainHttp = (),
+    *,
+    json: Json = False,
+) -> None:
+    """Plan and print; a plan that cannot be built is printed before the error."""
+    from builder.layers.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
+    from builder.pipeline.inputs import Inputs
+    from builder.pipeline.show import show_plan
+
+    inputs = Inputs(options)
+    ref = inputs.base_ref()
+    identified = inputs.identify(ref)
+    try:
+        made = inputs.plan(identified)
+    finally:
+        identified.close()
+    if json:
+        print_json(made.document)
+    else:
+        refuse_unserved(made, inputs.selection)
+        with console.as_data():
+            show_plan(made, elsewhere=inputs.elsewhere)
+    console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
+    refuse_nothing(made, inputs.selection)
+    refuse_plan(made, inputs.rebuild_command("image", ref))
+
+
+@command(
+    "image",
+    "spark-build image --layers b12x-full",
+    "spark-build image -l b12x-full -b vllm/vllm-openai:v0.33.0 -t vllm-spark",
+    "spark-build image -l b12x-full --engine oci --output oci:out",
+    "spark-build image -l b12x-full -b docker://HOST/vllm:1 --push -t HOST/me:1",
+    "spark-build image -l b12x-full --builder tcp://buildkitd:1234 -t vllm-spark",
+    "IMG=$(spark-build image -l marlin -q)",
+    detail="The last line of stdout is the image's name with its digest.",
+)
+def image(options: ImageOptions, _plain_http: PlainHttp = ()) -> None:
+    """Build an image within its time limit, and print its name with its digest last."""
+    from builder.common.shutdown import time_limit
+    from builder.pipeline.image import check_options
+
+    limit = options.time_limit
+    seconds = seconds_of(limit) if limit else None
+    if seconds == 0:
+        raise UsageError("--time-limit must be more than 0")
+    with time_limit(seconds, limit) if limit and seconds else nullcontext():
+        options = check_options(options)
+        if options.is_index:
+            from builder.pipeline.index import build_images as build
+            from builder.pipeline.index import planned_index as planning
+        else:
+            from builder.pipeline.image import build_image as build
+            from builder.pipeline.image import planned_image as planning
+        with planning(options) as planned:
+            if options.dry_run:
+                _print_plan(planned, options)
+            elif options.print_dockerfile:
+                _print_dockerfile(planned, options)
+            else:
+                _print_result(build(options, planned), options)
+
+
+def _print_plan(planned: "PlannedBuild", options: ImageOptions) -> None:
+    from builder.pipeline.documents import IndexPlans
+    from builder.pipeline.result import plans_digest
+
+    entries = planned.entries
+    if not options.is_index:
+        first = entries[0].plan
+        print_json(first.document) if options.json else print(first.digest)
+    elif options.json:
+        print_json(
+            IndexPlans(
+                plan_digest=plans_digest(entries),
+                plans=tuple(entry.plan.document for entry in entries),
+                timings={step: round(took, 3) for step, took in planned.timings.items()},
+            )
+        )
+    else:
+        print(plans_digest(entries), flush=True)
+
+
+def _print_dockerfile(planned: "PlannedBuild", options: ImageOptions) -> None:
+    from builder.pipeline.documents import DockerfileText
+    from builder.pipeline.image import dockerfile_of
+
+    text = dockerfile_of(options, planned)
+    if options.json:
+        digest = planned.entries[0].plan.digest
+        print_json(DockerfileText(plan_digest=digest, dockerfile=text))
+    else:
+        print(text, end="")
+
+
+def _print_result(result: "BuildResult", options: ImageOptions) -> None:
+    """Print the image, how to run it and what is proven; exit 5 if verification failed."""
+    from builder.pipeline.show import show_verdict
+
+    if options.json:
+        print_json(result.document())
+    else:
+        if not result.failed:
+            console.say(f"\n{result.started.text()}\n")
+        if options.no_verify:
+            target = result.built.target or result.built.ref
+            console.warn(f"not verified (--no-verify); try: spark-build verify {target}")
+        print(result.built.pinned, flush=True)
+    for entry, report in zip(result.entries, result.reports, strict=False):
+        if result.is_index:
+            show_verdict(report.verdict(), entry.platform)
+        elif report.passed():
+            show_verdict(report.verdict())
+    result.refuse_failed()
+
+
+@command(
+    "bake",
+    "spark-build bake -l b12x-full -b docker://vllm/vllm-openai:v0.33.0 -o out",
+    "spark-build bake --images images.json --tag-prefix HOST/me/vllm -o out",
+    "spark-build bake --images images.json --matrix",
+    "spark-build bake --images images.json --target marlin-vllm-v1 -o out",
+)
+def bake(
+    options: BakeOptions,
+    output: Annotated[
+        Path | None,
+        Option("A new folder for docker-bake.json and a context for each image.", "DIR", "-o"),
+    ] = None,
+    _plain_http: PlainHttp = (),
+    *,
+    matrix: Annotated[
+        bool, Option("Only print the list of images, for a matrix of GitHub Actions.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the folder and print its name last; with ``matrix``, list the images."""
+    from json import dumps
+
+    from builder.common.document import plain
+    from builder.pipeline.bake import bake_jobs, write_bake
+
+    if matrix:
+        if output is not None:
+            raise UsageError(f"--matrix writes nothing, so --output {output} has no effect")
+        jobs = bake_jobs(options)
+        print_json(jobs) if json else print(dumps(plain(jobs)["include"]))
+        return
+    if output is None:
+        raise UsageError("no folder to write to (--matrix writes none)", hint="--output DIR")
+    baked = write_bake(options, output)
+    if json:
+        print_json(baked)
+        return
+    console.say(f"\nBuild {len(baked.targets)} images:\n    {baked.command}\n")
+    print(baked.file)
+
+
+@command(
+    "lock",
+    "spark-build lock -l b12x-full -b pypi:vllm==0.20.1",
+    "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
+    "spark-build lock --check",
+    "spark-build lock --upgrade",
+    detail="Writes spark-build.lock: base digest, versions, and sha256 of every input.\n\n"
+    "Without --layers and --with-pr, the entries of the lock are locked again.",
+)
+def lock(
+    options: Annotated[
+        PlanOptions,
+        Fields(
+            "layers", "with_pr", "base", "platform", "python", "patches", "forge_clone", "upgrade"
+        ),
+    ],
+    _plain_http: PlainHttp = (),
+    *,
+    check: Annotated[
+        bool, Option("Only check whether the lock is up to date (exit 9 if not).")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the lock, or with ``check`` only check it (exit 9 if stale)."""
+    from builder.pipeline.locking import lock_requests
+
+    done = lock_requests(replace(options, refresh=options.upgrade), check=check)
+    if json:
+        print_json(done)
+    if check:
+        done.refuse_stale()
+        if not json:
+            print(f"{done.lock} is up to date for {len(done.requests)}")
+        return
+    if json:
+        return
+    for key, lines in done.changes.items():
+        console.say(f"  {key}")
+        for line in lines:
+            console.say(f"    {line}")
+    changed = "" if done.written else ", nothing changed"
+    print(f"{done.lock}: {len(done.requests)} locked{changed}")
+
+
+@command(
+    "verify",
+    "spark-build verify oci:out",
+    "spark-build verify my/image:tag --level dispatch --html evidence.html",
+    "spark-build verify my/image:tag --prove-necessary",
+    "spark-build verify pypi:vllm==0.33.0 --layers b12x-full",
+)
+def verify(options: VerifyOptions, _plain_http: PlainHttp = (), *, json: Json = False) -> None:
+    """Verify a target; exit 5 if a check failed or a named level did not run."""
+    from builder.pipeline.show import CheckLines, show_report, show_verdict
+    from builder.pipeline.verify import verify_target
+
+    done = verify_target(options, None if json else CheckLines())
+    if json:
+        print_json(done.report.document(done.required))
+    else:
+        show_report(done.report)
+    verdict = done.report.verdict(done.required)
+    if done.passed:
+        if not json:
+            print(f"{_VERDICTS[verdict.status]} {options.target}", flush=True)
+        show_verdict(verdict)
+    done.refuse_failed(options.target)
