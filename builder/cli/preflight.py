@@ -7,18 +7,15 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from builder.common.console import print_json
+from builder.proof.wholemodel import sentence
 from builder.serving.memory import GIB
-from builder.serving.preflight import (
-    gibibytes,
-    preflight,
-    refuse_if_it_does_not_start,
-    sentence,
-)
+from builder.serving.preflight import gibibytes, preflight, refuse_if_it_does_not_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.serving.preflight import LayerRow, Preflight, PreflightRequest
+    from builder.proof.wholemodel import LayerRow
+    from builder.serving.preflight import Preflight, PreflightRequest
 
 
 def preflight_command(request: PreflightRequest, *, json: bool) -> None:

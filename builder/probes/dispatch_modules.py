@@ -172,10 +172,16 @@ class BundledLoader(importlib.abc.Loader):
         module.__dict__["__getattr__"] = _any_name
 
 
+#: Functions of a stand-in for a bundled package that were called, except for setters.
+USED: list[str] = []
+
+
 def _any_name(name: str) -> Callable[..., None]:
     if name.startswith("__"):
         raise AttributeError(name)
-    return lambda *_args, **_kwargs: None
+    if name.startswith("set_"):  # it answers nothing
+        return lambda *_args, **_kwargs: None
+    return lambda *_args, **_kwargs: USED.append(f"{BUNDLED}.{name}")
 
 
 class BundledFinder(importlib.abc.MetaPathFinder):

@@ -15,9 +15,11 @@ The request is that of the dispatch probe, with ``questions`` in place of ``ask`
 ``triton`` is the version that a stand-in for Triton tells, if Triton is not installed.  The result
 has one answer for each question, in order; each is asked in its own forked child::
 
-    {"schema": 1, "versions": {...}, "answers": [...], "simulated": [...], "fatal": null | {...}}
+    {"schema": 2, "versions": {...}, "answers": [...], "fatal": null | {...}}
 
-An answer is described by `ANSWER`.  The exit status is 0 whenever a result was written.
+An answer is described by `ANSWER`.  A request is one line, and so is a result.  Each further
+line of stdin has ``questions`` alone and gets a result too, without importing anything again.  The
+exit status is 0 whenever a result was written.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import gc
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import logging
 import os
@@ -54,7 +57,7 @@ else:
     from dispatch_device import Probe
     from simulated_device import apply_environment
 
-SCHEMA = 1
+SCHEMA = 2
 Json = dict[str, Any]
 
 #: What one answer has.  ``stage`` is where a refusal came from: ``arguments``, ``configuration``
@@ -68,6 +71,8 @@ ANSWER: Json = {
     "layers": [],
     "caches": [],
     "parameter_bytes": 0,
+    "refused_attention": [],
+    "simulated": [],
 }
 #: Ways of communication that look for other ranks when they are made; no kernel depends on them.
 ONE_RANK = {
@@ -91,10 +96,24 @@ OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 CALLED: list[str] = []
 
 
-def called(words: str) -> NotImplementedError:
+class StandInError(NotImplementedError):
+    """A part that is not the release's was called, so what follows is no answer of the release."""
+
+
+def called(words: str) -> StandInError:
     """The error of a stand-in that is called, which is kept."""
     CALLED.append(words)
-    return NotImplementedError(words)
+    return StandInError(words)
+
+
+def importing() -> bool:
+    """Whether a module is being imported: kernels are defined then, and none is chosen or run."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not answer.__code__:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is None
 
 
 class TritonStandIn(types.ModuleType):
@@ -126,7 +145,14 @@ class Nothing:
     def __call__(self, *args: Any, **_options: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not isinstance(args[0], Nothing):
             return args[0]
+        if not importing():
+            raise called(f"{self.__name__} of the stand-in for Triton was called")
         return self
+
+    def __bool__(self) -> bool:
+        if not importing():
+            raise called(f"{self.__name__} of the stand-in for Triton was tested")
+        return True
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -235,7 +261,7 @@ class Operator:
 
     def __call__(self, *_args: Any, **_options: Any) -> None:
         words = f"the operator {self._name} was called; its library is not here"
-        raise NotImplementedError(words) if BETWEEN_RANKS in self._name else called(words)
+        raise StandInError(words) if BETWEEN_RANKS in self._name else called(words)
 
 
 def stand_in_for_operators(probe: Probe) -> None:
@@ -271,12 +297,20 @@ def define_operators_of_torchvision(probe: Probe) -> list[object]:
 
 
 class NoDevice:
-    """A function of a CUDA library that a stand-in lacks: it answers that there is no device."""
+    """A function of a CUDA library that a stand-in lacks: it answers that there is no device.
+
+    If the release calls it while a model is built, that is no answer.
+    """
 
     restype: Any = None
     argtypes: Any = None
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __call__(self, *_args: Any) -> int:
+        if not importing():
+            CALLED.append(f"{self._name} of a CUDA library was called; its stand-in has no device")
         return stub_driver.NO_DEVICE
 
 
@@ -291,12 +325,12 @@ def stand_in_for_cuda_functions(probe: Probe) -> None:
             if not dispatch_modules.CUDA_FUNCTION.fullmatch(name):
                 raise
             probe.note(f"{name} of {os.path.basename(str(library._name))}: answers: no device")
-            return NoDevice()
+            return NoDevice(name)
 
     ctypes.CDLL.__getattr__ = named  # type: ignore[method-assign]
 
 
-def refuse_code_of_checkpoints() -> None:
+def refuse_code_of_checkpoints(probe: Probe) -> None:
     """Transformers runs no code of a checkpoint, also not from its cache of downloaded ones.
 
     A configuration may name code of any id (``auto_map``); ``--trust-remote-code`` allows it.
@@ -308,6 +342,7 @@ def refuse_code_of_checkpoints() -> None:
 
     vars(modules)["get_class_in_module"]  # a release without it is not asked
     modules.get_class_in_module = refused
+    probe.note("code of checkpoints is not run")
 
 
 def on_meta() -> Any:
@@ -399,13 +434,14 @@ def inspected(function: Callable[[], Any]) -> Any:
         raise
 
 
-def in_one_process() -> None:
+def in_one_process(probe: Probe) -> None:
     """A model's class is inspected here: a child process would lack the stand-ins."""
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = inspected
+    probe.note("a model's class is inspected in the process that builds it")
 
 
-def begin_distributed(config: Any, scratch: str) -> None:
+def begin_distributed(config: Any, probe: Probe, scratch: str) -> None:
     """Rank 0 of as many as the configuration has; other ranks do not exist."""
     torch: Any = importlib.import_module("torch")
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
@@ -415,6 +451,7 @@ def begin_distributed(config: Any, scratch: str) -> None:
     where = f"file://{scratch}/rendezvous-{os.getpid()}"
     parallel.disable_custom_all_reduce = True
     os.environ.update(ONE_RANK)
+    probe.note(f"rank 0 of {world} on the CPU; no communication: {', '.join(ONE_RANK)}")
     if world == 1:
         torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
     else:
@@ -436,12 +473,83 @@ def built(config: Any, probe: Probe, scratch: str) -> Any:
     """The model of a configuration, on the meta device."""
     torch: Any = importlib.import_module("torch")
     utilities: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
-    begin_distributed(config, scratch)
+    begin_distributed(config, probe, scratch)
     torch.set_default_dtype(config.model_config.dtype)
     torch.cuda.Stream = torch.cuda.Event = Stream
+    probe.note("streams and events of CUDA: objects on which nothing runs")
+    probe.note("tensors: on torch's meta device, without values")
     stand_in_for_operators(probe)
     with torch.device("meta"), on_meta():
         return utilities.initialize_model(vllm_config=config, model_config=config.model_config)
+
+
+#: The class that loads a draft model, by the method of speculation; others are `EagleProposer`.
+PROPOSERS = {
+    "draft_model": ("draft_model", "DraftModelProposer"),
+    "dflash": ("dflash", "DFlashProposer"),
+}
+
+
+#: Methods of speculation that build no model.
+WITHOUT_MODEL = ("ngram", "suffix", "extract_hidden_states")
+
+
+def configuration_of_draft(config: Any) -> Any:
+    """The release's configuration for its draft model, which may have back ends of its own."""
+    speculative = config.speculative_config
+    module, name = PROPOSERS.get(str(speculative.method), ("eagle", "EagleProposer"))
+    try:
+        proposer = getattr(importlib.import_module(f"vllm.v1.spec_decode.{module}"), name)
+        make = proposer._create_draft_vllm_config
+    except (ImportError, AttributeError):  # an older release gives it the model's own
+        return config
+    loader = object.__new__(proposer)
+    vars(loader).update(vllm_config=config, speculative_config=speculative)
+    return make(loader)
+
+
+def draft_of(config: Any) -> Any:
+    """The draft model of a configuration, on the meta device; None if it has none of its own."""
+    speculative = getattr(config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    if speculative is None or draft is None or speculative.method in WITHOUT_MODEL:
+        return None
+    torch: Any = importlib.import_module("torch")
+    utilities: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    own = configuration_of_draft(config)
+    alone = speculative.method == "draft_model"
+    with current(own), torch.device("meta"), on_meta():
+        return utilities.initialize_model(
+            vllm_config=own,
+            model_config=own.model_config if alone and own is not config else draft,
+            prefix="draft_model" if alone else "",
+        )
+
+
+class LoraIsSupportedError(Exception):
+    """The release goes on to load adapters."""
+
+
+def check_lora(config: Any, model: Any) -> None:
+    """Let the release refuse adapters for a model that cannot have any.
+
+    Raises:
+        ValueError: it does.
+    """
+    if getattr(config, "lora_config", None) is None:
+        return
+    module: Any = importlib.import_module("vllm.v1.worker.lora_model_runner_mixin")
+
+    def supported(*_args: object, **_options: object) -> None:
+        raise LoraIsSupportedError
+
+    module.LRUCacheWorkerLoRAManager = supported
+    load = module.LoRAModelRunnerMixin.load_lora_model
+    values = {**vars(config), "model": model, "vllm_config": config, "device": "meta"}
+    names = list(inspect.signature(load).parameters)[1:]
+    with contextlib.suppress(LoraIsSupportedError):
+        load(module.LoRAModelRunnerMixin(), *(values.get(name) for name in names))
 
 
 def kernels_of(method: Any, depth: int = 3) -> set[str]:
@@ -483,15 +591,36 @@ def read_by_a_token(module: Any, held: int) -> int:
     return held * experts[0] // experts[1] if experts and held else held
 
 
-def layers_of(model: Any) -> list[Json]:
+def shares_vocabulary(config: Any) -> bool:
+    """Whether a draft model takes the embedding and the head of the model that it drafts for."""
+    return str(config.speculative_config.method) != "draft_model"
+
+
+def shapes_of_vocabulary(model: Any) -> frozenset[tuple[int, ...]]:
+    """The shapes of a model's embedding and head."""
+    names = ("VocabParallelEmbedding", "ParallelLMHead")
+    return frozenset(
+        tuple(parameter.shape)
+        for module in model.modules()
+        if type(module).__name__ in names
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+def layers_of(
+    model: Any, part: str = "", shared: frozenset[tuple[int, ...]] = frozenset()
+) -> list[Json]:
     """Equal layers of a model, with the kernels that the release chose for them.
 
-    Weights that two layers share are counted where they come first.
+    Weights that two layers share are counted where they come first; those of an embedding or a head
+    with a ``shared`` shape are another model's.
     """
     rows: dict[tuple[Any, ...], Json] = {}
     counted: set[int] = set()
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
+        if type(module).__name__ in ("VocabParallelEmbedding", "ParallelLMHead"):
+            own = [parameter for parameter in own if tuple(parameter.shape) not in shared]
         size = sum(p.numel() * p.element_size() for p in own if id(p) not in counted)
         held = sum(p.numel() * p.element_size() for p in own)
         counted.update(map(id, own))
@@ -514,7 +643,7 @@ def layers_of(model: Any) -> list[Json]:
             {
                 "pattern": pattern, "layer": key[1], "quantisation": quantisation,
                 "kernels": list(kernels), "attention": attention, "experts": None,
-                "count": 0, "bytes": 0, "token_bytes": 0,
+                "part": part or part_of(name), "count": 0, "bytes": 0, "token_bytes": 0,
             },
         )  # fmt: skip
         row["count"] += 1
@@ -522,6 +651,15 @@ def layers_of(model: Any) -> list[Json]:
         row["token_bytes"] += read_by_a_token(module, held)
         row["experts"] = experts_of(module)
     return list(rows.values())
+
+
+#: First words of the names of layers that read pictures, sound and video.
+TOWERS = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|image\w*|multi_modal\w*|mm_\w+)(\.|$)")
+
+
+def part_of(name: str) -> str:
+    """The part of a model that a layer belongs to: a tower, or the language model."""
+    return "tower" if TOWERS.search(name) else "model"
 
 
 def caches_of(config: Any) -> list[Json]:
@@ -554,40 +692,54 @@ def settings_of(config: Any) -> Json:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "speculative": str(getattr(draft, "method", "") or ""),
+        "experts": int(model.get_num_experts() or 0),
+        "lora": getattr(config, "lora_config", None) is not None,
         "multimodal": bool(getattr(model, "is_multimodal_model", False)),
     }
 
 
-def record_log(models: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Lists that fill with vLLM's messages at INFO and above, and with those at WARNING and above.
+#: How a line begins in which a release says why it does not take an attention backend.
+NOT_VALID = ("Some attention backends are not valid", "Attention backend")
+
+
+def record_log(models: Sequence[str]) -> dict[str, list[str]]:
+    """Lists that fill with vLLM's messages: ``lines`` at INFO and above, ``warnings``, and reasons.
 
     Not those about the network or a folder without weights, which are no answer.  vLLM configures
     its loggers more than once, and handlers go with that; records are still made.
     """
     lines: list[str] = []
     warnings: list[str] = []
+    reasons: list[str] = []
     make = logging.getLogRecordFactory()
+    logging.getLogger("vllm").setLevel(logging.DEBUG)
 
     def made(*args: Any, **options: Any) -> logging.LogRecord:
         record = make(*args, **options)
-        if record.name.partition(".")[0] == "vllm" and record.levelno >= logging.INFO:
-            with contextlib.suppress(TypeError, ValueError):  # as the release wrote it
-                text = record.getMessage()
-                if not any(ours in text for ours in (NO_NETWORK, *models)):
-                    lines.append(text)
-                    warnings.extend([text] if record.levelno >= logging.WARNING else ())
+        if record.name.partition(".")[0] != "vllm":
+            return record
+        with contextlib.suppress(TypeError, ValueError):  # as the release wrote it
+            if record.levelno < logging.INFO:
+                if str(record.msg).startswith(NOT_VALID):
+                    reasons.append(record.getMessage())
+                return record
+            text = record.getMessage()
+            if not any(ours in text for ours in (NO_NETWORK, *models)):
+                lines.append(text)
+                warnings.extend([text] if record.levelno >= logging.WARNING else ())
         return record
 
     logging.setLogRecordFactory(made)
-    return lines, warnings
+    return {"lines": lines, "warnings": warnings, "refused_attention": reasons}
 
 
 def answer(question: Json, probe: Probe, scratch: str) -> Json:
     """Ask the release one question; called in a child process."""
-    lines, warnings = record_log([str(question["model"])])
-    reply = {**ANSWER, "lines": lines, "warnings": warnings}
+    log = record_log([str(question["model"])])
+    reply = {**ANSWER, **log, "simulated": probe.simulated}
     stage = "arguments"
     CALLED.clear()  # imports are not this question's
+    dispatch_modules.USED.clear()
     try:
         apply_environment(question.get("env", {}))
         asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
@@ -598,19 +750,25 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         current = importlib.import_module("vllm.config").set_current_vllm_config
         with current(config):
             model = built(config, probe, scratch)
+            check_lora(config, model)
         reply["layers"] = layers_of(model)
+        draft = draft_of(config)
+        if draft is not None:
+            shared = shapes_of_vocabulary(model) if shares_vocabulary(config) else frozenset()
+            reply["layers"] += layers_of(draft, "draft", shared)
         reply["parameter_bytes"] = sum(row["bytes"] for row in reply["layers"])
         reply["caches"] = caches_of(config)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
         reply.update(error=failure(cause, stage), stage=stage)
+    CALLED.extend(f"{name} was called; its code is not here" for name in dispatch_modules.USED)
     if CALLED:  # what the release did with the error depends on the stand-in
-        reply.update(error=failure(NotImplementedError(CALLED[0]), stage), stage=stage)
+        reply.update(error=failure(StandInError(CALLED[0]), stage), stage=stage)
     return reply
 
 
-def warm_up() -> None:
+def warm_up(probe: Probe) -> None:
     """Import what every question needs, once, before the children are forked."""
     for name in (
         "vllm.engine.arg_utils",
@@ -624,34 +782,42 @@ def warm_up() -> None:
             importlib.import_module(name)
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
-    in_one_process()
-    refuse_code_of_checkpoints()
+    in_one_process(probe)
+    refuse_code_of_checkpoints(probe)
 
 
-def run(request: Json) -> Json:
-    """Answer a whole request."""
-    probe = Probe.of(request)
-    result: Json = {"schema": SCHEMA, "answers": [], "simulated": probe.simulated, "fatal": None}
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    with tempfile.TemporaryDirectory(prefix="preflight-probe-") as scratch:
+class Server:
+    """A process that imported the release, and asks each question in a forked child."""
+
+    def __init__(self, request: Json, scratch: str) -> None:
+        self.probe = Probe.of(request)
+        self.scratch = scratch
+        self.fatal: Json | None = None
+        os.environ["HF_HUB_OFFLINE"] = "1"
         try:
-            kept = prepare(request, probe, scratch)
-            refuse_network(probe)
-            stand_in_for_cuda_functions(probe)
-            kept += define_operators_of_torchvision(probe)
-            questions = request.get("questions", [])
-            warm_up()
+            self.kept = prepare(request, self.probe, scratch)
+            refuse_network(self.probe)
+            stand_in_for_cuda_functions(self.probe)
+            self.kept += define_operators_of_torchvision(self.probe)
+            warm_up(self.probe)
+            self.probe.note("no tokenizer is read")
             gc.freeze()
-            for question in questions:
-                payload = ask_in_child(question, probe, scratch)
-                for words in payload["simulated"]:
-                    probe.note(words)
-                result["answers"].append(payload["reply"])
-            del kept
         except Exception as error:
-            result["fatal"] = dispatch_probe.fatal_error(error)
-    result.update(versions=dispatch_probe.versions(), not_found=sorted(probe.not_found.names))
-    return result
+            self.fatal = dispatch_probe.fatal_error(error)
+
+    def result(self, questions: Sequence[Json]) -> Json:
+        """The answers to some questions, in order; several are asked at the same time."""
+        answers: list[Json] = []
+        running: collections.deque[Child] = collections.deque()
+        waiting = collections.deque([] if self.fatal else questions)
+        while waiting or running:
+            while waiting and len(running) < dispatch_probe.AT_A_TIME:
+                running.append(Child(waiting.popleft(), self.probe, self.scratch))
+            answers.append(running.popleft().reply())
+        return {
+            "schema": SCHEMA, "answers": answers, "fatal": self.fatal,
+            "versions": dispatch_probe.versions(), "simulated": self.probe.simulated,
+        }  # fmt: skip
 
 
 def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
@@ -673,41 +839,52 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def ask_in_child(question: Json, probe: Probe, scratch: str) -> Json:
-    """Ask in a forked child, so that nothing of one question is in another's answer."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(reading)
-            limit_memory()
-            reply = answer(question, probe, scratch)
-            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-                json.dump({"reply": reply, "simulated": probe.simulated}, pipe, default=str)
-            status = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as pipe:
-        text = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code == 0 and text:
-        return dict(json.loads(text))
-    words = f"signal {-code}" if code < 0 else f"exit status {code}"
-    message = f"the process that built the model ended with {words}"
-    error = {"type": "Crashed", "message": message, "where": "", "stage": "model", "tail": []}
-    return {"reply": {**ANSWER, "error": error, "stage": "model"}, "simulated": []}
+class Child:
+    """A forked process that answers one question, so that nothing of it is in another's answer."""
+
+    def __init__(self, question: Json, probe: Probe, scratch: str) -> None:
+        self.reading, writing = os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            status = 1
+            try:
+                os.close(self.reading)
+                limit_memory()
+                reply = answer(question, probe, scratch)
+                with os.fdopen(writing, "w", encoding="utf-8") as pipe:
+                    json.dump(reply, pipe, default=str)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(writing)
+
+    def reply(self) -> Json:
+        """Wait for the answer."""
+        with os.fdopen(self.reading, encoding="utf-8") as pipe:
+            text = pipe.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        if code == 0 and text:
+            return dict(json.loads(text))
+        words = f"signal {-code}" if code < 0 else f"exit status {code}"
+        message = f"the process that built the model ended with {words}"
+        error = {"type": "Crashed", "message": message, "where": "", "stage": "model", "tail": []}
+        return {**ANSWER, "error": error, "stage": "model"}
 
 
 def main() -> int:
-    """Read a request from stdin, write the result to stdout."""
+    """Read a request from stdin, write the result to stdout; then for each further line."""
     gc.disable()
     out = dispatch_probe.claim_stdout()
-    result = run(json.load(sys.stdin))
-    json.dump(result, out, indent=2, sort_keys=True, default=str)
-    out.write("\n")
+    request = json.loads(sys.stdin.readline())
+    with tempfile.TemporaryDirectory(prefix="preflight-probe-") as scratch:
+        server = Server(request, scratch)
+        while request is not None:
+            result = server.result(request.get("questions", []))
+            out.write(json.dumps(result, sort_keys=True, default=str) + "\n")
+            out.flush()
+            line = sys.stdin.readline()
+            request = json.loads(line) if line.strip() else None
     out.close()
     return 0
 

@@ -287,21 +287,25 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
     has the same reply during this process.  Temporary files of torch and the CuTe DSL are
     removed afterwards.
     """
-    keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
-    env["VLLM_NO_USAGE_STATS"] = "1"
     own = tempfile.TemporaryDirectory(prefix="spark-build-probe-", ignore_cleanup_errors=True)
-    with own as env["TMPDIR"]:
+    with own as folder:
         answer = subprocess.run(
             command,
             input=request,
             capture_output=True,
             text=True,
             timeout=timeout,
-            env=env,
+            env=probe_environment(folder),
             check=False,
         )
     return answer.stdout
+
+
+def probe_environment(temporary: str) -> dict[str, str]:
+    """The variables of a probe that runs on this machine."""
+    keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+    env = {name: os.environ[name] for name in keep if os.environ.get(name)}
+    return {**env, "VLLM_NO_USAGE_STATS": "1", "TMPDIR": temporary}
 
 
 def python_files(tree: Tree) -> Iterator[str]:

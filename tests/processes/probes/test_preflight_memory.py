@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from builder.serving.preflight import Refusal, not_the_releases
+from builder.proof.wholemodel import Refusal, not_the_releases
 from tests.unit.inimage import load
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_a_question_has_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> No
             return {"error": probe.failure(error, "model")}
 
     monkeypatch.setattr(probe, "answer", greedy)
-    reply = probe.ask_in_child({}, SimpleNamespace(simulated=[]), "")["reply"]
+    reply = probe.Child({}, SimpleNamespace(simulated=[]), "").reply()
     assert reply["error"]["type"] == "MemoryError"
     error = Refusal(type="MemoryError", message="")
     assert "memory" in not_the_releases(error)

@@ -11,7 +11,7 @@ import pytest
 
 from builder.errors import RemoteError
 from builder.proof.installer import Command, call
-from builder.serving.preflight import Release
+from builder.proof.wholemodel import Release
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +30,7 @@ def test_an_installation(tmp_path: Path) -> None:
 def test_a_download_from_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     release = cast("Any", Release.__new__(Release))
-    release._prepared = lambda: SimpleNamespace(
-        sandbox=SimpleNamespace(python=Path(sys.executable))
-    )
+    release._prepared = SimpleNamespace(sandbox=SimpleNamespace(python=Path(sys.executable)))
     with pytest.raises(RemoteError, match="cannot read the configuration of a/b"):
-        release.model_folder("a/b", ())
+        release.downloaded("a/b")
     assert not (tmp_path / "run").exists()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.serving.preflight import Refusal, not_the_releases
+from builder.proof.wholemodel import Refusal, not_the_releases
 from tests.unit.inimage import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 probe = load("preflight_probe")
 
@@ -26,14 +29,16 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(config=module))
     monkeypatch.setitem(sys.modules, "vllm.config", module)
     monkeypatch.setattr(probe, "parsed", lambda *_: config)
-    monkeypatch.setattr(probe, "record_log", lambda _: ([], []))
+    monkeypatch.setattr(probe, "record_log", lambda _: {"lines": [], "warnings": []})
     monkeypatch.setattr(probe, "settings_of", lambda _: {})
     monkeypatch.setattr(probe, "layers_of", lambda _: [])
+    monkeypatch.setattr(probe, "draft_of", lambda _: None)
+    monkeypatch.setattr(probe, "check_lora", lambda *_: None)
     monkeypatch.setattr(probe, "caches_of", lambda _: [])
 
     def ask(build: Callable[[], object]) -> Any:
         monkeypatch.setattr(probe, "built", lambda *_: build())
-        return probe.answer({"model": "m", "flags": []}, None, "")
+        return probe.answer({"model": "m", "flags": []}, SimpleNamespace(simulated=[]), "")
 
     return ask
 
@@ -53,15 +58,53 @@ def refused_because_of_it() -> None:
     raise ValueError("no kernel supports this layer")
 
 
-@pytest.mark.parametrize("build", [swallowed, launched, refused_because_of_it])
+def asked_triton() -> None:
+    probe.Nothing("triton.runtime.driver.active.get_current_target")()
+
+
+def tested_triton() -> None:
+    if probe.Nothing("triton.knobs.runtime.interpret"):
+        pass
+
+
+def asked_cuda() -> None:
+    assert probe.NoDevice("cudaDeviceReset")() == 100
+
+
+def asked_deep_gemm() -> None:
+    probe.dispatch_modules._any_name("get_num_sms")()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        swallowed, launched, refused_because_of_it, asked_triton, tested_triton, asked_cuda,
+        asked_deep_gemm,
+    ],
+)  # fmt: skip
 def test_a_stand_in_that_was_called_is_no_answer_though_its_error_was_caught(
     answered: Any, build: Any
 ) -> None:
     error = answered(build)["error"]
     assert error is not None
     named = {name: error[name] for name in ("type", "message", "where", "stage")}
-    assert "called" in not_the_releases(Refusal(**named)) or "launched" in error["message"]
+    assert "called" in not_the_releases(Refusal(**named)) or error["type"] == "StandInError"
     assert answered(lambda: None)["error"] is None, "nor has the next question it"
+
+
+def test_what_a_module_defines_while_it_is_imported_is_no_answer(
+    answered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decorators of kernels, and lists of their configurations."""
+    (tmp_path / "kernels_of_a_model.py").write_text("import nothing; CONFIG = nothing.it(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    nothing = SimpleNamespace(it=probe.Nothing("triton.Config"))
+    monkeypatch.setitem(sys.modules, "nothing", nothing)
+    monkeypatch.delitem(sys.modules, "kernels_of_a_model", raising=False)
+    build = partial(importlib.import_module, "kernels_of_a_model")
+    assert answered(build)["error"] is None
+    assert answered(lambda: probe.Nothing("triton.jit")(len))["error"] is None
+    assert answered(probe.dispatch_modules._any_name("set_pdl"))["error"] is None
 
 
 def test_a_release_that_refuses_says_so(answered: Any) -> None:
@@ -89,7 +132,7 @@ def test_transformers_runs_no_code_of_a_checkpoint(
     modules = SimpleNamespace(get_class_in_module=ran.append)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(dynamic_module_utils=modules))
     monkeypatch.setitem(sys.modules, "transformers.dynamic_module_utils", modules)
-    probe.refuse_code_of_checkpoints()
+    probe.refuse_code_of_checkpoints(SimpleNamespace(note=str))
 
     def build() -> None:
         with contextlib.suppress(Exception):

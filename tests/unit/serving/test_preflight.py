@@ -10,28 +10,31 @@ import pytest
 
 from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
+from builder.proof import wholemodel as asked
 from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox
 from builder.proof.torchfolder import Torch
 from builder.proof.trust import TrustedSources
-from builder.serving import preflight as asked
-from builder.serving.preflight import (
+from builder.proof.wholemodel import (
     CacheRow,
-    Cure,
     LayerRow,
     ModelAnswer,
     ModelReply,
-    Preflight,
     Refusal,
     Release,
     Target,
-    base_of,
     exact_pins,
+    own_folder,
+    sentence,
+)
+from builder.serving.preflight import (
+    Cure,
+    Preflight,
+    base_of,
     flag_groups,
     longest_context,
-    own_folder,
+    model_folder,
     refuse_if_it_does_not_start,
     room,
-    sentence,
     troubles_of,
     variables_of,
     with_flags,
@@ -280,16 +283,16 @@ def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, l
     """A release whose probe answers that the model starts, and the requests that it was sent."""
     requests: list[Any] = []
 
-    def reply(_python: Path, request: Any, *_: Any, **__: Any) -> ModelReply:
-        requests.append(request)
-        return ModelReply(answers=(answer(),) * len(request["questions"]))
+    def reply(_python: Path, header: Any, questions: Any) -> ModelReply:
+        requests.append({**header, "questions": questions})
+        return ModelReply(answers=(answer(),) * len(questions))
 
     packages = Requirements(
         name="x", packages=(), needs_dsl=False, pretend_triton=False, megabytes=0
     )
     torch = Torch(folder=folder / "torch", version="2.9.0", what="a torch")
     prepared = PreparedSandbox(sandbox=Sandbox(packages), torch=torch, paths=(torch.folder,))
-    monkeypatch.setattr(asked, "ask_probe", reply)
+    monkeypatch.setattr(asked, "ask_server", reply)
     monkeypatch.setattr(asked, "make", lambda *_: prepared)
     monkeypatch.setattr(asked, "model_packages", lambda *_: folder / "more")
     trust = TrustedSources(everything=True)
@@ -309,7 +312,8 @@ def test_python_imports_nothing_from_a_checkpoint(
     release.ask(own_folder(checkpoint), [()])
     (request,) = requests
     assert str(checkpoint) not in json.dumps(request)
-    assert request["models"] == [request["questions"][0]["model"]], "an isolated run reads it"
+    (question,) = request["questions"]
+    assert question["models"] == [question["model"]], "an isolated run reads it"
 
 
 def test_configuration_is_bounded_and_a_regular_file(tmp_path: Path) -> None:
@@ -341,7 +345,7 @@ def test_configuration_is_bounded_and_a_regular_file(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release, _ = a_release(tmp_path, monkeypatch)
     with pytest.raises(UsageError):
-        release.model_folder(model, ())
+        model_folder(release, model, ())
 
 
 def test_a_variable_of_an_image_writes_no_line_of_the_answer(
@@ -365,8 +369,11 @@ def test_a_process_that_was_killed_is_asked_again(
     release, requests = a_release(tmp_path, monkeypatch)
     killed = answer(error=refused("the process ended with signal 9", "Crashed"))
     with monkeypatch.context() as patch:
-        patch.setattr(asked, "ask_probe", lambda *_, **__: ModelReply(answers=(killed,)))
-        assert release.ask(tmp_path, [()]).answers == (killed,)
-    assert release.ask(tmp_path, [()]).answers == (answer(),)
-    assert release.ask(tmp_path, [()]).kept
+        patch.setattr(asked, "ask_server", lambda *_: ModelReply(answers=(killed,)))
+        (first,) = release.ask(tmp_path, [()])
+    assert first.error == killed.error
+    (second,) = release.ask(tmp_path, [()])
+    assert (second.error, second.kept) == (None, False)
+    (third,) = release.ask(tmp_path, [()])
+    assert third.kept
     assert len(requests) == 1

@@ -1,0 +1,588 @@
+"""Asks a vLLM release to build a whole model on a simulated GB10: no GPU, no weights.
+
+One process imports the release, and forks a child for each question.  Answers are cached by what
+they depend on: the release's files, the probe, the model's configuration, flags and variables.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import tomllib
+from collections import OrderedDict
+from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import replace
+from packaging.requirements import InvalidRequirement, Requirement
+
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.trees import OverlayTree, versions
+from builder.common.console import console
+from builder.common.document import Count, Part
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.paths import cache_dir, package_file, read_regular
+from builder.errors import RemoteError, SparkBuildError, UsageError
+from builder.probes import PREFLIGHT_PROBE
+from builder.proof.installer import SandboxUnavailable, call, install_command
+from builder.proof.replies import ProbeReply, reply_of
+from builder.proof.results import Results
+from builder.proof.sandbox import (
+    PreparedSandbox,
+    ask_probe,
+    folder_of,
+    lay_out,
+    make,
+    probe_environment,
+    python_files,
+    requirements_for,
+)
+from builder.proof.torchfolder import wanted_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.applier.trees import Tree
+    from builder.common.documents.plan import PlanDocument
+    from builder.common.model.plan import BuildPlan
+    from builder.images.rootfs.base import Base
+    from builder.proof.trust import TrustedSources
+
+#: Seconds for the questions that are asked together.
+_TIMEOUT = 1800.0
+#: What a checkpoint's page on Hugging Face is asked for: configuration, never weights or code.
+CONFIGURATION = (
+    "config.json", "hf_quant_config.json", "quantize_config.json", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "params.json",
+    "model.safetensors.index.json",
+)  # fmt: skip
+#: The largest of them; the index of a checkpoint of a trillion parameters has about 20 MB.
+_MOST_BYTES = 64 << 20
+#: Cached replies: one has about 20 kB.
+_RESULTS = Results("preflight", tuple(("probes", name) for name in PREFLIGHT_PROBE), 1000)
+#: Processes that imported a release and wait for questions; each has about 1 GB.
+_MOST_SERVERS = 2
+#: Seconds to download the configuration of a model, and those without an answer.
+_DOWNLOAD, _SILENCE = 300.0, 20
+#: Flags whose value may name a draft model.
+_SPECULATIVE = ("--speculative-config", "-sc")
+#: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
+_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
+
+
+class Refusal(Part, frozen=True, kw_only=True):
+    """Why the release refused, in its own words."""
+
+    type: str
+    message: str
+    where: Annotated[str, Meta(description="the release's line that raised it")] = ""
+    stage: Annotated[str, Meta(description="arguments, configuration or model")] = ""
+    tail: Annotated[tuple[str, ...], Meta(description="the end of its traceback")] = ()
+
+
+class LayerRow(Part, frozen=True, kw_only=True):
+    """Equal layers of a model."""
+
+    pattern: str
+    layer: str
+    part: Annotated[str, Meta(description="model, tower (pictures, sound) or draft")] = "model"
+    quantisation: str
+    kernels: tuple[str, ...]
+    attention: str
+    experts: tuple[int, int] | None
+    count: Count
+    bytes: Count
+    token_bytes: Annotated[int, Meta(description="bytes that one token reads of them")]
+
+
+class CacheRow(Part, frozen=True, kw_only=True):
+    """Equal caches: one block of so many tokens has so many bytes."""
+
+    kind: str
+    block_tokens: Count
+    block_bytes: Count
+    window: int | None
+    count: Count
+
+    def bytes_for(self, tokens: int) -> int:
+        """The bytes of all these caches for a sequence of so many tokens."""
+        if "Mamba" in self.kind:  # one state a sequence, however long
+            return self.block_bytes * self.count
+        held = min(tokens, self.window + self.block_tokens) if self.window else tokens
+        return math.ceil(held / self.block_tokens) * self.block_bytes * self.count
+
+
+class ModelAnswer(Part, frozen=True, kw_only=True):
+    """What the release said of one model with one set of flags."""
+
+    error: Refusal | None
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    settings: dict[str, str | int | float | bool | None]
+    layers: tuple[LayerRow, ...]
+    caches: tuple[CacheRow, ...]
+    parameter_bytes: Count
+    refused_attention: tuple[str, ...] = ()
+    simulated: tuple[str, ...] = ()
+    #: an earlier run's
+    kept: bool = False
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts; the configuration knows it, if it was read."""
+        return bool(self.settings.get("experts")) or any(row.experts for row in self.layers)
+
+    @property
+    def not_run(self) -> str:
+        """Why its error says nothing about the release; empty if it started or was refused."""
+        return not_the_releases(self.error)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """The release's reasons not to take an attention backend: ``NAME: reason``."""
+        listed = [
+            f"{name}: {reasons.replace(chr(39), '')}"
+            for text in self.refused_attention
+            for name, reasons in re.findall(r"(\w+): \[([^\]]*)\]", text)
+        ]
+        return tuple(dict.fromkeys(listed))
+
+
+class ModelReply(ProbeReply, frozen=True, kw_only=True):
+    """The reply of the probe."""
+
+    answers: tuple[ModelAnswer, ...] = ()
+    fatal: dict[str, Any] | None = None
+    versions: Mapping[str, str | None] = {}
+
+
+#: Errors that are this sandbox's and say nothing about the release.
+_OURS = {
+    r"^(MemoryError|OutOfMemoryError):": "building it takes more memory than one question may",
+    r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
+    r"its library is not here": "an operator of vLLM's compiled libraries was called",
+    r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
+    r"(\S+/spark-build/\S+: undefined symbol: \w+)": "a library's stand-in failed: {0}",
+    r"no CUDA here: a generated stand-in": "a CUDA library was called",
+    r"Transformers does not recognize this architecture": "the sandbox's Transformers does not "
+    "know the model, and an image of this release may have a newer one",
+    r"(\w+) is required for \w+ but is not installed": "the sandbox lacks {0}",
+    r"Cannot copy out of meta tensor": "building it reads values of weights",
+    r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
+    r"Can't load (image processor|feature extractor|video processor|processor)": "the model needs "
+    "files of its {0}, such as preprocessor_config.json",
+    r"does not appear to have a file named (\S+?)\.? ": "the checkpoint's {0} is not read: only "
+    "configuration files are",
+    r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
+    "not run",
+}
+
+
+def not_the_releases(error: Refusal | None) -> str:
+    """Why an error is not an answer of the release; empty if it is one."""
+    if error is None:
+        return ""
+    if error.type == "Crashed":
+        return error.message
+    text = f"{error.type}: {error.message}"
+    for pattern, words in _OURS.items():
+        if match := re.search(pattern, text):
+            return words.format(*match.groups())
+    return error.message if error.type == "StandInError" else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The files of a vLLM, its variables, and the flags that its profile serves with."""
+
+    base: str
+    tree: Tree
+    packages: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    plan: PlanDocument | None = None
+    patched: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    flags_for_experts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, base: Base) -> Target:
+        """A base as it is."""
+        identity = base.identity
+        return cls(
+            base=identity.ref, tree=base.tree, packages=dict(identity.packages),
+            env={k: v for k, v in identity.env.items() if k.startswith(_READ)},
+        )  # fmt: skip
+
+    def with_plan(self, plan: BuildPlan) -> Target:
+        """The same with the files and variables of a plan."""
+        tree = OverlayTree(self.tree)
+        tree.update(plan.changes)
+        return dataclasses.replace(
+            self, tree=tree, packages=dict(plan.base.packages), env={**self.env, **plan.env},
+            plan=plan.document, flags=tuple(plan.serve_flags),
+            flags_for_experts=tuple(plan.moe_serve_flags),
+            patched=tuple(one.name for one in plan.decisions if one.needed),
+        )  # fmt: skip
+
+
+class Server:
+    """A process that imported a release, and answers questions until it is closed."""
+
+    def __init__(self, python: Path, header: Mapping[str, object]) -> None:
+        self._own = tempfile.TemporaryDirectory(
+            prefix="spark-build-probe-", ignore_cleanup_errors=True
+        )
+        self._header: Mapping[str, object] | None = header
+        probe = package_file("probes", PREFLIGHT_PROBE[-1])
+        self._process = subprocess.Popen(
+            [str(python), str(probe)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=probe_environment(self._own.name), start_new_session=True,
+        )  # fmt: skip
+
+    def ask(self, questions: Sequence[Mapping[str, object]], timeout: float) -> ModelReply:
+        """The answers to some questions.
+
+        Raises:
+            SandboxUnavailable: it ended, or took longer than ``timeout`` seconds.
+            MalformedReply: its answer is none.
+        """
+        request = {**(self._header or {}), "questions": list(questions)}
+        self._header = None
+        watch = threading.Timer(timeout, self._process.kill)
+        watch.start()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request, sort_keys=True) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            answer = json.loads(line)
+        except (OSError, ValueError, RecursionError):
+            late = not watch.is_alive()
+            self.close()
+            name = PREFLIGHT_PROBE[-1]
+            text = f"took more than {timeout:.0f} s" if late else "ended without a result"
+            raise SandboxUnavailable(f"{name} {text}") from None
+        finally:
+            watch.cancel()
+        return reply_of(answer, ModelReply)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can answer no more."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End it, with what it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what was not written yet
+                if stream is not None:
+                    stream.close()
+        self._own.cleanup()
+
+
+_servers: OrderedDict[str, Server] = OrderedDict()
+
+
+@atexit.register
+def close_servers(left: int = 0) -> None:
+    """End the processes of releases, except for those that were asked last."""
+    while len(_servers) > left:
+        _servers.popitem(last=False)[1].close()
+
+
+def ask_server(
+    python: Path, header: Mapping[str, object], questions: Sequence[Mapping[str, object]]
+) -> ModelReply:
+    """Ask the process of a release, which is started for the first question.
+
+    Raises:
+        SandboxUnavailable: it gave no answer.
+    """
+    key = canonical_json([str(python), header]).decode()
+    server = _servers.pop(key, None)
+    if server is None or server.ended:
+        close_servers(_MOST_SERVERS - 1)
+        server = Server(python, header)
+    _servers[key] = server
+    return server.ask(questions, _TIMEOUT)
+
+
+class Release:
+    """The vLLM of a target, which answers in a sandbox."""
+
+    def __init__(self, target: Target, trust: TrustedSources) -> None:
+        self.target = target
+        self._tree, self._trust = target.tree, trust
+        self._packages = {**target.packages, **versions(target.tree)}
+
+    @cached_property
+    def _prepared(self) -> PreparedSandbox:
+        requirements = requirements_for(self._packages["vllm"])
+        return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
+
+    def ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
+        """Ask for a folder with ``config.json``, once for each choice of flags.
+
+        Raises:
+            SandboxUnavailable: it could not be asked here; the message says why.
+        """
+        try:
+            return self._ask(folder, choices)
+        except SandboxUnavailable:
+            raise
+        except SparkBuildError as error:
+            raise SandboxUnavailable(str(error), hint=error.hint) from None
+
+    def _ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
+        model = configuration_alone(folder)
+        apart = self._trust.apart(self._tree, python_files(self._tree))
+        prepared = self._prepared
+        more = model_packages(prepared, self._tree)
+        python = prepared.sandbox.python
+        header: dict[str, object] = {
+            "env": dict(self.target.env),
+            # first on sys.path, and their .pth files are run: nothing of the checkpoint
+            "paths": [str(folder_of(self._tree)), *map(str, prepared.paths), str(more)],
+            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
+            "triton": triton_version(prepared.torch.folder),
+        }
+        questions = [self._question(model, flags) for flags in choices]
+        inputs = [[str(python), header, question] for question in questions]
+        answers = [None if apart else _RESULTS.get(one, ModelAnswer) for one in inputs]
+        left = [number for number, answer in enumerate(answers) if answer is None]
+        if left:
+            lay_out(self._tree)
+            asked = [questions[number] for number in left]
+            with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
+                if apart:
+                    models = sorted({path for one in asked for path in one["models"]})
+                    reply = ask_probe(
+                        python, {**header, "models": models, "questions": asked}, ModelReply,
+                        _TIMEOUT, PREFLIGHT_PROBE[-1], apart=apart,
+                    )  # fmt: skip
+                else:
+                    reply = ask_server(python, header, asked)
+            if reply.fatal is not None or len(reply.answers) != len(asked):
+                why = (reply.fatal or {}).get("message", "too few answers")
+                raise SandboxUnavailable(f"vLLM could not be imported: {why}")
+            for number, answer in zip(left, reply.answers, strict=True):
+                answers[number] = answer
+                crashed = answer.error is not None and answer.error.type == "Crashed"
+                if not apart and not crashed:  # killed for memory, perhaps
+                    _RESULTS.put(inputs[number], answer)
+        parts = (prepared.torch.what, *([apart.said()] if apart else []))
+        return [replace(a, simulated=(*parts, *a.simulated)) for a in answers if a is not None]
+
+    def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
+        """One question of the probe; a draft model that the flags name is a folder here, too."""
+        words, models = list(flags), [str(model)]
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") not in _SPECULATIVE:
+                continue
+            place = at if equals else at + 1
+            text = value if equals else "".join(words[place : place + 1])
+            draft = self._draft(text)
+            if draft is not None:
+                models.append(draft["model"])
+                words[place] = f"{name}={json.dumps(draft)}" if equals else json.dumps(draft)
+        return {"model": str(model), "models": models, "flags": words, "env": {}}
+
+    def _draft(self, text: str) -> dict[str, Any] | None:
+        """A speculative configuration with the folder of its model; None if it names none."""
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        name = given.get("model") if isinstance(given, dict) else None
+        if not isinstance(name, str) or not ("/" in name or Path(name).is_dir()):
+            return None
+        folder = own_folder(Path(name)) if is_path(name) else self.downloaded(name)
+        return {**given, "model": str(configuration_alone(folder))}
+
+    def downloaded(self, name: str) -> Path:
+        """The configuration of a model on Hugging Face, read by its own client and settings.
+
+        Raises:
+            RemoteError: it cannot be downloaded.
+            UsageError: it is no model's configuration.
+        """
+        program = (
+            "import resource, sys; from huggingface_hub import snapshot_download; "
+            "most = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); "
+            "print(snapshot_download(sys.argv[2], allow_patterns=sys.argv[3:], max_workers=4))"
+        )
+        python = self._prepared.sandbox.python
+        # isolated: no module of the current folder is run
+        words = [str(python), "-I", "-c", program, str(_MOST_BYTES), name, *CONFIGURATION]
+        silence = {"HF_HUB_DOWNLOAD_TIMEOUT": str(_SILENCE), "HF_HUB_ETAG_TIMEOUT": str(_SILENCE)}
+        last = f"no answer in {_DOWNLOAD:.0f} s"
+        with console.progress(f"reading the configuration of {name}"):
+            try:
+                done = subprocess.run(
+                    words, capture_output=True, text=True, check=False, timeout=_DOWNLOAD,
+                    env={**silence, **os.environ},
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                done = None
+        if done is not None and done.returncode == 0:
+            return own_folder(Path(done.stdout.strip().splitlines()[-1]))
+        if done is not None:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RemoteError(
+            f"cannot read the configuration of {name}: {last}",
+            hint="name a folder with its config.json",
+        )
+
+
+def is_path(model: str) -> bool:
+    """Whether a model is named by a path on this machine."""
+    path = Path(model)
+    try:
+        return path.exists() or model.startswith((".", "/", "~"))
+    except (OSError, ValueError):  # own_folder says why it is none
+        return True
+
+
+def own_folder(path: Path) -> Path:
+    """A checkpoint's folder.
+
+    Raises:
+        UsageError: it has no readable ``config.json``.
+    """
+    path = Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises for an unknown user
+    folder = path.parent if path.name == "config.json" else path
+    file = folder / "config.json"
+    text = _configuration(file)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON: {error}") from None
+    if not isinstance(data, dict) or not (data.get("architectures") or data.get("model_type")):
+        raise UsageError(f"{file} names no architecture, so it is not a model's configuration")
+    return folder.resolve()
+
+
+def _configuration(file: Path) -> bytes:
+    """A configuration file of a checkpoint.
+
+    Raises:
+        UsageError: it cannot be read, is no regular file or too large.
+    """
+    try:
+        return read_regular(file, _MOST_BYTES)
+    except OSError as error:
+        needed = ": a model's folder has a config.json" if file.name == "config.json" else ""
+        raise UsageError(f"{file}: {error.strerror}{needed}") from None
+    except ValueError as error:  # a NUL in its name, too
+        raise UsageError(f"{file}: {error}") from None
+
+
+def configuration_alone(folder: Path) -> Path:
+    """A folder with the configuration files of a checkpoint and nothing else, named by content.
+
+    So code that a checkpoint brings cannot run.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    present = [folder / name for name in CONFIGURATION if os.path.lexists(folder / name)]
+    texts = {file.name: _configuration(file) for file in present}
+    key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
+    made = cache_dir() / "preflight" / "models" / key[:24]
+    with locked(str(made)):
+        if not made.exists():
+            with making(made) as partial:
+                partial.mkdir(parents=True)
+                for name, text in texts.items():
+                    (partial / name).write_bytes(text)
+                partial.rename(made)
+    return made
+
+
+def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
+    """A folder with what building a model imports besides; the release's own pins decide."""
+    raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
+    (of_models,) = raw["model"]
+    pinned = exact_pins(tree)
+    wanted = []
+    for text in of_models["python-packages"]:
+        name, _, version = text.partition("==")
+        version = pinned.get(name.replace("_", "-"), version)
+        wanted += [f"{name}=={version}"] if version else []
+    key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
+    folder = cache_dir() / "sandbox" / f"model-{key}"
+    with locked(str(folder)):
+        if not folder.exists():
+            title = f"packages for whole models, about {of_models['megabytes']} MB"
+            with making(folder) as partial, console.progress(title):
+                call(install_command(prepared.sandbox.python, wanted, partial))
+                partial.rename(folder)
+    return folder
+
+
+def exact_pins(tree: Tree) -> dict[str, str]:
+    """Distributions that the release requires in exactly one version, by normalised name."""
+    info = next(d for d in tree.distributions().values() if d.name == "vllm")
+    text = (tree.read(f"{info.info_dir}/METADATA") or b"").decode(errors="replace")
+    pins = {}
+    for line in text.splitlines():
+        if not line.startswith("Requires-Dist:"):
+            continue
+        try:
+            need = Requirement(line.partition(":")[2].strip())
+        except InvalidRequirement:
+            continue
+        versions_ = [s.version for s in need.specifier if s.operator == "=="]
+        if len(versions_) == 1 and not need.marker:
+            pins[need.name.replace("_", "-")] = versions_[0]
+    return pins
+
+
+def triton_version(torch: Path) -> str:
+    """The Triton that this torch is for, by its metadata."""
+    for file in torch.glob("torch-*.dist-info/METADATA"):
+        text = file.read_text("utf-8")
+        if pin := re.search(r"^Requires-Dist: triton==([\w.]+)", text, re.MULTILINE):
+            return pin[1]
+    return ""
+
+
+def sentence(refusal: Refusal) -> str:
+    """The release's sentence: of a validation error the reasons, not its heading."""
+    lines = [line for line in refusal.message.splitlines() if line.strip()]
+    if not re.match(r"\d+ validation errors? for ", lines[0] if lines else ""):
+        return lines[0].strip() if lines else refusal.type
+    reasons: list[str] = []
+    field_name = ""
+    for line in lines[1:]:
+        text = line.strip().partition(" [type=")[0].removeprefix("Value error, ")
+        if text.startswith("For further information"):
+            continue
+        if line.startswith(" ") or "Value error, " in line:
+            reasons.append(f"{field_name}: {text}" if field_name else text)
+            field_name = ""
+        elif line.startswith("-") and reasons:  # a list goes on
+            reasons[-1] += f" {text}"
+        else:
+            field_name = text
+    return "; ".join(reasons) or lines[0].strip()
