@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import report, run_once, side_by_side
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.images.bases.identify import identify
@@ -40,7 +41,7 @@ def plan_bytes(release: str) -> None:
     """What a cold plan reads of the wheels that it plans for."""
     selection = Catalog.discover().select(["b12x-full"])
     index = PackageIndex()
-    request = BaseRequest(ref=f"pypi:vllm=={release}", pins=selection.pins(), index=index)
+    request = BaseRequest(ref=Ref(f"pypi:vllm=={release}"), pins=selection.pins(), index=index)
     base = identify(request)
     plan = make_plan(base, selection, IndexSources(index))
     read = index.bytes_read

@@ -14,6 +14,7 @@ from builder.applier.trees import DirTree
 from builder.common.console import console, counted, print_json
 from builder.common.document import Document, Text
 from builder.common.documents.plan import AppliedPlan
+from builder.common.model.reference import Ref
 from builder.images.bases.directory import find_site_packages
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import refuse_nothing, refuse_plan
@@ -38,12 +39,13 @@ def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json:
     """Judge all layers, stop if one cannot be applied, then apply them one by one."""
     inputs = Inputs(options)
     root = find_site_packages(directory)
-    base = inputs.identify(f"dir:{root}")
+    ref = Ref(f"dir:{root}")
+    base = inputs.identify(ref)
     plan = inputs.plan(base)
     if not json:
         show_plan(plan, elsewhere=inputs.elsewhere)
     refuse_nothing(plan, inputs.selection)
-    refuse_plan(plan, inputs.rebuild_command(f"apply {shlex.quote(str(directory))}", f"dir:{root}"))
+    refuse_plan(plan, inputs.rebuild_command(f"apply {shlex.quote(str(directory))}", ref))
     inputs.refuse_stages(plan)
     if not dry_run:
         plan = inputs.compiled(plan, base)

@@ -135,7 +135,7 @@ def _print_result(result: "BuildResult", options: ImageOptions) -> None:
         if not result.failed:
             console.say(f"\n{result.started.text()}\n")
         if options.no_verify:
-            target = result.built.target or result.built.ref
+            target = result.built.subject
             console.warn(f"not verified (--no-verify); try: spark-build verify {target}")
         print(result.built.pinned, flush=True)
     for entry, report in zip(result.entries, result.reports, strict=False):

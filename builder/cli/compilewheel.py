@@ -10,6 +10,7 @@ from builder.applier.outcomes import Target
 from builder.cli.compile import source_tree
 from builder.common.console import console, print_json
 from builder.common.model.platform import Platform
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units
@@ -80,7 +81,7 @@ def wheel_command(options: WheelOptions) -> None:
     if options.dry_run:
         _say_plan(plan, source, options, compiler)
         return
-    ref = options.base or f"pypi:vllm=={options.vllm}"
+    ref = Ref(options.base or f"pypi:vllm=={options.vllm}")
     with console.step(f"base {ref}"):
         found = identify(
             BaseRequest(

@@ -9,6 +9,7 @@ from builder import settings
 from builder.cli import typed as opt
 from builder.cli.command import App, examples
 from builder.common.console import console, counted
+from builder.common.model.reference import Ref
 
 app = App(
     help="Record the kernels that vLLM releases select.",
@@ -56,7 +57,7 @@ def ask(
         catalog=Catalog.discover(),
         sources=IndexSources(index),
         identify=lambda release, selection: bases.identify_base(
-            f"pypi:vllm=={release}", selection, index, platform=platform
+            Ref(f"pypi:vllm=={release}"), selection, index, platform=platform
         ),
     )
     written = []

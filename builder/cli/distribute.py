@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from builder.common.console import console, counted, megabytes, print_json
+from builder.common.model.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.registry.locations import Locations
 from builder.images.registry.reference import parse_reference
@@ -42,7 +43,7 @@ def distribute_command(
         raise UsageError("a host is named twice")
     if jobs < 1:
         raise UsageError("--jobs must be 1 or more")
-    with Locations() as places, open_source(image, places) as opened:
+    with Locations() as places, open_source(Ref(image), places) as opened:
         name = name_on_nodes(opened, image, tag)
         if opened.overlay:
             message, _ = how_to_run(opened)
@@ -83,7 +84,7 @@ def name_on_nodes(opened: Opened, text: str, tag: str | None) -> str:
         if _IMAGE_ID.fullmatch(text):
             raise UsageError(f"{text} is an image ID: the hosts need a name", hint="--tag NAME")
         return text if ":" in text.rpartition("/")[2] else f"{text}:latest"
-    if not text.startswith("oci:"):
+    if not opened.ref.in_layout:
         reference = parse_reference(text)
         if reference.tag:
             return f"{reference.name}:{reference.tag}"

@@ -11,6 +11,7 @@ from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
 from builder.common.console import console, print_json
 from builder.common.document import plain
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, vllm_releases
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog
@@ -65,7 +66,9 @@ def matrix_command(
     rows: list[MatrixRow] = []
     for release in vllm_releases(index, releases):
         console.say(f"  vllm {release}")
-        base = bases.identify_base(f"pypi:vllm=={release}", selection, index, platform=platform)
+        base = bases.identify_base(
+            Ref(f"pypi:vllm=={release}"), selection, index, platform=platform
+        )
         plan = make_plan(base, selection, sources)
         states = {d.name: d.outcome.state for d in plan.decisions}
         served = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)

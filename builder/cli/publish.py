@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from builder.common.console import console, counted, megabytes, print_json
 from builder.common.document import plain
+from builder.common.model.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
 from builder.images.registry.locations import Locations
@@ -116,7 +117,7 @@ def _work(
     if options.source is None:
         raise UsageError("no image given", hint="spark-build publish oci:DIR --to HOST/REPO")
     with console.step(f"read {options.source}"):
-        opened = stack.enter_context(open_source(options.source, places))
+        opened = stack.enter_context(open_source(Ref(options.source), places))
         plan_digest = opened.name.plan_digest
         to = [word for name in options.to for word in ("--to", name)]
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]

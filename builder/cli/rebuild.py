@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from builder import __version__, settings
 from builder.cli.confirm import confirm
 from builder.common.console import console, print_json
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.toolchain import WHEELS, of_wheels
@@ -73,7 +74,7 @@ def rebuild_command(
         if not yes:
             confirm(action, "", "nothing was rebuilt")
 
-    with Locations() as places, open_source(image, places) as opened:
+    with Locations() as places, open_source(Ref(image), places) as opened:
         results = []
         for original in _originals(opened, image):
             baked = with_own_hooks(original.baked, image, patches, agreed)
@@ -86,13 +87,13 @@ def rebuild_command(
             sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):
                 try:
-                    again = rebuild(original, baked, identify, sources, base)
+                    again = rebuild(original, baked, identify, sources, Ref(base) if base else None)
                 except RemoteError as error:
                     mirror = None if base else _mirror(original)
                     if mirror is None:
                         raise
                     console.say(f"  {error}\n  using the mirrored copy: {mirror}")
-                    again = rebuild(original, baked, identify, sources, mirror)
+                    again = rebuild(original, baked, identify, sources, Ref(mirror))
                 results.append(again)
         _report(image, results, json=json)
 

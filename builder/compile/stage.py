@@ -45,6 +45,7 @@ from builder.common.documents.compiled import (
 )
 from builder.common.locks import locked
 from builder.common.model.platform import Platform
+from builder.common.model.reference import Ref
 from builder.common.paths import cache_dir, package_file
 from builder.common.pypi import write_atomically
 from builder.common.wheels import RemoteWheel
@@ -619,7 +620,7 @@ def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
         return
     found = identify(
         BaseRequest(
-            ref=f"pypi:vllm=={base.identity.packages['vllm']}",
+            ref=Ref(f"pypi:vllm=={base.identity.packages['vllm']}"),
             platform=base.identity.platform.oci,
             python=".".join(map(str, base.identity.platform.python_version)),
             pins={},

@@ -17,7 +17,7 @@ from msgspec import Meta, ValidationError
 from builder.common.console import console
 from builder.common.document import Count, Digest, Document, Part, Text, plain, read
 from builder.common.hints import ELSEWHERE, instead, os_hint
-from builder.common.model.base import kind_of
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, Exit, SparkBuildError, UsageError, did_you_mean
 from builder.images.engines.buildkit import write_pinned_context
 from builder.images.registry.layout import work_folder
@@ -167,7 +167,7 @@ def _lists(options: BakeOptions) -> ImageLists:
 
 
 def _check_base(base: str) -> None:
-    if not kind_of(base).is_image or base.startswith("oci:"):
+    if not Ref(base).has_name:
         raise UsageError(
             f"{base} is not an image in a registry, so buildx cannot take it by its digest",
             hint=instead(base, "docker://vllm/vllm-openai:v0.33.0"),
@@ -248,12 +248,13 @@ def _bake(job: Job, options: PlanOptions, folder: Path) -> tuple[BakedTarget, _T
 
 def _written(job: Job, options: PlanOptions, folder: Path) -> tuple[BuildPlan, int]:
     inputs = Inputs(replace(options, layers=(job.profile,), base=job.base))
-    base = inputs.identify(job.base, engine="oci")
+    ref = Ref(job.base)
+    base = inputs.identify(ref, engine="oci")
     try:
         plan = inputs.plan(base)
         show_plan(plan)
         refuse_nothing(plan, inputs.selection, building=True)
-        refuse_plan(plan, inputs.rebuild_command("image", job.base))
+        refuse_plan(plan, inputs.rebuild_command("image", ref))
         folder.mkdir()
         return plan, write_pinned_context(folder, plan)
     finally:

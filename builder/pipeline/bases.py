@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.model.base import NEWEST_VLLM, kind_of
+from builder.common.model.base import NEWEST_VLLM
+from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from builder.layers.catalog import Profile, Selection
 
 
-def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
+def default_base(selection: Selection, engine: str, *, pull: bool) -> Ref:
     """The profile's image if a Docker Engine has it or can pull it, else its released wheels.
 
     Raises:
@@ -34,16 +35,16 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> str:
         )
     profile = selection.profiles[0]
     ref = _default_of(profile, engine, pull=pull)
-    if profile.newest not in ref:
+    if profile.newest not in ref.text:
         why = f": {profile.base_reason}" if profile.base_reason else ""
         console.say(f"  no --base: {ref}, the default of {profile.name}{why}")
-        of_wheels = kind_of(ref).is_wheels
+        of_wheels = ref.kind.is_wheels
         newest = f"{'pypi:vllm==' if of_wheels else 'vllm/vllm-openai:v'}{profile.newest}"
         console.say(f"  the newest supported release: --base {newest}")
     return ref
 
 
-def _default_of(profile: Profile, engine: str, *, pull: bool) -> str:
+def _default_of(profile: Profile, engine: str, *, pull: bool) -> Ref:
     if may_use_docker(engine):
         from builder.images.engines import docker
 
@@ -51,22 +52,22 @@ def _default_of(profile: Profile, engine: str, *, pull: bool) -> str:
             client = docker.connect()
         except SparkBuildError as error:
             console.say(f"  {error}; released wheels are used")
-            return profile.pypi
+            return Ref(profile.pypi)
         try:
-            name = profile.image.removeprefix("docker://")
+            name = Ref(profile.image).place
             docker.find_image(client, name, "linux/arm64", pull=pull)
         except SparkBuildError as error:
             console.say(f"  {error}")
             console.say(f"  using {profile.pypi} instead")
-            return profile.pypi
+            return Ref(profile.pypi)
         finally:
             client.close()
-        return name
-    return profile.pypi
+        return Ref(name)
+    return Ref(profile.pypi)
 
 
 def identify_base(
-    ref: str,
+    ref: Ref,
     selection: Selection,
     index: PackageIndex,
     *,
@@ -87,7 +88,7 @@ def identify_base(
     ``noting`` are as in :class:`builder.images.bases.model.BaseRequest`.
     """
     tracked = tracked_for(selection.layers)
-    also = [n for n in libraries if n not in tracked] if kind_of(ref).is_image else []
+    also = [n for n in libraries if n not in tracked] if ref.kind.is_image else []
     base = identify(
         BaseRequest(
             ref=ref,

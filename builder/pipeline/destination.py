@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.model.base import kind_of
+from builder.common.model.reference import Ref
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.images.engines.buildx import cache_words, check_name
 from builder.images.engines.choice import ENGINES, named
@@ -52,16 +52,17 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
     """
     kind = named(engine)
     output = options.output or ("docker" if kind is not None and kind.through_docker else "")
+    layout = Ref(output)
     push = options.push or output == "registry"
-    if output not in ("", "docker", "registry") and not output.startswith("oci:"):
+    if output not in ("", "docker", "registry") and not layout.in_layout:
         near = f"oci:{output}" if "/" in output or Path(output).is_dir() else "oci:DIR"
         raise UsageError(
             f"--output {output!r} is not docker, oci:DIR or registry", hint=f"--output {near}"
         )
     folder: Path | None = None
     name = ""
-    if output.startswith("oci:"):
-        folder, name = layout_place(output)
+    if layout.in_layout:
+        folder, name = layout_place(layout)
         check_folder(folder.absolute())
     if is_digest(name):
         raise UsageError(
@@ -74,24 +75,24 @@ def check_destination(options: ImageOptions, engine: str) -> Destination:
     tag = options.tag or name
     if tag and not _TAG.fullmatch(tag):
         raise UsageError(f"--tag {tag!r} is not an image name")
-    _refuse_contradictions(options, kind, output, push=push)
+    _refuse_contradictions(options, kind, layout, push=push)
     return Destination(tag, folder, push)
 
 
 def _refuse_contradictions(
-    options: ImageOptions, kind: EngineKind | None, output: str, *, push: bool
+    options: ImageOptions, kind: EngineKind | None, output: Ref, *, push: bool
 ) -> None:
     alone = kind is None or kind.writes_manifests
-    if kind is not None and not alone and output.startswith("oci:") and not options.builder:
+    if kind is not None and not alone and output.in_layout and not options.builder:
         raise UsageError(
-            f"--output {output!r} is not an output of the {kind.name} engine",
+            f"--output {output.text!r} is not an output of the {kind.name} engine",
             hint=f"--engine oci --output {output}",
         )
-    if push and output.startswith("oci:"):
+    if push and output.in_layout:
         raise UsageError("--push and --output oci:DIR are two places; give only one")
     if push and options.tag is None:
         raise UsageError("no destination to push to", hint="--tag HOST/NAME:TAG")
-    if options.thin and (not alone or push or output == "docker"):
+    if options.thin and (not alone or push or output.text == "docker"):
         raise UsageError(
             "--thin applies to an OCI layout, and none is written",
             hint="--output oci:DIR",
@@ -100,13 +101,13 @@ def _refuse_contradictions(
         raise UsageError("--single-layer is for the oci engine", hint="--engine oci")
 
 
-def check_base_options(options: ImageOptions, ref: str) -> None:
+def check_base_options(options: ImageOptions, ref: Ref) -> None:
     """Refuse options that do not apply to this kind of base.
 
     Raises:
         UsageError: that.
     """
-    if options.thin and kind_of(ref).is_wheels:
+    if options.thin and ref.kind.is_wheels:
         raise UsageError(
             "--thin leaves the base's blobs out, but released wheels have none",
             hint="leave --thin out",
@@ -160,7 +161,7 @@ def check_builder(options: ImageOptions) -> None:
 
 
 @contextlib.contextmanager
-def of_registry(ref: str, builder: str) -> Iterator[None]:
+def of_registry(ref: Ref, builder: str) -> Iterator[None]:
     """Refuse a base on this machine for a remote builder, with a clear message."""
     try:
         yield
@@ -175,7 +176,7 @@ def of_registry(ref: str, builder: str) -> Iterator[None]:
         ) from None
 
 
-def _is_here(ref: str) -> bool:
+def _is_here(ref: Ref) -> bool:
     from builder.images.engines import docker
 
     try:
@@ -183,7 +184,7 @@ def _is_here(ref: str) -> bool:
     except EngineError:
         return False
     try:
-        docker.find_image(client, ref.removeprefix("docker://"), None, pull=False)
+        docker.find_image(client, ref.place, None, pull=False)
     except RemoteError:
         return False
     finally:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from builder.common.diskspace import Need
+    from builder.common.model.reference import Ref
     from builder.images.engines.model import Engine
     from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
@@ -53,7 +54,7 @@ class PlannedBuild:
     #: seconds by step
     timings: Mapping[str, float]
     #: the base's reference as given
-    ref: str
+    ref: Ref
 
 
 def check_options(options: ImageOptions) -> ImageOptions:
@@ -69,8 +70,8 @@ def check_options(options: ImageOptions) -> ImageOptions:
         raise UsageError(f"unknown engine {options.engine!r}; engines: {', '.join(names)}{guess}")
     check_builder(options)
     check_destination(options, wanted_engine(options.engine, options.output))
-    if options.plan.base:
-        check_base_options(options, options.plan.base)
+    if options.plan.base_ref:
+        check_base_options(options, options.plan.base_ref)
     return options
 
 
@@ -86,7 +87,7 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
     timings: dict[str, float] = {}
     with timed(timings, "plan"), console.step("base"):
         engine = wanted_engine(options.engine, options.output)
-        check_docker_host(engine, options.plan.base, options.builder)
+        check_docker_host(engine, options.plan.base_ref, options.builder)
         pull = not (options.dry_run or options.builder)
         ref = inputs.base_ref(engine, pull=pull)
         check_base_options(options, ref)
@@ -138,9 +139,8 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
             built = engine.build(request)
         if options.verify:
             with timed(timings, "verify"), console.step("verify"):
-                name = built.target or built.ref
-                console.left = f"{name} is complete, but not verified"
-                reports = (verify_built(name, planned.inputs, plan, options),)
+                console.left = f"{built.subject} is complete, but not verified"
+                reports = (verify_built(built.subject, planned.inputs, plan, options),)
     started = run_commands(plan, built, write_dockerfile(plan, built), options.tag or "")
     return BuildResult(
         entries=(entry,), built=built, reports=reports, timings=timings, started=started

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.diskspace import check_room
-from builder.common.model.base import kind_of
+from builder.common.model.reference import Ref
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.images.engines.choice import named
 from builder.images.engines.model import BuildRequest
@@ -65,12 +65,12 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
         yield PlannedBuild(entries=tuple(entries), inputs=inputs, timings=timings, ref=ref)
 
 
-def _check(options: ImageOptions) -> str:
+def _check(options: ImageOptions) -> Ref:
     """Check that the options apply to an index, and return the base."""
     if options.others not in ("keep", "drop"):
         raise UsageError(f"--others {options.others!r} is neither keep nor drop")
-    ref = options.plan.base
-    if ref is None or not kind_of(ref).is_image:
+    ref = options.plan.base_ref
+    if ref is None or not ref.kind.is_image:
         raise UsageError("--all-platforms and --others need an image index: name it with --base")
     if options.plan.compile_here:
         raise UsageError(
@@ -87,7 +87,7 @@ def _check(options: ImageOptions) -> str:
     return ref
 
 
-def _platforms(ref: str, options: ImageOptions) -> list[str]:
+def _platforms(ref: Ref, options: ImageOptions) -> list[str]:
     """The platforms to patch."""
     with Locations() as locations:
         place = locations.open(ref)
@@ -106,7 +106,7 @@ def _platforms(ref: str, options: ImageOptions) -> list[str]:
     return [options.plan.platform or PREFERRED]
 
 
-def _plan(ref: str, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
+def _plan(ref: Ref, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
     """The plan for one entry, or None if the profile does not support it."""
     with console.step(f"base and plan for {platform}"):
         base = inputs.identify(ref, platform=platform, engine="oci")
@@ -189,9 +189,9 @@ def _place(options: ImageOptions, entries: Sequence[PlatformPlan]) -> Destinatio
     return replace(place, tag=f"{name}-{plans_digest(entries).removeprefix('sha256:')[:12]}")
 
 
-def _name_of(entry: PlatformPlan, built: BuiltIndex) -> str:
+def _name_of(entry: PlatformPlan, built: BuiltIndex) -> Ref:
     """An entry of the new index, as a target of verification."""
     assert entry.base.opened is not None
     digest = built.digests[entry.base.opened.image.manifest.digest]
     ref = built.image.ref
-    return f"{ref}@{digest}" if ref.startswith("oci:") else f"docker://{ref}@{digest}"
+    return Ref(f"{ref}@{digest}" if ref.in_layout else f"docker://{ref}@{digest}")

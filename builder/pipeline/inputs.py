@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.forge import Forges, PullStore, parse_pull
-from builder.common.model.base import kind_of
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -35,17 +35,10 @@ if TYPE_CHECKING:
     from builder.compile.stage import Stages
     from builder.images.rootfs.base import Base
 
-    Identify = Callable[[str], Base]
+    Identify = Callable[[Ref], Base]
 
 #: Stands for the base's own platform or Python in a request.
 _OWN = "own"
-
-
-def at_digest(ref: str, digest: str) -> str:
-    """The reference of an image by digest, in the repository or layout of another reference."""
-    name = ref.partition("@")[0]
-    has_tag = ":" in name.rsplit("/", 1)[-1] and not name.startswith("oci:")
-    return f"{name.rpartition(':')[0] if has_tag else name}@{digest}"
 
 
 def stages_of(
@@ -123,14 +116,14 @@ class Inputs:
 
     # -- the base
 
-    def base_ref(self, engine: str = "auto", *, pull: bool = False) -> str:
+    def base_ref(self, engine: str = "auto", *, pull: bool = False) -> Ref:
         """The base to plan for: the given one, with ``--locked`` the locked one, else the default.
 
         Raises:
             UsageError: there is no default, or several bases are locked.
         """
-        if self._options.base:
-            return self._options.base
+        if self._options.base_ref:
+            return self._options.base_ref
         if self.locked and self.lock:
             asked = Request(
                 layers=self.layers, with_pr=self.with_pr, base="", platform="", python=""
@@ -142,12 +135,12 @@ class Inputs:
                     hint="--base",
                 )
             if names:
-                return names.pop()
+                return Ref(names.pop())
         return bases.default_base(self.selection, engine, pull=pull)
 
     def identify(
         self,
-        ref: str,
+        ref: Ref,
         *,
         platform: str | None = None,
         engine: str = "auto",
@@ -165,7 +158,7 @@ class Inputs:
         platform = platform or self._options.platform
         python, site_packages = self._options.python, self._options.site_packages
         for name, value in (("--python", python), ("--site-packages", site_packages)):
-            if value is not None and not kind_of(ref).is_wheels:
+            if value is not None and not ref.kind.is_wheels:
                 raise UsageError(
                     f"{name} applies only to a pypi: base; {ref} already determines it",
                     hint=f"leave {name} out",
@@ -173,9 +166,9 @@ class Inputs:
         self.request = Request(
             layers=self.layers,
             with_pr=self.with_pr,
-            base=ref,
-            platform=platform or ("linux/arm64" if kind_of(ref).is_wheels else _OWN),
-            python=python or ("3.12" if kind_of(ref).is_wheels else _OWN),
+            base=ref.text,
+            platform=platform or ("linux/arm64" if ref.kind.is_wheels else _OWN),
+            python=python or ("3.12" if ref.kind.is_wheels else _OWN),
         )
         self.entry = self.lock.entries.get(self.request.key) if self.lock else None
         pins: Mapping[str, str] = {}
@@ -183,7 +176,7 @@ class Inputs:
             self.index.hold(wheels_of(self.entry))
             pins = self.entry.base.packages
 
-        def identified(name: str) -> Base:
+        def identified(name: Ref) -> Base:
             return bases.identify_base(
                 name,
                 self.selection,
@@ -213,10 +206,10 @@ class Inputs:
         return base
 
     @staticmethod
-    def _pinned(ref: str, digest: str, identified: Identify) -> Base:
+    def _pinned(ref: Ref, digest: str, identified: Identify) -> Base:
         """The locked image of a moved tag: by its registry digest, else by its ID."""
         said = ""
-        for name in (at_digest(ref, digest), digest):
+        for name in (ref.at(digest), Ref(digest)):
             try:
                 base = identified(name)
             except SparkBuildError as error:
@@ -285,16 +278,17 @@ class Inputs:
             return ""
         return "".join(map(self.stages.dockerfile, plan.stages))
 
-    def rebuild_command(self, command: str, base: str) -> str:
+    def rebuild_command(self, command: str, base: Ref) -> str:
         """The user's command line with ``--compile``.
 
         For arm64 the package index may have only a CPU build of torch, unlike the image.
         """
         platform = self.request.platform if self.request else _OWN
-        wheels = re.match(r"pypi:vllm==([^,]+)", base)
+        wheels = re.match(r"vllm==([^,]+)", base.place) if base.kind.is_wheels else None
         if wheels and platform == "linux/arm64":
-            base = image_of(wheels[1])
-        words = self._named() if kind_of(base).is_installed else [*self._named(), "--base", base]
+            base = Ref(image_of(wheels[1]))
+        words = self._named()
+        words += [] if base.kind.is_installed else ["--base", base.text]
         words += ["--platform", platform] if platform not in (_OWN, "linux/arm64") else []
         return f"spark-build {command} {shlex.join([*words, '--compile'])}"
 

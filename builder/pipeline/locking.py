@@ -12,7 +12,6 @@ from builder.applier.states import NEEDS_REBUILD
 from builder.common.console import console
 from builder.common.document import Document, Text
 from builder.common.locks import locked
-from builder.common.model.base import kind_of
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.engines.patched import check_writable_base
 from builder.images.rootfs.facts import RecordedFiles
@@ -149,7 +148,7 @@ def _with_facts(entry: LockEntry, facts: FactsPin | None) -> LockEntry:
 def _one(options: PlanOptions) -> FreshEntry:
     inputs = Inputs(options)
     ref = inputs.base_ref()
-    if kind_of(ref).is_installed:
+    if ref.kind.is_installed:
         raise UsageError(
             f"{ref} cannot be locked: it is a directory",
             hint="lock the release that it was installed from: --base pypi:vllm==VERSION",

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 from builder import settings
 from builder.common import options as opt
+from builder.common.model.reference import Ref
 from builder.common.options import Argument, Fields, Option
 from builder.errors import UsageError
 from builder.images.engines.choice import AUTO, ENGINES
@@ -84,6 +86,11 @@ class PlanOptions:
             forge_clone=tuple(forge_clone or ()),
             patches=tuple(patches or ()),
         )
+
+    @cached_property
+    def base_ref(self) -> Ref | None:
+        """The base that was named, if one was."""
+        return Ref(self.base) if self.base else None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.model.reference import Ref
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.images.bases.model import BaseRequest, tracked_for
@@ -27,8 +28,9 @@ def rows(index: PackageIndex, named: str | None = None) -> Iterator[str]:
     tracked = tracked_for(map(catalog.layer, catalog.folders))
     for release in vllm_releases(index, named):
         for platform in PLATFORMS:
-            request = BaseRequest(ref="", platform=platform, pins={}, tracked=tracked, index=index)
-            for wheel in released_wheels(request, f"vllm=={release}"):
+            ref = Ref(f"pypi:vllm=={release}")
+            request = BaseRequest(ref=ref, platform=platform, pins={}, tracked=tracked, index=index)
+            for wheel in released_wheels(request, ref.place):
                 yield f"{wheel.file.sha256} {wheel.record} {wheel.file.filename}"
 
 

@@ -88,7 +88,7 @@ class BuildResult:
         plan = self.entries[0].plan
         image = Built(
             plan_digest=plans_digest(self.entries) if self.is_index else plan.digest,
-            image=self.built.ref,
+            image=self.built.ref.text,
             digest=self.built.digest,
             engine=self.built.engine,
             added_bytes=self.built.added_bytes,
@@ -140,7 +140,7 @@ class BuildResult:
                 f"{check.name}: expected {check.expected!r}, seen {check.seen!r}"
                 for check in checks
             )
-            target = self.built.target or self.built.ref
+            target = self.built.subject.text
         raise SparkBuildError(
             f"{self.built.pinned} was built, but {message}",
             Exit.VERIFY_FAILED,

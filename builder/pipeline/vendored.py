@@ -9,6 +9,7 @@ from builder.applier.keeping import VENDORED
 from builder.applier.layers import DonorPin
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
+from builder.common.model.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.plan.planner import make_plan
 from builder.layers.plan.sources import IndexSources
@@ -66,7 +67,7 @@ def vendored_files(selection: Selection, named: str, index: PackageIndex) -> Mod
         raise UsageError("no vLLM release named", hint="--vendor 0.22.1")
     sources = _Asking(index)
     for release in releases:
-        base = identify_base(f"pypi:vllm=={release}", selection, index, platform=_PLATFORM)
+        base = identify_base(Ref(f"pypi:vllm=={release}"), selection, index, platform=_PLATFORM)
         for profile in selection.profiles:
             if not all_match(profile.needs, base.identity.packages):
                 raise UsageError(

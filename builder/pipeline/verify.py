@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.hints import ELSEWHERE, os_hint
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.lock.entry import plan_differences, stale, wheels_of
@@ -186,7 +187,7 @@ def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
         facts_of=inputs.facts.of,
         trust=TrustedSources(patches=options.plan.patches, everything=options.trust_image),
     )
-    opened = open_target(options.target, opening)
+    opened = open_target(Ref(options.target), opening)
     try:
         inputs.check(opened.plan)
         yield opened
@@ -209,7 +210,7 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
     return report
 
 
-def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
+def verify_built(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
     """Verify a new image, read back from its destination."""
     trust = TrustedSources(patches=options.plan.patches, everything=options.trust_image)
     opening = Opening(
@@ -218,7 +219,7 @@ def verify_built(name: str, inputs: Inputs, plan: BuildPlan, options: ImageOptio
         facts_of=inputs.facts.of,
         trust=trust.with_plan(plan.document),
     )
-    target = open_target(name, opening)
+    target = open_target(ref, opening)
     try:
         report = verify(target, DEFAULT_LEVELS, CheckLines())
         show_report(report)

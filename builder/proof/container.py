@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from builder.common.model.base import base_kind
+from builder.common.model.reference import Ref
 from builder.images.bases.identify import identify
 from builder.images.engines import metadata
 from builder.proof.interpreters import CODEGEN, DISPATCH, Probes, ask_in_container, in_container
@@ -66,7 +67,7 @@ def _stands_alone(plan: BakedPlan, container: Container) -> bool:
 
 
 def _open_image(ref: str, baked: EmbeddedMetadata, opening: Opening) -> VerifyTarget:
-    base = identify(opening.request(ref, baked.layers, engine="buildkit"))
+    base = identify(opening.request(Ref(ref), baked.layers, engine="buildkit"))
 
     def ask(request: DispatchRequest) -> DispatchReply:
         return ask_in_container(base, request, DispatchReply, DISPATCH)

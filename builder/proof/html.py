@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from builder import __version__, settings
 from builder.common.escape import plain
 from builder.common.model.base import base_kind
+from builder.common.model.reference import Ref
 from builder.common.paths import package_file
 from builder.images.engines.overlay import name_of_both
 from builder.images.engines.runcommands import RUN
@@ -206,24 +207,21 @@ def kernels_of(report: Report) -> list[Kernel]:
 
 def tag_of(target: str) -> str:
     """The tag of an image in a registry or an engine; empty for what has none."""
-    kind, _, _ = target.partition(":")
     name = target.partition("@")[0].rpartition("/")[2]
-    return "" if kind in ("oci", "pypi", "dir") else name.partition(":")[2]
+    return name.partition(":")[2] if Ref(target).has_name else ""
 
 
 def is_overlay(report: Report) -> bool:
     """Whether a target is the changed files alone, in a layout."""
-    return report.target.startswith("oci:") and base_kind(report.plan.base.kind).is_wheels
+    return Ref(report.target).in_layout and base_kind(report.plan.base.kind).is_wheels
 
 
 def run_lines(report: Report) -> list[str]:
     """What starts the server: in a container where this is an image, else in its environment."""
-    image = report.target.removeprefix("docker://")
-    if is_overlay(report):
-        image = name_of_both(report.plan)
-    if image.startswith(("oci:", "pypi:", "dir:")) or not report.digests:
+    ref = Ref(name_of_both(report.plan) if is_overlay(report) else report.target)
+    if not (ref.has_name and report.digests):
         return list(serve_lines(report.plan))
-    return [f"{RUN} {image} {line.removeprefix('vllm ')}" for line in serve_lines(report.plan)]
+    return [f"{RUN} {ref.place} {line.removeprefix('vllm ')}" for line in serve_lines(report.plan)]
 
 
 def links_of(plan: PlanDocument) -> dict[str, str]:

@@ -28,6 +28,7 @@ from builder.proof.unrecorded import find_unrecorded, layers_above
 
 if TYPE_CHECKING:
     from builder.common.documents.plan import BakedPlan
+    from builder.common.model.reference import Ref
     from builder.images.registry.model import Descriptor
     from builder.images.rootfs.base import OpenedImage
     from builder.images.rootfs.image import Image
@@ -36,22 +37,22 @@ if TYPE_CHECKING:
     from builder.proof.targets import Opening
 
 
-def open_layered(text: str, opening: Opening) -> VerifyTarget:
+def open_layered(ref: Ref, opening: Opening) -> VerifyTarget:
     """Open ``docker://NAME``, ``NAME`` or ``oci:DIR[:NAME]``.
 
     Raises:
         RemoteError: it does not exist, or is damaged.
         UsageError: its expected state is unknown, or it has no vLLM.
     """
-    image = open_image(text, opening.platform)
-    target = target_of_layers(image, text, opening)
+    image = open_image(ref, opening.platform)
+    target = target_of_layers(image, ref, opening)
     if not isinstance(image.source, LayoutDirectory) or target.runs_as:
         return target
     return dataclasses.replace(target, runs_as=image.source.name_of(image.top.digest))
 
 
-def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
-    """The target for an open image, with the name ``text``; closing the target closes it.
+def target_of_layers(image: Image, ref: Ref, opening: Opening) -> VerifyTarget:
+    """The target for an open image, with the name ``ref``; closing the target closes it.
 
     Raises:
         RemoteError: it is damaged.
@@ -64,7 +65,7 @@ def target_of_layers(image: Image, text: str, opening: Opening) -> VerifyTarget:
         raise
     opened = with_files(image, opening.facts_of)
     try:
-        target = _open(text, opened, opening)
+        target = _open(ref, opened, opening)
         digests = (image.manifest.digest, blobs(image.manifest)[0].digest)
         return dataclasses.replace(target, digests=digests)
     except BaseException:
@@ -82,8 +83,8 @@ def _needed(image: Image) -> list[Descriptor]:
     return [config, *layers]
 
 
-def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
-    image, view = opened.image, opened.view
+def _open(ref: Ref, opened: OpenedImage, opening: Opening) -> VerifyTarget:
+    image, view, text = opened.image, opened.view, ref.text
     data = view.read(f"{metadata.SHARE}/plan.json")
     baked = EmbeddedMetadata(
         plan=metadata.read_plan(data, text) if data else None,
@@ -95,8 +96,8 @@ def _open(text: str, opened: OpenedImage, opening: Opening) -> VerifyTarget:
         target = open_overlay(text, baked.plan, files, image.config.env, opening, baked.label)
         opened.close()
         return target
-    ref = text.removeprefix("docker://")
-    base = identify_opened(opening.request(ref, baked.layers), opened, ref)
+    request = opening.request(ref, baked.layers)
+    base = identify_opened(request, opened, ref.place if ref.has_name else text)
     asking = in_sandbox(base, opening.trusting(base.identity))
     now = asking(base.tree, base.identity.env)
     held = ImageProbes(kind="layers", now=now, otherwise=asking, engine="oci")

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from builder import settings
 from builder.common.console import console
 from builder.common.document import read
+from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import device_data
 from builder.images.engines.toolfiles import programs
@@ -242,8 +243,8 @@ def run_beside(
 
 def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     """The checks of one level, from the verifier."""
-    here = target.name.startswith(("oci:", "pypi:", "dir:"))
-    name = target.runs_as or ("IMAGE" if here else target.name.removeprefix("docker://"))
+    ref = Ref(target.name)
+    name = target.runs_as or (ref.place if ref.has_name else "IMAGE")
     command = device_data(target.plan, name).command
     if target.on_gpu is None:
         reason = f"{target.cannot_use_gpu}; on the Spark: {command}"

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.model.base import kind_of
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.identify import asks_engine, identify
-from builder.images.bases.model import scheme_of
 from builder.images.engines import metadata
 from builder.images.engines.docker import without_engine
 from builder.images.engines.overlay import labels_of_layout, layout_digest, read_layout
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.common.documents.plan import PlanDocument
+    from builder.common.model.reference import Ref
     from builder.images.rootfs.base import Base
     from builder.proof.checks import VerifierDocument
     from builder.proof.ongpu import GpuOptions
@@ -37,35 +36,34 @@ if TYPE_CHECKING:
     from builder.proof.targets import Opening
 
 
-def open_target(text: str, opening: Opening) -> VerifyTarget:
+def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
     """Open a target by its reference.
 
     Raises:
         UsageError: the reference is malformed, or the expected layers are unknown.
     """
-    refuse_wrong_kind(text)
-    scheme, rest = scheme_of(text)
-    if scheme == "oci" and _is_overlay(text):
-        return open_layout(text, opening)
-    if scheme == "docker" and asks_engine(text, "auto"):
-        return open_engine_image(rest, opening)
-    if kind_of(text).is_image:
+    refuse_wrong_kind(ref)
+    if ref.in_layout and _is_overlay(ref):
+        return open_layout(ref, opening)
+    if ref.has_name and asks_engine(ref, "auto"):
+        return open_engine_image(ref.place, opening)
+    if ref.kind.is_image:
         try:
-            return open_layered(text, opening)
+            return open_layered(ref, opening)
         except RemoteError as error:
-            if text.startswith(("docker://", "oci:")):
+            if ref.has_scheme:
                 raise
-            raise without_engine(text, error) from None
-    base = identify(opening.request(text))
+            raise without_engine(ref.text, error) from None
+    base = identify(opening.request(ref))
     try:
         if opening.selection is None:
             raise UsageError(
-                f"{text} does not name its layers",
-                hint=f"spark-build verify {shlex.quote(text)} --layers b12x-full",
+                f"{ref} does not name its layers",
+                hint=f"spark-build verify {shlex.quote(ref.text)} --layers b12x-full",
             )
         plan = make_plan(base, opening.selection, opening.sources)
         trust = opening.trusting(base.identity)
-        opened = target_of_plan(plan, base, text, patched=False, trust=trust)
+        opened = target_of_plan(plan, base, ref.text, patched=False, trust=trust)
         return dataclasses.replace(
             opened,
             parts=partial(_parts_of_base, base, opening),
@@ -93,22 +91,22 @@ def _beside(
     return None if python is None else lambda level: run_beside(python, plan, level, options)
 
 
-def _is_overlay(text: str) -> bool:
+def _is_overlay(ref: Ref) -> bool:
     """Whether this may be an overlay: an image in a layout without a base image."""
-    layout, name = layout_place(text)
+    layout, name = layout_place(ref)
     if not layout.is_dir():
         return False
-    return kind_of(str(labels_of_layout(layout, name).get(metadata.BASE_LABEL))).is_wheels
+    return metadata.is_overlay(labels_of_layout(layout, name))
 
 
-def open_layout(text: str, opening: Opening) -> VerifyTarget:
+def open_layout(ref: Ref, opening: Opening) -> VerifyTarget:
     """Open an overlay layout on top of the released wheels in its plan.
 
     Raises:
         UsageError: it is not a layout of spark-build, is damaged, or is for other wheels.
     """
-    layout, name = layout_place(text)
+    layout, name = layout_place(ref)
     plan, files, env = read_layout(layout, name)
     label = labels_of_layout(layout, name).get(metadata.PLAN_LABEL, "")
-    opened = open_overlay(text, plan, files, env, opening, label)
+    opened = open_overlay(ref.text, plan, files, env, opening, label)
     return dataclasses.replace(opened, digests=(layout_digest(layout, name),))

@@ -143,7 +143,7 @@ def parts_of_image(
         raise CannotTakeApart(
             f"{base.identity.ref} has receipts but no plan, so its base is unknown"
         )
-    if former.ref == LAYOUT:
+    if former.ref.text == LAYOUT:
         raise CannotTakeApart(
             f"{base.identity.ref} was made from a local layout, so its base is not available"
         )

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.common.model.base import LAYOUT, base_kind
+from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError
 from builder.layers.catalog import Catalog
 from builder.proof.checks import Check, Necessity
@@ -252,7 +253,7 @@ def _repairs(report: Report) -> Iterator[str]:
     words = ["--layers", ",".join(layers)] if layers else []
     words += [word for request in pulls.values() for word in ("--with-pr", request)]
     if base_kind(plan.base.kind).is_installed:
-        yield shlex.join(["spark-build", "apply", plan.base.ref.removeprefix("dir:"), *words])
+        yield shlex.join(["spark-build", "apply", Ref(plan.base.ref).place, *words])
     else:
         yield shlex.join(["spark-build", "image", *words, "--base", plan.base.ref])
 

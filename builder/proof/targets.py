@@ -14,6 +14,7 @@ from builder.applier.trees import Content, OverlayTree
 from builder.common.console import console
 from builder.common.document import plain
 from builder.common.model.base import base_kind
+from builder.common.model.reference import Ref
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for
@@ -63,7 +64,7 @@ class Opening:
         """Distributions whose files are looked at: those of layers in an image and of selected."""
         return tracked_for([*layers, *(self.selection.layers if self.selection else ())])
 
-    def request(self, ref: str, layers: Sequence[Layer] = (), engine: str = "auto") -> BaseRequest:
+    def request(self, ref: Ref, layers: Sequence[Layer] = (), engine: str = "auto") -> BaseRequest:
         """The request for a base that the user named, or an image that has these layers."""
         return BaseRequest(
             ref=ref,
@@ -200,11 +201,11 @@ def _files_at(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
     return {p: data for p, data in files.items() if p == path or p.startswith(f"{path}/")}
 
 
-def exact_ref(plan: PlanDocument) -> str:
+def exact_ref(plan: PlanDocument) -> Ref:
     """The base with all versions; vLLM first, so that wheels are unpacked in its order."""
     packages = dict(plan.base.packages)
     named = {"vllm": packages.pop("vllm"), **packages}
-    return "pypi:" + ",".join(f"{name}=={version}" for name, version in named.items())
+    return Ref("pypi:" + ",".join(f"{name}=={version}" for name, version in named.items()))
 
 
 def _taken_away(plan: PlanDocument) -> dict[str, bytes | None]:
@@ -289,7 +290,7 @@ def target_of_image(
 def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
     """The base of an image: another image, or the wheels in it."""
     return BaseRequest(
-        ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else baked.base.ref,
+        ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else Ref(baked.base.ref),
         platform=base.identity.platform.oci,
         python=baked.base.python,
         site_packages=base.identity.site_packages,

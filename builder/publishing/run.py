@@ -22,6 +22,7 @@ from msgspec import Meta
 from builder.common.console import console, counted, megabytes
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.common.model.base import base_kind
+from builder.common.model.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
@@ -315,7 +316,7 @@ def mirrors_of(
                 f"{image.digest} is an overlay of {base.ref}: there is no base image to mirror",
                 hint="leave --mirror-base out",
             )
-        location = places.open(f"{_name(base.ref)}@{base.digest}")
+        location = places.open(Ref(base.ref).at(base.digest))
         whole = read_subject(location.image, base.digest)
         chosen = _entry(whole, image)
         tag = mirror_tag(chosen.digest)
@@ -326,7 +327,7 @@ def mirrors_of(
 
 
 def _name(ref: str) -> str:
-    return ref.removeprefix("docker://").partition("@")[0]
+    return Ref(ref).place.partition("@")[0]
 
 
 def _entry(whole: Subject, image: Image) -> Image:
@@ -546,7 +547,9 @@ def publish(
         pushed = _push_from_engine(opened, repository, tag)
         (proof,) = proofs.values()
         subject = read_subject(repository, tag)
-        stored = StoredImage(text=f"{repository.name}:{tag}", source=repository, subject=subject)
+        stored = StoredImage(
+            ref=Ref(f"{repository.name}:{tag}"), source=repository, subject=subject
+        )
         proofs = {claim.digest: proof for claim in stored.claims}
     else:
         stored, pushed = opened, False
@@ -644,7 +647,7 @@ def _previous(steps: Sequence[Step], tag: str) -> str | None:
 def _engine_dry_run(
     opened: EngineImage, repository: Repository, tag: str, *, verified: bool
 ) -> PublishResult:
-    console.say(f"  push     {opened.text} by its Docker Engine as {repository.name}:{tag}")
+    console.say(f"  push     {opened.ref} by its Docker Engine as {repository.name}:{tag}")
     return PublishResult.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
 
 

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
+from builder.common.model.reference import Ref
 from builder.errors import EngineError, RemoteError, UsageError
 from builder.images.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.images.engines.overlay import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
 from builder.images.registry.layout import FallbackSource
 from builder.images.registry.locations import layout_place
-from builder.images.registry.reference import is_digest
 from builder.publishing.evidence import Claim
 from builder.publishing.subject import Baked, Name, Subject, name_of, read_baked, read_subject
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class StoredImage:
     """An image in a registry or an OCI layout."""
 
-    text: str
+    ref: Ref
     source: ImageSource
     subject: Subject
 
@@ -56,7 +56,7 @@ class StoredImage:
         from builder.proof.layered import target_of_layers
 
         image = find_image(self.source, digest, None)
-        return target_of_layers(image, f"docker://{self.source.name}@{digest}", opening)
+        return target_of_layers(image, Ref(f"docker://{self.source.name}@{digest}"), opening)
 
     @property
     def overlay(self) -> bool:
@@ -67,9 +67,9 @@ class StoredImage:
     def recipe(self) -> Overlay:
         """How to build an image from the overlay."""
         image = self.subject.ours[0]
-        where = self.text.removeprefix("docker://")
-        pinned = where if "@" in where else f"{self.source.name}@{image.digest}"
-        return overlay_onto(self.baked[image.digest].plan, image.labels, pinned)
+        pinned = "@" in self.ref.place
+        ref = self.ref if pinned else Ref(f"{self.source.name}@{image.digest}")
+        return overlay_onto(self.baked[image.digest].plan, image.labels, ref)
 
     @cached_property
     def baked(self) -> Mapping[str, Baked]:
@@ -95,7 +95,7 @@ class StoredImage:
 class EngineImage:
     """An image in a Docker Engine, which pushes it itself and knows the origin of its layers."""
 
-    text: str
+    ref: Ref
     client: docker.DockerClient
     image: EngineImageModel
     recorded: RecordedPlan
@@ -110,7 +110,7 @@ class EngineImage:
     @property
     def name(self) -> Name:
         """The parts of its tag."""
-        return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.text)
+        return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.ref.text)
 
     @property
     def overlay(self) -> bool:
@@ -120,7 +120,7 @@ class EngineImage:
     @property
     def recipe(self) -> Overlay:
         """How to build an image from the overlay."""
-        return overlay_onto(self.recorded.document, self.labels, self.text)
+        return overlay_onto(self.recorded.document, self.labels, self.ref)
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ Opened = StoredImage | EngineImage
 
 
 @contextmanager
-def open_source(text: str, places: Locations) -> Iterator[Opened]:
+def open_source(ref: Ref, places: Locations) -> Iterator[Opened]:
     """Open ``oci:DIR``, ``HOST/NAME@sha256:...`` or a name in a Docker Engine.
 
     A name without digest is looked up in the Docker Engine first, then in its registry;
@@ -177,46 +177,40 @@ def open_source(text: str, places: Locations) -> Iterator[Opened]:
         UsageError: it is malformed, or spark-build did not make it.
         RemoteError: it does not exist.
     """
-    if text.startswith(("oci:", "docker://")) or _is_pinned(text):
-        yield _stored(text, places)
+    if ref.in_layout or ref.in_registry or ref.digest:
+        yield _stored(ref, places)
         return
-    client, image = _in_engine(text)
+    client, image = _in_engine(ref.text)
     if client is None or image is None:
-        yield _of_registry(text, places)
+        yield _of_registry(ref, places)
         return
     try:
-        yield EngineImage(
-            text=text, client=client, image=image, recorded=_plan_of(client, image, text)
-        )
+        recorded = _plan_of(client, image, ref.text)
+        yield EngineImage(ref=ref, client=client, image=image, recorded=recorded)
     finally:
         client.close()
 
 
-def _of_registry(text: str, places: Locations) -> StoredImage:
+def _of_registry(ref: Ref, places: Locations) -> StoredImage:
     from builder.images.engines import docker
 
     try:
-        return _stored(text, places)
+        return _stored(ref, places)
     except RemoteError as error:
         if docker.answers():
             raise
-        raise docker.without_engine(text, error) from None
+        raise docker.without_engine(ref.text, error) from None
 
 
-def _is_pinned(text: str) -> bool:
-    return "@" in text and is_digest(text.rpartition("@")[2])
-
-
-def _stored(text: str, places: Locations) -> StoredImage:
-    location = places.open(text)
-    if isinstance(location.image, Repository):
-        subject = read_subject(location.image, location.reference)
-        if not _is_pinned(text):
-            console.say(f"  {text} is {subject.digest} in its registry")
-        return StoredImage(text=text, source=location.image, subject=subject)
+def _stored(ref: Ref, places: Locations) -> StoredImage:
+    location = places.open(ref)
     subject = read_subject(location.image, location.reference)
+    if isinstance(location.image, Repository):
+        if not ref.digest:
+            console.say(f"  {ref} is {subject.digest} in its registry")
+        return StoredImage(ref=ref, source=location.image, subject=subject)
     source = _with_base(location.image, subject, places)
-    return StoredImage(text=text, source=source, subject=subject)
+    return StoredImage(ref=ref, source=source, subject=subject)
 
 
 def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> ImageSource:
@@ -233,8 +227,8 @@ def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> 
     bases = {image.base[0].partition("@")[0] for image in absent}
     if len(bases) != 1 or not all(image.base[0] for image in absent):
         raise UsageError(f"{layout.name} lacks layers, and does not record their source")
-    base = bases.pop()
-    if base.startswith(("oci:", "pypi:")):
+    base = Ref(bases.pop())
+    if not base.has_name:
         raise UsageError(
             f"{layout.name} lacks the layers of its base {base} on some disk",
             hint="build it without --thin",
@@ -284,15 +278,15 @@ def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
         UsageError: it is an overlay without the option, or the option without an overlay.
     """
     if opened.overlay and allowed:
-        console.say(f"  {opened.text} is an overlay: it runs on {opened.recipe.base}, not alone")
+        console.say(f"  {opened.ref} is an overlay: it runs on {opened.recipe.base}, not alone")
     elif allowed:
-        raise UsageError(f"{opened.text} is an image, but --overlay is for overlays")
+        raise UsageError(f"{opened.ref} is an image, but --overlay is for overlays")
     elif opened.overlay:
         lines, build = how_to_run(opened)
         published = shlex.join(["spark-build", "publish", opened.recipe.image, *to])
-        asked = shlex.join(["spark-build", "publish", opened.text, *to, "--overlay"])
+        asked = shlex.join(["spark-build", "publish", opened.ref.text, *to, "--overlay"])
         raise UsageError(
-            f"{opened.text} is an overlay with only the changed files, without Python and vLLM. "
+            f"{opened.ref} is an overlay with only the changed files, without Python and vLLM. "
             f"It is not published as an image.\n{lines}\n"
             f"  Publish that: {published}\n  Or publish the overlay itself: {asked}",
             hint=build,
@@ -303,8 +297,8 @@ def how_to_run(opened: Opened) -> tuple[str, str]:
     """How to build an image from an overlay: the Dockerfile, if no file has it, and the command."""
     recipe = opened.recipe
     found = None
-    if opened.text.startswith("oci:"):
-        found = find_dockerfile(layout_place(opened.text)[0], opened.claims[0].digest)
+    if opened.ref.in_layout:
+        found = find_dockerfile(layout_place(opened.ref)[0], opened.claims[0].digest)
     build = recipe.command(found)
     lines = [f"The image consists of {recipe.base} and the overlay: {build}"]
     if found is None:

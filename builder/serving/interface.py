@@ -22,6 +22,7 @@ from msgspec import Meta
 from builder.applier.environment import read_envs
 from builder.common.console import console
 from builder.common.document import Part, Sha256, Text
+from builder.common.model.reference import Ref
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex
 from builder.errors import UsageError, did_you_mean
@@ -1136,7 +1137,7 @@ def interface_of(ref: str) -> ServeInterface:
         SparkBuildError: it is not a base with vLLM, or it cannot be read.
     """
     index = PackageIndex()
-    base = identify(BaseRequest(ref=ref, pins={}, tracked=("vllm",), index=index))
+    base = identify(BaseRequest(ref=Ref(ref), pins={}, tracked=("vllm",), index=index))
     try:
         return interface_in(base.tree, base.identity.packages["vllm"])
     finally:

@@ -19,6 +19,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from builder.common.document import Count, Document, Part, Text, always
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
@@ -333,7 +334,7 @@ def _target(options: PlanOptions) -> Iterator[Target]:
     Raises:
         SparkBuildError: it cannot be read, or the layers do not apply to it.
     """
-    ref = str(options.base)
+    ref = Ref(str(options.base))
     if not options.names:
         nothing = Selection((), ())
         base = identify_base(ref, nothing, PackageIndex(), platform=options.platform)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.trees import OverlayTree
+from builder.common.model.reference import Ref
 from builder.common.pypi import OLDEST_VLLM
 from builder.errors import NotServed, UsageError
-from builder.images.bases.model import scheme_of
 from builder.images.registry.reference import parse_reference
 from builder.layers.plan.planner import refuse_plan, refuse_unserved
 from builder.pipeline.destination import default_tag
@@ -59,14 +59,14 @@ def refuse_image(image: str) -> None:
     Raises:
         UsageError: it does not.
     """
-    scheme, name = scheme_of(image)
-    if scheme != "docker":
+    ref = Ref(image)
+    if not ref.has_name:
         raise UsageError(
             f"--image {image!r} is not a name that a container engine can run: push or load it "
             "first",
             hint="--image HOST/NAME:TAG",
         )
-    parse_reference(name)
+    parse_reference(ref.place)
 
 
 #: Images of releases before this one are for CUDA 12 unless their tag says otherwise, and their
@@ -133,11 +133,11 @@ def patched_interface(profile: str, ref: str) -> ServeInterface:
         SparkBuildError: it cannot be read or planned.
     """
     inputs = Inputs(PlanOptions.selecting([profile], None, None, ()))
-    base = inputs.identify(ref)
+    base = inputs.identify(Ref(ref))
     try:
         plan = inputs.plan(base)
         refuse_unserved(plan, inputs.selection, "the release")
-        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        refuse_plan(plan, inputs.rebuild_command("image", Ref(ref)))
         patched = OverlayTree(base.tree)
         patched.update(plan.changes)
         return interface_in(patched, plan.base.packages["vllm"])
@@ -157,7 +157,7 @@ def served_profile(
         raise UsageError("neither --release nor --image is given", hint=f"--release {_NEW}")
     if image is not None:
         refuse_image(image)
-    ref = release_base(release) if release is not None else str(image)
+    ref = Ref(release_base(release) if release is not None else str(image))
     subject = "the image" if release is None else "the release"
     if release is not None:
         refuse_old(release, "this is", f"--release {_NEW}")
@@ -198,7 +198,7 @@ def served_profile(
         refused={e.kind: e.refused for e in plan.document.expect if e.refused},
         named_image=image is not None,
         unread=release is not None and image is not None,
-        image=(image or "").removeprefix("docker://") or (tag if changes else official),
+        image=Ref(image or "").place or (tag if changes else official),
         build=build if changes and not image else "",
         mod=inputs.selection.profiles[0].mod if changes else "",
         has_ray=has_ray,

@@ -16,6 +16,7 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.common.document import plain
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
@@ -218,7 +219,9 @@ def test_an_image_works_as_a_base(request_of: WheelRequest, tmp_path: Path) -> N
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     put_image(tmp_path / "image", *layers, architecture=architecture, config=CONFIG)
     ref = f"oci:{tmp_path / 'image'}"
-    found = identify(BaseRequest(ref=ref, pins={}, index=PackageIndex(), tracked=DISTRIBUTIONS))
+    found = identify(
+        BaseRequest(ref=Ref(ref), pins={}, index=PackageIndex(), tracked=DISTRIBUTIONS)
+    )
     base = InstalledLibraries(found.tree, request_of.tools.compiler.libraries)
     made = build_extension_wheel(replace(request_of, base=base), tmp_path / "image-out")
     found.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.errors import BuildFailed, Exit
 from builder.images.engines.buildkit import BuildkitEngine
@@ -227,7 +228,7 @@ def test_a_tag_that_moved_is_refused(
     index = PackageIndex()
     tag = build("moving:1", f"FROM {slim}\nLABEL version=1\n")
     selection = Catalog.discover(()).select(["marlin"])
-    identified = identify_base(tag, selection, index, platform=None)
+    identified = identify_base(Ref(tag), selection, index, platform=None)
     try:
         plan = make_plan(identified, selection, IndexSources(index))
     finally:

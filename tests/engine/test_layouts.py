@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError
 from builder.images.rootfs.image import open_image
 from builder.images.rootfs.layers import LayerCache
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("root_for_runtimes")
 def ours(root: Path) -> tuple[Tree, dict[str, Any]] | str:
     """The tree and the settings as we read them, or what we say against them."""
     try:
-        image = open_image(f"oci:{root}:{layoutcases.NAME}")
+        image = open_image(Ref(f"oci:{root}:{layoutcases.NAME}"))
         try:
             view = Rootfs(image.layers, LayerCache(image.source, diff_ids=image.diff_ids))
             try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.common.documents.plan import ExpectedChoice
 from builder.common.model.platform import Platform
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -125,14 +126,16 @@ def put_base(folder: Path, where: str, size: int = 1000) -> str:
     }
     put_index(folder, parts, "v1")
     with Locations() as places:
-        location = places.open(where)
+        location = places.open(Ref(where))
         copy_image(LayoutDirectory(folder), "v1", location.image, location.reference)
     return where
 
 
 def build_on(base: str, folder: Path, *, thin: bool = True, platform: str | None = None) -> str:
     """Patch a base in a registry into a layout; gives the digest.  One line is expected of it."""
-    request = BaseRequest(ref=f"docker://{base}", platform=platform, pins={}, index=PackageIndex())
+    request = BaseRequest(
+        ref=Ref(f"docker://{base}"), platform=platform, pins={}, index=PackageIndex()
+    )
     found = identify(request)
     layers = (
         make_layer("fix", BACKEND),

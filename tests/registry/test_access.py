@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
+from builder.common.model.reference import Ref
 from builder.common.net import speaks_tls
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.copy import Copied, copy_image
@@ -73,7 +74,7 @@ def config(value: dict[str, Any]) -> None:
 def push(path: Path, address: str, name: str, jobs: int = 3) -> Copied:
     """Push the image of a layout with a client that has just been started."""
     with Locations(QUICK) as locations:
-        there = locations.open(f"{address}/{name}")
+        there = locations.open(Ref(f"{address}/{name}"))
         source = LayoutDirectory(path)
         return copy_image(source, "v1", there.image, there.reference, jobs=jobs)
 
@@ -177,7 +178,7 @@ def test_tokens_for_visitors_and_for_accounts(
     config({})
     tokens.log.clear()
     with Locations(QUICK) as locations:  # everybody may read
-        there = locations.open(f"{address}/token/a:v1")
+        there = locations.open(Ref(f"{address}/token/a:v1"))
         copy_image(there.image, "v1", LayoutDirectory(tmp_path / "to"), "v1")
     assert images.check(tmp_path / "to") == made.digest
     assert [asked.scopes for asked in tokens.log] == [("repository:token/a:pull",)]
@@ -192,8 +193,8 @@ def test_a_mount_needs_access_to_two_repositories(
     push(tmp_path / "from", address, "two/a:v1")
     tokens.log.clear()
     with Locations(QUICK) as locations:
-        source = locations.open(f"{address}/two/a:v1")
-        target = locations.open(f"{address}/two/b:v1")
+        source = locations.open(Ref(f"{address}/two/a:v1"))
+        target = locations.open(Ref(f"{address}/two/b:v1"))
         copied = copy_image(source.image, "v1", target.image, "v1")
     assert (copied.mounted, copied.streamed) == (3, 0)
     assert ("repository:two/a:pull", "repository:two/b:pull,push") in [

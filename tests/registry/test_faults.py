@@ -260,7 +260,7 @@ import sys
 from builder.images.registry.copy import copy_image
 from builder.images.registry.locations import Locations
 with Locations() as locations:
-    source, target = (locations.open(text) for text in sys.argv[1:3])
+    source, target = (locations.open(Ref(text)) for text in sys.argv[1:3])
     copy_image(source.image, source.reference, target.image, target.reference)
 """
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
+from builder.common.model.reference import Ref
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.locations import Locations
@@ -67,7 +68,7 @@ def push(registry: servers.DockerRegistry, tmp_path: Path) -> Callable[[str], No
         image = put_vllm(root, items=[folder(f"opt/{word}/")], architecture="arm64")
         put_index(root, {"arm64": image}, "v1")
         with Locations(QUICK) as places:
-            place = places.open(f"{registry.address}/{tmp_path.name.lower()}/vllm:v1")
+            place = places.open(Ref(f"{registry.address}/{tmp_path.name.lower()}/vllm:v1"))
             copy_image(LayoutDirectory(root), "v1", place.image, place.reference)
 
     return pushed

@@ -13,6 +13,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.applier.digests import sha256_hex
+from builder.common.model.reference import Ref
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.locations import Locations
@@ -130,7 +131,7 @@ def _put_base(layout: Path, where: str) -> str:
         parts[name] = put_vllm(layout, filler, items=items, architecture=name)
     put_index(layout, parts, "v1")
     with Locations(QUICK) as places:
-        there = places.open(where)
+        there = places.open(Ref(where))
         copy_image(LayoutDirectory(layout), "v1", there.image, there.reference)
     return where
 
@@ -205,7 +206,7 @@ def test_a_mirror_of_the_base_is_known_too(locked: Project) -> None:
     """Facts are about layers, wherever those lie; this is not the request that is locked."""
     mirror = f"{locked.name}-mirror:v1"
     with Locations(QUICK) as places:
-        here, there = places.open(locked.ref), places.open(mirror)
+        here, there = places.open(Ref(locked.ref)), places.open(Ref(mirror))
         copy_image(here.image, here.reference, there.image, there.reference)
     said = locked.cold("plan", "-l", "fix", "-b", f"docker://{mirror}")
     assert said.code == 0, said.err
@@ -226,7 +227,7 @@ def test_an_index_that_moved_on_is_read(locked: Project, tmp_path: Path) -> None
     made = put_vllm(tmp_path / "new", items=[folder("opt/old/")], architecture="arm64")
     put_index(tmp_path / "new", {"arm64": made}, "v1")
     with Locations(QUICK) as places:
-        there = places.open(locked.ref)
+        there = places.open(Ref(locked.ref))
         copy_image(LayoutDirectory(tmp_path / "new"), "v1", there.image, there.reference)
     was = locked.lock["locked"].popitem()[1]["base"]["digest"]
     said = locked.cold("plan", "-l", "fix", "-b", locked.ref)

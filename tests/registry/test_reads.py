@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -144,7 +145,7 @@ def test_files_for_a_dispatch_check_are_cached(
 ) -> None:
     reads = Reads(tmp_path, proxy, *BASES[kind])
     reads.take()
-    base = identify(BaseRequest(ref=f"docker://{reads.ref}", pins={}, index=PackageIndex()))
+    base = identify(BaseRequest(ref=Ref(f"docker://{reads.ref}"), pins={}, index=PackageIndex()))
     laid = lay_out(base.tree)
     assert (laid / "vllm-0.20.1.dist-info/direct_url.json").read_bytes() == b"{}"
     assert (laid / "vllm/core.py").read_bytes() == VLLM["vllm/core.py"]
@@ -157,7 +158,7 @@ def test_uncached_files_are_read_in_one_more_pass(tmp_path: Path, proxy: FaultPr
     layers, config = in_a_folder(uv=True)
     layers.append(linked("srv/packages/site", TORCH, "torch"))
     reads = Reads(tmp_path, proxy, layers, config)
-    request = BaseRequest(ref=f"docker://{reads.ref}", pins={}, index=PackageIndex())
+    request = BaseRequest(ref=Ref(f"docker://{reads.ref}"), pins={}, index=PackageIndex())
     base = identify(dataclasses.replace(request, tracked=(*request.tracked, "torch")))
     reads.take()
     for number in range(7):

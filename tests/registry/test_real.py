@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import copy_image
@@ -36,7 +37,7 @@ def test_push_and_pull_an_image(
     locations: Locations, registry: DockerRegistry, programs: Programs, tmp_path: Path, docker: bool
 ) -> None:
     made = images.image(tmp_path / "from", f"push-{docker}", docker=docker)
-    there = locations.open(f"{registry.address}/push/{docker}:v1".lower())
+    there = locations.open(Ref(f"{registry.address}/push/{docker}:v1".lower()))
     copied = copy_image(LayoutDirectory(tmp_path / "from"), "v1", there.image, there.reference)
     assert (copied.manifest.digest, copied.streamed) == (made.digest, 3)
 
@@ -57,7 +58,7 @@ def test_an_index_with_all_or_some_platforms(
 ) -> None:
     made = images.index(tmp_path / "from", f"index-{docker}", docker=docker)
     source = LayoutDirectory(tmp_path / "from")
-    there = locations.open(f"{registry.address}/index/{docker}:all".lower())
+    there = locations.open(Ref(f"{registry.address}/index/{docker}:all".lower()))
     copy_image(source, "v1", there.image, "all")
     assert there.image.manifest("all").data == made.data
 
@@ -91,7 +92,7 @@ def test_existing_blobs_are_not_sent_again(
 ) -> None:
     images.image(tmp_path / "from", "again")
     source = LayoutDirectory(tmp_path / "from")
-    there = locations.open(f"{registry.address}/again/a:v1")
+    there = locations.open(Ref(f"{registry.address}/again/a:v1"))
     copy_image(source, "v1", there.image, "v1")
 
     before = locations.traffic.sent
@@ -100,7 +101,7 @@ def test_existing_blobs_are_not_sent_again(
     beside = copy_image(source, "v1", there.image, "v2")
     assert (beside.present, beside.streamed) == (3, 0)
 
-    neighbour = locations.open(f"{registry.address}/again/b:v1")
+    neighbour = locations.open(Ref(f"{registry.address}/again/b:v1"))
     mounted = copy_image(there.image, "v1", neighbour.image, "v1")
     assert (mounted.mounted, mounted.streamed_bytes) == (3, 0)
     assert locations.traffic.sent - before < 12_000
@@ -110,10 +111,10 @@ def test_from_one_registry_to_another(
     locations: Locations, registry: DockerRegistry, programs: Programs, tmp_path: Path
 ) -> None:
     made = images.index(tmp_path / "from", "across")
-    here = locations.open(f"{registry.address}/across:v1")
+    here = locations.open(Ref(f"{registry.address}/across:v1"))
     copy_image(LayoutDirectory(tmp_path / "from"), "v1", here.image, "v1")
     with servers.DockerRegistry(programs) as other:
-        there = locations.open(f"{other.address}/across:v1")
+        there = locations.open(Ref(f"{other.address}/across:v1"))
         copied = copy_image(here.image, "v1", there.image, "v1")
         assert copied.streamed == 8
         shown = servers.skopeo(
@@ -127,9 +128,9 @@ def test_a_second_implementation(
     locations: Locations, second: Crane, programs: Programs, tmp_path: Path
 ) -> None:
     made = images.index(tmp_path / "from", "second")
-    there = locations.open(f"{second.address}/some/where:v1")
+    there = locations.open(Ref(f"{second.address}/some/where:v1"))
     copy_image(LayoutDirectory(tmp_path / "from"), "v1", there.image, "v1")
-    neighbour = locations.open(f"{second.address}/else/where:v1")
+    neighbour = locations.open(Ref(f"{second.address}/else/where:v1"))
     copy_image(there.image, "v1", neighbour.image, "v1")
     copy_image(neighbour.image, "v1", LayoutDirectory(tmp_path / "to"), "v1")
     assert images.check(tmp_path / "to") == made.digest

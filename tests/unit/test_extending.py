@@ -17,6 +17,7 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import FORMS
 from builder.applier.ops import Ops
+from builder.common.model.reference import Ref
 from builder.images.engines.choice import ENGINES, EngineKind
 from builder.images.engines.metadata import image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
@@ -68,7 +69,9 @@ class ToyEngine:
         request.output.mkdir()
         (request.output / "files").write_text(text)
         digest = f"sha256:{sha256_hex(text.encode())}"
-        return BuiltImage(ref=str(request.output), digest=digest, added_bytes=0, engine=self.name)
+        return BuiltImage(
+            ref=Ref(str(request.output)), digest=digest, added_bytes=0, engine=self.name
+        )
 
 
 @pytest.fixture

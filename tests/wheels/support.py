@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from builder.applier.opkinds import Env
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
+from builder.common.model.reference import Ref
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import make_plan
 from builder.pipeline.bases import identify_base
@@ -93,7 +94,7 @@ class Planner:
 
     def _make(self, ref: str, layers: str, platform: str | None) -> Planned:
         selection = Catalog.discover().select([layers])
-        base = identify_base(ref, selection, self.index, platform=platform)
+        base = identify_base(Ref(ref), selection, self.index, platform=platform)
         return Planned(base, make_plan(base, selection, self.sources), selection)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.common.paths import data_dir
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -257,7 +258,7 @@ def test_other_models_are_as_their_checkpoints(
 @pytest.mark.parametrize("version", ALL)
 def test_every_release_has_what_the_audit_rests_on(index: PackageIndex, version: str) -> None:
     base = identify(
-        BaseRequest(ref=f"pypi:vllm=={version}", pins={}, tracked=("vllm",), index=index)
+        BaseRequest(ref=Ref(f"pypi:vllm=={version}"), pins={}, tracked=("vllm",), index=index)
     )
     try:
         preload(base.tree, list(RESTS_ON))

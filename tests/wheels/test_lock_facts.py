@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
+from builder.common.model.reference import Ref
 from builder.common.wheels import WheelTree
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -30,8 +31,9 @@ def test_the_facts_of_a_real_base_take_a_megabyte(
     index: PackageIndex, sources: IndexSources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selection = Catalog.discover().select(["b12x-full"])
-    request = BaseRequest(ref=BASE, platform="linux/arm64", python="3.12", pins=selection.pins(),
-                          index=index)  # fmt: skip
+    request = BaseRequest(
+        ref=Ref(BASE), platform="linux/arm64", python="3.12", pins=selection.pins(), index=index
+    )
     base = identify(request)
     assert isinstance(base.tree, WheelTree)
     facts = RecordedFiles(["sha256:" + "0" * 64])

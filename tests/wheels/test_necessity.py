@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.layers.catalog import Catalog
 from builder.proof.levels import PROOF_LEVELS
 from builder.proof.necessity import prove, whole
@@ -59,7 +60,7 @@ KERNELS = {"flashinfer-sm121", "flashinfer-b12x-moe-barrier", "flashinfer-b12x-s
 def verdicts(index: PackageIndex, sources: IndexSources) -> dict[str, Necessity]:
     """The verdicts by layer, with a full set that passes every check."""
     selection = Catalog.discover().select(["b12x-full"])
-    opened = open_target(TARGET, Opening(index=index, sources=sources, selection=selection))
+    opened = open_target(Ref(TARGET), Opening(index=index, sources=sources, selection=selection))
     with whole(opened) as (full, apart):
         report = verify(full, PROOF_LEVELS)
         assert report.passed(PROOF_LEVELS), report.of("fail") or report.of("not-run")

@@ -60,11 +60,6 @@ def schemes() -> dict[str, BaseKind]:
     return {scheme: kind for kind in KINDS.values() for scheme in kind.schemes}
 
 
-def kind_of(ref: str) -> BaseKind:
-    """The kind of a reference; without a scheme it is an image."""
-    return schemes().get(ref.partition(":")[0], KINDS["image"])
-
-
 @dataclass(frozen=True, kw_only=True)
 class BaseIdentity:
     """A pinned base: everything that a plan may depend on.
@@ -107,9 +102,14 @@ class BaseIdentity:
         return base_kind(self.kind).is_installed
 
     @property
+    def in_layout(self) -> bool:
+        """Whether it is an image in an OCI layout."""
+        return self.is_image and self.ref.partition(":")[0] == "oci"
+
+    @property
     def name(self) -> str:
         """``ref`` as recorded in images, without a layout's local path."""
-        return LAYOUT if self.ref.startswith("oci:") else self.ref
+        return LAYOUT if self.in_layout else self.ref
 
     @property
     def document(self) -> PlannedBase:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from builder.common.hints import in_place_of, instead, words
 from builder.common.model.base import NEWEST_VLLM
 from builder.errors import RemoteError
-from builder.images.bases.model import scheme_of
 from builder.images.engines.choice import may_use_docker, named
 from builder.images.registry.reference import refuse_wrong_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from builder.common.model.reference import Ref
     from builder.images.bases.model import BaseRequest
     from builder.images.rootfs.base import Base
 
@@ -28,8 +28,7 @@ def identify(request: BaseRequest) -> Base:
         EngineError: a Docker Engine is required and none responds.
     """
     refuse_wrong_kind(request.ref)
-    scheme, rest = scheme_of(request.ref)
-    return IDENTIFIERS[scheme](request, rest)
+    return IDENTIFIERS[request.ref.scheme](request, request.ref.place)
 
 
 def _pypi(request: BaseRequest, rest: str) -> Base:
@@ -47,7 +46,7 @@ def _directory(request: BaseRequest, rest: str) -> Base:
 def _layout(request: BaseRequest, _rest: str) -> Base:
     from builder.images.bases.remote import identify_remote
 
-    return identify_remote(request, request.ref)
+    return identify_remote(request, request.ref.text)
 
 
 def _image(request: BaseRequest, rest: str) -> Base:
@@ -60,11 +59,11 @@ def _image(request: BaseRequest, rest: str) -> Base:
     try:
         return identify_remote(request, rest)
     except RemoteError as error:
-        if request.ref.startswith("docker://") or not may_use_docker(request.engine):
+        if request.ref.in_registry or not may_use_docker(request.engine):
             raise  # no Docker Engine was meant
         from builder.images.engines.docker import without_engine
 
-        raise without_engine(rest, error, wheels_instead(request.ref)) from None
+        raise without_engine(rest, error, wheels_instead(rest)) from None
 
 
 def wheels_instead(ref: str) -> str:
@@ -92,11 +91,11 @@ IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
 }
 
 
-def asks_engine(ref: str, engine: str) -> bool:
+def asks_engine(ref: Ref, engine: str) -> bool:
     """Whether an image is looked up in a Docker Engine; ``docker://`` means its registry."""
     if (kind := named(engine)) is not None:
         return kind.through_docker
-    if ref.startswith("docker://"):
+    if ref.in_registry:
         return False
     from builder.images.engines import docker
 

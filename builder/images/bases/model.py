@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Remove, Wheel
 from builder.applier.versions import normalize
-from builder.common.model.base import schemes
-from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.layers import Layer
+    from builder.common.model.reference import Ref
     from builder.common.pypi import PackageIndex
     from builder.images.registry.model import Descriptor
     from builder.images.rootfs.facts import RecordedFiles
@@ -60,7 +59,7 @@ def no_facts(_layers: Sequence[Descriptor]) -> RecordedFiles | None:
 class BaseRequest:
     """How to identify a base, from the command line and the profile."""
 
-    ref: str
+    ref: Ref
     platform: str | None = None
     python: str | None = None
     site_packages: str | None = None
@@ -73,20 +72,3 @@ class BaseRequest:
     facts_of: FactsOf = no_facts
     #: whether reads of an image in a registry or layout are recorded (``Rootfs.notes``)
     noting: bool = False
-
-
-def scheme_of(ref: str) -> tuple[str, str]:
-    """Split a base reference into scheme and rest; an image reference needs no scheme.
-
-    Raises:
-        UsageError: the scheme is unknown.
-    """
-    if ref.startswith("docker://"):
-        return "docker", ref.removeprefix("docker://")
-    scheme, colon, rest = ref.partition(":")
-    known = schemes()
-    if colon and scheme in known:
-        return scheme, rest
-    if colon and "/" not in scheme and "." not in scheme and "==" in rest:
-        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, known)}")
-    return "docker", ref

@@ -43,7 +43,9 @@ def identify_remote(request: BaseRequest, ref: str) -> Base:
         RemoteError: the image does not exist, or a layer cannot be read or is malformed.
         UsageError: the image has no vLLM that can be patched.
     """
-    opened = with_files(open_image(ref, request.platform), request.facts_of, noting=request.noting)
+    opened = with_files(
+        open_image(request.ref, request.platform), request.facts_of, noting=request.noting
+    )
     try:
         return identify_opened(request, opened, ref)
     except BaseException:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.hints import TEMPORARY, os_hint
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError
 from builder.images.engines import docker, metadata
 from builder.images.engines.buildx import (
@@ -138,7 +139,7 @@ class BuildkitEngine:
         return None
 
     def refuses(self, plan: BuildPlan) -> str | None:
-        if self.builder and plan.base.ref.startswith("oci:"):
+        if self.builder and plan.base.in_layout:
             return (
                 f"{plan.base.ref} is a directory on this machine, but builder {self.builder} takes "
                 "its base from a registry"
@@ -197,7 +198,7 @@ class BuildkitEngine:
         finally:
             client.close()
         return BuiltImage(
-            ref=request.tag, digest=digest, added_bytes=added, engine=self.name, cached=cached
+            ref=Ref(request.tag), digest=digest, added_bytes=added, engine=self.name, cached=cached
         )
 
     def _on_builder(self, request: BuildRequest) -> BuiltImage:
@@ -230,11 +231,11 @@ class BuildkitEngine:
             finally:
                 client.close()
         built = BuiltImage(
-            ref=request.tag,
+            ref=Ref(request.tag),
             digest=digest,
             added_bytes=added,
             engine=self.name,
-            target=f"docker://{request.tag}@{digest}" if request.push else "",
+            target=Ref(f"docker://{request.tag}@{digest}") if request.push else None,
             cached=cached,
         )
         return built if output is None else in_layout(built, output)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder import settings
+from builder.common.model.reference import Ref
 from builder.errors import EngineError
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ def get_engine(name: str, builder: str = "") -> Engine:
 
 def wanted_engine(name: str, output: str | None) -> str:
     """The engine implied by the output: an OCI layout means the oci engine."""
-    layout = output is not None and output.startswith("oci:")
+    layout = output is not None and Ref(output).in_layout
     return _ALONE if name == AUTO and layout else name
 
 
-def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
+def check_docker_host(wanted: str, base: Ref | None, builder: str) -> None:
     """Fail if ``DOCKER_HOST`` names an engine that does not respond: use no other instead.
 
     Raises:
@@ -110,7 +111,7 @@ def check_docker_host(wanted: str, base: str | None, builder: str) -> None:
     """
     from builder.images.engines import docker
 
-    elsewhere = (base or "").startswith(("docker://", "oci:", "dir:"))
+    elsewhere = base is not None and base.has_scheme and not base.kind.is_wheels
     if wanted == AUTO and settings.DOCKER_HOST.value and not builder and not elsewhere:
         try:
             docker.connect().close()
@@ -153,5 +154,6 @@ def _who_does(plan: BuildPlan) -> str:
     if not plan.base.is_installed:
         return "--engine buildkit"
     names = plan.profiles or [decision.name for decision in plan.decisions]
-    directory = plan.base.ref.removeprefix("dir:")
-    return shlex.join(["spark-build", "apply", directory, "--layers", ",".join(names)])
+    return shlex.join(
+        ["spark-build", "apply", plan.base.site_packages, "--layers", ",".join(names)]
+    )

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker
 from builder.images.engines.buildx import (
@@ -119,14 +120,16 @@ class Containers:
             RemoteError: the image is not available.
             UsageError: the reference is malformed.
         """
-        ref = ref.removeprefix("docker://")
-        if ref.startswith(("oci:", "pypi:", "dir:")):
+        named = Ref(ref)
+        if not named.has_name:
             raise UsageError(
                 f"--toolkit {ref}: a builder needs it in a registry or a Docker Engine",
                 hint="--toolkit HOST/NAME:TAG",
             )
         _ = self._cli
-        ref, digest, has = (self._in_registry if self.builder else self._here)(ref, platform)
+        ref, digest, has = (self._in_registry if self.builder else self._here)(
+            named.place, platform
+        )
         image = PinnedImage(ref=ref, digest=digest, platform=platform)
         if has != platform:
             raise EngineError(
@@ -157,7 +160,7 @@ class Containers:
     @staticmethod
     def _in_registry(ref: str, platform: str) -> tuple[str, str, str]:
         try:
-            image = open_image(ref, platform)
+            image = open_image(Ref(ref), platform)
         except OtherPlatform as error:
             raise EngineError(str(error), hint="name another image with --toolkit") from None
         with contextlib.closing(image):

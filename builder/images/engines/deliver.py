@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from builder.common.hints import OUTPUT, os_hint
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, UsageError
 from builder.images.engines import docker
 from builder.images.engines.layers import Scratch
@@ -102,16 +103,16 @@ def _to_registry(
 
     with contextlib.ExitStack() as stack:
         locations = delivery.locations or stack.enter_context(Locations())
-        place = locations.open(delivery.tag)
+        place = locations.open(Ref(delivery.tag))
         copy_image(source, manifest.digest, place.image, place.reference)
     if not is_index(manifest):
         _remember(source, manifest)
     return BuiltImage(
-        ref=delivery.tag,
+        ref=Ref(delivery.tag),
         digest=manifest.digest,
         added_bytes=added,
         engine="oci",
-        target=f"docker://{delivery.tag}@{manifest.digest}",
+        target=Ref(f"docker://{delivery.tag}@{manifest.digest}"),
     )
 
 
@@ -134,7 +135,7 @@ def _to_docker(
             hint="--output oci:DIR",
         )
     digest = load_image(source, manifest, delivery.tag)
-    return BuiltImage(ref=delivery.tag, digest=digest, added_bytes=added, engine="oci")
+    return BuiltImage(ref=Ref(delivery.tag), digest=digest, added_bytes=added, engine="oci")
 
 
 def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
@@ -154,14 +155,15 @@ def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
             source = _source(layout, delivery)
             copy_image(source, manifest.digest, LayoutWriter(layout, target), manifest.digest)
         scratch.finish(manifest, delivery.platform, delivery.tag)
-    built = BuiltImage(ref=delivery.tag, digest=manifest.digest, added_bytes=added, engine="oci")
+    ref = Ref(delivery.tag)
+    built = BuiltImage(ref=ref, digest=manifest.digest, added_bytes=added, engine="oci")
     return in_layout(built, output)
 
 
 def in_layout(built: BuiltImage, output: Path) -> BuiltImage:
     """An image in a layout, which may have other images."""
-    ref = f"oci:{output}"
-    return replace(built, ref=ref, name=built.ref, target=f"{ref}@{built.digest}")
+    ref = Ref(f"oci:{output}")
+    return replace(built, ref=ref, name=built.ref.text, target=Ref(f"{ref}@{built.digest}"))
 
 
 @contextlib.contextmanager

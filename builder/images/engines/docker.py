@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from builder import settings
 from builder.common.console import console, megabytes
 from builder.common.diskspace import Need
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError, SparkBuildError, UsageError
 from builder.images.registry.locations import Locations
 from builder.images.registry.options import Options
@@ -422,7 +423,7 @@ def pull_needs(client: DockerClient, ref: str, platform: str | None) -> list[Nee
     hurried = replace(Options.from_environment(), attempts=1, connect_timeout=5, read_timeout=10)
     try:
         with Locations(hurried) as locations:
-            place = locations.open(f"docker://{ref}")
+            place = locations.open(Ref(f"docker://{ref}"))
             image = stored_image(place.image, place.reference, platform)
             packed = sum(layer.size for layer in image.layers)
     except SparkBuildError as error:  # the engine may have another way there

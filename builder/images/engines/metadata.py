@@ -27,8 +27,8 @@ from builder.applier.trees import Content
 from builder.applier.versions import normalize
 from builder.common.document import Part, always, moment, plain, read
 from builder.common.documents.plan import BakedPlan
-from builder.common.model.base import kind_of
 from builder.common.model.plan import PLAN_SCHEMA, RecordedPlan
+from builder.common.model.reference import Ref
 from builder.common.paths import package_file, project_file
 from builder.diagnose.catalog import SKIPPED, load_catalog
 from builder.errors import UsageError
@@ -381,7 +381,7 @@ _EPOCH_LIMIT = 10**11
 
 def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
     """Whether the image is an overlay; older ones have no artifact type."""
-    return artifact_type == OVERLAY_TYPE or kind_of(labels.get(BASE_LABEL, "")).is_wheels
+    return artifact_type == OVERLAY_TYPE or Ref(labels.get(BASE_LABEL, "")).kind.is_wheels
 
 
 def read_plan(data: bytes, where: str) -> RecordedPlan:
@@ -526,7 +526,7 @@ def labels(plan: BuildPlan) -> dict[str, str]:
 
 def _base_image(base: BaseIdentity) -> dict[str, str]:
     """The standard keys for the base image; empty for wheels."""
-    if not base.is_image or base.name.startswith("oci:"):
+    if not base.is_image or base.in_layout:
         return {}
     reference = parse_reference(base.name)
     return {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from builder.common.diskspace import Need
     from builder.common.model.plan import BuildPlan
+    from builder.common.model.reference import Ref
     from builder.images.rootfs.base import Base
 
 
@@ -41,16 +42,21 @@ class BuildRequest:
 class BuiltImage:
     """A built image: its reference, its digest, and the size of added layers in bytes."""
 
-    ref: str
+    ref: Ref
     digest: str
     added_bytes: int
     engine: str
     #: the target for ``verify``, if it is not ``ref``
-    target: str = ""
+    target: Ref | None = None
     #: its name, if ``ref`` is a layout
     name: str = ""
     #: (platform, patch layer) -> whether the layer came from the cache
     cached: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> Ref:
+        """The target for ``verify``."""
+        return self.target or self.ref
 
     @property
     def pinned(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from builder.common.diskspace import Need
+from builder.common.model.reference import Ref
 from builder.errors import EngineError, UsageError
 from builder.images.engines import docker, metadata
 from builder.images.engines.deliver import Delivery, deliver
@@ -46,7 +47,7 @@ class OciEngine:
     def render(self, plan: BuildPlan) -> str:
         """The Dockerfile lines with which the overlay goes onto an image, or its equivalent."""
         if plan.base.is_wheels:
-            return overlay_recipe(plan, "oci:OVERLAY")
+            return overlay_recipe(plan, Ref("oci:OVERLAY"))
         lines = [f"FROM {plan.base.ref.partition('@')[0]}@{plan.base.digest}"]
         for name, files in image_layers(plan):
             lines.append(f"# layer {name}: {sum(f is not None for f in files.values())} files")

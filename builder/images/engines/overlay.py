@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from builder.common.documents.plan import PlanDocument
     from builder.common.model.plan import BuildPlan, RecordedPlan
+    from builder.common.model.reference import Ref
     from builder.images.engines.layers import Scratch
     from builder.images.engines.model import BuiltImage
 
@@ -119,11 +120,10 @@ class Overlay:
 
 def overlay_of(plan: BuildPlan, built: BuiltImage) -> Overlay:
     """How an overlay that was built goes onto its image."""
-    overlay = (built.target or built.ref).removeprefix("docker://")
-    return overlay_onto(plan.document, metadata.labels(plan), overlay)
+    return overlay_onto(plan.document, metadata.labels(plan), built.subject)
 
 
-def overlay_recipe(plan: BuildPlan, overlay: str) -> str:
+def overlay_recipe(plan: BuildPlan, overlay: Ref) -> str:
     """The Dockerfile for an overlay: ``oci:DIR@DIGEST`` or an image name."""
     return overlay_onto(plan.document, metadata.labels(plan), overlay).dockerfile
 
@@ -133,7 +133,7 @@ def name_of_both(plan: PlanDocument) -> str:
     return f"spark-build/{plan.name}:{plan.base.packages['vllm'].replace('+', '-')}"
 
 
-def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) -> Overlay:
+def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: Ref) -> Overlay:
     """How to put an overlay (``oci:DIR@DIGEST`` or an image name) on its base image.
 
     A Dockerfile that copies files, then removes replaced files in one step and checks the others
@@ -141,8 +141,8 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) ->
     """
     base, image = f"vllm/vllm-openai:v{plan.base.packages['vllm']}", name_of_both(plan)
     finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages)
-    source, words = overlay, ["docker", "buildx", "build", "--platform", plan.base.platform]
-    if overlay.startswith("oci:"):
+    source, words = overlay.place, ["docker", "buildx", "build", "--platform", plan.base.platform]
+    if overlay.in_layout:
         folder, reference = layout_place(overlay)
         # some releases of buildx need a tag before a digest; the tag is ignored
         pinned = f":overlay@{reference}" if reference else ""
@@ -167,9 +167,9 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: str) ->
 
 def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
     """Write the Dockerfile beside the overlay's layout; returns its path, None on failure."""
-    if not plan.base.is_wheels or not built.ref.startswith("oci:"):
+    if not plan.base.is_wheels or not built.ref.in_layout:
         return None
-    layout = Path(built.ref.removeprefix("oci:")).absolute()
+    layout = Path(built.ref.place).absolute()
     text = f"{_MADE_FOR} {built.name}\n{overlay_of(plan, built).dockerfile}"
     path, other = _dockerfiles(layout, built.digest)
     if path.exists() and not _begins(path, f"{_MADE_FOR} {built.name}\n"):

@@ -89,14 +89,14 @@ def run_commands(
     given; of an overlay in a registry it is that of the overlay itself.
     """
     overlay = overlay_of(plan, built) if plan.base.is_wheels else None
-    if overlay is not None and name and built.ref.startswith("oci:"):
+    if overlay is not None and name and built.ref.in_layout:
         overlay = overlay.named(name)
-    image = (built.target or built.ref).removeprefix("docker://")
+    image = built.subject.place
     before: tuple[str, ...] = ()
     if overlay is not None:
         image = overlay.image
         before = (overlay.command(dockerfile),)
-    elif built.ref.startswith("oci:"):
+    elif built.ref.in_layout:
         image = built.name
         brought = ["spark-build", "distribute", built.pinned, "SPARK", "--tag", image]
         before = (shlex.join(brought),)

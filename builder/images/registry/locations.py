@@ -16,6 +16,7 @@ from builder.images.registry.reference import is_digest, parse_reference, refuse
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from builder.common.model.reference import Ref
     from builder.images.registry.client import Repository
 
 
@@ -35,17 +36,17 @@ class Locations:
         self._registries: dict[str, Registry] = {}
         self.traffic = Traffic()
 
-    def open(self, text: str) -> Location:
+    def open(self, ref: Ref) -> Location:
         """The location that a user names; sends no request.
 
         Raises:
             UsageError: it is not a place.
         """
-        if text.startswith("oci:"):
-            path, name = layout_place(text)
+        if ref.in_layout:
+            path, name = layout_place(ref)
             return Location(image=LayoutDirectory(path), reference=name)
-        refuse_wrong_kind(text)
-        reference = parse_reference(text)
+        refuse_wrong_kind(ref)
+        reference = parse_reference(ref.text)
         return Location(
             image=self.registry(reference.host).repository(reference.repository),
             reference=reference.identifier,
@@ -70,7 +71,7 @@ class Locations:
             registry.close()
 
 
-def layout_place(text: str) -> tuple[Path, str]:
+def layout_place(ref: Ref) -> tuple[Path, str]:
     """The layout's folder and the name or digest in it that ``oci:DIR[:NAME|@DIGEST]`` means.
 
     A directory that exists is meant as a whole, whatever colons it has.
@@ -78,7 +79,7 @@ def layout_place(text: str) -> tuple[Path, str]:
     Raises:
         UsageError: it names no directory.
     """
-    path, reference = text.removeprefix("oci:"), ""
+    text, path, reference = ref.text, ref.place, ""
     if not Path(path).is_dir():
         before, mark, digest = path.rpartition("@")
         if mark and is_digest(digest):

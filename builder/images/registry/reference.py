@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builder.common.hints import instead
-from builder.errors import UsageError
+from builder.common.model.base import schemes
+from builder.common.model.reference import Ref
+from builder.errors import UsageError, did_you_mean
 
 DOCKER_HUB = "docker.io"
 #: The host of Docker Hub's registry API.
@@ -181,9 +183,6 @@ def is_loopback(host: str) -> bool:
 # ------------------------------------------------------------- a folder or a release as a reference
 
 
-_SCHEMES = ("docker://", "oci:", "pypi:", "dir:")
-
-
 def intended_reference(ref: str) -> str:
     """What users probably mean by an invalid image reference: ``pypi:``, ``oci:``..."""
     if re.fullmatch(r"v?\d+\.\d+(\.\w+)*(\+\w+)?", ref):
@@ -199,17 +198,20 @@ def intended_reference(ref: str) -> str:
     return f"dir:{ref}" if any(any(place.glob("vllm-*.dist-info")) for place in places) else ""
 
 
-def refuse_wrong_kind(ref: str) -> None:
-    """Refuse an image reference that is really a release or a folder.
+def refuse_wrong_kind(ref: Ref) -> None:
+    """Refuse an image reference that is really a release or a folder, or of an unknown kind.
 
     Raises:
         UsageError: it is one; the hint says what was probably meant.
     """
-    probably = intended_reference(ref) if not ref.startswith(_SCHEMES) else ""
-    if not probably:
+    if ref.has_scheme:
         return
-    what = "a release" if probably.startswith("pypi:") else "a folder here"
-    raise UsageError(
-        f"{ref!r} is read as an image name, but it is {what}; did you mean {probably!r}?",
-        hint=instead(ref, probably),
-    )
+    if probably := intended_reference(ref.text):
+        what = "a release" if Ref(probably).kind.is_wheels else "a folder here"
+        raise UsageError(
+            f"{ref.text!r} is read as an image name, but it is {what}; did you mean {probably!r}?",
+            hint=instead(ref.text, probably),
+        )
+    scheme, colon, rest = ref.text.partition(":")
+    if colon and "/" not in scheme and "." not in scheme and "==" in rest:
+        raise UsageError(f"unknown kind of base {scheme!r}{did_you_mean(scheme, schemes())}")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from builder.common.model.platform import Platform
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (
     DOCKER_CONFIG,
@@ -63,7 +64,7 @@ class Image:
         return {layer.digest: said for layer, said in zip(self.layers, ids, strict=True)}
 
 
-def open_image(ref: str, platform: str | None = None) -> Image:
+def open_image(ref: Ref, platform: str | None = None) -> Image:
     """The image that ``docker://HOST/NAME:TAG``, ``HOST/NAME:TAG`` or ``oci:DIR[:NAME]`` names.
 
     Raises:
@@ -96,7 +97,7 @@ def _with_base(image: Image, locations: Locations) -> Image:
         return image
     if all(layout.has(layer.digest) for layer in image.layers):
         return image
-    return replace(image, source=FallbackSource(layout, locations.open(name).image))
+    return replace(image, source=FallbackSource(layout, locations.open(Ref(name)).image))
 
 
 def find_image(source: ImageSource, identifier: str, platform: str | None) -> Image:

@@ -16,8 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from builder.common.document import plain, read
-from builder.common.model.base import base_kind
+from builder.common.model.base import LAYOUT, base_kind
 from builder.common.model.plan import PLAN_SCHEMA
+from builder.common.model.reference import Ref
 from builder.errors import UsageError
 from builder.images.rootfs.base import Base
 from builder.layers.catalog import Catalog, Expectation, Profile, Selection
@@ -59,18 +60,18 @@ def baked_selection(baked: Baked) -> Selection:
     return Selection(baked.layers, profiles)
 
 
-def base_reference(baked: Baked) -> str:
+def base_reference(baked: Baked) -> Ref:
     """The base, fully pinned: every package version, or the image's digest."""
     base = baked.plan.base
     if base_kind(base.kind).is_wheels:
         return exact_ref(baked.plan)
     if base_kind(base.kind).is_image:
-        if base.ref.startswith("oci:"):
+        if base.ref == LAYOUT:
             raise UsageError(
                 f"the base {base.digest} was a local OCI layout",
                 hint="name it with --base oci:DIR",
             )
-        return f"docker://{base.ref.partition('@')[0]}@{base.digest}"
+        return Ref(f"docker://{base.ref.partition('@')[0]}@{base.digest}")
     raise UsageError(f"a {base.kind} base is not an image, so the plan is damaged")
 
 
@@ -78,7 +79,7 @@ def base_reference(baked: Baked) -> str:
 class BaseLookup:
     """A base to identify again.  ``python`` and ``site_packages`` are for a ``pypi:`` base."""
 
-    reference: str
+    reference: Ref
     selection: Selection
     platform: str
     python: str | None
@@ -89,7 +90,7 @@ def replan(
     baked: Baked,
     identify: Callable[[BaseLookup], Base],
     sources: IndexSources,
-    reference: str | None = None,
+    reference: Ref | None = None,
 ) -> tuple[BuildPlan, Base]:
     """Judge the baked layers on the baked base; the caller closes the base.
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from builder.common.model.plan import BuildPlan
+    from builder.common.model.reference import Ref
     from builder.images.registry.model import ImageSource
     from builder.images.rootfs.base import Base
     from builder.layers.plan.sources import IndexSources
@@ -113,7 +114,7 @@ def rebuild(
     baked: Baked,
     identify: Callable[[BaseLookup], Base],
     sources: IndexSources,
-    reference: str | None = None,
+    reference: Ref | None = None,
 ) -> Rebuilt:
     """Plan, build and compare.  ``reference`` is the base's current location.
 

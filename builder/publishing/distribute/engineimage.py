@@ -65,17 +65,17 @@ def saved(opened: EngineImage, present: Collection[str]) -> Iterator[StoredImage
     """
     size = int(opened.image.attrs.get("Size") or 0)
     if not present:
-        check_room([Need.temporary(size, f"the layers of {opened.text}")])
-    console.say(f"  reading {opened.text} from Docker, {megabytes(size)}")
+        check_room([Need.temporary(size, f"the layers of {opened.ref}")])
+    console.say(f"  reading {opened.ref} from Docker, {megabytes(size)}")
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         layout = LayoutDirectory(Path(folder))
         image = str(opened.image.id)
-        with docker.saving(opened.text):
+        with docker.saving(opened.ref.text):
             files = docker.saved_files(opened.client, image)
             manifest = store(layout, files, image, present)
         layout.put_manifest(manifest, "")
         yield StoredImage(
-            text=opened.text, source=layout, subject=read_subject(layout, manifest.digest)
+            ref=opened.ref, source=layout, subject=read_subject(layout, manifest.digest)
         )
 
 

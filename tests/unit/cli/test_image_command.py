@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.background import wait_for_background
+from builder.common.model.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
@@ -46,7 +47,7 @@ def test_from_a_layout_into_a_layout(call: Call, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     name, _, digest = done.out.strip().partition("@")
     assert name == "oci:out"
-    assert open_image("oci:out").manifest.digest == digest
+    assert open_image(Ref("oci:out")).manifest.digest == digest
     assert re.search(r"^  PASS    static   \d+ checks$", done.err, re.MULTILINE)
     assert "layer fix" not in done.err.partition("• verify")[2], "passes are folded"
     assert " 0 fail" in done.err
@@ -65,7 +66,7 @@ def test_in_json(call: Call, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.json["engine"] == "oci"
     assert done.json["verify"]["passed"] is True
-    assert done.json["digest"] == open_image("oci:out").manifest.digest
+    assert done.json["digest"] == open_image(Ref("oci:out")).manifest.digest
     planned = call("plan", "-l", "fix", "-b", f"oci:{tmp_path}/base", "--json").json
     assert planned["plan_digest"] == done.json["plan_digest"]
     assert str(tmp_path) not in done.json["plan_digest"] + json.dumps(planned["base"])
@@ -115,7 +116,7 @@ def test_a_patched_layout_verifies_and_a_damaged_one_does_not(call: Call, tmp_pa
     call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out", "--no-verify")
     good = call("verify", "oci:out", "--level", "static", "--json")
     assert (good.code, good.json["passed"]) == (0, True)
-    image = open_image("oci:out")
+    image = open_image(Ref("oci:out"))
     layers = [LayoutDirectory(tmp_path / "work/out").open(layer) for layer in image.layers]
     blobs = []
     for layer in layers:
@@ -140,7 +141,7 @@ def test_an_image_whose_verification_is_interrupted_stays(
     monkeypatch.setattr(pipeline_image, "verify_built", interrupted)
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 130
-    digest = open_image("oci:out").manifest.digest
+    digest = open_image(Ref("oci:out")).manifest.digest
     assert f"error: interrupted; oci:out@{digest} is complete, but not verified" in done.err
 
 
@@ -180,7 +181,7 @@ def put_both(root: Path, name: str = "all", **arm64: Any) -> RawManifest:
 
 
 def entries_of(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = open_image(name, "linux/arm64").top.json()["manifests"]
+    found: list[dict[str, Any]] = open_image(Ref(name), "linux/arm64").top.json()["manifests"]
     return found
 
 
@@ -188,7 +189,7 @@ def core_of(call_dir: Path, platform: str) -> bytes:
     from builder.images.rootfs.layers import LayerCache
     from builder.images.rootfs.view import Rootfs
 
-    image = open_image(f"oci:{call_dir}", platform)
+    image = open_image(Ref(f"oci:{call_dir}"), platform)
     data = Rootfs(image.layers, LayerCache(image.source)).read(f"/{SITE}/vllm/core.py")
     assert data is not None
     return data
@@ -250,7 +251,7 @@ def test_other_platforms_are_kept_only_on_request(call: Call, tmp_path: Path, ot
     now = [e for e in entries_of("oci:out") if e["platform"]["architecture"] != "unknown"]
     assert now[:-2] == (both["manifests"][:2] if others == "keep" else [])
     assert [e["platform"]["architecture"] for e in now[-2:]] == ["amd64", "arm64"]
-    index = open_image("oci:out", "linux/arm64").top.json()
+    index = open_image(Ref("oci:out"), "linux/arm64").top.json()
     assert index["annotations"]["example.com/team"] == "kernels"
     become = "kept as they are" if others == "keep" else "left out (see --others)"
     assert f"linux/arm64/v9, windows/amd64: {become}" in done.err
@@ -277,7 +278,7 @@ def test_a_docker_manifest_list_stays_a_manifest_list(call: Call, tmp_path: Path
     LayoutDirectory(tmp_path / "base").put_manifest(made, "list")
     base = f"oci:{tmp_path}/base:list"
     assert call(*IMAGE, "-b", base, "--all-platforms", "--output", "oci:out").code == 0
-    top = open_image("oci:out", "linux/arm64").top
+    top = open_image(Ref("oci:out"), "linux/arm64").top
     assert top.media_type == DOCKER_INDEX
     assert "annotations" not in top.json()
     assert {e["mediaType"] for e in top.json()["manifests"]} == {DOCKER_MANIFEST}

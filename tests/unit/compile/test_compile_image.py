@@ -9,6 +9,7 @@ import pytest
 
 from builder.applier.sources import Stage
 from builder.common import machinecode
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
@@ -60,7 +61,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_stage_uses_the_torch_of_the_image(image: str) -> None:
-    base = identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=DISTRIBUTIONS)
+    base = identify_base(Ref(image), CHOSEN, PackageIndex(), platform=None, libraries=DISTRIBUTIONS)
     asked = Asked()
     plan = make_plan(base, CHOSEN, IndexSources(PackageIndex(), asked))  # type: ignore[arg-type]
     assert asked.packages["torch"] == "2.10.0+cu129"
@@ -71,7 +72,7 @@ def test_a_stage_uses_the_torch_of_the_image(image: str) -> None:
 
 def test_libraries_are_not_part_of_the_base_identity(image: str) -> None:
     found = [
-        identify_base(image, CHOSEN, PackageIndex(), platform=None, libraries=libraries)
+        identify_base(Ref(image), CHOSEN, PackageIndex(), platform=None, libraries=libraries)
         for libraries in ((), DISTRIBUTIONS)
     ]
     plain, whole = found

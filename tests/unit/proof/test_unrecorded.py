@@ -10,6 +10,7 @@ import pytest
 
 from builder.cli.documents import schema
 from builder.common.model.plan import Maker
+from builder.common.model.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
     OCI_CONFIG,
@@ -268,7 +269,7 @@ def test_code_that_a_later_layer_adds_or_replaces(
 
 def test_a_copy_of_our_files_on_top_makes_nothing_the_base(call: Call, built: Built) -> None:
     layout = built()
-    image = open_image("oci:out")
+    image = open_image(Ref("oci:out"))
     view = Rootfs(image.layers, LayerCache(image.source))
     plan = f"/{SHARE}/plan.json"
     receipt = f"/{SITE}/.spark-build/receipts/fix.json"
@@ -281,7 +282,7 @@ def test_a_copy_of_our_files_on_top_makes_nothing_the_base(call: Call, built: Bu
 
 def record_of(layout: LayoutDirectory, path: str) -> bytes:
     """A file of the image's site-packages."""
-    image = open_image(f"oci:{layout.path}")
+    image = open_image(Ref(f"oci:{layout.path}"))
     view = Rootfs(image.layers, LayerCache(image.source))
     try:
         return view.read(f"/{SITE}/{path}") or b""

@@ -254,11 +254,11 @@ def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatc
     closed: list[str] = []
 
     def identified(request: BaseRequest) -> SimpleNamespace:
-        asked.append(request.ref)
+        asked.append(request.ref.text)
         identity = SimpleNamespace(packages={"vllm": "1.2.3"})
         tree = Files(files({}))
         return SimpleNamespace(
-            identity=identity, tree=tree, close=lambda: closed.append(request.ref)
+            identity=identity, tree=tree, close=lambda: closed.append(request.ref.text)
         )
 
     monkeypatch.setattr(interface_module, "identify", identified)

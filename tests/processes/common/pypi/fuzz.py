@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
+from builder.common.model.reference import Ref
 from builder.common.net import Answer
 from builder.common.pypi import PAGE_BYTES, PackageIndex, parse_page
 from builder.common.wheels import RemoteWheel, WheelTree
@@ -243,7 +244,7 @@ def a_wheel(chance: Chance, folder: Path) -> None:
 
 def identified(index: PackageIndex) -> WheelTree:
     """The base of vLLM 1.0."""
-    request = BaseRequest(ref="pypi:vllm==1.0", pins={}, index=index)
+    request = BaseRequest(ref=Ref("pypi:vllm==1.0"), pins={}, index=index)
     tree = identify_pypi(request, "vllm==1.0").tree
     assert isinstance(tree, WheelTree)
     return tree

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common import locks
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.registry.layout import LayoutDirectory
@@ -22,7 +23,6 @@ from builder.layers.lock import file
 from builder.layers.lock.facts import read_facts, write_facts
 from builder.layers.lock.file import NAME, lock_path, read_lock
 from builder.pipeline import bases, locking
-from builder.pipeline.inputs import at_digest
 from tests.forge import Fault, LocalForge, Pull
 from tests.processes import pullworld as pw
 from tests.unit.fakes import fake_base, layer_text, vllm_files, write_tree
@@ -510,7 +510,7 @@ class TestMovedTag:
         known = {"registry.test/vllm:v1": self.OLD, f"registry.test/vllm@{self.OLD}": self.OLD}
 
         def identify_known(request: BaseRequest, _rest: str) -> Base:
-            ref = request.ref
+            ref = request.ref.text
             if ref not in known:
                 raise RemoteError(f"image {ref} cannot be pulled")
             made = fake_base(vllm_files("1.0.0"), "image")
@@ -698,7 +698,7 @@ class TestFacts:
     ],
 )
 def test_places_where_a_digest_is_looked_up(ref: str, name: str) -> None:
-    assert at_digest(ref, "sha256:0") == f"{name}@sha256:0"
+    assert Ref(ref).at("sha256:0") == Ref(f"{name}@sha256:0")
 
 
 def test_a_pull_request_by_commit_is_pinned_like_any_other(

@@ -12,6 +12,7 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
 from builder.common.document import plain
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, WheelFile
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases import released as released_module
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 
 def base_of(root: Path, suffix: str = "", **more: Any) -> Base:
-    request = BaseRequest(ref=f"oci:{root}{suffix}", pins={}, index=PackageIndex(), **more)
+    request = BaseRequest(ref=Ref(f"oci:{root}{suffix}"), pins={}, index=PackageIndex(), **more)
     return identify(request)
 
 
@@ -287,13 +288,13 @@ def test_damaged_metadata(tmp_path: Path, name: str, data: bytes, message: str) 
 
 def surveyed(root: Path) -> tuple[BaseRequest, OpenedImage, Survey]:
     """An image, opened anew, and what an earlier survey of it gave, through JSON."""
-    request = BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex())
+    request = BaseRequest(ref=Ref(f"oci:{root}"), pins={}, index=PackageIndex())
     survey = survey_image(request, opened_of(root), "x")
     return request, opened_of(root), survey_of(f"a warning\n{json.dumps(plain(survey))}\n", "x")
 
 
 def opened_of(root: Path) -> OpenedImage:
-    image = open_image(f"oci:{root}")
+    image = open_image(Ref(f"oci:{root}"))
     return OpenedImage(image, Rootfs(image.layers, LayerCache(image.source)))
 
 
@@ -523,7 +524,7 @@ def test_nested_indexes_are_limited(tmp_path: Path) -> None:
         manifest = put_index(tmp_path, {"arm64": manifest}, name=f"i{depth}")
     assert find_image(LayoutDirectory(tmp_path), "i2", None).top.media_type == OCI_INDEX
     with pytest.raises(RemoteError, match="nested too deeply"):
-        open_image(f"oci:{tmp_path}:i5")
+        open_image(Ref(f"oci:{tmp_path}:i5"))
 
 
 def broken_manifest(root: Path, **changes: Any) -> str:
@@ -547,7 +548,7 @@ def test_inconsistent_manifests(tmp_path: Path) -> None:
         ({"config": layers[0] | {"mediaType": config["mediaType"]}}, "is not JSON|is not a JSON"),
     ):
         with pytest.raises(RemoteError, match=message):
-            open_image(broken_manifest(tmp_path, **changes))
+            open_image(Ref(broken_manifest(tmp_path, **changes)))
     lying = [{**layers[0], "size": layers[0]["size"] - 1}, layers[1]]
     with pytest.raises(RemoteError, match="longer than expected"):
         identify_named(broken_manifest(tmp_path, layers=lying))
@@ -643,7 +644,7 @@ def test_a_layer_that_contradicts_the_configuration(tmp_path: Path, known: bool)
 
 
 def identify_named(ref: str) -> Base:
-    return identify(BaseRequest(ref=ref, pins={}, index=PackageIndex()))
+    return identify(BaseRequest(ref=Ref(ref), pins={}, index=PackageIndex()))
 
 
 # ------------------------------------------------------------------------ who is asked, and what
@@ -664,7 +665,7 @@ def test_order_in_which_an_image_is_looked_up(
     monkeypatch: pytest.MonkeyPatch, ref: str, engine: str, wanted: bool | None, answers: bool
 ) -> None:
     monkeypatch.setattr(docker, "answers", lambda: answers)
-    assert asks_engine(ref, engine) == (answers if wanted is None else wanted)
+    assert asks_engine(Ref(ref), engine) == (answers if wanted is None else wanted)
 
 
 def test_an_image_that_does_not_exist_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content
+from builder.common.model.reference import Ref
 from builder.errors import BuildFailed, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.buildkit import BuildkitEngine, write_context
@@ -130,7 +131,7 @@ def test_values_reach_the_image_unchanged(how: str, value: str) -> None:
     if how == "buildkit":
         text = render(layer)
     else:
-        text = overlay_recipe(make_plan_of(fake_base(FILES), layer), "oci:out")
+        text = overlay_recipe(make_plan_of(fake_base(FILES), layer), Ref("oci:out"))
     (line,) = instructions(text, "ENV")
     assert dockerfile_value(line) == value
 
@@ -142,7 +143,7 @@ def test_a_value_is_no_instruction(value: str) -> None:
     with pytest.raises(UsageError, match="a value with a line break"):
         render(layer)
     with pytest.raises(UsageError, match="a value with a line break"):
-        overlay_recipe(plan, "oci:out")
+        overlay_recipe(plan, Ref("oci:out"))
 
 
 # ------------------------------------------------------------------------------------ the context

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines import metadata
 from builder.images.engines.model import BuildRequest, BuiltImage
@@ -60,7 +61,7 @@ def test_an_overlay_of_an_older_version_is_recognised_by_its_base(
     assert HeldRow.of(held).overlay
     with (
         Locations() as places,
-        open_source(f"oci:{tmp_path}/out", places) as opened,
+        open_source(Ref(f"oci:{tmp_path}/out"), places) as opened,
         pytest.raises(UsageError, match="is an overlay"),
     ):
         check_overlay(opened, allowed=False, to=TO)
@@ -71,7 +72,7 @@ def test_it_is_published_only_as_an_overlay(
 ) -> None:
     out = tmp_path / "out"
     made = build(out)
-    with Locations() as places, open_source(f"oci:{out}", places) as opened:
+    with Locations() as places, open_source(Ref(f"oci:{out}"), places) as opened:
         with pytest.raises(UsageError, match="without Python and vLLM") as caught:
             check_overlay(opened, allowed=False, to=TO)
         words = str(caught.value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.finishing import finish
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.images.bases.identify import identify
@@ -89,7 +90,9 @@ EXTRA = [
 def base_of(root: Path, items: Sequence[Item] = EXTRA, **options: Any) -> Base:
     put_vllm(root, items=items, **options)
     tracked = ("vllm", "lib")
-    return identify(BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex(), tracked=tracked))
+    return identify(
+        BaseRequest(ref=Ref(f"oci:{root}"), pins={}, index=PackageIndex(), tracked=tracked)
+    )
 
 
 def build(base: Base, target: Path, plan: BuildPlan | None = None, **more: Any) -> BuiltImage:
@@ -117,7 +120,7 @@ def members(root: Path, descriptor: dict[str, Any]) -> list[tarfile.TarInfo]:
 
 
 def view_of_layout(root: Path) -> Rootfs:
-    image = open_image(f"oci:{root}")
+    image = open_image(Ref(f"oci:{root}"))
     return Rootfs(image.layers, LayerCache(image.source))
 
 
@@ -304,14 +307,14 @@ def test_an_inconsistent_history_is_unchanged(tmp_path: Path) -> None:
     config = layout_json(root, value["config"]) | {"history": [{"created_by": "a"}] * 3}
     data = json.dumps(config).encode()
     blob = dataclasses.replace(
-        open_image(f"oci:{root}").manifest.descriptor,
+        open_image(Ref(f"oci:{root}")).manifest.descriptor,
         media_type=value["config"]["mediaType"], digest=sha256_digest(data), size=len(data),
     )  # fmt: skip
     source.put_blob(blob, io.BytesIO(data))
     value["config"] = blob.as_json()
     raw = dataclasses.replace(raw, data=json.dumps(value).encode())
     source.put_manifest(raw, "odd")
-    base = identify(BaseRequest(ref=f"oci:{root}:odd", pins={}, index=PackageIndex()))
+    base = identify(BaseRequest(ref=Ref(f"oci:{root}:odd"), pins={}, index=PackageIndex()))
     build(base, tmp_path / "out", make_plan_of(base, make_layer("fix", EDIT)))
     now = layout_json(tmp_path / "out", manifest_of(tmp_path / "out")["config"])
     assert len(now["history"]) == 3
@@ -346,7 +349,7 @@ def test_bases_with_any_compression(tmp_path: Path, pack: Any, end: str) -> None
         config=CONFIG,
         layer_type=kind,
     )
-    base = identify(BaseRequest(ref=f"oci:{tmp_path}/base", pins={}, index=PackageIndex()))
+    base = identify(BaseRequest(ref=Ref(f"oci:{tmp_path}/base"), pins={}, index=PackageIndex()))
     build(base, tmp_path / "out", make_plan_of(base, make_layer("fix", EDIT)))
     now = manifest_of(tmp_path / "out")
     assert [layer["mediaType"] for layer in now["layers"]] == [kind, *[OCI_LAYER_GZIP] * 2]
@@ -364,7 +367,7 @@ def test_foreign_layers_keep_their_addresses_and_are_not_copied(tmp_path: Path) 
         layer["urls"] = ["https://example.invalid/layer"]
     raw = dataclasses.replace(raw, data=json.dumps(value).encode())
     LayoutDirectory(root).put_manifest(raw, "foreign")
-    base = identify(BaseRequest(ref=f"oci:{root}:foreign", pins={}, index=PackageIndex()))
+    base = identify(BaseRequest(ref=Ref(f"oci:{root}:foreign"), pins={}, index=PackageIndex()))
     build(base, tmp_path / "out", make_plan_of(base, make_layer("fix", EDIT)))
     now = manifest_of(tmp_path / "out")
     assert now["layers"][:2] == value["layers"]
@@ -383,7 +386,7 @@ def test_a_foreign_layer_that_its_layout_lacks_is_named(tmp_path: Path) -> None:
     LayoutDirectory(root).put_manifest(raw, "foreign")
     (root / "blobs/sha256" / digest.removeprefix("sha256:")).unlink()
     with pytest.raises(RemoteError, match=digest[:19]):
-        identify(BaseRequest(ref=f"oci:{root}:foreign", pins={}, index=PackageIndex()))
+        identify(BaseRequest(ref=Ref(f"oci:{root}:foreign"), pins={}, index=PackageIndex()))
 
 
 # ------------------------------------------------------------------------- one layer, thin, again
@@ -408,7 +411,7 @@ def test_too_many_layers_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(patched, "_MOST_LAYERS", 8)
     more = [packed(tar_of(Item(f"n{n}"))) for n in range(3)]
     put_vllm(tmp_path / "base", *more, items=EXTRA)
-    base = identify(BaseRequest(ref=f"oci:{tmp_path}/base", pins={}, index=PackageIndex()))
+    base = identify(BaseRequest(ref=Ref(f"oci:{tmp_path}/base"), pins={}, index=PackageIndex()))
     build(base, tmp_path / "out", make_plan_of(base, LAYERS[0], LAYERS[2]))
     assert len(manifest_of(tmp_path / "out")["layers"]) == 8
     three = (*LAYERS[::2], make_layer("third", copy_op("vllm/3.py", b"")))
@@ -420,7 +423,7 @@ def base_of_many(root: Path, count: int) -> Base:
     """A base of so many layers, most of which are one and the same."""
     one = packed(tar_of(Item("n")))
     put_vllm(root, *[one] * (count - 2), items=EXTRA)
-    return identify(BaseRequest(ref=f"oci:{root}", pins={}, index=PackageIndex()))
+    return identify(BaseRequest(ref=Ref(f"oci:{root}"), pins={}, index=PackageIndex()))
 
 
 def test_a_base_with_the_maximum_of_layers_is_refused_first(
@@ -461,7 +464,9 @@ def test_the_bases_annotations_are_kept(tmp_path: Path) -> None:
     value = put_vllm(tmp_path / "base", items=EXTRA).json() | {"annotations": held}
     raw = RawManifest(data=json.dumps(value).encode(), media_type=OCI_MANIFEST)
     LayoutDirectory(tmp_path / "base").put_manifest(raw, "noted")
-    base = identify(BaseRequest(ref=f"oci:{tmp_path}/base:noted", pins={}, index=PackageIndex()))
+    base = identify(
+        BaseRequest(ref=Ref(f"oci:{tmp_path}/base:noted"), pins={}, index=PackageIndex())
+    )
     plan = make_plan_of(base, *LAYERS)
     build(base, tmp_path / "out", plan)
     now = manifest_of(tmp_path / "out")["annotations"]
@@ -521,7 +526,7 @@ def test_the_layout_of_the_base_is_not_replaced(tmp_path: Path) -> None:
 
 def test_the_archive_for_docker_load_holds_everything(tmp_path: Path) -> None:
     build(base_of(tmp_path / "base"), tmp_path / "out")
-    image = open_image(f"oci:{tmp_path}/out")
+    image = open_image(Ref(f"oci:{tmp_path}/out"))
     data = b"".join(archive(image.source, image.manifest, "host.example/me/x:1"))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         held = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines import overlay
 from builder.images.engines.model import BuildRequest, BuiltImage
@@ -31,7 +32,7 @@ def plan_of(kind: str = "image", variant: dict[str, Any] | None = None) -> Build
 
 
 def built(ref: str, **more: Any) -> BuiltImage:
-    return BuiltImage(ref=ref, digest=DIGEST, added_bytes=1, engine="oci", **more)
+    return BuiltImage(ref=Ref(ref), digest=DIGEST, added_bytes=1, engine="oci", **more)
 
 
 def words_after(command: str, option: str) -> list[str]:
@@ -56,13 +57,15 @@ def test_an_image_in_a_docker_engine_runs_by_its_name() -> None:
 
 
 def test_a_pushed_image_runs_by_its_digest() -> None:
-    made = built("h.example/me/x:1", target=f"docker://h.example/me/x:1@{DIGEST}")
+    made = built("h.example/me/x:1", target=Ref(f"docker://h.example/me/x:1@{DIGEST}"))
     found = run_commands(plan_of(), made)
     assert words_after(found.block.command, "vllm")[0] == f"h.example/me/x:1@{DIGEST}"
 
 
 def test_an_image_in_a_layout_is_copied_to_the_spark_first() -> None:
-    found = run_commands(plan_of(), built("oci:my out", name=NAME, target=f"oci:my out@{DIGEST}"))
+    found = run_commands(
+        plan_of(), built("oci:my out", name=NAME, target=Ref(f"oci:my out@{DIGEST}"))
+    )
     assert shlex.split(found.block.before[0]) == [
         *("spark-build", "distribute", f"oci:my out@{DIGEST}", "SPARK", "--tag", NAME)
     ]
@@ -71,14 +74,14 @@ def test_an_image_in_a_layout_is_copied_to_the_spark_first() -> None:
 
 
 def test_the_image_of_an_overlay_has_the_name_that_was_given() -> None:
-    layout = built("oci:out", name="vllm-spark", target=f"oci:out@{DIGEST}")
+    layout = built("oci:out", name="vllm-spark", target=Ref(f"oci:out@{DIGEST}"))
     found = run_commands(plan_of("pypi"), layout, name="vllm-spark")
     (build,) = found.block.before
     assert words_after(build, "-t")[0] == "vllm-spark"
     assert words_after(found.block.command, "vllm")[0] == "vllm-spark"
     (build,) = run_commands(plan_of("pypi"), layout).block.before
     assert words_after(build, "-t")[0] == "spark-build/test:0.20.1"
-    pushed = built("h.example/me/x:1", target=f"docker://h.example/me/x:1@{DIGEST}")
+    pushed = built("h.example/me/x:1", target=Ref(f"docker://h.example/me/x:1@{DIGEST}"))
     (build,) = run_commands(plan_of("pypi"), pushed, name="h.example/me/x:1").block.before
     assert words_after(build, "-t")[0] == "spark-build/test:0.20.1", "that is the overlay's name"
 
@@ -117,7 +120,7 @@ def test_an_overlay_in_a_docker_engine_or_registry_shows_its_dockerfile() -> Non
         (NAME, "", NAME),
         ("h.example/o:1", f"docker://h.example/o:1@{DIGEST}", f"h.example/o:1@{DIGEST}"),
     ):
-        made = built(ref, target=target)
+        made = built(ref, target=Ref(target) if target else None)
         assert write_dockerfile(plan, made) is None
         assert f"    COPY --from={source} / /" in run_commands(plan, made).text().splitlines()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError
 from builder.images.registry.model import OCI_INDEX, OCI_MANIFEST
 from builder.images.rootfs.image import open_image
@@ -26,7 +27,7 @@ DICE = random.Random(20_261_123)
 
 def read(root: Path) -> list[str]:
     """The names in the image of a layout."""
-    image = open_image(f"oci:{root}:{layoutcases.NAME}")
+    image = open_image(Ref(f"oci:{root}:{layoutcases.NAME}"))
     view = Rootfs(image.layers, LayerCache(image.source, diff_ids=image.diff_ids))
     try:
         return view.names("/")

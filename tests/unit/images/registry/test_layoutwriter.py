@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines.model import BuildRequest, BuiltImage
 from builder.images.engines.oci import OciEngine, base_bytes
@@ -74,7 +75,7 @@ def test_another_name_is_added_and_the_first_image_is_kept(tmp_path: Path) -> No
     del before["index.json"]
     assert before.items() <= after.items()
     assert blobs_in(out) == blobs_of(out, one.digest) | blobs_of(out, two.digest)
-    assert two.target == f"oci:{out}@{two.digest}"
+    assert two.target == Ref(f"oci:{out}@{two.digest}")
     assert not list(out.glob(".*"))
 
 
@@ -296,4 +297,4 @@ def test_a_directory_and_a_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a:b/out").mkdir(parents=True)
-    assert layout_place(text) == (Path(folder), name)
+    assert layout_place(Ref(text)) == (Path(folder), name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.layout import REF_NAME, LayoutDirectory
 from builder.images.registry.locations import Locations
@@ -241,27 +242,27 @@ def test_a_blob_that_is_not_a_file_does_not_block(layout: LayoutDirectory) -> No
 )
 def test_references_to_a_layout(text: str, path: str, reference: str) -> None:
     with Locations() as locations:
-        found = locations.open(text)
+        found = locations.open(Ref(text))
     assert (found.image.name, found.reference) == (f"oci:{path}", reference)
 
 
 def test_an_existing_directory_is_not_split_at_a_colon(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     with Locations() as locations:
-        assert locations.open(f"oci:{tmp_path}/a:b").image.name == f"oci:{tmp_path}/a:b"
+        assert locations.open(Ref(f"oci:{tmp_path}/a:b")).image.name == f"oci:{tmp_path}/a:b"
 
 
 @pytest.mark.parametrize("text", ["oci:", "oci::v1", "oci:a@v1", "oci:@sha256:1", "Not An Image"])
 def test_references_without_a_directory(text: str) -> None:
     with Locations() as locations, pytest.raises(UsageError):
-        locations.open(text)
+        locations.open(Ref(text))
 
 
 def test_one_registry_is_opened_once() -> None:
     with Locations() as locations:
         first, second = (
-            locations.open("ghcr.io/a/b:c"),
-            locations.open("docker://ghcr.io/d@" + BLOB.digest),
+            locations.open(Ref("ghcr.io/a/b:c")),
+            locations.open(Ref("docker://ghcr.io/d@" + BLOB.digest)),
         )
     assert first.image.registry is second.image.registry  # type: ignore[union-attr]
     assert (first.reference, second.reference) == ("c", BLOB.digest)

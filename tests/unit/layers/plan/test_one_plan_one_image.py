@@ -13,6 +13,7 @@ import pytest
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common import paths
 from builder.common.model.plan import PLAN_SCHEMA
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.diagnose.catalog import load_catalog
 from builder.errors import UsageError
@@ -71,7 +72,7 @@ class Asked:
         shutil.rmtree(self.folder, ignore_errors=True)
         base = self.folder / "base"
         put_vllm(base, items=self.base, config={**CONFIG, "User": self.user})
-        found = identify(BaseRequest(ref=f"oci:{base}", pins={}, index=PackageIndex()))
+        found = identify(BaseRequest(ref=Ref(f"oci:{base}"), pins={}, index=PackageIndex()))
         layers = (
             make_layer("fix", self.edit, copy_op("vllm/new.py", self.file)),
             make_layer("set", env_op("VLLM_NVFP4_GEMM_BACKEND", self.variable)),

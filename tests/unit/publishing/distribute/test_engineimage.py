@@ -12,6 +12,7 @@ from docker.errors import APIError
 from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's own name
 
 from builder.cli.distribute import name_on_nodes
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
@@ -76,7 +77,7 @@ class FakeImage:
 def engine_image(named: list[tuple[str, bytes]], image: str, **changed: Any) -> EngineImage:
     client: Any = FakeClient(FakeApi(named, **changed))
     held: Any = FakeImage(image)
-    return EngineImage(text="me/mine:1", client=client, image=held, recorded=cast("Any", None))
+    return EngineImage(ref=Ref("me/mine:1"), client=client, image=held, recorded=cast("Any", None))
 
 
 def config_digest(raw: Any) -> str:
