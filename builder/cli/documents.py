@@ -164,7 +164,7 @@ DOCUMENTS = {
     ),
     "preflight": Entry(
         "`preflight --json`: whether a model starts on a release, and with which kernels",
-        ("builder.serving.preflight:Preflight",),
+        ("builder.serving.preflight:Preflight", "builder.serving.preflight:ModelMatrix"),
     ),
     "ptx-races": Entry(
         "`ptx races --json`: each race of a kernel once", ("builder.ptx.runs:KernelRaces",)

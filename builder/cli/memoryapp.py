@@ -83,15 +83,16 @@ preflight_app = App()
         "spark-build preflight ./checkpoint --release 0.33.0 --layers b12x-full",
         "spark-build preflight ./checkpoint --release 0.33.0 --moe-backend marlin",
         "spark-build preflight openai/gpt-oss-120b --release 0.24.0",
-        "spark-build preflight ./checkpoint --base oci:out --max-model-len 131072",
+        "spark-build preflight compose.yaml --checkpoint ./checkpoint",
+        "spark-build preflight ./checkpoint --releases all --layers b12x-full",
     ),
 )
 def preflight(
     model: Annotated[
         str,
         typer.Argument(
-            help="A folder with a model's config.json; or a model's name, or its id on Hugging "
-            "Face, whose configuration is downloaded.",
+            help="A folder with a model's config.json; a model's name, or its id on Hugging Face; "
+            "or a file with a serve command (FILE or FILE:LINE), or the command itself.",
             metavar="MODEL",
             autocompletion=complete.models,
         ),
@@ -101,8 +102,27 @@ def preflight(
         typer.Argument(help="Flags of vllm serve.", metavar="FLAGS", show_default=False),
     ] = None,
     release: Annotated[str | None, typer.Option(help="A released vLLM.", metavar="VERSION")] = None,
+    releases: Annotated[
+        str | None,
+        typer.Option(
+            help="Several releases, as a table; all: every one since 0.17.0.",
+            metavar="all|VERSION,...",
+        ),
+    ] = None,
     base: opt.BaseRef = None,
     layers: opt.OptionalLayers = None,
+    profiles: Annotated[
+        bool,
+        typer.Option(
+            "--profiles", help="Show what the model gets without flags, and with each profile."
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of the model that a file with a serve command names.", metavar="DIR"
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(help="A variable of the server; may be repeated.", metavar="NAME=VALUE"),
@@ -115,26 +135,31 @@ def preflight(
     """Ask a vLLM release whether a model starts.
 
     The release's own code parses the flags and builds the whole model on a simulated GB10, from
-    config.json alone. It names the kernel of each layer. Exit 5: it refuses.
+    config.json alone. It names the kernel of each layer. Exit 5: it refuses; with --releases: each
+    of them does.
     """
-    from builder.cli.preflight import preflight_command
+    from builder.cli.preflight import matrix_command, preflight_command
     from builder.pipeline.options import PlanOptions
-    from builder.serving.preflight import PreflightRequest, base_of
+    from builder.serving.preflightfile import Given
 
     plan = PlanOptions(
-        layers=tuple(layers or ()),
-        base=base_of(release, base),
-        platform=platform,
-        patches=tuple(patches or ()),
-    )
-    request = PreflightRequest(
+        layers=tuple(layers or ()), base=base, platform=platform, patches=tuple(patches or ()),
+    )  # fmt: skip
+    given = Given(
         model=model,
-        plan=plan,
         flags=tuple(flags or ()),
-        variables=env or (),
-        models=models or (),
+        variables=tuple(env or ()),
+        plan=plan,
+        release=release,
+        checkpoint=checkpoint,
+        models=tuple(models or ()),
+        profiles=profiles,
+        several=releases is not None,
     )
-    preflight_command(request, json=json)
+    if releases is not None:
+        matrix_command(given, releases, json=json)
+    else:
+        preflight_command(given, json=json)
 
 
 audit_app = App()

@@ -7,24 +7,52 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from builder.common.console import print_json
+from builder.common.pypi import PackageIndex, vllm_releases
+from builder.errors import UsageError
 from builder.proof.wholemodel import sentence
 from builder.serving.memory import GIB
-from builder.serving.preflight import gibibytes, preflight, refuse_if_it_does_not_start
+from builder.serving.preflight import (
+    gibibytes,
+    preflight,
+    preflight_on,
+    refuse_if_it_does_not_start,
+    refuse_if_it_starts_nowhere,
+)
+from builder.serving.preflightfile import request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from builder.proof.wholemodel import LayerRow
-    from builder.serving.preflight import Preflight, PreflightRequest
+    from builder.serving.preflight import Choice, ModelMatrix, Preflight
+    from builder.serving.preflightfile import Given
 
 
-def preflight_command(request: PreflightRequest, *, json: bool) -> None:
+def matrix_command(given: Given, releases: str, *, json: bool) -> None:
+    """Ask several releases, and print a row for each.
+
+    Raises:
+        SparkBuildError: the model starts on none of them (exit 5).
+    """
+    if given.profiles:
+        raise UsageError("--profiles is for one release; with --releases, name them by --layers")
+    request = request_of(given)
+    listed = None if releases.strip() == "all" else releases
+    document = preflight_on(request, vllm_releases(PackageIndex(), listed))
+    if json:
+        print_json(document)
+    else:
+        print("\n".join(_matrix(document)))
+    refuse_if_it_starts_nowhere(document)
+
+
+def preflight_command(given: Given, *, json: bool) -> None:
     """Ask, and print the answer.
 
     Raises:
         SparkBuildError: the model does not start, or was not built (exit 5).
     """
-    document = preflight(request)
+    document = preflight(request_of(given))
     if json:
         print_json(document)
     else:
@@ -59,6 +87,12 @@ def _lines(document: Preflight) -> Iterator[str]:
         )
     for cure in document.cures:
         yield f"  it starts {cure.change}"
+    for text in document.passed_over:
+        yield from _wrapped(f"attention backend not taken: {text}")
+    if document.choices:
+        yield ""
+        yield "the same model on this release"
+        yield from choice_lines(document.choices)
     if document.simulated:
         yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
 
@@ -81,6 +115,34 @@ def _table(rows: tuple[LayerRow, ...]) -> Iterator[str]:
     if rest:
         others = sum(row.bytes for row in rest) / GIB
         yield f"{f'{sum(r.count for r in rest)} others':<84}{others:>7.2f}"
+    yield ""
+
+
+def _matrix(document: ModelMatrix) -> Iterator[str]:
+    layers = f" with --layers {','.join(document.layers)}" if document.layers else ""
+    yield f"{document.model} on {len(document.rows)} releases of vLLM{layers}"
+    yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
+    yield ""
+    yield from choice_lines(document.rows)
+    if document.starting:
+        yield f"it starts on {', '.join(document.starting)}"
+
+
+def choice_lines(choices: Sequence[Choice]) -> Iterator[str]:
+    """A table of answers: a row of kernels, or the reason why there are none."""
+    width = max(len(choice.name) for choice in choices) + 2
+    yield f"{'':<{width}}{'':<9}{'linear, experts, attention, KV cache'}"
+    for choice in choices:
+        word = {"yes": "starts", "no": "REFUSES", "not run": "not run"}[choice.starts]
+        text = choice.why or "; ".join(
+            ", ".join(part) or "-"
+            for part in (choice.linear, choice.experts, choice.attention, (choice.cache,))
+        )
+        if choice.troubles:
+            text += f" (known trouble: {', '.join(choice.troubles)})"
+        wrapped = textwrap.wrap(text, 100 - width - 9, break_on_hyphens=False)
+        yield f"{choice.name:<{width}}{word:<9}{(wrapped or [''])[0]}"
+        yield from (" " * (width + 9) + line for line in wrapped[1:])
     yield ""
 
 

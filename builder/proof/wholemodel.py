@@ -81,7 +81,7 @@ _DOWNLOAD, _SILENCE = 300.0, 20
 #: Flags whose value may name a draft model.
 _SPECULATIVE = ("--speculative-config", "-sc")
 #: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
-_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
+READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 
 
 class Refusal(Part, frozen=True, kw_only=True):
@@ -224,7 +224,7 @@ class Target:
         identity = base.identity
         return cls(
             base=identity.ref, tree=base.tree, packages=dict(identity.packages),
-            env={k: v for k, v in identity.env.items() if k.startswith(_READ)},
+            env={k: v for k, v in identity.env.items() if k.startswith(READ)},
         )  # fmt: skip
 
     def with_plan(self, plan: BuildPlan) -> Target:

@@ -435,7 +435,7 @@ READS = (
 _LARGEST = 1 << 20
 _IGNORE = re.compile(r"#\s*spark-build:\s*ignore(?:\[([\w, -]+)\])?")
 _ALL = "*"  # no rule's name
-_RELEASE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
+RELEASED_IMAGE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
 _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
 #: The first line of a file that ``recipe`` writes.
 _MADE = re.compile(
@@ -462,7 +462,7 @@ class Linter:
             UsageError: neither the options nor the command's image name the release.
             SparkBuildError: it cannot be read.
         """
-        named = _RELEASE.search(command.image)
+        named = RELEASED_IMAGE.search(command.image)
         release = self.release or (named[1] if named and not self.image else "")
         release = release or ("" if self.image else command.vllm)
         ref = release_base(release) if release else self.image or ""
@@ -536,7 +536,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     commands = ignored = 0
     for name, text in files:
         found = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
-        served = _commands(name, text)
+        served = serve_commands(name, text)
         commands += len(served)
         if not served and not found:
             skipped.append(name)
@@ -570,7 +570,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     )
 
 
-def _commands(name: str, text: str) -> list[ServeCommand]:
+def serve_commands(name: str, text: str) -> list[ServeCommand]:
     """The serve commands of a file, with what its first line says, if ``recipe`` made it."""
     served = read_commands(name, text)
     made = _MADE.search(text[:_HEAD])

@@ -182,21 +182,6 @@ class PreflightRequest:
     profiles: bool = False
 
 
-def base_of(release: str | None, base: str | None) -> str:
-    """The base that the options name.
-
-    Raises:
-        UsageError: they name both or neither.
-    """
-    if (release is None) == (base is None):
-        words = "not both" if release else "one of them is needed"
-        raise UsageError(
-            f"preflight asks one vLLM, that of --release or --base: {words}",
-            hint="--release 0.33.0",
-        )
-    return release_base(release) if release is not None else str(base)
-
-
 def preflight(request: PreflightRequest) -> Preflight:
     """Ask the release of a base, with the layers that were named.
 
@@ -456,6 +441,21 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
     more = cure.flags if cure else (*document.flags, "--layers", MAIN_PROFILE)
     more = (*more, "--layers", ",".join(cure.layers)) if cure and cure.layers else more
     raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=shlex.join([*words, *more]))
+
+
+def refuse_if_it_starts_nowhere(document: ModelMatrix) -> None:
+    """Raise if no release takes the model.
+
+    Raises:
+        SparkBuildError: with the reason of the last release (exit 5).
+    """
+    if document.starting or not document.rows:
+        return
+    last = document.rows[-1]
+    text = (
+        f"{document.model} starts on none of {len(document.rows)} releases; {last.vllm}: {last.why}"
+    )
+    raise SparkBuildError(text, Exit.VERIFY_FAILED)
 
 
 def gibibytes(size: int) -> str:

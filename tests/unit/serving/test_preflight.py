@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
@@ -28,12 +29,14 @@ from builder.proof.wholemodel import (
 )
 from builder.serving.preflight import (
     Cure,
+    ModelMatrix,
     Preflight,
-    base_of,
     flag_groups,
+    in_short,
     longest_context,
     model_folder,
     refuse_if_it_does_not_start,
+    refuse_if_it_starts_nowhere,
     room,
     troubles_of,
     variables_of,
@@ -228,12 +231,44 @@ def test_not_run_is_no_pass() -> None:
     assert caught.value.code == 5
 
 
-def test_one_vllm_is_asked() -> None:
-    assert base_of("0.33.0", None) == "pypi:vllm==0.33.0"
-    assert base_of(None, "oci:out") == "oci:out"
-    for release, base in ((None, None), ("0.33.0", "oci:out")):
-        with pytest.raises(UsageError, match="preflight asks one vLLM"):
-            base_of(release, base)
+def test_an_answer_in_short() -> None:
+    rows = (
+        layer(kernels=("CUTLASS",), bytes=10),
+        layer(kernels=("MARLIN",), experts=(2, 8), bytes=90),
+        layer(attention="FLASHINFER"),
+        layer(kernels=("TOWER",), part="tower", bytes=99),
+        layer(kernels=("DRAFT",), part="draft", bytes=99),
+    )
+    settings = {"kv_cache_dtype": "fp8_e4m3"}
+    short = in_short("0.33.0", document(starts="yes", refusal=None, layers=rows, settings=settings))
+    assert (short.linear, short.experts) == (("CUTLASS",), ("MARLIN",))
+    assert (short.attention, short.cache) == (("FLASHINFER",), "fp8_e4m3")
+    assert (short.starts, short.why) == ("yes", "")
+    assert in_short("x", document()).why == "no kernel"
+    assert in_short("x", document(starts="not run", reason="no torch")).why == "no torch"
+    text = "\n".join(command.choice_lines([short, in_short("0.17.1", document())]))
+    assert "CUTLASS; MARLIN; FLASHINFER; fp8_e4m3" in text
+    assert "REFUSES  no kernel" in text
+
+
+def test_a_table_without_a_start_is_a_failure() -> None:
+    rows = (in_short("a", document()), in_short("b", document(starts="yes", refusal=None)))
+    none = ModelMatrix(model="./m", flags=(), layers=(), rows=rows[:1])
+    with pytest.raises(SparkBuildError, match="starts on none of 1 releases") as caught:
+        refuse_if_it_starts_nowhere(none)
+    assert caught.value.code == 5
+    refuse_if_it_starts_nowhere(replace(none, rows=rows))
+
+
+def test_the_backends_that_a_release_passed_over() -> None:
+    line = (
+        "Some attention backends are not valid for cuda with X(a=[1]). "
+        "Reasons: {FLASH_ATTN: ['compute capability not supported'], TRITON_MLA: ['MLA', 'dtype']}."
+    )
+    assert answer(refused_attention=(line, line)).passed_over == (
+        "FLASH_ATTN: compute capability not supported",
+        "TRITON_MLA: MLA, dtype",
+    )
 
 
 def test_variables() -> None:
@@ -353,6 +388,7 @@ def test_a_variable_of_an_image_writes_no_line_of_the_answer(
 ) -> None:
     forged = document(environment={"VLLM_X": "1\nstarts: the release built the model\n  it starts"})
     monkeypatch.setattr(command, "preflight", lambda _: forged)
+    monkeypatch.setattr(command, "request_of", lambda _: None)
     with pytest.raises(SparkBuildError):
         command.preflight_command(cast("Any", None), json=False)
     out = capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""Reads what to ask from a serve command, a compose file, a manifest or a recipe.
+
+It says which model, flags, variables and image; options of the command line go before them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.common.console import console
+from builder.errors import UsageError
+from builder.layers.conversion.shell import UNKNOWN
+from builder.pipeline.options import PlanOptions
+from builder.proof.wholemodel import READ, is_path
+from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
+from builder.serving.preflight import PreflightRequest, flag_groups, with_flags
+from builder.serving.release import release_base
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.serving.commands import ServeCommand
+
+#: A file and the line of one of its commands.
+_AT_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+#: The name of a command that is given as a text.
+_TEXT = "the command"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The options of the command line; what they leave open, a serve command may say."""
+
+    model: str
+    flags: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    plan: PlanOptions = field(default_factory=PlanOptions)
+    release: str | None = None
+    #: in place of the model that a serve command names
+    checkpoint: Path | None = None
+    models: tuple[Path, ...] = ()
+    profiles: bool = False
+    #: whether ``--releases`` names the releases
+    several: bool = False
+
+
+def request_of(given: Given) -> PreflightRequest:
+    """What to ask.
+
+    Raises:
+        UsageError: it is not clear which model or which release is meant.
+    """
+    if given.model == "vllm" and given.flags[:1] == ("serve",):
+        return _of_command(given, _chosen(_TEXT, shlex.join([given.model, *given.flags]), None))
+    text = _text(given.model)
+    if text is None:
+        if given.checkpoint is not None:
+            raise UsageError(
+                f"--checkpoint stands for the model that a file names, and {given.model} is a "
+                "model itself",
+                hint=f"spark-build preflight {given.checkpoint}",
+            )
+        return _request(given, given.model, given.flags, given.variables)
+    return _of_command(given, _chosen(*text))
+
+
+def _text(model: str) -> tuple[str, str, int | None] | None:
+    """The name, text and line of a file with commands, or of a command; None for a model."""
+    path = Path(model)
+    at_line = _AT_LINE.fullmatch(model)
+    if model == "-" or (_is_file(path) and path.name != "config.json"):
+        return model, read_file(path), None
+    if at_line and _is_file(Path(at_line["file"])):
+        return at_line["file"], read_file(Path(at_line["file"])), int(at_line["line"])
+    if re.search(r"\s", model) and not is_path(model):
+        return _TEXT, model, None
+    return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _chosen(name: str, text: str, line: int | None) -> ServeCommand:
+    """The serve command of a text; on a line, if there are several.
+
+    Raises:
+        UsageError: it has none, or several that differ.
+    """
+    found = serve_commands(name, text)
+    if line is not None:
+        found = [one for one in found if one.line == line]
+    if not found:
+        at = f" on line {line}" if line is not None else ""
+        raise UsageError(f"{name} contains no vllm serve command{at}", hint=READS)
+    asked = {(tuple(w.text for w in one.words), one.env, one.image): one for one in found}
+    if len(asked) > 1:
+        lines = ", ".join(f"{one.line} ({one.model or 'no model'})" for one in asked.values())
+        raise UsageError(
+            f"{name} has {len(asked)} different serve commands, on lines {lines}",
+            hint=f"spark-build preflight {name}:{next(iter(asked.values())).line}",
+        )
+    return found[0]
+
+
+def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
+    words = [word.text for word in command.words]
+    model = command.model
+    if words[:1] == [model]:
+        del words[0]
+    elif "--model" in words:
+        at = words.index("--model")
+        del words[at : at + 2]
+    groups = [] if given.model == "vllm" else flag_groups(words)
+    unknown = [group for group in groups if any(UNKNOWN in word for word in group)]
+    for group in unknown:
+        console.warn(f"{group[0]} is left out: its value is known only when the command is run")
+    own = tuple(w for group in groups if group not in unknown for w in group)
+    flags = own if groups else tuple(words)
+    if given.model != "vllm":
+        flags = with_flags(given.flags, flags)
+    variables = tuple(
+        f"{one.name}={one.value}"
+        for one in command.env
+        if one.name.startswith(READ) and UNKNOWN not in one.value
+    )
+    model = str(given.checkpoint) if given.checkpoint is not None else model
+    if not model or UNKNOWN in model:
+        raise UsageError(
+            f"{command.file}:{command.line}: the model is known only when the command is run",
+            hint="--checkpoint DIR",
+        )
+    if is_path(model) and not Path(model).exists():
+        raise UsageError(
+            f"{command.file}:{command.line}: its model {model} is not a folder here",
+            hint="--checkpoint DIR",
+        )
+    return _request(_with_release(given, command), model, flags, (*variables, *given.variables))
+
+
+def _with_release(given: Given, command: ServeCommand) -> Given:
+    """The same, with the image, release and profile of a command where the options name none."""
+    if given.release or given.plan.base or given.several:
+        return given
+    official = RELEASED_IMAGE.search(command.image)
+    release = official[1] if official else command.vllm
+    base = None if release else command.image or None
+    profile = "" if base else Linter().profile(command)
+    layers = given.plan.layers or ((profile,) if profile else ())
+    return replace(
+        given, release=release or None, plan=replace(given.plan, base=base, layers=layers)
+    )
+
+
+def _request(
+    given: Given, model: str, flags: tuple[str, ...], variables: Sequence[str]
+) -> PreflightRequest:
+    """The request; its base is empty where ``--releases`` names several.
+
+    Raises:
+        UsageError: the options name no vLLM, or several.
+    """
+    base = given.plan.base
+    if given.several + (given.release is not None) + (base is not None) != 1:
+        many = given.release is not None or base is not None
+        raise UsageError(
+            "preflight asks the vLLM of --release, --base or --releases: "
+            f"{'only one of them' if many else 'one of them is needed'}",
+            hint="--release 0.33.0",
+        )
+    ref = release_base(given.release) if given.release is not None else base
+    return PreflightRequest(
+        model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
+        variables=tuple(variables), models=given.models, profiles=given.profiles,
+    )  # fmt: skip
