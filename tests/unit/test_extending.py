@@ -180,8 +180,10 @@ def test_every_level_has_a_function_and_a_name_in_documents() -> None:
 
 def test_a_layer_is_one_folder(call: Call, site: Path, tmp_path: Path) -> None:
     text = layer_text('op = "copy"\nfrom = "toy.py"\nto = "vllm/toy.py"')
-    write_tree(tmp_path / "mine", {"toy/layer.toml": text.encode(), "toy/toy.py": b"TOY = 1\n"})
-    words = ("-l", "toy", "--patches", tmp_path / "mine")
+    write_tree(
+        tmp_path / "mine", {"my-toy/layer.toml": text.encode(), "my-toy/toy.py": b"TOY = 1\n"}
+    )
+    words = ("-l", "my-toy", "--patches", tmp_path / "mine")
     done = call("apply", site, *words)
     assert done.code == 0, done.err
     assert (site / "vllm" / "toy.py").read_bytes() == b"TOY = 1\n"
@@ -208,8 +210,8 @@ def test_an_op_is_in_every_file_of_its_list(kind: str) -> None:
 def test_an_op_that_is_in_no_file_is_unknown(call: Call, site: Path, tmp_path: Path) -> None:
     assert set(OPS) == set(FORMS)
     text = layer_text('op = "toy"')
-    write_tree(tmp_path / "mine", {"toy/layer.toml": text.encode()})
-    refused = call("apply", site, "-l", "toy", "--patches", tmp_path / "mine")
+    write_tree(tmp_path / "mine", {"my-toy/layer.toml": text.encode()})
+    refused = call("apply", site, "-l", "my-toy", "--patches", tmp_path / "mine")
     assert (refused.code, "unknown op 'toy'" in refused.err) == (2, True)
 
 

@@ -89,6 +89,8 @@ def test_every_profile_fits_into_one_hundred_columns(capsys: pytest.CaptureFixtu
             for record in records
             if (asked := record.profiles.get(profile)) is not None
         ]
+        if not rows:  # a profile that no release was asked about yet
+            continue
         print_table([layer.name for layer in names], rows, listed=False)
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 100, profile
