@@ -39,7 +39,7 @@ TYPES: dict[str, np.dtype[Any]] = {
 _CONTENTS = ("file", "values", "fill")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: The first address for arrays without one, and the gap after each.  Our choice.
-_FIRST, _APART = 0x1000_0000, 0x1_0000
+FIRST, APART = 0x1000_0000, 0x1_0000
 #: The largest array: every schedule copies all arrays.  Our choice.
 _MOST_BYTES = 2**30
 #: The hardware's address space (CUDA C++ Programming Guide: 47 or 48 bits, by the host).
@@ -99,13 +99,13 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"two arrays have the name {twice}")
-    free = max([_FIRST, *(one.address + len(one.data) for one in found)])
+    free = max([FIRST, *(one.address + len(one.data) for one in found)])
     placed = []
     for one in found:
         address = one.address
         if not address:
-            address = -(-free // _APART) * _APART
-            free = address + len(one.data) + _APART
+            address = -(-free // APART) * APART
+            free = address + len(one.data) + APART
         if address + len(one.data) > _ADDRESSES:
             raise ValueError(f"array {one.name} ends beyond the 48-bit address space")
         placed.append(Array(one.name, address, one.data, one.writable, one.type, one.shape))
@@ -273,11 +273,11 @@ _KEYS = (
     "schema", "name", "ptx", "kernel", "grid", "block", "shared", "parameters", "memory", "result",
 )  # fmt: skip
 #: Threads of a block (CUDA C++ Programming Guide, "Technical Specifications").
-_MOST_THREADS = 1024
+MOST_THREADS = 1024
 #: Shared memory of a block, the largest of any architecture (the same table: 227 KiB).
 _MOST_SHARED = 227 * 1024
 #: The most blocks: all of them exist at once.  Our choice.
-_MOST_BLOCKS = 4096
+MOST_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
@@ -394,10 +394,10 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
             raise TypeError("parameters is not a list")
         return LaunchFile(
             name=str(document.get("name", path.name)),
-            ptx=_text(ptx or path.parent / document["ptx"]),
+            ptx=read_text(ptx or path.parent / document["ptx"]),
             kernel=str(document.get("kernel", "")),
-            grid=_triple(document["grid"], "grid", _MOST_BLOCKS),
-            block=_triple(document["block"], "block", _MOST_THREADS),
+            grid=_triple(document["grid"], "grid", MOST_BLOCKS),
+            block=_triple(document["block"], "block", MOST_THREADS),
             shared=_shared(document.get("shared", 0)),
             parameters=tuple(parameter(one, place, memory) for place, one in enumerate(given)),
             memory=memory,
@@ -412,9 +412,16 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
         raise UsageError(f"{path} is not a launch: {said}") from None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of PTX.
+
+    Raises:
+        UsageError: the file cannot be read, or is not text.
+    """
     try:
         return path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not PTX: it is not UTF-8 text") from None
 

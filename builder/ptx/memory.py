@@ -238,6 +238,10 @@ class SharedMemory:
 #: 4-bit codes.
 ELEMENT_BITS = {0: 8, 1: 16, 2: 32, 6: 16, 7: 32, 10: 16, 11: 4}
 _KIND = 2
+#: Codes of numpy's types; others by their size.
+_CODES = {"float16": 6, "float32": 7, "bfloat16": 10}
+_SIZE_CODES = {1: 0, 2: 1, 4: 2}
+_SWIZZLES = (0, 32, 64, 128)
 #: The unit of swizzling and of strides, as a type without arithmetic.
 _PART, _WORD = 16, np.complex128
 
@@ -391,3 +395,40 @@ class TensorMap:
             offsets = ((steps * stride)[:, None] + offsets[None, :]).reshape(-1)
             inside = (((steps >= 0) & (steps < dim))[:, None] & inside[None, :]).reshape(-1)
         return offsets, inside
+
+
+def encode_tensor(
+    address: int, array: NDArray[Any], box: Sequence[int], swizzle: int, packed: bool
+) -> bytes:
+    """The descriptor of an array in C order at an address; ``box`` in the order of its axes.
+
+    ``packed``: each byte holds two 4-bit elements, of which the box counts.
+
+    Raises:
+        ValueError: no descriptor can describe it.
+    """
+    code = 11 if packed else _CODES.get(array.dtype.name, _SIZE_CODES.get(array.itemsize, -1))
+    dims = [*array.shape[::-1]]
+    dims[0] *= 2 if packed else 1
+    strides = [*array.strides[-2::-1]]
+    sizes = [*box[::-1]]
+    if code < 0 or (packed and array.itemsize != 1):
+        raise ValueError(f"a tensor map of {array.dtype} is not known")
+    if len(box) != array.ndim or array.ndim > 5 or any(not 1 <= n <= 256 for n in sizes):
+        raise ValueError(f"a box {tuple(box)} for an array of shape {array.shape}")
+    if swizzle not in _SWIZZLES:
+        raise ValueError(f"a swizzle of {swizzle} bytes; there are {_SWIZZLES}")
+    if any(stride % _PART for stride in strides):
+        raise ValueError(f"strides of {strides} bytes are not multiples of {_PART}")
+    word = [0] * 32
+    word[0], word[1] = address & 0xFFFFFFFF, address >> 32
+    word[2] = _KIND | (array.ndim - 1) << 4 | code << 7 | _SWIZZLES.index(swizzle) << 13
+    for n, stride in enumerate(strides):
+        word[3 + n] = stride // _PART & 0xFFFFFFFF
+        word[7] |= (stride // _PART >> 32 & 15) << (4 * n)
+    for n, dim in enumerate(dims):
+        word[8 + n] = dim - 1
+    word[13] = (sizes[0] - 1) << 24
+    for n, size in enumerate(sizes[1:]):
+        word[14] |= (size - 1) << (8 * n)
+    return struct.pack("<32I", *word)

@@ -1,0 +1,245 @@
+"""Runs a kernel from Python: numpy arrays in and out, races and faults as values.
+
+result = run(ptx, "add", grid=4, block=128, arguments=[x, y, out, np.int32(n)])
+assert not result.races
+np.testing.assert_allclose(result[out], x + y)
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.errors import UsageError
+from builder.ptx.launchfile import (
+    APART,
+    FIRST,
+    MOST_BLOCKS,
+    MOST_THREADS,
+    Array,
+    LaunchFile,
+    read_text,
+)
+from builder.ptx.memory import encode_tensor
+from builder.ptx.runs import program_of, run_once, schedules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from builder.ptx.findings import FoundRace
+    from builder.ptx.source import Kernel
+
+
+_ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """The address of an array's element as an argument: ``offset`` in bytes."""
+
+    array: NDArray[Any]
+    offset: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMap:
+    """A tensor map (TMA descriptor) of an array as an argument.
+
+    ``box``: the tile's size along each axis of the array.  ``swizzle``: 0, 32, 64 or 128 bytes.
+    ``packed``: the bytes hold two 4-bit elements each; the box counts elements.
+    """
+
+    array: NDArray[Any]
+    box: tuple[int, ...]
+    swizzle: int = 0
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduleRun:
+    """What one schedule left and showed."""
+
+    schedule: str
+    #: why it did not end; empty if it did
+    fault: str
+    deadlock: bool
+    races: tuple[FoundRace, ...]
+    instructions: int
+    #: the arrays after the run, in the order in which the arguments first name them
+    arrays: tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A kernel in every schedule; ``result[x]`` is array ``x`` after the first one."""
+
+    kernel: str
+    runs: tuple[ScheduleRun, ...]
+    _given: tuple[NDArray[Any], ...]
+
+    def __getitem__(self, array: NDArray[Any]) -> NDArray[Any]:
+        """An array that was given, after the first schedule."""
+        return self.after(array, 0)
+
+    def after(self, array: NDArray[Any], run: int) -> NDArray[Any]:
+        """An array that was given, after a schedule by its number."""
+        for one, left in zip(self._given, self.runs[run].arrays, strict=True):
+            if one is array:
+                return left
+        raise KeyError("the array is no argument of the kernel")
+
+    @property
+    def races(self) -> tuple[FoundRace, ...]:
+        """Each race once."""
+        return tuple({race.key: race for run in self.runs for race in run.races}.values())
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why schedules did not end."""
+        return tuple(f"{run.schedule}: {run.fault}" for run in self.runs if run.fault)
+
+    @property
+    def differ(self) -> bool:
+        """Whether schedules left different bytes."""
+        left = {tuple(a.tobytes() for a in run.arrays) for run in self.runs if not run.fault}
+        return len(left) > 1
+
+    def __str__(self) -> str:
+        """The findings, one a line."""
+        return "\n".join([*map(str, self.races), *self.faults]) or "no race and no fault"
+
+
+def run(
+    ptx: str | Path,
+    kernel: str,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    *,
+    shared: int = 0,
+    schedules: Sequence[str] = (),
+) -> Result:
+    """Run a kernel in each schedule, watching for races.
+
+    ``ptx``: the text, or a path.  ``kernel``: its name, or a part of it that no other kernel has;
+    a compiler may have lengthened it.  ``arguments``: in the order of the parameters; a mapping
+    also gives the arrays their names in messages.  An array is passed as its address, and only
+    if numpy may write to it the kernel may; numpy's numbers are passed as they are, Python's in
+    the size of the parameter, and bytes unchanged.  The arrays themselves are left alone.
+    ``shared``: dynamic shared memory in bytes.  ``schedules``: as in ``spark-build ptx``.
+
+    Raises:
+        UsageError: the PTX cannot be read, or the arguments do not match the kernel.
+    """
+    text = read_text(ptx) if isinstance(ptx, Path) else ptx
+    kernel = _full_name(text, kernel)
+    names = list(arguments) if isinstance(arguments, dict) else None
+    values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
+    sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
+    file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
+    program = program_of(file, Path("kernel"))
+    given, memory = _arrays(values, names)
+    parameters = _parameters(values, program.kernel, given, memory)
+    file = LaunchFile("launch", text, kernel, file.grid, file.block, shared, parameters, memory)
+    runs = []
+    for schedule in schedules_of(schedules):
+        single = run_once(file, program, schedule, watch=True)
+        left = tuple(
+            np.frombuffer(region.data.tobytes(), array.dtype).reshape(array.shape)
+            for region, array in zip(single.memory.regions, given, strict=True)
+        )
+        one = single.run
+        runs.append(
+            ScheduleRun(str(schedule), one.fault, one.deadlock, one.races, one.instructions, left)
+        )
+    return Result(program.kernel.name, tuple(runs), tuple(given))
+
+
+def _full_name(text: str, kernel: str) -> str:
+    """The one kernel whose name contains this, unless one has exactly this name."""
+    names = _ENTRY.findall(text)
+    parts = [name for name in names if kernel in name]
+    return parts[0] if kernel not in names and len(parts) == 1 else kernel
+
+
+def _triple(size: int | Sequence[int], what: str, most: int) -> tuple[int, int, int]:
+    sizes = [size] if isinstance(size, int) else [*size] if isinstance(size, list | tuple) else []
+    if not 1 <= len(sizes) <= 3 or any(not isinstance(n, int) or n < 1 for n in sizes):
+        raise UsageError(f"{what} of {size}: one to three numbers of at least 1")
+    x, y, z = (*sizes, 1, 1)[:3]
+    if x * y * z > most:
+        raise UsageError(f"{what} of {size}: {most} are the most")
+    return x, y, z
+
+
+def _array_of(value: Any) -> NDArray[Any] | None:
+    if isinstance(value, Pointer | TensorMap):
+        return value.array
+    return value if isinstance(value, np.ndarray) and value.ndim else None
+
+
+def _arrays(
+    values: Sequence[Any], names: Sequence[str] | None
+) -> tuple[list[NDArray[Any]], tuple[Array, ...]]:
+    """The distinct arrays among arguments, and the memory that they become."""
+    given: list[NDArray[Any]] = []
+    memory: list[Array] = []
+    address = FIRST
+    for place, value in enumerate(values):
+        array = _array_of(value)
+        if array is None or any(one is array for one in given):
+            continue
+        if not array.flags.c_contiguous or not array.size:
+            raise UsageError(f"argument {place} is not an array in C order with elements")
+        name = names[place] if names else f"argument {place}"
+        given.append(array)
+        data = array.tobytes()
+        memory.append(Array(name, address, data, array.flags.writeable, "u8", (len(data),)))
+        address += -(-len(data) // APART) * APART + APART
+    return given, tuple(memory)
+
+
+def _parameters(
+    values: Sequence[Any], kernel: Kernel, given: Sequence[Any], memory: Sequence[Array]
+) -> tuple[bytes, ...]:
+    sizes = [one.size for one in kernel.parameters.values()]
+    if len(values) != len(sizes):
+        raise UsageError(f"{len(values)} arguments; {kernel.name[:60]} takes {len(sizes)}")
+    found = []
+    for place, (value, size) in enumerate(zip(values, sizes, strict=True)):
+        array = _array_of(value)
+        address = 0
+        if array is not None:
+            address = next(m.address for m, one in zip(memory, given, strict=True) if one is array)
+        data = _bytes(value, size, address, f"argument {place}")
+        if len(data) != size:
+            raise UsageError(f"argument {place} has {len(data)} bytes; the parameter has {size}")
+        found.append(data)
+    return tuple(found)
+
+
+def _bytes(value: Any, size: int, address: int, what: str) -> bytes:
+    if isinstance(value, TensorMap):
+        try:
+            return encode_tensor(address, value.array, value.box, value.swizzle, value.packed)
+        except ValueError as error:
+            raise UsageError(f"{what}: {error}") from None
+    if address:
+        return (address + getattr(value, "offset", 0)).to_bytes(8, "little")
+    if isinstance(value, bytes | np.generic | np.ndarray):
+        return bytes(value) if isinstance(value, bytes) else value.tobytes()
+    try:
+        if isinstance(value, int):
+            return value.to_bytes(size, "little", signed=value < 0)
+        if isinstance(value, float) and size in (4, 8):
+            return struct.pack("<f" if size == 4 else "<d", value)
+    except OverflowError:
+        raise UsageError(f"{what}: {value} does not fit into {size} bytes") from None
+    raise UsageError(f"{what} is neither an array, a number nor bytes: {value!r:.60}")
