@@ -100,7 +100,6 @@ VARIABLES = (
 #: What spark-build hands to programs that it starts. Nobody else sets these.
 HANDED_ON = frozenset(
     {
-        "SPARK_BUILD_PROBE",
         "SPARK_BUILD_REQUEST",
         "SPARK_BUILD_GONE",
         "SPARK_BUILD_TRACKED",

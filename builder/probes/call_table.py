@@ -14,12 +14,11 @@ import platform
 import struct
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import stub_driver
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from builder.probes import stub_driver
-else:
-    import stub_driver
 
 #: The table's name among the library's symbols.
 TABLE = "spark_build_table"

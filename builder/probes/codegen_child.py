@@ -16,12 +16,9 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from builder.probes.codegen_kernels import KINDS, SLOW, Compiled
-else:
-    from codegen_kernels import KINDS, SLOW, Compiled
+from builder.probes.codegen_kernels import KINDS, SLOW, Compiled
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

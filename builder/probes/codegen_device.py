@@ -18,12 +18,11 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from builder.probes.simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.probes.simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
-else:
-    from simulated_device import MULTIPROCESSORS, SimulatedDevice, apply_environment
 
 #: One thread block cluster per SM, as the driver would answer; it only affects a grid's size.
 SM_COUNT = MULTIPROCESSORS

@@ -11,26 +11,19 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from builder.probes.codegen_device import (
+    TRITON,
+    Probe,
+    StubModule,
+    answer_for_flashinfer,
+    describe_device_to_torch,
+    stand_in_triton,
+)
+
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-    from builder.probes.codegen_device import (
-        TRITON,
-        Probe,
-        StubModule,
-        answer_for_flashinfer,
-        describe_device_to_torch,
-        stand_in_triton,
-    )
-else:
-    from codegen_device import (
-        TRITON,
-        StubModule,
-        answer_for_flashinfer,
-        describe_device_to_torch,
-        stand_in_triton,
-    )
 
 Json = dict[str, Any]
 

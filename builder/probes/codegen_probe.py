@@ -4,7 +4,7 @@ This file runs under the *target's* interpreter (inside an image, or in a sandbo
 FlashInfer's Python files, the CuTe DSL and torch), so it imports its siblings, the standard
 library, and the target's packages.
 
-    python codegen_probe.py < request.json > result.json
+    python codegen_probe.pyz < request.json > result.json
 
 FlashInfer's b12x kernels are Python: they are compiled by the CuTe DSL when first called, and the
 compiler needs no device. The probe calls the functions that vLLM calls (``mm_fp4`` with the
@@ -58,44 +58,25 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
-if TYPE_CHECKING:
-    from builder.probes import stub_driver
-    from builder.probes.codegen_child import compile_all, describe, empty_reply
-    from builder.probes.codegen_device import (
-        Probe,
-        describe_device_to_torch,
-        find_source_quickly,
-        remember_source,
-        set_environment,
-    )
-    from builder.probes.codegen_kernels import (
-        EVERY_TILE,
-        KINDS,
-        import_flashinfer,
-        stop_after_compiling,
-        tiles_offered,
-    )
-    from builder.probes.simulated_device import add_paths
-else:
-    import stub_driver
-    from codegen_child import compile_all, describe, empty_reply
-    from codegen_device import (
-        Probe,
-        describe_device_to_torch,
-        find_source_quickly,
-        remember_source,
-        set_environment,
-    )
-    from codegen_kernels import (
-        EVERY_TILE,
-        KINDS,
-        import_flashinfer,
-        stop_after_compiling,
-        tiles_offered,
-    )
-    from simulated_device import add_paths
+from builder.probes import stub_driver
+from builder.probes.codegen_child import compile_all, describe, empty_reply
+from builder.probes.codegen_device import (
+    Probe,
+    describe_device_to_torch,
+    find_source_quickly,
+    remember_source,
+    set_environment,
+)
+from builder.probes.codegen_kernels import (
+    EVERY_TILE,
+    KINDS,
+    import_flashinfer,
+    stop_after_compiling,
+    tiles_offered,
+)
+from builder.probes.simulated_device import add_paths
 
 SCHEMA = 1
 DISTRIBUTIONS = (
@@ -238,7 +219,3 @@ def main() -> int:
     out.write("\n")
     out.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

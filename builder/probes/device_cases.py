@@ -16,10 +16,11 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import nvfp4_reference as reference
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
 BLOCK = 16

@@ -14,16 +14,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
-import device_environment  # type: ignore[import-not-found]
-import verify_checks  # type: ignore[import-not-found]
+from builder.probes import device_environment, device_probe, verify_checks
 
-HERE = Path(__file__).resolve().parent
 LEVEL = "device"
 #: Seconds for one kind.  FlashInfer compiles its CUTLASS kernels when they are first called, which
 #: takes minutes on the Spark's cores.
@@ -40,9 +36,7 @@ class Probe:
         self.events: list[Json] = []
         self.ended = ""
         self.tail: list[str] = []
-        self._run(
-            request, command or [sys.executable, "-B", str(HERE / "device_probe.py")], timeout
-        )
+        self._run(request, command or verify_checks.command(device_probe.__name__), timeout)
 
     def of(self, event: str) -> list[Json]:
         """Events of one name."""

@@ -13,11 +13,10 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import verify_checks  # type: ignore[import-not-found]
+from builder.probes import verify_checks
 
 LEVEL = "device"
 #: GB10.
@@ -187,7 +186,7 @@ def driver_facts() -> Json:
 
 def ask_driver() -> Json:
     """Run :func:`driver_facts` in a child, whose context ends with it."""
-    status, text = call([sys.executable, "-B", str(Path(__file__).resolve())], timeout=120)
+    status, text = call(verify_checks.command(__name__), timeout=120)
     try:
         facts: Json = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -354,5 +353,7 @@ def look() -> tuple[list[Json], str]:
     return judge(ask_smi(), facts, meminfo, cuda_of_torch()), ""
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Print the driver's answers."""
     print(json.dumps(driver_facts()))
+    return 0

@@ -19,11 +19,12 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import device_cases as cases
+from builder.probes import nvfp4_reference as reference
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-cases: Any = importlib.import_module("device_cases")
-reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
 #: A token's nonzero values, one in each class of columns: their sum is the gate's 24.

@@ -10,7 +10,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import dispatch_kinds  # type: ignore[import-not-found]
+from builder.probes import dispatch_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,8 +133,10 @@ class Linear:
                 "weight_scale": weight.factor,
                 "input_scale": case.input_scale,
             }
+        from builder.probes import nvfp4_reference
+
         return {
-            "weight": importlib.import_module("nvfp4_reference").pack(case.weight.codes),
+            "weight": nvfp4_reference.pack(case.weight.codes),
             "weight_scale": case.weight.scales,
             "weight_scale_2": case.weight.factor,
             "input_scale": case.input_scale,
@@ -180,7 +182,8 @@ class Fused:
 
         Both input scales are 1; a weight-only checkpoint has none, so they must not be used.
         """
-        pack = importlib.import_module("nvfp4_reference").pack
+        from builder.probes.nvfp4_reference import pack
+
         values: Json = {}
         for name, weight in (("w13", experts.gate_up), ("w2", experts.down)):
             values[f"{name}_weight"] = pack(weight.codes)

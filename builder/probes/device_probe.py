@@ -4,7 +4,7 @@ This file runs under the image's interpreter, in a process of its own for each k
 kernel that traps takes the CUDA context with it.  It imports the standard library, its siblings,
 torch and vLLM.
 
-    python device_probe.py < request.json > events.jsonl
+    python device_probe.pyz < request.json > events.jsonl
 
 A layer is made as a model makes it: vLLM's ``ReplicatedLinear`` or fused experts under its ModelOpt
 quantisation, filled as a checkpoint fills it, finished by its own
@@ -43,21 +43,19 @@ import sys
 import tempfile
 import traceback
 import types
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import device_layers  # type: ignore[import-not-found]
-import dispatch_device  # type: ignore[import-not-found]
-import dispatch_prepare  # type: ignore[import-not-found]
-import dispatch_probe  # type: ignore[import-not-found]
-import dispatch_settings  # type: ignore[import-not-found]
-import simulated_device  # type: ignore[import-not-found]
+from builder.probes import (
+    device_layers,
+    dispatch_device,
+    dispatch_prepare,
+    dispatch_probe,
+    dispatch_settings,
+    simulated_device,
+)
 
 Json = dict[str, Any]
 
@@ -85,7 +83,7 @@ class Events:
 
 
 @contextlib.contextmanager
-def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
+def vllm_ready(request: Json, events: Callable[..., None], scratch: str) -> Iterator[Any]:
     """Set up a configuration and a parallel group of one, like a worker of vLLM."""
     probe = dispatch_device.Probe.of(request.get("simulate") or {})
     kept = None
@@ -96,7 +94,9 @@ def vllm_ready(request: Json, events: Events, scratch: str) -> Iterator[Any]:
     torch = importlib.import_module("torch")
     config = importlib.import_module("vllm.config")
     parallel = importlib.import_module("vllm.distributed.parallel_state")
-    ask = {name: request[name] for name in ("linear_backend", "moe_backend") if name in request}
+    ask: Json = {
+        name: request[name] for name in ("linear_backend", "moe_backend") if name in request
+    }
     made = dispatch_settings.vllm_config(dispatch_settings.kernel_config(ask), probe)
     with config.set_current_vllm_config(made):
         parallel.init_distributed_environment(
@@ -131,7 +131,9 @@ class Run:
         self.activations = str(request.get("activations", "fp4"))
         self.roundings = int(request.get("roundings", 1))
         self.shapes = request.get("shapes") or [[1, 128, 128], [17, 192, 256], [130, 256, 512]]
-        self.reference: Any = importlib.import_module("nvfp4_reference")
+        from builder.probes import nvfp4_reference
+
+        self.reference = nvfp4_reference
 
     def judged(self, name: str, shape: str, output: Any, *expectations: Any) -> None:
         """One case, compared with each correct result for this kernel."""
@@ -145,10 +147,11 @@ class Run:
 
     def cases(self) -> Any:
         """Linear cases of the kind, one after the other."""
-        module = importlib.import_module("device_cases")
+        from builder.probes import device_cases
+
         if self.kind == "fp8-linear":
-            return module.fp8_cases(self.shapes)
-        return module.LinearCases(self.activations).all(self.shapes)
+            return device_cases.fp8_cases(self.shapes)
+        return device_cases.LinearCases(self.activations).all(self.shapes)
 
     def linear(self, recorder: Any) -> None:
         """Every linear case through a layer of its own; the largest ordinary one is profiled."""
@@ -165,11 +168,12 @@ class Run:
 
     def experts(self, recorder: Any, config: Any) -> None:
         """Fused experts: each set of weights with every batch of tokens."""
-        module = importlib.import_module("device_experts")
+        from builder.probes import device_experts
+
         first = True
         for varied in (False, True):
             _, hidden, intermediate = self.shapes[0]
-            weights = module.make_experts(
+            weights = device_experts.make_experts(
                 device_layers.EXPERTS, hidden, intermediate, varied=varied
             )
             layer = device_layers.Fused(weights, config, self.device)
@@ -177,11 +181,11 @@ class Run:
                 self.events("selected", kernel=layer.methods, lines=telling(recorder))
             tokens = None
             for count, *_ in self.shapes:
-                tokens = module.make_tokens(
+                tokens = device_experts.make_tokens(
                     count, device_layers.EXPERTS, device_layers.TOP_K, hidden
                 )
-                for batch in module.batches(tokens, degenerate=not varied):
-                    expected = module.expect(weights, batch, self.activations)
+                for batch in device_experts.batches(tokens, degenerate=not varied):
+                    expected = device_experts.expect(weights, batch, self.activations)
                     name = f"{batch.name}{', any scales' if varied else ''}"
                     shape = f"{count}x{hidden}x{intermediate}"
                     self.judged(name, shape, layer(batch), expected)
@@ -191,10 +195,12 @@ class Run:
 
     def compare_torch(self) -> None:
         """torch's own product of the dequantised operands on the device, in two precisions."""
+        from builder.probes import device_cases
+
         torch = importlib.import_module("torch")
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        for case in importlib.import_module("device_cases").LinearCases("bf16").all(self.shapes):
+        for case in device_cases.LinearCases("bf16").all(self.shapes):
             right = case.weight.dense().to(self.device)
             left = case.x.to(self.device)
             full = (left.float() @ right.float().T).to(torch.bfloat16)
@@ -259,7 +265,3 @@ def main() -> int:
     events.out.close()
     # not sys.exit: libraries that lost their device hang in their own clean-up
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,16 +16,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.probes.simulated_device import MULTIPROCESSORS, SimulatedDevice
+
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Sequence
 
-    from builder.probes.simulated_device import (
-        MULTIPROCESSORS,
-        SimulatedDevice,
-    )
-else:
-    from simulated_device import MULTIPROCESSORS, SimulatedDevice
 
 FAKE_NVCC = """#!/bin/sh
 echo "nvcc: NVIDIA (R) Cuda compiler driver"

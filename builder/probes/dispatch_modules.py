@@ -22,15 +22,14 @@ import sys
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import stub_driver
+
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from builder.probes import stub_driver
     from builder.probes.dispatch_device import Probe
-else:
-    import stub_driver
 
 #: Libraries of vLLM's stable-ABI modules that a CPU build of torch lacks.
 TORCH_CUDA = ("libtorch_cuda.so", "libc10_cuda.so")

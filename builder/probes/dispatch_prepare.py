@@ -12,14 +12,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import dispatch_device, dispatch_modules
+from builder.probes.simulated_device import add_paths, apply_environment
+
 if TYPE_CHECKING:
-    from builder.probes import dispatch_device, dispatch_modules
     from builder.probes.dispatch_device import Probe
-    from builder.probes.simulated_device import add_paths, apply_environment
-else:
-    import dispatch_device
-    import dispatch_modules
-    from simulated_device import add_paths, apply_environment
 
 Json = dict[str, Any]
 

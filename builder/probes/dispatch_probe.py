@@ -5,7 +5,7 @@ interpreter (inside an image, or in a sandbox that holds vLLM's Python files, it
 dependencies and a CPU build of torch), so they may import nothing of the builder: the standard
 library, each other, and the target's packages.
 
-    python dispatch_probe.py < request.json > result.json
+    python dispatch_probe.pyz < request.json > result.json
 
 vLLM selects kernels in ordinary Python: it reads the compute capability from its platform object,
 calls a few host functions of its extension modules about their build, and tests whether
@@ -65,28 +65,15 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
+from builder.probes import dispatch_kinds, dispatch_modules, dispatch_prepare, dispatch_settings
+from builder.probes.dispatch_device import Probe
+from builder.probes.dispatch_kinds import NotAskableError
+from builder.probes.dispatch_settings import choices
+from builder.probes.simulated_device import apply_environment
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.probes import (
-        dispatch_kinds,
-        dispatch_modules,
-        dispatch_prepare,
-        dispatch_settings,
-    )
-    from builder.probes.dispatch_device import Probe
-    from builder.probes.dispatch_kinds import NotAskableError
-    from builder.probes.dispatch_settings import choices
-    from builder.probes.simulated_device import apply_environment
-else:
-    import dispatch_kinds
-    import dispatch_modules
-    import dispatch_prepare
-    import dispatch_settings
-    from dispatch_device import Probe
-    from dispatch_kinds import NotAskableError
-    from dispatch_settings import choices
-    from simulated_device import apply_environment
 
 SCHEMA = 2
 DISTRIBUTIONS = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl", "torch")
@@ -327,7 +314,3 @@ def main() -> int:
     out.write("\n")
     out.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,13 +17,12 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
+from builder.probes.dispatch_kinds import NotAskableError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from builder.probes.dispatch_device import Probe
-    from builder.probes.dispatch_kinds import NotAskableError
-else:
-    from dispatch_kinds import NotAskableError
 
 Json = dict[str, Any]
 

@@ -143,7 +143,7 @@ def command() -> str:
     return os.path.realpath(sys.executable)
 
 
-def main() -> None:
+def main() -> int:
     """Print the identity of this interpreter's environment."""
     tracked = set(json.loads(os.environ["SPARK_BUILD_TRACKED"]))
     packages: dict[str, str] = {}
@@ -172,7 +172,4 @@ def main() -> None:
             }
         )
     )
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -11,12 +11,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import device_cases as cases
+from builder.probes import device_experts as experts
+from builder.probes import host_triton
+from builder.probes import nvfp4_reference as reference
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-reference: Any = importlib.import_module("nvfp4_reference")
-cases: Any = importlib.import_module("device_cases")
-experts: Any = importlib.import_module("device_experts")
 torch: Any = importlib.import_module("torch")
 
 #: Rows and columns of scales that the layout of cuBLAS keeps together ("128x4").
@@ -28,7 +30,7 @@ class Case:
     """One call, with its inputs and the valid results."""
 
     name: str
-    call: Callable[[], Any]
+    call: Callable[[], Any] | None
     #: tensors that the kernel may only read
     inputs: list[Any]
     output: Any
@@ -36,7 +38,7 @@ class Case:
     bound: Any
 
 
-class ExactCases(cases.LinearCases):  # type: ignore[misc]
+class ExactCases(cases.LinearCases):
     """Linear cases for the executor, which sums as float32 does; tensor cores may keep fewer bits.
 
     With tensor cores' bound, a value could be off by more than its own size from a depth of 512 on.
@@ -238,7 +240,7 @@ def as_for_a16_experts() -> None:
         packing = importlib.import_module(f"{DISPATCH.rpartition('.')[0]}.moe_w4a16_route_pack")
     except ModuleNotFoundError:
         raise AbsentError("this FlashInfer has no W4A16 kernel for sorted experts") from None
-    importlib.import_module("host_triton").run_on_host(packing)
+    host_triton.run_on_host(packing)
 
 
 def exactly(made: Any, tokens: Any) -> Any:

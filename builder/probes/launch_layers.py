@@ -17,13 +17,16 @@ import os
 import types
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import device_experts as experts
+from builder.probes import device_layers as layers
+from builder.probes import device_probe, launch_cases
+from builder.probes import nvfp4_reference as reference
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from builder.probes.launch_cases import Case
 
-launch_cases: Any = importlib.import_module("launch_cases")
-reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 
 #: Operators of vLLM's library that a linear layer calls, in the release's own schema.
@@ -102,7 +105,6 @@ def vllm_on_cpu(ask: dict[str, Any], probe: Any) -> Any:
     Raises:
         NotSimulated: this release cannot be set up.
     """
-    device_probe = importlib.import_module("device_probe")
     scratch = os.path.join(os.getcwd(), "vllm")
     os.mkdir(scratch)
     request = {
@@ -151,7 +153,8 @@ PACKAGE = "b12x"
 
 def packages(probe: Any) -> Any:
     """What stands in front of the package ``b12x``, which is ready when this returns."""
-    package: Any = importlib.import_module("launch_package")
+    from builder.probes import launch_package as package
+
     package.ready(probe)
     return package
 
@@ -179,7 +182,6 @@ def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
 
     The sums are exact in both, so swapped scales exceed the bound.
     """
-    layers = importlib.import_module("device_layers")
     ready(ask, probe)
     package = ask.get("linear_backend") == PACKAGE
     handed = packages(probe).handed_gemm() if package else Handed()
@@ -288,8 +290,6 @@ def with_small_up(made: Any) -> tuple[Any, Any]:
 def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of vLLM's NVFP4 experts for some numbers of tokens."""
     probe.note("torch.ops._moe_C.topk_softmax: a reference, on the CPU")
-    layers = importlib.import_module("device_layers")
-    experts = importlib.import_module("device_experts")
     config = ready(ask, probe)
     package = ask.get("moe_backend") == PACKAGE
     if not package:

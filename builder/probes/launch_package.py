@@ -13,14 +13,14 @@ import importlib.machinery
 import sys
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import codegen_device, codegen_kernels, device_cases, host_triton, launch_cases
+from builder.probes import nvfp4_reference as reference
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from builder.probes.launch_cases import Case
 
-codegen_kernels: Any = importlib.import_module("codegen_kernels")
-launch_cases: Any = importlib.import_module("launch_cases")
-reference: Any = importlib.import_module("nvfp4_reference")
 torch: Any = importlib.import_module("torch")
 overrides: Any = importlib.import_module("torch.overrides")
 
@@ -82,8 +82,8 @@ def _imported() -> Any:
         types = importlib.import_module("b12x.preparation.types")
         types._set_lazy_preparer(functools.partial(prepare, types))
     triton: Any = importlib.import_module("triton")
-    if isinstance(triton, codegen_kernels.StubModule):
-        triton.cdiv = lambda a, b: -(-a // b)
+    if isinstance(triton, codegen_device.StubModule):
+        triton.__dict__["cdiv"] = lambda a, b: -(-a // b)
         triton.__spec__ = importlib.machinery.ModuleSpec("triton", None)  # it is looked for
     for name in WANTED:
         with contextlib.suppress(ModuleNotFoundError):  # of another release
@@ -91,7 +91,7 @@ def _imported() -> Any:
     experts: Any = importlib.import_module("b12x.moe.fused_moe._impl")
     with contextlib.suppress(ModuleNotFoundError):
         packing = importlib.import_module("b12x.moe._shared.kernels.w4a16.route_pack")
-        importlib.import_module("host_triton").run_on_host(packing)
+        host_triton.run_on_host(packing)
     experts._compiled_direct_micro_accepts_block_dim = launch_cases.accepts_block
     keep_operators_inside()
     return api
@@ -241,7 +241,7 @@ def a16_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of the package's GEMM of bfloat16 activations and FP4 weights, as vLLM makes them."""
     api = ready(probe)
     for m, n, k in ask["shapes"]:
-        made = launch_cases.cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
+        made = device_cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
         for case in launch_cases.linear(made, ask.get("inputs", "random"), m, n, k):
             yield _a16(api, case)
 

@@ -3,7 +3,7 @@
 This file runs under the *target's* interpreter like ``codegen_probe.py``, whose setup it
 uses: the standard library, its siblings, and the target's packages.
 
-    python launch_probe.py < request.json > result.json
+    python launch_probe.pyz < request.json > result.json
 
 The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kernels of this form::
 
@@ -52,30 +52,21 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from builder.probes import (
+    call_table,
+    codegen_child,
+    codegen_device,
+    codegen_kernels,
+    codegen_probe,
+    launch_host,
+    launch_recorder,
+    simulated_device,
+    stub_driver,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.probes import (
-        call_table,
-        codegen_child,
-        codegen_device,
-        codegen_kernels,
-        codegen_probe,
-        launch_host,
-        launch_recorder,
-        simulated_device,
-        stub_driver,
-    )
-else:
-    import call_table
-    import codegen_child
-    import codegen_device
-    import codegen_kernels
-    import codegen_probe
-    import launch_host
-    import launch_recorder
-    import simulated_device
-    import stub_driver
 
 SCHEMA = 1
 Json = dict[str, Any]
@@ -143,13 +134,17 @@ def use_library(path: str) -> None:
 def cases_of(ask: Json, probe: Any) -> Iterator[Any]:
     """The calls of a request."""
     if ask["kind"] in LAYERS:
-        layers = importlib.import_module("launch_layers")
-        yield from getattr(layers, LAYERS[ask["kind"]])(ask, probe)
+        from builder.probes import launch_layers
+
+        yield from getattr(launch_layers, LAYERS[ask["kind"]])(ask, probe)
     elif ask["kind"].startswith(PACKAGE):
-        package = importlib.import_module("launch_package")
-        yield from package.KINDS[ask["kind"]](ask, probe)
+        from builder.probes import launch_package
+
+        yield from launch_package.KINDS[ask["kind"]](ask, probe)
     else:
-        yield from importlib.import_module("launch_cases").KINDS[ask["kind"]](ask)
+        from builder.probes import launch_cases
+
+        yield from launch_cases.KINDS[ask["kind"]](ask)
 
 
 def failed(asks: list[Json], error: Json) -> list[Json]:
@@ -310,7 +305,3 @@ def main() -> int:
     out.write("\n")
     out.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

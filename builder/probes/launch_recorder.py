@@ -14,12 +14,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import launch_host
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.probes import launch_host
-else:
-    import launch_host
 
 #: Version of ``launch.json``.
 SCHEMA = 1

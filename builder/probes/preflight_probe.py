@@ -5,7 +5,7 @@ siblings and the target's packages.  The release's own code parses the serve fla
 configuration and builds the model's class on torch's meta device, from ``config.json`` alone.  So
 the kernel of each layer, the KV cache and every refusal are the release's answers.
 
-    python preflight_probe.py < request.json > result.json
+    python preflight_probe.pyz < request.json > result.json
 
 The request is that of the dispatch probe, with ``questions`` in place of ``ask``::
 
@@ -43,19 +43,13 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
+from builder.probes import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
+from builder.probes.dispatch_device import Probe
+from builder.probes.simulated_device import apply_environment
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from builder.probes import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
-    from builder.probes.dispatch_device import Probe
-    from builder.probes.simulated_device import apply_environment
-else:
-    import dispatch_modules
-    import dispatch_prepare
-    import dispatch_probe
-    import stub_driver
-    from dispatch_device import Probe
-    from simulated_device import apply_environment
 
 SCHEMA = 2
 Json = dict[str, Any]
@@ -887,7 +881,3 @@ def main() -> int:
             request = json.loads(line) if line.strip() else None
     out.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,8 +11,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import serve_client  # type: ignore[import-not-found]
-import verify_checks  # type: ignore[import-not-found]
+from builder.probes import serve_client, verify_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

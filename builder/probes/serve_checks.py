@@ -19,11 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import log_watch  # type: ignore[import-not-found]
-import serve_bench  # type: ignore[import-not-found]
-import serve_client  # type: ignore[import-not-found]
-import tiny_model  # type: ignore[import-not-found]
-import verify_checks  # type: ignore[import-not-found]
+from builder.probes import log_watch, serve_bench, serve_client, tiny_model, verify_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

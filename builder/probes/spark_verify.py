@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checks an image from inside: ``docker run --rm --gpus all --entrypoint spark-verify IMAGE``.
 
 Standard library only, beside its siblings and the applier.  It reads the plan that was baked in,
@@ -16,32 +15,23 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "spark_apply.pyz")]
+from typing import Any
 
 from builder.applier.commandline import find_site_packages
 from builder.applier.receipts import receipts_of, unexplained
 from builder.applier.trees import DirTree
+from builder.probes import (
+    device_checks,
+    device_environment,
+    dispatch_expect,
+    dispatch_probe,
+    serve_checks,
+    verify_checks,
+)
 
-if TYPE_CHECKING:
-    from builder.probes import (
-        device_checks,
-        device_environment,
-        dispatch_expect,
-        serve_checks,
-        verify_checks,
-    )
-else:
-    import device_checks
-    import device_environment
-    import dispatch_expect
-    import serve_checks
-    import verify_checks
-
+#: The folder that the program is in, with the plan and its data.
+HERE = verify_checks.ROOT.parent
 EXIT_USAGE, EXIT_FAILED = 2, 5
 LEVELS = ("static", "dispatch", "device", "serve")
 
@@ -92,7 +82,7 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
     if not expectations:
         return []
     answer = subprocess.run(
-        [sys.executable, "-B", str(HERE / "dispatch_probe.py")],
+        verify_checks.command(dispatch_probe.__name__),
         input=json.dumps({"ask": dispatch_expect.asks(expectations, flags)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -209,7 +199,3 @@ def main() -> int:
         word = f"NOT PROVEN, {', '.join(idle)} did not run" if idle else "verified"
         print(f"plan {plan['plan_digest']}: {word if passed else 'NOT verified'}")
     return 0 if passed else EXIT_FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+#: What Python imports these modules from: an archive, or the folder of the package.
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 1
 MARKS = {"pass": "PASS", "fail": "FAIL", "not-run": "NOT RUN"}
 
@@ -44,6 +47,12 @@ def passed(checks: Sequence[Check], require: Iterable[str] = ()) -> bool:
     ran = {item["level"] for item in checks}
     skipped = [c for c in checks if c["status"] == "not-run" and c["level"] in needed]
     return "pass" in statuses and "fail" not in statuses and not skipped and needed <= ran
+
+
+def command(module: str) -> list[str]:
+    """The command line that runs the ``main`` of a module of ours in a process of its own."""
+    start = f"import sys; sys.path[0] = {str(ROOT)!r}; import {module} as it; sys.exit(it.main())"
+    return [sys.executable, "-B", "-c", start]
 
 
 def say(text: str) -> None:

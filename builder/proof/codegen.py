@@ -17,12 +17,11 @@ from msgspec.structs import replace
 from builder.applier.trees import versions
 from builder.common.document import plain
 from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disassemble, resources
+from builder.common.programs import CODEGEN
 from builder.errors import SparkBuildError
-from builder.probes import CODEGEN_PROBE
 from builder.proof.checks import Check
 from builder.proof.dispatch import lacking
 from builder.proof.dslmirror import NoDsl, mirror, texts_of
-from builder.proof.interpreters import CODEGEN
 from builder.proof.kernels import (
     ADVICE,
     PACKAGE,
@@ -316,7 +315,7 @@ def sandbox_compiler(
 
 
 #: Number of cached results; one has 0.5 MB of cubins, and each layer of each release may need one.
-RESULTS = Results("codegen", tuple(("probes", name) for name in CODEGEN_PROBE), 160)
+RESULTS = Results("codegen", (CODEGEN,), 160)
 
 
 def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from builder.common.model.base import base_kind
 from builder.common.model.reference import Ref
+from builder.common.programs import CODEGEN, DISPATCH
 from builder.images.bases.identify import identify
 from builder.images.engines import metadata
-from builder.proof.interpreters import CODEGEN, DISPATCH, Probes, ask_in_container, in_container
+from builder.proof.interpreters import Probes, ask_in_container, in_container
 from builder.proof.ongpu import run_in_container
 from builder.proof.replies import CodegenReply, DispatchReply
 from builder.proof.targets import EmbeddedMetadata, ImageProbes, open_overlay, target_of_image

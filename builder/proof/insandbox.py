@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from builder.applier.trees import OverlayTree, versions
 from builder.common.document import plain
+from builder.common.programs import DISPATCH
 from builder.errors import SparkBuildError
-from builder.probes import DISPATCH_PROBE
 from builder.proof import operators
 from builder.proof.codegen import sandbox_compiler
 from builder.proof.installer import SandboxUnavailable
@@ -52,7 +52,7 @@ def in_sandbox(base: Base, trust: TrustedSources) -> Callable[[Tree, Mapping[str
 
 
 #: Cached replies, except those of isolated runs; one has 10 to 100 kB.
-RESULTS = Results("dispatch", tuple(("probes", name) for name in DISPATCH_PROBE), 400)
+RESULTS = Results("dispatch", (DISPATCH,), 400)
 
 
 #: Errors whose cause may be this machine, so that another try may have another result.

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from builder.applier.trees import OverlayTree
 from builder.common.document import Part, plain
-from builder.probes import CODEGEN_PROBE, DISPATCH_PROBE
+from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
 from builder.proof.installer import SandboxUnavailable
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from builder.applier.trees import Changes, Tree
+    from builder.common.programs import Program
     from builder.images.rootfs.base import Base
     from builder.proof.launches import Replies
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     Request = TypeVar("Request", DispatchRequest, CodegenRequest)
 
 T = TypeVar("T", bound=ProbeReply)
-DISPATCH, CODEGEN = DISPATCH_PROBE[-1], CODEGEN_PROBE[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,11 @@ def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, 
     outer = base.identity.env
 
     def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
-        def run(request: Part, form: type[T], timeout: float, probe: str) -> T:
+        def run(request: Part, form: type[T], timeout: float, program: Program) -> T:
             with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
                 link_out(root, net_changes(tree), Path(scratch))
                 asked = {**plain(request), "paths": [scratch]}
-                return ask_probe(python, asked, form, timeout, probe, instead_of=root)
+                return ask_probe(python, asked, form, timeout, program, instead_of=root)
 
         def ask(request: DispatchRequest) -> DispatchReply:
             return run(unsetting(request, outer, env), DispatchReply, 300, DISPATCH)
@@ -131,17 +131,13 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 # ---------------------------------------------------------------------------- an image's container
 
 
-#: Runs a program of several files without writing them: all except the last become modules.
-_STARTER = """
-import io, json, os, sys, types
-sys.stdin = io.StringIO(os.environ.pop("SPARK_BUILD_REQUEST"))
-sys.argv = ["probe.py"]
-*siblings, (_, program) = json.loads(os.environ.pop("SPARK_BUILD_PROBE"))
-for name, source in siblings:
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, name, "exec"), module.__dict__)
-exec(compile(program, "probe.py", "exec"), {"__name__": "__main__"})
-"""
+#: Runs the program in a container with its request from a variable.  For ``-c`` the first entry of
+#: ``sys.path`` is the current folder, whose files are not to be run.
+_STARTER = (
+    f"import io, os, runpy, sys; sys.path[0] = {IN_CONTAINER!r}; "
+    "sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
+    f"runpy.run_path({IN_CONTAINER!r}, run_name='__main__')"
+)
 #: Files of the image to hide, only in this temporary container.
 _REMOVER = (
     "import json, os; [os.path.lexists(p) and os.remove(p) "
@@ -169,7 +165,7 @@ def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
 
 
 def ask_in_container(
-    base: Base, request: Part, form: type[T], probe: str, changes: Changes | None = None
+    base: Base, request: Part, form: type[T], program: Program, changes: Changes | None = None
 ) -> T:
     """Query the image's own interpreter, vLLM and extension modules, without network and GPU.
 
@@ -183,7 +179,6 @@ def ask_in_container(
     gone = [f"{site}/{path}" for path, content in (changes or {}).items() if content is None]
     env = {
         "SPARK_BUILD_REQUEST": json.dumps(plain(request)),
-        "SPARK_BUILD_PROBE": json.dumps(_sources(probe)),
         **({"SPARK_BUILD_GONE": json.dumps(gone)} if gone else {}),
     }
     command = [base.identity.interpreter, "-B", "-c", (_REMOVER if gone else "") + _STARTER]
@@ -199,6 +194,7 @@ def ask_in_container(
                 env=env,
                 user="0" if gone else None,
                 files=files if changes else None,
+                program=program,
             )
         result = json.loads(output)
     except ValueError as error:
@@ -206,14 +202,6 @@ def ask_in_container(
     finally:
         client.close()
     return reply_of(result, form)
-
-
-def _sources(probe: str) -> list[tuple[str, str]]:
-    """Module names and texts of a probe's files, with the main program last."""
-    from builder.common.paths import package_file
-
-    files = DISPATCH_PROBE if probe == DISPATCH else CODEGEN_PROBE
-    return [(f.removesuffix(".py"), package_file("probes", f).read_text("utf-8")) for f in files]
 
 
 def write_tar(out: IO[bytes], site: str, changes: Changes) -> None:

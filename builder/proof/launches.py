@@ -17,8 +17,8 @@ from builder import settings
 from builder.applier.trees import versions
 from builder.common.document import Part
 from builder.common.paths import package_file
+from builder.common.programs import LAUNCH
 from builder.errors import UsageError
-from builder.probes import LAUNCH_PROBE
 from builder.proof.dslmirror import mirror, texts_of
 from builder.proof.installer import SandboxUnavailable
 from builder.proof.launched import LAYER, MOE_LAYER, OF_PACKAGE, Launched
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.common.documents.plan import ExpectedChoice
+    from builder.common.programs import Program
     from builder.ptx.findings import CallRuns
 
-PROBE = LAUNCH_PROBE[-1]
 TIMEOUT = 600.0
 #: The stage of an error that is the executor's: it does not know an instruction.
 UNREAD = "read"
@@ -252,11 +252,10 @@ class Replies(Part, frozen=True, kw_only=True):
     kept: bool = False
 
 
-def _programs() -> tuple[tuple[str, str], ...]:
+def _programs() -> tuple[Program | tuple[str, str], ...]:
     """Everything in spark-build that a result depends on."""
     executor = sorted(path.name for path in package_file("ptx", "runs.py").parent.glob("*.py"))
-    probes = [("probes", name) for name in LAUNCH_PROBE]
-    return (*probes, *(("ptx", name) for name in executor))
+    return (LAUNCH, *(("ptx", name) for name in executor))
 
 
 def results() -> Results:
@@ -296,7 +295,7 @@ def sandbox_launcher(
             full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
             recorded = restore(inputs, Path(folder))
             if recorded is None:
-                recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, PROBE)
+                recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
                 if not recorded.fatal and all(map(_final, recorded.kernels)):
                     keep(inputs, Path(folder), recorded)
             replies = _run_all(recorded, int(request["jobs"]), torch.what)

@@ -27,7 +27,7 @@ from builder.common.document import read
 from builder.common.model.reference import Ref
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import device_data
-from builder.images.engines.toolfiles import programs
+from builder.images.engines.toolfiles import VERIFIER, programs
 from builder.proof.checks import Check, VerifierDocument
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def run_in_container(
 
     from builder.images.engines import docker
 
-    command = [interpreter, "-B", f"{INSIDE}/spark_verify.py", *options.arguments(INSIDE, level)]
+    command = [interpreter, "-B", f"{INSIDE}/{VERIFIER}", *options.arguments(INSIDE, level)]
     files = archive(verifier_files(plan, image, options), INSIDE)
     client = docker.connect()
     try:
@@ -229,7 +229,7 @@ def run_beside(
         for name, data in verifier_files(plan, str(python), options).items():
             (Path(folder) / name).write_bytes(data)
         answer = subprocess.run(
-            [str(python), "-B", f"{folder}/spark_verify.py", *options.arguments(folder, level)],
+            [str(python), "-B", f"{folder}/{VERIFIER}", *options.arguments(folder, level)],
             stdout=subprocess.PIPE,
             env={**plan.env, **os.environ},
             text=True,

@@ -21,7 +21,6 @@ from builder.images.engines.metadata import (
     scripts,
 )
 from builder.images.engines.toolfiles import (
-    APPLIER,
     COMMAND,
     COMMAND_TEXT,
     digest_of_files,
@@ -40,8 +39,8 @@ _NAME = "files of spark-build"
 _EXPECTED = "the verifier, its commands and its settings are as spark-build wrote them"
 #: Files that other checks compare, or that no program runs.
 _COMPARED = {f"{SHARE}/plan.json", f"{SHARE}/layers.json", OWNERS}
-#: Programs without which an image cannot be checked from inside.
-_NEEDED = (APPLIER, "spark_verify.py")
+#: How the names of programs begin without which an image cannot be checked from inside.
+_PROGRAM = "spark_"
 
 
 def check_own_files(target: VerifyTarget) -> Check | None:
@@ -87,7 +86,7 @@ def _listed(data: bytes | None, digest: str) -> dict[str, str] | None:
 def _in_share(
     target: VerifyTarget, held: Mapping[str, bytes], listed: Mapping[str, str]
 ) -> Iterator[str]:
-    """The files in spark-build's own folder that differ; programs there import one another."""
+    """The files in spark-build's own folder that differ, or are missing."""
     for path, data in held.items():
         if path == WRITTEN or path in _COMPARED:
             continue
@@ -99,7 +98,8 @@ def _in_share(
             continue  # of a spark-build with other tables
         elif listed.get(name) != sha256_hex(data):
             yield path
-    for name in (*_NEEDED, *TERMS):
+    needed = [name for name in listed if name.startswith(_PROGRAM)]
+    for name in (*needed, *TERMS):
         if f"{SHARE}/{name}" not in held:
             yield f"{SHARE}/{name}"
     yield from (path for path in _settings(target) if path not in held)

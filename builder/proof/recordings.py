@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from builder.common.document import plain, read
+from builder.common.programs import LAUNCH
 from builder.common.pypi import write_atomically
-from builder.probes import LAUNCH_PROBE
 from builder.proof.replies import LaunchReply
 from builder.proof.results import Results
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 #: Those of one release take 5 MB.
-RECORDINGS = Results(
-    "launches", tuple(("probes", name) for name in LAUNCH_PROBE), 20, suffix=".zip"
-)
+RECORDINGS = Results("launches", (LAUNCH,), 20, suffix=".zip")
 _REPLY = "reply.json"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.document import Part, plain, read
 from builder.common.paths import cache_dir, package_file
+from builder.common.programs import Program
 from builder.common.pypi import write_atomically
 
 if TYPE_CHECKING:
@@ -30,15 +31,14 @@ class Results:
     """One kind of results, in a folder of the cache."""
 
     folder: str
-    #: our programs that produce them, as folder and file name
-    programs: tuple[tuple[str, str], ...]
+    #: our programs that produce them, or a module of ours as folder and file name
+    programs: tuple[Program | tuple[str, str], ...]
     most: int
     suffix: str = ".json"
 
     def file(self, inputs: Sequence[object]) -> Path:
         """The path of the result for these inputs."""
-        texts = [package_file(*program).read_text("utf-8") for program in self.programs]
-        name = sha256_hex(canonical_json([*texts, *inputs]))
+        name = sha256_hex(canonical_json([*map(_text, self.programs), *inputs]))
         return cache_dir() / self.folder / f"{name}{self.suffix}"
 
     def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
@@ -62,3 +62,9 @@ class Results:
         files = list((cache_dir() / self.folder).glob(f"*{self.suffix}"))
         for old in sorted(files, key=lambda path: path.stat().st_mtime)[: -self.most]:
             old.unlink(missing_ok=True)
+
+
+def _text(program: Program | tuple[str, str]) -> str:
+    if isinstance(program, Program):
+        return program.digest
+    return package_file(*program).read_text("utf-8")

@@ -33,6 +33,7 @@ from builder.common.document import read
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
+from builder.common.programs import DISPATCH
 from builder.errors import UsageError
 from builder.images.bases.model import TRACKED
 from builder.proof.installer import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.applier.trees import Tree
+    from builder.common.programs import Program
     from builder.proof.torchfolder import Torch
     from builder.proof.trust import IsolatedRun
 
@@ -224,10 +226,10 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 
 
-#: Runs a probe beside its siblings, with one directory hidden from the interpreter.  For ``-c`` the
-#: first entry of ``sys.path`` is the current folder, whose files are not to be run.
+#: Runs a program with one directory hidden from the interpreter.  For ``-c`` the first entry of
+#: ``sys.path`` is the current folder, whose files are not to be run.
 _WITHOUT = (
-    "import sys; sys.path[0] = sys.argv[2].rpartition('/')[0]; "
+    "import sys; sys.path[0] = sys.argv[2]; "
     "import os, runpy; root = os.path.realpath(sys.argv[1]); "
     "sys.path[:] = [p for p in sys.path if f'{os.path.realpath(p)}/'.find(f'{root}/') != 0]; "
     "runpy.run_path(sys.argv[2], run_name='__main__')"
@@ -239,11 +241,11 @@ def ask_probe(
     request: Mapping[str, object],
     form: type[T],
     timeout: float = 300,
-    probe: str = "dispatch_probe.py",
+    program: Program = DISPATCH,
     instead_of: Path | None = None,
     apart: IsolatedRun | None = None,
 ) -> T:
-    """Run a probe of ``builder/probes`` with an interpreter; ``timeout`` is in seconds.
+    """Run a program with an interpreter; ``timeout`` is in seconds.
 
     ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
     have its replacement; nothing is written there.  With ``apart`` it runs isolated.
@@ -252,23 +254,23 @@ def ask_probe(
         SandboxUnavailable: the probe gave no result.
         MalformedReply: its result is malformed.
     """
-    command = [str(python), str(package_file("probes", probe))]
-    if instead_of is not None:
-        command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
     text = json.dumps(request, sort_keys=True)
     try:
+        command = [str(python), str(program.file())]
+        if instead_of is not None:
+            command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
         if apart is None:
             answer = _run_probe(tuple(command), text, timeout)
         else:
-            seen = (*_folders_of(request), *interpreter_folders(python), Path(command[-1]).parent)
+            seen = (*_folders_of(request), *interpreter_folders(python), program.file())
             answer = apart.isolation.run(command, text, seen, timeout)
         result = json.loads(answer)
     except subprocess.TimeoutExpired:
-        raise SandboxUnavailable(f"{probe} took more than {timeout:.0f} s") from None
+        raise SandboxUnavailable(f"{program.name} took more than {timeout:.0f} s") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise SandboxUnavailable(f"{probe} gave no result: {error}") from None
+        raise SandboxUnavailable(f"{program.name} gave no result: {error}") from None
     if not isinstance(result, dict):
-        raise SandboxUnavailable(f"{probe} gave no result: {answer[:80]!r} is not an object")
+        raise SandboxUnavailable(f"{program.name} gave no result: {answer[:80]!r} is not an object")
     reply = reply_of(result, form)
     return reply if apart is None else reply.simulating(apart.said())
 

@@ -36,8 +36,8 @@ from builder.common.document import Count, Part
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file, read_regular
+from builder.common.programs import PREFLIGHT
 from builder.errors import RemoteError, SparkBuildError, UsageError
-from builder.probes import PREFLIGHT_PROBE
 from builder.proof.installer import SandboxUnavailable, call, install_command
 from builder.proof.replies import ProbeReply, reply_of
 from builder.proof.results import Results
@@ -73,7 +73,7 @@ CONFIGURATION = (
 #: The largest of them; the index of a checkpoint of a trillion parameters has about 20 MB.
 _MOST_BYTES = 64 << 20
 #: Cached replies: one has about 20 kB.
-_RESULTS = Results("preflight", tuple(("probes", name) for name in PREFLIGHT_PROBE), 1000)
+_RESULTS = Results("preflight", (PREFLIGHT,), 1000)
 #: Processes that imported a release and wait for questions; each has about 1 GB.
 _MOST_SERVERS = 2
 #: Seconds to download the configuration of a model, and those without an answer.
@@ -247,9 +247,8 @@ class Server:
             prefix="spark-build-probe-", ignore_cleanup_errors=True
         )
         self._header: Mapping[str, object] | None = header
-        probe = package_file("probes", PREFLIGHT_PROBE[-1])
         self._process = subprocess.Popen(
-            [str(python), str(probe)],
+            [str(python), str(PREFLIGHT.file())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=probe_environment(self._own.name), start_new_session=True,
         )  # fmt: skip
@@ -275,7 +274,7 @@ class Server:
         except (OSError, ValueError, RecursionError):
             late = not watch.is_alive()
             self.close()
-            name = PREFLIGHT_PROBE[-1]
+            name = PREFLIGHT.name
             text = f"took more than {timeout:.0f} s" if late else "ended without a result"
             raise SandboxUnavailable(f"{name} {text}") from None
         finally:
@@ -377,7 +376,7 @@ class Release:
                     models = sorted({path for one in asked for path in one["models"]})
                     reply = ask_probe(
                         python, {**header, "models": models, "questions": asked}, ModelReply,
-                        _TIMEOUT, PREFLIGHT_PROBE[-1], apart=apart,
+                        _TIMEOUT, PREFLIGHT, apart=apart,
                     )  # fmt: skip
                 else:
                     reply = ask_server(python, header, asked)

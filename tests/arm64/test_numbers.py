@@ -80,7 +80,7 @@ def test_each_function_calls_its_own_callback(
     debian: Debian, written: Callable[[str, bytes], str]
 ) -> None:
     ask = partial(said, debian)
-    folder, path = f"{SOURCE}/builder/probes", written("calls.so", b"")
+    folder, path = SOURCE, written("calls.so", b"")
     names = ["two", *(f"function_{n}" for n in range(300))]
     wanted = [2008 if name == "two" else len(name) * 100 + 7 for name in names]
     assert json.loads(ask(launch_host.CALLER, path, folder, json.dumps(names))) == wanted

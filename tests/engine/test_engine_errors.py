@@ -322,7 +322,7 @@ def test_interrupted_build(
 def test_interrupted_while_the_base_is_identified(
     cli: Cli, engine: Engine, slim: str, build: Built
 ) -> None:
-    image = trapped(build, "slow-probe:1", slim, "SPARK_BUILD_PROBE", "time.sleep(50)")
+    image = trapped(build, "slow-probe:1", slim, "SPARK_BUILD_TRACKED", "time.sleep(50)")
     started = cli.start(*SETTINGS, "--base", image, "--tag", "interrupted:1")
     said = interrupt(engine, started, 'm.version("vllm")', signal.SIGINT, group=True)
     assert started.returncode == Exit.INTERRUPTED, said

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.probes import DISPATCH_PROBE
+from builder.common.programs import DISPATCH, IN_CONTAINER
 
 from . import base, support
 from .support import LINEAR, MOD, MOE, Cli, Modded
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .machine import Engine
 
 ANCHOR = "vllm/envs.py"
-RUNTIME = Path(__file__).parents[2] / "builder" / "probes"
 
 
 def test_mod_succeeds_and_reports_its_changes(modded: Modded) -> None:
@@ -33,11 +33,10 @@ def test_kernels_are_selected_without_variables(engine: Engine, modded: Modded) 
     names = ("VLLM_NVFP4_GEMM_BACKEND", "CUTE_DSL_ARCH", "FLASHINFER_DISABLE_VERSION_CHECK")
     config = json.loads(engine.run("inspect", modded.held))[0]["Config"]
     assert not support.environment_of(config).keys() & set(names)
-    for name in DISPATCH_PROBE:
-        engine.run("cp", RUNTIME / name, f"{modded.held}:/tmp/{name}")
+    engine.run("cp", DISPATCH.file(), f"{modded.held}:{IN_CONTAINER}")
     asks = [{"kind": "nvfp4-linear"}, {"kind": "nvfp4-moe", "moe_backend": "flashinfer_b12x"}]
     answer = subprocess.run(
-        [engine.docker, "exec", "-i", modded.held, "python3", "-B", f"/tmp/{DISPATCH_PROBE[-1]}"],
+        [engine.docker, "exec", "-i", modded.held, "python3", "-B", IN_CONTAINER],
         input=json.dumps({"ask": asks}), env=engine.env, text=True, capture_output=True, check=True,
     )  # fmt: skip
     result = json.loads(answer.stdout)

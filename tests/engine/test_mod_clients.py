@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.keeping import VENDORED
-from builder.probes import DISPATCH_PROBE
+from builder.common.programs import DISPATCH, IN_CONTAINER
 
 from . import base, cache, support
 from .clients import USER, Sparkrun, eugr_container
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .machine import Engine
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "builder" / "probes"
 RECIPE = ROOT / "recipes" / "sparkrun" / "nemotron-3-super.yaml"
 #: The one of these two distributions that has a wheel for each machine and Python.
 NATIVE = "nvidia-cutlass-dsl-libs-cu13==4.4.2"
@@ -80,10 +79,9 @@ def native_wheel(folder: Path) -> None:
 
 def probed(engine: Engine, held: str, *options: str) -> list[list[str]]:
     """The lines that vLLM says for linear layers and for MoE, in a container."""
-    for name in DISPATCH_PROBE:
-        engine.run("cp", RUNTIME / name, f"{held}:/tmp/{name}")
+    engine.run("cp", DISPATCH.file(), f"{held}:{IN_CONTAINER}")
     asks = [{"kind": "nvfp4-linear"}, {"kind": "nvfp4-moe", "moe_backend": "flashinfer_b12x"}]
-    words = ("exec", "-i", *options, held, "python3", "-B", f"/tmp/{DISPATCH_PROBE[-1]}")
+    words = ("exec", "-i", *options, held, "python3", "-B", IN_CONTAINER)
     answer = subprocess.run(
         [engine.docker, *words], input=json.dumps({"ask": asks}), env=engine.env, text=True,
         capture_output=True, check=True,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.common import paths
 from builder.common.model.base import BaseIdentity
 from builder.common.model.platform import Platform
+from builder.common.programs import Program
 from builder.images.rootfs.base import Base
-from builder.probes import DISPATCH_PROBE
+from builder.proof import interpreters
 from builder.proof.interpreters import in_container
 from builder.proof.replies import DispatchRequest
 from tests.unit.fakes import MemoryTree
@@ -31,13 +31,14 @@ IMAGE = "marlin:necessity"
 #: In place of a probe: what a process in the container finds.
 LOOK = """\
 import json, os, sys
-request = json.load(sys.stdin)
-for name, value in request.get("env", {}).items():
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
-held = {p: open(p).read() if os.path.exists(p) else None for p in request["choices"]}
-print(json.dumps({"real": [json.dumps({"held": held, "env": dict(os.environ)})]}))
+def main():
+    request = json.load(sys.stdin)
+    for name, value in request.get("env", {}).items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    held = {p: open(p).read() if os.path.exists(p) else None for p in request["choices"]}
+    print(json.dumps({"real": [json.dumps({"held": held, "env": dict(os.environ)})]}))
 """
 
 
@@ -69,10 +70,11 @@ def test_replacement_files_cover_those_of_the_image(
     engine: Engine, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changed, new and removed ones; the image has no trace of it afterwards."""
-    for name in DISPATCH_PROBE:
-        (tmp_path / name).write_text("")
-    (tmp_path / DISPATCH_PROBE[-1]).write_text(LOOK)
-    monkeypatch.setattr(paths, "package_file", lambda *parts: tmp_path / parts[-1])
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "__init__.py").touch()
+    (tmp_path / "probes" / "dispatch_probe.py").write_text(LOOK)
+    program = Program("builder.probes.dispatch_probe", tmp_path)
+    monkeypatch.setattr(interpreters, "DISPATCH", program)
     for name in ("DOCKER_HOST", "PATH"):
         monkeypatch.setenv(name, engine.env[name])
     identity = BaseIdentity(

@@ -220,7 +220,7 @@ def tampered(layout: Path, change: Any) -> None:
 
 def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def change(member: tarfile.TarInfo, data: bytes) -> bytes:
-        if member.name.endswith("spark_verify.py"):
+        if member.name.endswith("spark_verify.pyz"):
             return data[:10] + b"XY" + data[12:]
         if member.name.endswith("spark-verify"):
             member.mode = 0o777
@@ -232,7 +232,7 @@ def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixtur
     (image,) = document["images"]
     assert document["same"] is image["same"] is False
     found = {row["where"]: row["what"] for row in image["differences"]}
-    script = found["/usr/share/spark-build/spark_verify.py"]
+    script = found["/usr/share/spark-build/spark_verify.pyz"]
     assert script.startswith("bytes 10-11 differ")
     assert "0777" in found["/usr/local/bin/spark-verify"]
     assert found["config.Env.ADDED"] == '"1", rebuilt absent'

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
 from builder.common.locks import locked
-from builder.common.paths import cache_dir, package_file
+from builder.common.paths import cache_dir
+from builder.common.programs import VERIFIER
 from builder.proof.installer import call, install_command
 from builder.proof.sandbox import Sandbox, lay_out, make, requirements_for
 from builder.proof.torchfolder import wanted_torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .support import Planned
 
 HARNESS = Path(__file__).parent / "harness"
-RUNTIME = package_file("probes", "spark_verify.py").parent
 #: In place of the folder's name in what is cached.
 ROOT = "@root@"
 #: Cached runs of harnesses; one has 10 to 300 kB.
@@ -66,12 +66,10 @@ class Release:
         Raises:
             AssertionError: it failed; the message ends with what it said.
         """
-        programs = [
-            path.read_text() for path in sorted([*HARNESS.glob("*.py"), *RUNTIME.glob("*.py")])
-        ]
+        programs = [path.read_text() for path in sorted(HARNESS.glob("*.py"))]
         before = snapshot(root) if root else {}
         asked = json.dumps([script, words, given, before, self.paths, self.torch, str(self.python)])
-        key = cache.key(*programs, _nameless(asked, root))
+        key = cache.key(*programs, VERIFIER.digest, _nameless(asked, root))
         kept = cache.entry(f"harness/{key}", partial(self._ask, script, words, given, root))
         os.utime(kept)
         for old in sorted(kept.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEPT]:
@@ -88,7 +86,7 @@ class Release:
     ) -> None:
         """Run it, and fill a folder of the cache."""
         before = snapshot(root) if root else {}
-        command = [str(self.python), str(HARNESS / script), str(RUNTIME), *words]
+        command = [str(self.python), str(HARNESS / script), str(VERIFIER.file()), *words]
         keep = ("PATH", "HOME", "LANG", "TMPDIR")
         answer = subprocess.run(
             command,

@@ -249,7 +249,7 @@ def test_the_real_operator_library_matches_the_simulation(
 HOST_FUNCTIONS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import dispatch_modules, stub_driver
+from builder.probes import dispatch_modules, stub_driver
 for path in json.loads(sys.argv[3]):
     assert stub_driver.loads(path), path
 import torch
@@ -277,7 +277,7 @@ def test_each_simulated_host_function_matches_the_real_one(
             str(sandbox.python),
             "-c",
             HOST_FUNCTIONS,
-            str(package_file("probes")),
+            str(package_file().parent),
             real.extensions[operators.MODULE],
             json.dumps(real.libraries),
             str(tmp_path),

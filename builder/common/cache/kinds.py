@@ -43,6 +43,7 @@ KINDS = (
     CacheKind("layers", ("layers",), "indexes of base image layers"),
     CacheKind("blobs", ("blobs",), "finished image layers"),
     CacheKind("sandboxes", ("sandbox",), "environments for verification"),
+    CacheKind("programs", ("programs",), "programs of spark-build for other interpreters"),
     CacheKind("trees", ("trees",), "extracted Python files of targets"),
     CacheKind(
         "dsl", ("dsl/mirrors", "dsl/libraries"), "CuTe DSLs of targets, adapted to this machine"

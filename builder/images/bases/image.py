@@ -10,7 +10,7 @@ import json
 import shutil
 from typing import IO, TYPE_CHECKING
 
-from builder.common.paths import package_file
+from builder.common.programs import IDENTIFY, IN_CONTAINER
 from builder.errors import BuildFailed, UsageError
 from builder.images.bases.imagetree import ImageFacts, Survey, image_base, survey_of
 from builder.images.bases.records import check_vllm
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from builder.images.rootfs.base import Base
 
 #: Interpreters to try, in order, until one has vLLM; needs only a shell in the image.
-_FIND_PYTHON = """
-for python in "${VIRTUAL_ENV:-/nonexistent}/bin/python" python3 python /opt/venv/bin/python3 \
+_FIND_PYTHON = f"""
+for python in "${{VIRTUAL_ENV:-/nonexistent}}/bin/python" python3 python /opt/venv/bin/python3 \
     /usr/local/bin/python3 /usr/bin/python3; do
   command -v "$python" >/dev/null 2>&1 || continue
   "$python" -c 'import importlib.metadata as m; m.version("vllm")' >/dev/null 2>&1 || continue
-  exec "$python" -B -c "$SPARK_BUILD_PROBE"
+  exec "$python" -B {IN_CONTAINER}
 done
 exit 97
 """
@@ -90,10 +90,11 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
 
 
 def _survey(client: DockerClient, ref: str, request: BaseRequest) -> Survey:
-    probe = package_file("probes", "identify_probe.py").read_text("utf-8")
-    env = {"SPARK_BUILD_PROBE": probe, "SPARK_BUILD_TRACKED": json.dumps(list(request.tracked))}
+    env = {"SPARK_BUILD_TRACKED": json.dumps(list(request.tracked))}
     try:
-        output = engine.run(client, ref, ["/bin/sh", "-c", _FIND_PYTHON], env=env, user="0")
+        output = engine.run(
+            client, ref, ["/bin/sh", "-c", _FIND_PYTHON], env=env, user="0", program=IDENTIFY
+        )
     except BuildFailed as error:
         if "exited 97" in str(error):
             raise UsageError(f"image {ref} has no Python with vllm") from None

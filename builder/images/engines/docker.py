@@ -19,6 +19,7 @@ from builder import settings
 from builder.common.console import console, megabytes
 from builder.common.diskspace import Need
 from builder.common.model.reference import Ref
+from builder.common.programs import IN_CONTAINER
 from builder.errors import BuildFailed, EngineError, RemoteError, SparkBuildError, UsageError
 from builder.images.registry.locations import Locations
 from builder.images.registry.options import Options
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
+    from builder.common.programs import Program
     from builder.common.progress import Bar
     from builder.images.registry.model import ImageConfig
 
@@ -328,10 +330,12 @@ def run(
     platform: str | None = None,
     user: str | None = None,
     files: IO[bytes] | None = None,
+    program: Program | None = None,
 ) -> str:
     """Run a command in a new container without network; returns its stdout.
 
-    ``files`` is a tar that is unpacked over the container's root before it starts.
+    ``files`` is a tar that is unpacked over the container's root before it starts; ``program`` is
+    put into its root, as `IN_CONTAINER`.
 
     Raises:
         BuildFailed: it cannot start, or exits non-zero.
@@ -355,6 +359,8 @@ def run(
     try:  # by hand, because the SDK's own run() leaves the container behind when it is interrupted
         if files is not None:
             container.put_archive("/", files)
+        if program is not None:
+            container.put_archive("/", tar_of({IN_CONTAINER: program.data}))
         container.start()
         status = int(container.wait()["StatusCode"])
         output = container.logs(stdout=True, stderr=False)
@@ -367,6 +373,17 @@ def run(
         tail = errors.decode("utf-8", "replace")[-2000:]
         raise BuildFailed(f"{image}: {command[0]} exited {status}: {tail}")
     return output.decode("utf-8", "replace")
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """Files by their absolute paths, as a tar for the root of a container."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for path, data in files.items():
+            info = tarfile.TarInfo(path.lstrip("/"))
+            info.size, info.mode = len(data), 0o644
+            archive.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
 
 
 def _cannot_start(image: str, program: str, words: str) -> Exception:

@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from builder import __version__
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.common import programs as archives
 from builder.common.model.plan import Maker
 from builder.common.paths import package_file, project_file
-from builder.probes import IMAGE_VERIFIER, TERMS
+from builder.probes import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: File name of the applier in images and mods.
-APPLIER = "spark_apply.pyz"
+#: File names of the applier in images and mods, and of the verifier in images.
+APPLIER, VERIFIER = "spark_apply.pyz", "spark_verify.pyz"
 #: The command that runs the verifier in an image, and its text.
 COMMAND = "spark-verify"
 COMMAND_TEXT = """#!/bin/sh
 # Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
-exec {interpreter} -B {share}/spark_verify.py "$@"
+exec {interpreter} -B {share}/spark_verify.pyz "$@"
 """
-_PACKAGE = b"# The applier of spark-build alone: its other packages are not in this file.\n"
 
 
 def applier_bundle() -> bytes:
-    """The package ``builder.applier`` as one file that Python runs, with reproducible bytes.
-
-    An uncompressed zip archive (PEP 441): the interpreter reads its modules in place,
-    nothing is unpacked, and ``unzip -p`` or ``less`` shows the source.
-    """
-    modules = {path.name: path.read_bytes() for path in package_file("applier").glob("*.py")}
-    files = {f"builder/applier/{name}": data for name, data in modules.items()}
-    files["__main__.py"] = files.pop("builder/applier/__main__.py")
-    files["builder/__init__.py"] = _PACKAGE
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(files):
-            member = zipfile.ZipInfo(name)  # of 1980, the earliest that the format has
-            member.create_system, member.external_attr = 3, 0o100644 << 16
-            archive.writestr(member, files[name])
-    return stream.getvalue()
+    """The applier as one file that Python runs."""
+    return archives.APPLIER.data
 
 
 @cache
 def programs() -> Mapping[str, bytes]:
     """The programs in every image, by file name."""
-    verifier = {name: package_file("probes", name).read_bytes() for name in IMAGE_VERIFIER}
-    return MappingProxyType({APPLIER: applier_bundle(), **verifier})
+    return MappingProxyType({APPLIER: archives.APPLIER.data, VERIFIER: archives.VERIFIER.data})
 
 
 @cache

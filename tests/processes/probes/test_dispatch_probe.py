@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.paths import package_file
-from builder.probes import DISPATCH_PROBE
+from builder.common.programs import DISPATCH
 from builder.probes.stub_driver import shared_library
 from tests.unit.fakevllm import FILES, write_fake_vllm
 from tests.unit.inimage import load
@@ -46,7 +45,7 @@ def ask(tmp_path: Path) -> Asker:
     ) -> dict[str, Any]:
         root = write_fake_vllm(tmp_path / "site", changes)
         answer = subprocess.run(
-            [sys.executable, "-B", str(package_file("probes", DISPATCH_PROBE[-1]))],
+            [sys.executable, "-B", str(DISPATCH.file())],
             input=json.dumps({"paths": [str(root)], **request}),
             env={"PATH": "/usr/bin:/bin"},
             capture_output=True,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CALLER = """
 import ctypes, json, sys
 sys.path.insert(0, sys.argv[2])
-import call_table
+from builder.probes import call_table
 names = json.loads(sys.argv[3])
 library = call_table.Library(sys.argv[1], names)
 kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_double)
@@ -43,7 +43,7 @@ print(out)
 ARGUMENTS = """
 import ctypes, json, sys
 sys.path.insert(0, sys.argv[2])
-import call_table
+from builder.probes import call_table
 if len(sys.argv) > 3:
     right = call_table._jump
     call_table._jump = lambda machine, distance: bytes.fromhex(sys.argv[3]) + right(
@@ -65,7 +65,7 @@ SPOILS = {"x86_64": "31ff", "aarch64": "070080d2"}
 
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_all_arguments_and_the_result_arrive(tmp_path: Path, spoiled: bool) -> None:
-    folder = str(package_file("probes", "call_table.py").parent)
+    folder = str(package_file().parent)
     command = [sys.executable, "-c", ARGUMENTS, str(tmp_path / "a.so"), folder]
     command += [SPOILS[platform.machine()]] * spoiled
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -74,7 +74,7 @@ def test_all_arguments_and_the_result_arrive(tmp_path: Path, spoiled: bool) -> N
 
 def test_each_function_calls_its_own_callback(tmp_path: Path) -> None:
     names = [*NAMES, *(f"function_{n}" for n in range(300))]
-    folder = str(package_file("probes", "call_table.py").parent)
+    folder = str(package_file().parent)
     command = [sys.executable, "-c", CALLER, str(tmp_path / "a.so"), folder, json.dumps(names)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     wanted = [2008 if name == "two" else len(name) * 100 + 7 for name in names]

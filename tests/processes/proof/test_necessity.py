@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.proof import sandbox
+from builder.common.programs import Program
+from builder.proof import interpreters, sandbox
 from builder.proof.interpreters import beside_its_python
 from builder.proof.parts import of_backup, without_layers
 from builder.proof.replies import DispatchReply, DispatchRequest
@@ -30,17 +31,26 @@ if TYPE_CHECKING:
 #: In place of a probe: what an interpreter finds.
 LOOK = """\
 import json, os, sys
-request = json.load(sys.stdin)
-sys.path[:0] = request["paths"]
-for name, value in request.get("env", {}).items():
-    os.environ.pop(name, None)
-    if value is not None:
-        os.environ[name] = value
-import importlib.util, vllm.core
-origin = importlib.util.find_spec("vllm.envs").origin
-found = {"core": vllm.core.BACKEND, "files": [vllm.core.__file__, origin]}
-found |= {"paths": sys.path, "setting": os.environ.get(request["choices"][0])}
-print(json.dumps({"real": [json.dumps(found)]}))
+def main():
+    request = json.load(sys.stdin)
+    sys.path[:0] = request["paths"]
+    for name, value in request.get("env", {}).items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    import importlib.util, vllm.core
+    origin = importlib.util.find_spec("vllm.envs").origin
+    found = {"core": vllm.core.BACKEND, "files": [vllm.core.__file__, origin]}
+    found |= {"paths": sys.path, "setting": os.environ.get(request["choices"][0])}
+    print(json.dumps({"real": [json.dumps(found)]}))
+"""
+
+#: A program with a sibling.
+OWN = """\
+import json
+from builder.probes import sibling
+def main():
+    print(sibling.ANSWER)
 """
 
 
@@ -53,8 +63,11 @@ def test_an_environment_is_checked_with_other_files(
     write_tree(site, vllm_files())
     patched = patched_directory(site, PATCH, SET)
     origin = without_layers(patched, of_backup(site))
-    (tmp_path / "dispatch_probe.py").write_text(LOOK)
-    monkeypatch.setattr(sandbox, "package_file", lambda *parts: tmp_path / parts[-1])
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "__init__.py").touch()
+    (tmp_path / "probes" / "dispatch_probe.py").write_text(LOOK)
+    program = Program("builder.probes.dispatch_probe", tmp_path)
+    monkeypatch.setattr(interpreters, "DISPATCH", program)
     before = snapshot(site)
 
     def found(tree: Tree, env: Mapping[str, str]) -> Any:
@@ -78,11 +91,17 @@ def test_a_probe_in_an_environment_has_its_siblings_and_nothing_of_the_current_f
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Path("json.py").write_text("raise SystemExit('run')")
-    (tmp_path / "dispatch_probe.py").write_text("import sibling, json\nprint(sibling.ANSWER)")
-    (tmp_path / "sibling.py").write_text("ANSWER = '{}'")
-    monkeypatch.setattr(sandbox, "package_file", lambda *parts: tmp_path / parts[-1])
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "__init__.py").touch()
+    (tmp_path / "probes" / "own.py").write_text(OWN)
+    (tmp_path / "probes" / "sibling.py").write_text("ANSWER = '{}'")
+    program = Program("builder.probes.own", tmp_path)
     asked: dict[str, object] = {}
     reply = sandbox.ask_probe(
-        Path(sys.executable), asked, DispatchReply, instead_of=tmp_path / "elsewhere"
+        Path(sys.executable),
+        asked,
+        DispatchReply,
+        program=program,
+        instead_of=tmp_path / "elsewhere",
     )
     assert reply == DispatchReply()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from builder.common.document import plain
 from builder.common.documents.plan import ExpectedChoice
 from builder.errors import UsageError
-from builder.images.engines.toolfiles import programs
+from builder.images.engines.toolfiles import VERIFIER, programs
 from builder.probes import verify_checks
 from builder.probes.dispatch_expect import limit
 from builder.proof.ongpu import (
@@ -182,7 +182,7 @@ def inside(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", "-I", str(folder / "spark_verify.py"), *words]
+    command = [sys.executable, "-B", "-I", str(folder / VERIFIER), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -207,7 +207,7 @@ def sound(inside: Path) -> Path:
 
 
 def run_sound(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", str(folder / "spark_verify.py"), *words]
+    command = [sys.executable, "-B", str(folder / VERIFIER), *words]
     env = {"PATH": "/usr/bin:/bin", "LANG_OF_TEST": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=600, env=env

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from builder.common.paths import package_file
+from builder.common.programs import CODEGEN, DISPATCH, IDENTIFY, LAUNCH, PREFLIGHT, VERIFIER
 from builder.images.engines.toolfiles import applier_bundle
 from builder.layers.catalog import Catalog
 from builder.layers.mods import mod_files, stale_files, write_mod
-from builder.probes import IMAGE_VERIFIER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RUNTIME = sorted(package_file("probes").glob("*.py"))
 APPLIER = sorted(package_file("applier").glob("*.py"))
-#: What the files may import besides: their siblings, and what the image itself is about.
-ALLOWED = {path.stem for path in RUNTIME} | {
-    "vllm",
-    "torch",
-    "packaging",
-    "pip",
-    "flashinfer",
-    "cutlass",
-}
-BAKED = {name.removesuffix(".py") for name in IMAGE_VERIFIER}
+#: What the files may import besides the standard library: what the image itself is about.
+ALLOWED = {"vllm", "torch", "packaging", "pip", "flashinfer", "cutlass"}
+#: Files that are shipped as they are; all others are in archives.
+ALONE = {"wheel_loader", "audit_model"}
 CATALOG = Catalog.discover()
 MODS = {CATALOG.profile(name).mod: name for name in CATALOG.profile_files}
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of everything that a file imports when it runs, anywhere in it."""
+    """Full names of everything that a file imports when it runs, anywhere in it."""
     names: set[str] = set()
     tree = ast.parse(path.read_bytes())
     for top in tree.body:
@@ -43,40 +36,40 @@ def imported(path: Path) -> set[str]:
             top.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path.name}:{node.lineno}: relative import"
-            names.add((node.module or "").split(".")[0])
+            names.add(node.module or "")
     return names
 
 
-def test_it_imports_nothing_from_builder() -> None:
-    foreign = {path.name: imported(path) - sys.stdlib_module_names - ALLOWED for path in RUNTIME}
-    assert foreign.pop("spark_verify.py") == {"builder"}, "the applier, see below"
+def not_allowed(path: Path) -> set[str]:
+    """What a file in an image imports that is not there."""
+    known = sys.stdlib_module_names | ALLOWED
+    names = {name for name in imported(path) if name.partition(".")[0] not in known}
+    ours = ("builder.probes", "builder.applier")
+    return names if path.stem in ALONE else {n for n in names if not n.startswith(ours)}
+
+
+def test_probes_import_the_standard_library_each_other_and_the_applier() -> None:
+    foreign = {path.name: not_allowed(path) for path in RUNTIME}
     assert not any(foreign.values()), foreign
 
 
-def test_the_verifier_imports_the_applier_alone() -> None:
-    nodes = ast.walk(ast.parse(package_file("probes", "spark_verify.py").read_bytes()))
-    modules = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
-    ours = {name for name in modules if name.startswith("builder") and name != "builder.probes"}
-    assert ours
-    assert all(name.startswith("builder.applier.") for name in ours)
+def test_every_probe_is_in_an_archive_or_alone() -> None:
+    programs = (DISPATCH, CODEGEN, LAUNCH, PREFLIGHT, IDENTIFY, VERIFIER)
+    shipped = {path for program in programs for path in program.sources}
+    missing = {f"builder/probes/{path.name}" for path in RUNTIME} - shipped
+    assert missing == {f"builder/probes/{name}.py" for name in ALONE}
 
 
-def test_every_baked_file_exists_and_is_used() -> None:
-    """Those that others load by name (``import_module``) are named in a string."""
-    assert {path.stem for path in RUNTIME} > BAKED
-    texts = {path.stem: path.read_text() for path in RUNTIME if path.stem in BAKED}
-    for name in BAKED - {"spark_verify"}:
-        others = [text for stem, text in texts.items() if stem != name]
-        assert any(re.search(rf'\bimport {name}\b|"{name}(\.py)?"', t) for t in others), name
-
-
-def test_the_import_check_detects_a_violation(tmp_path: Path) -> None:
-    path = tmp_path / "bad.py"
-    path.write_text("def f():\n    import requests\n    from builder.common.model import X\n")
-    assert imported(path) - sys.stdlib_module_names - ALLOWED == {"requests", "builder"}
+@pytest.mark.parametrize("name", ["bad.py", *(f"{name}.py" for name in sorted(ALONE))])
+def test_the_import_check_detects_a_violation(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    text = "def f():\n    import requests\n    from builder.common.model import X\n"
+    path.write_text(f"{text}    from builder.probes import stub_driver\n")
+    alone = {"builder.probes"} if path.stem in ALONE else set()
+    assert not_allowed(path) == {"requests", "builder.common.model"} | alone
 
 
 # ---------------------------------------------------------------------------------------- applier

@@ -16,8 +16,9 @@ from builder.common import machinecode
 from builder.common.documents.plan import ExpectedChoice
 from builder.common.machinecode import BadCubin, ToolMissing, parse_sass, resources
 from builder.common.paths import cache_dir
+from builder.common.programs import DISPATCH
 from builder.errors import SparkBuildError
-from builder.proof import codegen, results
+from builder.proof import codegen
 from builder.proof.codegen import RESULTS, check_codegen, keep_result
 from builder.proof.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.proof.kernels import KERNELS, headline, wanted_kernels
@@ -462,9 +463,8 @@ def test_a_changed_probe_or_damaged_cache_compiles_again(
     file.write_text("{")
     assert RESULTS.get(INPUTS, CodegenReply) is None
     keep_result(INPUTS, reply({"kernels": [compiled()]}))
-    (tmp_path / "probe.py").write_text("# another")
-    monkeypatch.setattr(results, "package_file", lambda *_parts: tmp_path / "probe.py")
-    assert RESULTS.get(INPUTS, CodegenReply) is None
+    changed = dataclasses.replace(RESULTS, programs=(DISPATCH,))
+    assert changed.get(INPUTS, CodegenReply) is None
 
 
 def test_only_the_latest_results_are_cached() -> None:

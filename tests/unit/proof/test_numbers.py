@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from builder.common.document import plain, read
 from builder.common.documents.plan import ExpectedChoice
 from builder.common.paths import cache_dir, package_file
+from builder.common.programs import LAUNCH, Program
 from builder.errors import SparkBuildError, UsageError
 from builder.proof import launches, recordings, replies
 from builder.proof.dslmirror import NoDsl
@@ -490,9 +491,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         folder, what = tmp_path / "torch", "a torch"
 
     def ask(
-        _python: Path, request: Mapping[str, Any], form: Any, _timeout: float, probe: str
+        _python: Path, request: Mapping[str, Any], form: Any, _timeout: float, program: Program
     ) -> Any:
-        assert probe == "launch_probe.py"
+        assert program is LAUNCH
         asked.append(request)
         kernels = []
         for number, kernel in enumerate(request["kernels"]):
@@ -601,9 +602,8 @@ def test_kernels_are_not_compiled_again_for_another_executor(
         shutil.rmtree(cache_dir() / "numbers")
         assert launch(request) == first
     assert len(recorded) == 3
-    names = {name for _, name in recordings.RECORDINGS.programs}
-    assert {"launch_probe.py", "device_cases.py"} <= names
-    assert "warps.py" not in names
+    assert recordings.RECORDINGS.programs == (LAUNCH,)
+    assert "builder/probes/device_cases.py" in LAUNCH.sources
 
 
 def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[str, Any]]) -> None:
@@ -637,8 +637,9 @@ def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> N
 
 def test_another_executor_runs_it_again() -> None:
     """The name of a kept result holds every module of the executor and the probe."""
-    names = {name for _, name in launches.results().programs}
-    assert {"warps.py", "races.py", "launch_probe.py", "device_cases.py"} <= names
+    first, *modules = launches.results().programs
+    assert first is LAUNCH
+    names = {module[1] for module in modules if isinstance(module, tuple)}
     folder = package_file("ptx", "runs.py").parent
     assert {path.name for path in folder.glob("*.py")} <= names
 

@@ -348,17 +348,17 @@ def test_what_runs_at_every_start(call: Call, built: Built, item: Item) -> None:
 SHARE = "usr/share/spark-build"
 #: What spark-build wrote, changed later; and what its programs would import instead of each other.
 OWN = {
-    "verifier": Item(f"{SHARE}/spark_verify.py", b"print('all PASS')\n"),
+    "verifier": Item(f"{SHARE}/spark_verify.pyz", b"print('all PASS')\n"),
     "applier": Item(f"{SHARE}/spark_apply.pyz", b"PK"),
     "data": Item(f"{SHARE}/device.json", b"{}\n"),
     "flags": Item(f"{SHARE}/serve-flags.json", b"{}\n"),
     "terms": Item(f"{SHARE}/LICENSE", b""),
     "list": Item(f"{SHARE}/files.json", b"{}\n"),
     "damaged list": Item(f"{SHARE}/files.json", b"{"),
-    "removed": Item(f"{SHARE}/.wh.spark_verify.py"),
+    "removed": Item(f"{SHARE}/.wh.spark_verify.pyz"),
     "added module": Item(f"{SHARE}/json.py", CODE),
     "added code": Item(f"{SHARE}/__pycache__/verify_checks.cpython-312.pyc", b"x"),
-    "link": symlink(f"{SHARE}/spark_verify.py", "/srv/x"),
+    "link": symlink(f"{SHARE}/spark_verify.pyz", "/srv/x"),
     "command": Item("usr/local/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
     "earlier command": Item("opt/app/bin/spark-verify", b"#!/bin/sh\ntrue\n", mode=0o755),
 }
@@ -380,7 +380,7 @@ def test_an_image_of_another_spark_build(
     monkeypatch.setattr(ownfiles, "maker", lambda: Maker(version="9", files="sha256:9"))
     assert not failed(call)
     on_top(layout, OWN["verifier"])
-    assert failed(call)["files of spark-build"]["where"] == f"/{SHARE}/spark_verify.py"
+    assert failed(call)["files of spark-build"]["where"] == f"/{SHARE}/spark_verify.pyz"
     on_top(layout, Item(f"{SHARE}/.wh.files.json"))
     done = call("verify", "oci:out", "--level", "static", "--json")
     (check,) = [c for c in done.json["checks"] if c["name"] == "files of spark-build"]

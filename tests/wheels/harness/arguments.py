@@ -24,8 +24,7 @@ from unittest.mock import MagicMock
 
 sys.path.insert(0, sys.argv[1])
 
-import dispatch_device  # type: ignore[import-not-found]
-import dispatch_prepare  # type: ignore[import-not-found]
+from builder.probes import dispatch_device, dispatch_prepare
 
 if TYPE_CHECKING:
     import argparse

@@ -18,9 +18,7 @@ from typing import Any
 sys.path.insert(0, sys.argv[1])
 BREAK = sys.argv[2] if len(sys.argv) > 2 else "none"
 
-import device_layers  # type: ignore[import-not-found]  # noqa: E402
-import device_probe  # type: ignore[import-not-found]  # noqa: E402
-import dispatch_prepare  # type: ignore[import-not-found]  # noqa: E402
+from builder.probes import device_layers, device_probe, dispatch_prepare  # noqa: E402
 
 EMULATION = "vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils"
 
@@ -51,7 +49,7 @@ class Kernel:
     def dense(self, name: str) -> Any:
         """The experts' weights."""
         torch = importlib.import_module("torch")
-        reference = importlib.import_module("nvfp4_reference")
+        reference = importlib.import_module("builder.probes.nvfp4_reference")
         codes = reference.unpack(getattr(self.layer, f"{name}_weight").data)
         scales = getattr(self.layer, f"{name}_weight_scale").data.float()
         factor = getattr(self.layer, f"{name}_weight_scale_2").data.float().reshape(len(codes), -1)
@@ -146,11 +144,11 @@ def call(self: Any) -> Any:
 REAL_FINISH, REAL_PREPARE = device_layers.finish, dispatch_prepare.prepare
 REAL_CALL = device_layers.Linear.__call__
 device_layers.finish, dispatch_prepare.prepare = finish, prepare
-device_layers.Linear.__call__ = call
+device_layers.Linear.__call__ = call  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     if BREAK == "rows":
-        cases = importlib.import_module("device_layers")
+        cases = importlib.import_module("builder.probes.device_layers")
         values = cases.Linear.values
 
         def swapped(kind: str, case: Any) -> Any:

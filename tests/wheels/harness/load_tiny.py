@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, sys.argv[1])
 
-import dispatch_device  # type: ignore[import-not-found]
-import dispatch_kinds  # type: ignore[import-not-found]
-import dispatch_prepare  # type: ignore[import-not-found]
-import dispatch_probe  # type: ignore[import-not-found]
-import dispatch_settings  # type: ignore[import-not-found]
+from builder.probes import (
+    dispatch_device,
+    dispatch_kinds,
+    dispatch_prepare,
+    dispatch_probe,
+    dispatch_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

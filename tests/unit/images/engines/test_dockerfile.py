@@ -10,6 +10,7 @@ import pytest
 
 from builder.applier.trees import Content
 from builder.common.model.reference import Ref
+from builder.common.programs import VERIFIER
 from builder.errors import BuildFailed, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.buildkit import BuildkitEngine, write_context
@@ -189,8 +190,7 @@ def test_metadata_in_the_image() -> None:
     assert files["/usr/local/bin/spark-verify"].mode == 0o755
     assert plan.digest.encode() in files[f"{metadata.SHARE}/plan.json"].read()
     assert b'vllm_version: "0.20.1"\n' in files["/workspace/build-metadata.yaml"].read()
-    for name in ("spark_verify.py", "dispatch_probe.py"):
-        compile(files[f"{metadata.SHARE}/{name}"].read(), name, "exec")
+    assert files[f"{metadata.SHARE}/spark_verify.pyz"].read() == VERIFIER.data
     assert files[f"{metadata.SHARE}/spark_apply.pyz"].read() == applier_bundle()
     assert b"Apache License" in files[f"{metadata.SHARE}/LICENSE"].read()
     assert b"vLLM" in files[f"{metadata.SHARE}/NOTICE"].read()

@@ -14,6 +14,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.common import paths
 from builder.common.model.plan import PLAN_SCHEMA
 from builder.common.model.reference import Ref
+from builder.common.programs import APPLIER, VERIFIER
 from builder.common.pypi import PackageIndex
 from builder.diagnose.catalog import load_catalog
 from builder.errors import UsageError
@@ -117,6 +118,9 @@ def forget() -> None:
     """Read the tool's own files anew, as another process does."""
     for cached in (maker, written, programs, load_catalog, metadata._kernels, metadata._markers):
         cached.cache_clear()
+    for program in (APPLIER, VERIFIER):
+        for name in ("sources", "data", "digest"):
+            vars(program).pop(name, None)
 
 
 def edited(file: Path, old: str, new: str) -> None:
