@@ -1,28 +1,32 @@
 """``spark-build cache show``, ``cache prune`` and ``cache clean``."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Annotated
 
-from typing import TYPE_CHECKING
-
-from builder.cli.confirm import confirm
-from builder.cli.options import bytes_of, seconds_of
-from builder.common.cache.documents import CacheContents, KindRow, Removal
-from builder.common.cache.kinds import KINDS, OTHER, kinds_named
-from builder.common.cache.prune import IN_USE, Pruned, PruneRequest, prune
-from builder.common.cache.scan import CacheEntry, entries, unknown
+from builder.cli.command import Group
+from builder.cli.options import bytes_of, confirm, seconds_of
 from builder.common.console import console, megabytes, print_json
+from builder.common.options import Json, Option
 from builder.common.paths import cache_dir
 from builder.errors import Exit, SparkBuildError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from builder.common.cache.prune import Pruned
 
 #: The age below which ``cache prune`` keeps entries if no age and no size is given.
 _PRUNE_AGE = "30d"
 
+_cache = Group(
+    "cache", "spark-build cache show", "spark-build cache prune --dry-run", default="show"
+)
 
-def show_command(json: bool) -> None:
-    """Print one row for each kind that has entries."""
+
+@_cache.sub("show", "spark-build cache show", "spark-build cache show --json")
+def show(*, json: Json = False) -> None:
+    """Show the cache by kind: entries, bytes and last use."""
+    from builder.common.cache.documents import CacheContents, KindRow
+    from builder.common.cache.kinds import KINDS, OTHER
+    from builder.common.cache.scan import CacheEntry, entries, unknown
+
     cache = cache_dir()
     of_kind: dict[str, list[CacheEntry]] = {}
     for entry in (*entries(cache), *unknown(cache)):
@@ -42,28 +46,54 @@ def show_command(json: bool) -> None:
     print(f"{'all':<14}{'':>6}{megabytes(total):>12}  {cache}")
 
 
-def prune_command(
-    older_than: str | None,
-    keep_bytes: str | None,
-    kinds: Sequence[str],
-    *,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    """Remove entries that were not used for long, and print them; exit 3 if there are none.
+Kinds = Annotated[
+    tuple[str, ...],
+    Option("Only this kind of entry; may be repeated.", "KIND", complete="kinds"),
+]
+DryRun = Annotated[bool, Option("Show what would be removed.", names="-n")]
 
-    Raises:
-        UsageError: an option is malformed, or the directory is not a cache of spark-build.
-        SparkBuildError: there is nothing to do.
+
+@_cache.sub(
+    "prune",
+    "spark-build cache prune --older-than 7d",
+    "spark-build cache prune --keep-bytes 5GB --dry-run",
+    "spark-build cache prune --kind sandboxes",
+)
+def prune(
+    older_than: Annotated[
+        str | None,
+        Option(
+            "Entries unused for this long: 90m, 12h, 2w (default without --keep-bytes: 30d).",
+            "AGE",
+        ),
+    ] = None,
+    keep_bytes: Annotated[
+        str | None,
+        Option(
+            "Shrink the cache to this size, least recently used first: 500MB, 5GB, 2GiB.", "SIZE"
+        ),
+    ] = None,
+    kind: Kinds = (),
+    *,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Remove entries unused for 30 days, or another time.
+
+    Safe during other runs: entries used in the last day are then kept.
     """
+    from builder.common.cache.kinds import kinds_named
+    from builder.common.cache.prune import PruneRequest
+    from builder.common.cache.prune import prune as pruned
+
     if older_than is None and keep_bytes is None:
         older_than = _PRUNE_AGE
     request = PruneRequest(
-        kinds=kinds_named(kinds),
+        kinds=kinds_named(kind),
         older_than=None if older_than is None else seconds_of(older_than),
         keep_bytes=None if keep_bytes is None else bytes_of(keep_bytes),
     )
-    done = prune(cache_dir(), request, dry_run=dry_run)
+    done = pruned(cache_dir(), request, dry_run=dry_run)
     kept = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
     if older_than is not None:
         nothing = f"every entry was used within the last {older_than}{kept}"
@@ -72,14 +102,26 @@ def prune_command(
     _tell(done, nothing, "spark-build cache clean", dry_run=dry_run, json=json)
 
 
-def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool) -> None:
-    """After confirmation, remove everything that no other run uses; exit 3 if there is nothing.
+@_cache.sub(
+    "clean",
+    "spark-build cache clean --dry-run",
+    "spark-build cache clean --kind sandboxes --yes",
+)
+def clean(
+    kind: Kinds = (),
+    *,
+    yes: Annotated[bool, Option("Skip the confirmation.", names="-y")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Remove the whole cache, after confirmation.
 
-    Raises:
-        UsageError: there is no terminal, or the directory is not a cache of spark-build.
-        SparkBuildError: there is nothing to do, or the user declined.
+    Safe during other runs: entries used in the last day are then kept.
     """
-    request = PruneRequest(kinds=kinds_named(kinds))
+    from builder.common.cache.kinds import kinds_named
+    from builder.common.cache.prune import PruneRequest, prune
+
+    request = PruneRequest(kinds=kinds_named(kind))
     cache = cache_dir()
     done = prune(cache, request, dry_run=True)
     if done.removed and not dry_run:
@@ -92,12 +134,15 @@ def clean_command(kinds: Sequence[str], *, yes: bool, dry_run: bool, json: bool)
     _tell(done, "it is empty", "spark-build cache show", dry_run=dry_run, json=json)
 
 
-def _tell(done: Pruned, nothing: str, hint: str, *, dry_run: bool, json: bool) -> None:
+def _tell(done: "Pruned", nothing: str, hint: str, *, dry_run: bool, json: bool) -> None:
     """Print what was removed.
 
     Raises:
         SparkBuildError: nothing was removed.
     """
+    from builder.common.cache.documents import Removal
+    from builder.common.cache.prune import IN_USE
+
     cache = cache_dir()
     busy = f"{done.in_use} were kept because other runs may be using them" if done.in_use else ""
     if not done.removed:

@@ -54,8 +54,7 @@ COMMANDS = (
           "Copy an image to machines over SSH.", "publish_app"),
     Entry("matrix", "developapp", INSPECT,
           "Show the state of every layer on every vLLM release.", "develop_app"),
-    Entry("schema", "developapp", DEVELOP,
-          "Print the JSON Schema of what --json prints.", "develop_app"),
+    Entry("schema", "config", DEVELOP, "Print the JSON Schema of what --json prints."),
 )  # fmt: skip
 
 GROUPS = (
@@ -64,14 +63,13 @@ GROUPS = (
           "Export recipes for sparkrun and spark-vllm-docker.", "recipes_app"),
     Entry("layers", "layersapp", DEVELOP, "List, check and create layers.", "layers_app"),
     Entry("dispatch", "dispatch", DEVELOP, "Record the kernels that vLLM releases select.", "app"),
-    Entry("cache", "cacheapp", MAINTAIN, "Show the local cache, or free space in it.", "cache_app"),
+    Entry("cache", "cache", MAINTAIN, "Show the local cache, or free space in it."),
     Entry("mods", "developapp", DEVELOP,
           "Export mods for sparkrun and spark-vllm-docker.", "mods_app"),
-    Entry("config", "developapp", MAINTAIN, "Show the settings in use.", "config_app"),
+    Entry("config", "config", MAINTAIN, "Show the settings in use."),
     Entry("compile", "compileapp", DEVELOP,
           "Compile kernels that a prebuilt release lacks on SM121.", "compile_app"),
-    Entry("ptx", "ptxapp", DEVELOP,
-          "Run PTX kernels on the CPU; find races, deadlocks.", "ptx_app"),
+    Entry("ptx", "ptx", DEVELOP, "Run PTX kernels on the CPU; find races, deadlocks."),
 )  # fmt: skip
 
 COMMAND_NAMES = tuple(entry.name for entry in (*COMMANDS, *GROUPS))

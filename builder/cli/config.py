@@ -1,36 +1,27 @@
-"""``spark-build config show``: every setting in use, and its source."""
-
-from __future__ import annotations
+"""``spark-build config show`` and ``schema``: what is set, and what ``--json`` prints."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated
 
 from builder import settings
+from builder.cli.command import Group, command
 from builder.common.console import print_json
-from builder.common.document import Document, Part, Text, always
+from builder.common.options import Argument, Json
 from builder.common.paths import cache_dir, data_dir
-from builder.common.pypi import pip_index_url
-from builder.layers.lock.file import lock_path
+
+if TYPE_CHECKING:
+    from builder.cli.documents import Setting
+
+_config = Group("config", "spark-build config show", default="show")
 
 
-class Setting(Part, frozen=True):
-    """One setting, as printed."""
+@_config.sub("show", "spark-build config show")
+def show(*, json: Json = False) -> None:
+    """Show the settings in use and where each comes from."""
+    from builder.cli.documents import Setting, Settings
+    from builder.common.pypi import pip_index_url
+    from builder.layers.lock.file import lock_path
 
-    name: Text
-    value: str
-    source: Text
-    meaning: Text
-
-
-class Settings(Document, frozen=True, kw_only=True):
-    """Every effective setting."""
-
-    schema: Literal[2] = always(2)  # type: ignore[assignment]
-    settings: tuple[Setting, ...]
-
-
-def show_command(json: bool) -> None:
-    """Print settings as name, value, source and meaning."""
     index = pip_index_url()
     lock = lock_path(Path.cwd())
     cache = settings.CACHE.name if settings.CACHE.value else "the platform's default"
@@ -53,7 +44,30 @@ def show_command(json: bool) -> None:
         print(f"{row.name:<29} {row.value:<40}  {row.source}: {row.meaning}")
 
 
-def _row(variable: settings.Variable) -> Setting:
+def _row(variable: settings.Variable) -> "Setting":
+    from builder.cli.documents import Setting
+
     value = "***" if variable.secret and variable.value else variable.value
     source = "environment" if variable.is_set else "not set"
     return Setting(variable.name, value, source, variable.meaning)
+
+
+@command("schema", "spark-build schema", "spark-build schema verify > verify.schema.json")
+def schema(
+    name: Annotated[
+        str | None,
+        Argument("Name of a document (default: list all).", "NAME", complete="schemas"),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Print one schema as JSON, or the names of all."""
+    from builder.cli.documents import Names, names
+    from builder.cli.documents import schema as schema_of
+
+    if name is None and json:
+        print_json(Names(names=tuple(names())))
+    elif name is None:
+        print("\n".join(names()))
+    else:
+        print_json(schema_of(name))

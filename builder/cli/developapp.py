@@ -5,20 +5,14 @@ from typing import Annotated
 
 import typer
 
-from builder.cli import complete
 from builder.cli import typed as opt
-from builder.cli.command import App, examples, running
-from builder.cli.commands import DEVELOP, INSPECT
+from builder.cli.command import App, examples
+from builder.cli.commands import INSPECT
 
 develop_app = App()
 mods_app = App(
     help="Export mods for sparkrun and spark-vllm-docker.",
     epilog=examples("spark-build mods export"),
-)
-config_app = App(
-    help="Show the settings in use.",
-    cls=running("show"),
-    epilog=examples("spark-build config show"),
 )
 
 
@@ -121,35 +115,3 @@ def mods_export(
         check=check,
         json=json,
     )
-
-
-@develop_app.command(
-    rich_help_panel=DEVELOP,
-    epilog=examples(
-        "spark-build schema",
-        "spark-build schema verify > verify.schema.json",
-    ),
-)
-def schema(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a document (default: list all).",
-            metavar="NAME",
-            autocompletion=complete.schemas,
-        ),
-    ] = None,
-    json: opt.Json = False,
-) -> None:
-    """Print the JSON Schema of what --json prints."""
-    from builder.cli.schema import schema_command
-
-    schema_command(name, json)
-
-
-@config_app.command("show", epilog=examples("spark-build config show"))
-def config_show(json: opt.Json = False) -> None:
-    """Show the settings in use and where each comes from."""
-    from builder.cli.config import show_command
-
-    show_command(json)

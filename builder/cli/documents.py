@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import Meta
+
+from builder.common.document import Document, Part, Text, always, json_schema
 from builder.errors import UsageError, did_you_mean
+
+
+class Setting(Part, frozen=True):
+    """One setting, as printed."""
+
+    name: Text
+    value: str
+    source: Text
+    meaning: Text
+
+
+class Settings(Document, frozen=True, kw_only=True):
+    """Every effective setting."""
+
+    schema: Literal[2] = always(2)  # type: ignore[assignment]
+    settings: tuple[Setting, ...]
+
+
+class Names(Document, frozen=True, kw_only=True):
+    """The documents that have a schema."""
+
+    names: Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
 class Entry(NamedTuple):
@@ -72,7 +97,8 @@ DOCUMENTS = {
         ("builder.compile.extensionwheel:PlannedWheel",),
     ),
     "config-show": Entry(
-        "`config show --json`: settings and where each comes from", ("builder.cli.config:Settings",)
+        "`config show --json`: settings and where each comes from",
+        ("builder.cli.documents:Settings",),
     ),
     "diagnose": Entry(
         "`diagnose --json`: what a log shows", ("builder.diagnose.report:Diagnosed",)
@@ -195,7 +221,7 @@ DOCUMENTS = {
     ),
     "schema": Entry(
         "`schema --json` without a name: the documents that have a schema",
-        ("builder.cli.schema:Names",),
+        ("builder.cli.documents:Names",),
     ),
     "sign": Entry(
         "`sign --json`",
@@ -238,8 +264,6 @@ def schema(name: str) -> dict[str, Any]:
         raise UsageError(
             f"no schema {name!r}{did_you_mean(name, known)}", hint=f"schemas: {', '.join(known)}"
         )
-    from builder.common.document import json_schema
-
     entry = DOCUMENTS[name]
     return json_schema(name, entry.title, *(_loaded(form) for form in entry.forms))
 

@@ -1,34 +1,57 @@
-"""``spark-build ptx run|races``."""
+"""``spark-build ptx run`` and ``ptx races``."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from typing import TYPE_CHECKING
-
+from builder.cli.command import Group
 from builder.common.console import console, counted, print_json
-from builder.common.pypi import write_atomically
+from builder.common.options import Argument, Json, Option
 from builder.errors import Exit, SparkBuildError
-from builder.ptx.runs import KernelRaces, run_user_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from builder.ptx.findings import FoundRace
     from builder.ptx.runs import OwnRun, Stopped
 
 _HINT = "docs/ptx.md explains each finding"
 
+_ptx = Group("ptx", "spark-build ptx run kernel.ptx --launch launch.json")
 
-def run_command(
-    file: Path, launch: Path, schedules: Sequence[str], out: Path | None, *, json: bool
+File = Annotated[Path, Argument("PTX, as nvcc --ptx writes it.", "FILE.ptx")]
+Launch = Annotated[Path, Option("Grid, block, parameters and arrays (docs/ptx.md).", "FILE.json")]
+Schedules = Annotated[
+    tuple[str, ...],
+    Option(
+        "eager, lazy or random[:SEED]; may be repeated (default: all three).",
+        "NAME",
+        complete=("eager", "lazy", "random"),
+    ),
+]
+
+
+@_ptx.sub(
+    "run",
+    "spark-build ptx run kernel.ptx --launch launch.json",
+    "spark-build ptx run kernel.ptx --launch launch.json --out results",
+)
+def run(
+    file: File,
+    launch: Launch,
+    schedule: Schedules = (),
+    out: Annotated[
+        Path | None, Option("Write what each schedule left in the arrays here.", "DIR")
+    ] = None,
+    *,
+    json: Json = False,
 ) -> None:
-    """Run a kernel in each schedule; print and store the results.
+    """Run a kernel in several schedules and report each result.
 
-    Raises:
-        UsageError: bad input.
-        SparkBuildError: a race, deadlock, fault or wrong value was found (exit 5).
+    No GPU is needed. Exit 5: a race, deadlock, fault or wrong value.
     """
-    user_run = run_user_kernel(file, launch, schedules)
+    from builder.common.pypi import write_atomically
+    from builder.ptx.runs import run_user_kernel
+
+    user_run = run_user_kernel(file, launch, schedule)
     if out is not None:
         for name, data in user_run.files.items():
             write_atomically(out / name, data)
@@ -37,48 +60,49 @@ def run_command(
         print_json(result)
     else:
         print(f"{result.kernel}: {counted(result.blocks, 'basic block')}")
-        for run in result.runs:
-            print("\n".join(_lines(run, result.blocks)))
+        for one in result.runs:
+            print("\n".join(_lines(one, result.blocks)))
         if result.differ:
             print(f"the schedules left different values in {', '.join(result.differ)}")
-    bad = [run.schedule for run in result.runs if run.bad]
+    bad = [one.schedule for one in result.runs if one.bad]
     if bad:
         raise SparkBuildError(
             f"{file}: {result.kernel} is wrong in {', '.join(bad)}", Exit.VERIFY_FAILED, _HINT
         )
 
 
-def races_command(file: Path, launch: Path, schedules: Sequence[str], *, json: bool) -> None:
-    """Print each race once.
+@_ptx.sub("races", "spark-build ptx races kernel.ptx --launch launch.json --json")
+def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = False) -> None:
+    """List each race on shared memory once, with both lines of PTX.
 
-    Raises:
-        UsageError: bad input.
-        SparkBuildError: a race was found, or a run did not end (exit 5).
+    No GPU is needed. Exit 5: a race, deadlock or fault.
     """
-    result = KernelRaces.of(run_user_kernel(file, launch, schedules).found)
-    races, stopped = result.races, result.stopped
+    from builder.ptx.runs import KernelRaces, run_user_kernel
+
+    result = KernelRaces.of(run_user_kernel(file, launch, schedule).found)
+    once, stopped = result.races, result.stopped
     if json:
         print_json(result)
     else:
-        for race in races:
+        for race in once:
             print("\n".join(_race(race)))
             print(f"  seen in {', '.join(race.schedules)}")
-        for run in stopped:
-            print(f"{run.schedule}: {_ended(run)}")
-        if not races and not stopped:
+        for one in stopped:
+            print(f"{one.schedule}: {_ended(one)}")
+        if not once and not stopped:
             print(f"no races in {', '.join(result.schedules)}")
-    if races or stopped:
-        found = counted(len(races), "race")
+    if once or stopped:
+        found = counted(len(once), "race")
         found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
         message = f"{file}: {result.kernel} has {found}"
         raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
 
 
-def _ended(run: OwnRun | Stopped) -> str:
+def _ended(run: "OwnRun | Stopped") -> str:
     return f"{'deadlock' if run.deadlock else 'fault'}: {run.fault}"
 
 
-def _lines(run: OwnRun, blocks: int) -> Iterator[str]:
+def _lines(run: "OwnRun", blocks: int) -> Iterator[str]:
     mark = console.style("found", "red") if run.bad else console.style("ok", "green")
     if run.fault:
         yield f"{run.schedule}: {mark}"
@@ -94,7 +118,7 @@ def _lines(run: OwnRun, blocks: int) -> Iterator[str]:
         yield from (f"  {line}" for line in _race(race))
 
 
-def _race(race: FoundRace) -> Iterator[str]:
+def _race(race: "FoundRace") -> Iterator[str]:
     places = counted(race.places, "place")
     yield f"race: {race.kind}, {places} from {race.memory} offset {race.offset}"
     for line, agent in zip(race.lines, race.agents, strict=True):

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from builder import __version__, settings
-from builder.cli.confirm import confirm
+from builder.cli.options import confirm
 from builder.common.console import console, print_json
 from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex

@@ -22,12 +22,12 @@ SLOW = """
     import builder.cli.config
     from builder.__main__ import main
 
-    def slow(json):
+    def slow():
         with tempfile.TemporaryDirectory() as folder:
             print(folder, file=sys.stderr, flush=True)
             subprocess.run(["sh", "-c", "mktemp >&2; sleep 60 & echo $! >&2; wait"])
 
-    builder.cli.config.show_command = slow
+    builder.cli.config.cache_dir = slow
     sys.argv[1:] = ["config", "show"]
     main()
 """

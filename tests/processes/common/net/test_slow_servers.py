@@ -225,7 +225,7 @@ WORK = """
 
     address, layout, limit = sys.argv[1:]
 
-    def work(json):
+    def work():
         with time_limit(float(limit), "8s"), Locations() as locations:
             place = locations.registry(address).repository("a/b")
             if layout:
@@ -233,7 +233,7 @@ WORK = """
             else:
                 place.manifest("v1")
 
-    builder.cli.config.show_command = work
+    builder.cli.config.cache_dir = work
     sys.argv[1:] = ["config", "show"]
     main()
 """
