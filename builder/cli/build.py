@@ -1,4 +1,4 @@
-"""``spark-build plan``, ``image``, ``bake``, ``lock`` and ``verify``.
+"""``spark-build plan``, ``image``, ``bake``, ``lock``, ``verify``, ``apply`` and ``revert``.
 
 Modules that run a command are imported when it runs, to keep ``--help`` fast.
 """
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import command
 from builder.cli.options import PlainHttp, seconds_of
-from builder.common.console import console, megabytes, print_json
-from builder.common.options import Fields, Json, Option
+from builder.common.console import console, counted, megabytes, print_json
+from builder.common.options import Argument, Fields, Json, Option, OptionalLayers
 from builder.errors import UsageError
 from builder.pipeline.options import BakeOptions, ImageOptions, PlanOptions, VerifyOptions
 
@@ -255,3 +255,61 @@ def verify(options: VerifyOptions, _plain_http: PlainHttp = (), *, json: Json = 
             print(f"{_VERDICTS[verdict.status]} {options.target}", flush=True)
         show_verdict(verdict)
     done.refuse_failed(options.target)
+
+
+Directory = Annotated[Path, Argument("site-packages, or a virtual environment.", "DIR")]
+DryRun = Annotated[bool, Option("Show what would change, without writing anything.", names="-n")]
+
+
+@command(
+    "apply",
+    "spark-build apply ~/vllm-env --layers b12x-full --dry-run",
+    "spark-build apply ~/vllm-env --layers b12x-full",
+    detail="A layer is applied completely or not at all.",
+)
+def apply(
+    directory: Directory,
+    options: Annotated[
+        PlanOptions,
+        Fields(
+            "layers", "with_pr", "patches", "forge_clone", "locked",
+            "compile_here", "toolkit", "builder",
+        ),
+    ],
+    *,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Judge all layers, stop if one cannot be applied, then apply them one by one."""
+    from builder.pipeline.apply import apply_layers
+
+    apply_layers(directory, options, dry_run=dry_run, json=json)
+
+
+@command(
+    "revert",
+    "spark-build revert ~/vllm-env",
+    "spark-build revert ~/vllm-env --layers vllm-b12x-backend --dry-run",
+    detail="Removes all layers unless some are named.",
+)
+def revert(
+    directory: Directory,
+    options: Annotated[PlanOptions, Fields("layers", "patches", layers=OptionalLayers)],
+    *,
+    force: Annotated[
+        bool, Option("Restore the original files even if they were edited later.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Restore the original files."""
+    from builder.pipeline.apply import revert_layers
+
+    done = revert_layers(directory, options, force=force, dry_run=dry_run)
+    if json:
+        print_json(done)
+        return
+    for name in done.reverted:
+        console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")
+    would = "would be " if dry_run else ""
+    print(f"{counted(len(done.reverted), 'layer')} {would}reverted in {done.directory}")

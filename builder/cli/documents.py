@@ -217,7 +217,7 @@ DOCUMENTS = {
     ),
     "revert": Entry(
         "`revert --json`: the layers that were removed, last applied first",
-        ("builder.cli.apply:Reverted",),
+        ("builder.pipeline.apply:Reverted",),
     ),
     "schema": Entry(
         "`schema --json` without a name: the documents that have a schema",

@@ -1,41 +1,35 @@
-"""``spark-build layers list|show|check|new|pin``."""
+"""``spark-build layers list|show|check|new|pin``, and ``mods export``."""
 
-from __future__ import annotations
-
-import datetime
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from builder.applier.opkinds import Compile
-from builder.cli.pulllayer import print_pulls, pulls_of, write_layer
+from builder.cli.command import Group
 from builder.common.console import console, counted, print_json
+from builder.common.options import Argument, ForgeClone, Json, Option, Patches, Refresh
 from builder.errors import UsageError
-from builder.layers.catalog import Catalog, order
-from builder.layers.conversion.layers import write_drafts
-from builder.layers.documents import (
-    CheckedLayers,
-    LayerList,
-    LayerRow,
-    LayerShown,
-    NewLayer,
-    PinnedLayer,
-    ProfileRow,
-    ProfileShown,
-    ProfileValues,
-)
-from builder.layers.layerfile import description, load_layer
-from builder.pipeline.layercheck import check_layer, check_name, unpinned
-from builder.probes.dispatch_expect import describe
+from builder.pipeline.options import ModOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from builder.layers.catalog import Catalog
     from builder.layers.conversion.layers import Reading, Source
+    from builder.layers.documents import NewLayer
+
+_layers = Group(
+    "layers", "spark-build layers list", "spark-build layers show b12x-full", default="list"
+)
+_mods = Group("mods", "spark-build mods export")
+
+LayerName = Annotated[str, Argument("Name of a layer or profile.", "NAME", complete="layer")]
 
 
-def list_command(patches: list[Path] | None, json: bool) -> None:
-    """Print profiles and layers."""
-    catalog = Catalog.discover(patches or ())
+@_layers.sub("list", "spark-build layers list")
+def list_all(patches: Patches = (), *, json: Json = False) -> None:
+    """List profiles and layers, one line each."""
+    from builder.layers.catalog import Catalog, order
+    from builder.layers.documents import LayerList, LayerRow, ProfileRow
+
+    catalog = Catalog.discover(patches)
     profiles = [catalog.profile(name) for name in catalog.profile_files]
     layers = order([catalog.layer(name) for name in catalog.folders])
     catalog.say_shadows()
@@ -52,9 +46,24 @@ def list_command(patches: list[Path] | None, json: bool) -> None:
         print(f"  {layer.name:<29}{layer.summary}")
 
 
-def show_command(name: str, patches: list[Path] | None, refresh: bool, json: bool) -> None:
-    """Print one layer or profile."""
-    catalog = Catalog.discover(patches or ())
+@_layers.sub("show", "spark-build layers show b12x-full", "spark-build layers show b12x-env --json")
+def show(
+    name: LayerName,
+    patches: Patches = (),
+    *,
+    refresh: Annotated[
+        bool, Option("Also look up the current state of its pull requests.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show what a layer or profile does, and for which versions."""
+    from builder.applier.opkinds import Compile
+    from builder.layers.catalog import Catalog
+    from builder.layers.documents import LayerShown
+    from builder.layers.layerfile import description
+    from builder.pipeline.showpulls import print_pulls, pulls_of
+
+    catalog = Catalog.discover(patches)
     if name in catalog.profile_files:
         _show_profile(catalog, name, json)
         return
@@ -89,7 +98,10 @@ def show_command(name: str, patches: list[Path] | None, refresh: bool, json: boo
     print_pulls(pulls)
 
 
-def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
+def _show_profile(catalog: "Catalog", name: str, json: bool) -> None:
+    from builder.layers.documents import ProfileShown, ProfileValues
+    from builder.probes.dispatch_expect import describe
+
     profile = catalog.profile(name)
     if json:
         values = ProfileValues(
@@ -111,9 +123,23 @@ def _show_profile(catalog: Catalog, name: str, json: bool) -> None:
         print(f"  expects    {e.kind}: {describe(e)}   ({ranges})")
 
 
-def check_command(names: list[str], patches: list[Path] | None, json: bool) -> None:
-    """Load and check every layer; the first one that is wrong raises an error."""
-    catalog = Catalog.discover(patches or ())
+@_layers.sub(
+    "check", "spark-build layers check", "spark-build layers check my-fix --patches my-layers"
+)
+def check(
+    names: Annotated[
+        tuple[str, ...], Argument("Layers (default: all).", "NAME", complete="layer")
+    ] = (),
+    patches: Patches = (),
+    *,
+    json: Json = False,
+) -> None:
+    """Check layer files; no network."""
+    from builder.layers.catalog import Catalog, order
+    from builder.layers.documents import CheckedLayers
+    from builder.pipeline.layercheck import check_layer, check_name
+
+    catalog = Catalog.discover(patches)
     catalog.say_shadows(names)
     checked = names or list(catalog.folders)
     layers = [catalog.layer(name) for name in checked]
@@ -128,86 +154,81 @@ def check_command(names: list[str], patches: list[Path] | None, json: bool) -> N
         print(f"{counted(len(checked), 'layer')} well-formed")
 
 
-def _today() -> datetime.date:
-    return datetime.datetime.now(datetime.UTC).date()
-
-
-_TEMPLATE = '''\
-summary = "what this layer does, in one line"
-description = """
-Why it exists, and what goes wrong without it.
-"""
-order = 50
-package = "{package}"
-
-[provenance]
-origin = "vendor, our own"
-forwarded = "no"
-applied-upstream = "no"
-last-update = {today}
-
-# Releases that already have the change: the range selects them, the probe then checks the file.
-# [[upstream]]
-# when = {{ "{package}" = ">=1.2.0rc0" }}
-# since = "{package} 1.2.0"
-# reason = "merged as #123"
-# probe = [{{ file = "{module}/example.py", contains = "def fixed" }}]
-
-[[variant]]
-name = "first"
-when = {{ "{package}" = ">=1.0.0,<1.2.0rc0" }}
-
-[[variant.op]]
-op = "replace"
-file = "{module}/example.py"
-old = \'\'\'the exact text before\'\'\'
-new = \'\'\'the exact text after\'\'\'
-count = 1
-'''
-
-
-def new_command(
-    name: str,
-    directory: Path,
-    package: str,
-    pull: str | None,
-    project: str,
-    forge_clone: list[str] | None,
+@_layers.sub(
+    "new",
+    "spark-build layers new my-fix --in my-layers",
+    "spark-build layers new my-fix --from-pr vllm-project/vllm#40082",
+    "spark-build layers new my-fix --from-patch fix.patch --in my-layers",
+    "spark-build layers new qwen --from-series docker/patches/qwen3.8/vllm",
+    "spark-build layers new my-mod --from-mod mods/my-mod",
+)
+def new(
+    name: Annotated[str, Argument("Name of the new layer; also its folder.", "NAME")],
+    directory: Annotated[Path, Option("Parent folder.", "DIR", "--in")] = Path(),
+    package: Annotated[
+        str,
+        Option(
+            "The Python distribution that it changes (default: found in the paths, or vllm).",
+            "PACKAGE",
+        ),
+    ] = "",
+    from_pr: Annotated[
+        str | None, Option("Create it from a pull request or commit, pinned.", "PULL")
+    ] = None,
+    from_patch: Annotated[
+        tuple[Path, ...], Option("Create it from a patch file; may be repeated.", "FILE")
+    ] = (),
+    from_series: Annotated[
+        Path | None,
+        Option("Create a layer for each patch of a folder with a 'series' file.", "DIR"),
+    ] = None,
+    from_mod: Annotated[
+        Path | None, Option("Create it from a mod: a folder or zip with run.sh.", "DIR")
+    ] = None,
+    project: Annotated[
+        str,
+        Option("The repository that a patch is for, or that a fork is a fork of.", "OWNER/REPO"),
+    ] = "",
+    exclude: Annotated[
+        tuple[str, ...],
+        Option("Leave out files of a patch that match; may be repeated.", "PATTERN"),
+    ] = (),
+    forge_clone: ForgeClone = (),
     *,
-    json: bool,
+    json: Json = False,
 ) -> None:
-    """Write a layer folder: with an example to edit, or with a pull request.
+    """Create a layer: an example, or from an existing change."""
+    from builder.layers.catalog import Catalog
+    from builder.layers.conversion.layers import Reading, Source
+    from builder.layers.documents import NewLayer
+    from builder.pipeline.layercheck import check_name
+    from builder.pipeline.newlayer import write_example, write_layer
 
-    Raises:
-        UsageError: the name is not valid, or the folder exists.
-        RemoteError: the forge does not answer, or has no such pull request.
-    """
+    source = Source(pull=from_pr or "", patches=from_patch, series=from_series, mod=from_mod)
     check_name(name, Catalog.discover().profile_files)
+    if source.converts:
+        reading = Reading(repository=project, package=package, exclude=exclude)
+        _print_new(_converted(name, directory, source, reading), directory, json=json)
+        return
     folder = directory / name
     if folder.exists():
         raise UsageError(f"{folder} already exists", hint="--in DIR")
-    if pull is not None:
-        write_layer(folder, pull, project, forge_clone or ())
+    if from_pr is not None:
+        write_layer(folder, from_pr, project, forge_clone)
     else:
-        folder.mkdir(parents=True)
-        text = _TEMPLATE.format(
-            package=package, module=package.replace("-", "_"), today=_today().isoformat()
-        )
-        (folder / "layer.toml").write_text(text)
+        write_example(folder, package or "vllm")
     _print_new(NewLayer(name=name, directory=str(folder)), directory, json=json)
 
 
-def convert_command(
-    name: str, directory: Path, source: Source, reading: Reading, *, json: bool
-) -> None:
-    """Write layer folders out of patch files, a patch series or a mod.
+def _converted(name: str, directory: Path, source: "Source", reading: "Reading") -> "NewLayer":
+    """Write layer folders out of patch files, a patch series or a mod."""
+    import datetime
 
-    Raises:
-        UsageError: the name is not valid, a folder exists, or the source cannot be converted.
-    """
-    check_name(name, Catalog.discover().profile_files)
+    from builder.layers.conversion.layers import write_drafts
+    from builder.layers.documents import NewLayer
+
     drafts = source.drafts(name, reading)
-    folders = write_drafts(drafts, directory, _today())
+    folders = write_drafts(drafts, directory, datetime.datetime.now(datetime.UTC).date())
     dropped = tuple(text for draft in drafts for text in draft.dropped)
     unconverted = tuple(text for draft in drafts for text in draft.unconverted)
     for text in dropped:
@@ -215,17 +236,19 @@ def convert_command(
     for text in unconverted:
         console.warn(f"not converted: {text}")
     series = tuple(folder.name for folder in folders) if source.series else ()
-    made = NewLayer(
+    return NewLayer(
         name=name,
         directory=str(directory if series else folders[0]),
         series=series,
         dropped=dropped,
         unconverted=unconverted,
     )
-    _print_new(made, directory, json=json)
 
 
-def _print_new(made: NewLayer, directory: Path, *, json: bool) -> None:
+def _print_new(made: "NewLayer", directory: Path, *, json: bool) -> None:
+    from builder.layers.layerfile import load_layer
+    from builder.pipeline.layercheck import unpinned
+
     names = made.series or (made.name,)
     for name in names:
         if unpinned(load_layer(directory / name)):
@@ -246,25 +269,50 @@ def _print_new(made: NewLayer, directory: Path, *, json: bool) -> None:
         print("\n".join(str(directory / name) for name in names))
 
 
-def pin_command(
-    name: str,
-    patches: list[Path] | None,
-    refresh: bool,
-    forge_clone: list[str] | None,
+@_layers.sub("pin", "spark-build layers pin my-fix --patches my-layers")
+def pin(
+    name: LayerName,
+    patches: Patches = (),
     *,
-    json: bool,
+    refresh: Refresh = False,
+    forge_clone: ForgeClone = (),
+    json: Json = False,
 ) -> None:
-    """Write ``pins.toml`` from the package index and the forge."""
+    """Write a layer's pins.toml with the sha256 of its inputs.
+
+    Inputs are wheels, donor files and pull requests.
+    """
     from builder.common.forge import Forges, PullStore
     from builder.common.pypi import PackageIndex
+    from builder.layers.catalog import Catalog
+    from builder.layers.documents import PinnedLayer
     from builder.pipeline.pins import write_pins
 
-    catalog = Catalog.discover(patches or ())
+    catalog = Catalog.discover(patches)
     layer = catalog.layer(name)
-    store = PullStore(Forges(forge_clone or ()))
+    store = PullStore(Forges(forge_clone))
     count = write_pins(catalog.folders[name], layer, PackageIndex(refresh=refresh), store)
     file = catalog.folders[name] / "pins.toml"
     if json:
         print_json(PinnedLayer(name=name, file=str(file), inputs=count))
     else:
         print(f"{file}: {count} inputs pinned")
+
+
+@_mods.sub(
+    "export",
+    "spark-build mods export",
+    "spark-build mods export --check",
+    "spark-build mods export my-mod --layers b12x-full,my-fix --in mods",
+    "spark-build mods export my-mod -l b12x-full --vendor 0.22.1 --in out",
+)
+def export(options: ModOptions, *, json: Json = False) -> None:
+    """Write self-contained mods/NAME/run.sh from the layers."""
+    from builder.pipeline.mods import export_mods
+
+    done = export_mods(options)
+    if json:
+        print_json(done)
+        return
+    state = "up to date" if options.check else "written"
+    print(f"{counted(len(done.mods), 'mod')} {state} in {done.directory}")

@@ -1,34 +1,24 @@
-"""``spark-build matrix``: layers x releases, from the released wheels."""
-
-from __future__ import annotations
+"""``spark-build matrix``, and ``dispatch ask`` and ``table``: released vLLMs compared."""
 
 import textwrap
 from itertools import groupby
-from json import dumps
-from typing import TYPE_CHECKING, NamedTuple, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
-from builder.applier.states import AMBIGUOUS, DRIFT
-from builder.applier.versions import all_match
-from builder.common.console import console, print_json
-from builder.common.document import plain
-from builder.common.model.reference import Ref
-from builder.common.pypi import PackageIndex, vllm_releases
+from builder import settings
+from builder.cli.command import Group, command
+from builder.common.console import console, counted, print_json
+from builder.common.options import Json, Option, PlatformName, Refresh, Releases
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
-from builder.pipeline import bases
-from builder.pipeline.select import without_pulls
-from builder.proof.recorded.documents import Matrix, MatrixRow
+from builder.pipeline.options import MatrixOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from builder.common.documents.plan import State
     from builder.common.model.plan import BuildPlan
     from builder.images.rootfs.base import Base
     from builder.proof.checks import Check
     from builder.proof.recorded import Outcome
+    from builder.proof.recorded.documents import MatrixRow
 
 _SHORT = {
     "needed": "needed",
@@ -40,56 +30,64 @@ _SHORT = {
     "ambiguous": "AMBIGUOUS",
 }
 
-_DRIFTED = (DRIFT, AMBIGUOUS)
+_DRIFTED = ("drift", "ambiguous")
 #: Columns of a terminal that every table fits into.
 _WIDTH = 100
 
 
-def matrix_command(
-    *,
-    layers: list[str],
-    releases: str | None,
-    platform: str | None,
-    patches: list[Path] | None,
-    refresh: bool,
-    dispatch: bool,
-    choices: bool,
-    evidence: Path | None,
-    json: bool,
-) -> None:
+@command(
+    "matrix",
+    "spark-build matrix -l b12x-full --releases 0.20.1,0.22.1,0.33.0",
+    "spark-build matrix -l b12x-full --dispatch --json",
+)
+def matrix(options: MatrixOptions, *, json: Json = False) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
-    if evidence is not None and not dispatch:
+    from builder.applier.versions import all_match
+    from builder.common.model.reference import Ref
+    from builder.common.pypi import PackageIndex, vllm_releases
+    from builder.layers.catalog import Catalog
+    from builder.layers.plan.planner import make_plan
+    from builder.layers.plan.sources import IndexSources
+    from builder.pipeline import bases
+    from builder.pipeline.select import without_pulls
+    from builder.proof.recorded.documents import Matrix, MatrixRow
+
+    if options.evidence is not None and not options.dispatch:
         raise UsageError("--evidence needs --dispatch", hint="--dispatch")
-    selection = without_pulls(Catalog.discover(patches or ()).select(layers))
-    index = PackageIndex(refresh=refresh)
+    selection = without_pulls(Catalog.discover(options.patches).select(options.layers))
+    index = PackageIndex(refresh=options.refresh)
     sources = IndexSources(index)
     rows: list[MatrixRow] = []
-    for release in vllm_releases(index, releases):
+    for release in vllm_releases(index, options.releases):
         console.say(f"  vllm {release}")
         base = bases.identify_base(
-            Ref(f"pypi:vllm=={release}"), selection, index, platform=platform
+            Ref(f"pypi:vllm=={release}"), selection, index, platform=options.platform
         )
         plan = make_plan(base, selection, sources)
         states = {d.name: d.outcome.state for d in plan.decisions}
         served = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
-        asked = _dispatch(plan, base, release, evidence) if dispatch and served else None
+        asked = (
+            _dispatch(plan, base, release, options.evidence)
+            if options.dispatch and served
+            else None
+        )
         row = MatrixRow(
             vllm=release,
             states=cast("dict[str, State]", states),
             reasons={d.name: d.outcome.reason for d in plan.decisions},
             served=served,
             dispatch=asked,
-            choices=_choices(plan, base) if choices else None,
+            choices=_choices(plan, base) if options.choices else None,
         )
         rows.append(row)
     names = [layer.name for layer in selection.layers]
     if json:
         print_json(Matrix(layers=tuple(names), rows=tuple(rows)))
     else:
-        print_table(names, rows, listed=bool(releases))
-        if dispatch:
+        print_table(names, rows, listed=bool(options.releases))
+        if options.dispatch:
             _print_dispatch(rows)
-        if choices:
+        if options.choices:
             _print_choices(rows)
     drifted = [
         f"{name} on vllm {row.vllm}: {row.reasons[name]}"
@@ -112,8 +110,8 @@ def matrix_command(
 
 
 def _dispatch(
-    plan: BuildPlan, base: Base, release: str, evidence: Path | None
-) -> tuple[Check, ...]:
+    plan: "BuildPlan", base: "Base", release: str, evidence: Path | None
+) -> tuple["Check", ...]:
     """What this release selects by default and with the plan; the evidence is written to a file."""
     from builder.proof.run import verify
     from builder.proof.targets import target_of_plan
@@ -121,6 +119,9 @@ def _dispatch(
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
     report = verify(target, ["dispatch"])
     if evidence is not None:
+        from json import dumps
+
+        from builder.common.document import plain
         from builder.common.pypi import write_atomically
 
         data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
@@ -128,7 +129,7 @@ def _dispatch(
     return tuple(report.checks)
 
 
-def _print_dispatch(rows: list[MatrixRow]) -> None:
+def _print_dispatch(rows: list["MatrixRow"]) -> None:
     print("\nkernels: by default, and as planned")
     for row in rows:
         if not row.served:
@@ -140,7 +141,7 @@ def _print_dispatch(rows: list[MatrixRow]) -> None:
             print(_wrapped(check.seen.split(" out of ")[0], 45))
 
 
-def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
+def _choices(plan: "BuildPlan", base: "Base") -> dict[str, dict[str, "Outcome"]]:
     """What the unpatched release selects by default and for each of its choices."""
     from builder.proof.recorded.record import by_itself
 
@@ -148,7 +149,9 @@ def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
     return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}
 
 
-def _print_choices(rows: list[MatrixRow]) -> None:
+def _print_choices(rows: list["MatrixRow"]) -> None:
+    from builder.common.document import plain
+
     for row in rows:
         for kind, found in (row.choices or {}).items():
             print(f"\nvllm {row.vllm}, unpatched, {kind}")
@@ -169,7 +172,7 @@ def _wrapped(text: str, indent: int) -> str:
     )
 
 
-def print_table(names: list[str], rows: list[MatrixRow], *, listed: bool) -> None:
+def print_table(names: list[str], rows: list["MatrixRow"], *, listed: bool) -> None:
     """Layers as rows, releases as columns; neighbours with the same states are one column."""
     served = [row for row in rows if row.served]
     columns = [
@@ -225,3 +228,103 @@ def _print_row(gap: str, name: str, columns: list[_Column], cells: list[list[str
         f"{''.join(cell):<{column.width}}" for column, cell in zip(columns, cells, strict=True)
     ]
     print(gap.join([name, *texts]).rstrip())
+
+
+_dispatched = Group(
+    "dispatch", "spark-build dispatch ask --releases 0.33.0", "spark-build dispatch table"
+)
+_DOCS = Path("docs")
+
+Evidence = Annotated[Path, Option("Directory of the records, one file per release.", "DIR")]
+
+
+@_dispatched.sub("ask", "spark-build dispatch ask --releases 0.20.1,0.33.0")
+def ask(
+    releases: Releases = None,
+    evidence: Evidence = _DOCS / "evidence",
+    *,
+    real_extensions: Annotated[
+        bool,
+        Option("Also load each release's operator library (from 0.20.0; 7 to 90 MB each)."),
+    ] = False,
+    platform: PlatformName = None,
+    refresh: Refresh = False,
+    json: Json = False,
+) -> None:
+    """Record which kernels releases select.
+
+    Covers every backend that they offer, and each profile.
+    """
+    from builder.common.model.reference import Ref
+    from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+    from builder.layers.catalog import Catalog
+    from builder.layers.plan.sources import IndexSources
+    from builder.pipeline import bases
+    from builder.proof.recorded.documents import Records
+    from builder.proof.recorded.record import RecordInputs, file_of, record_bytes, record_of
+
+    if real_extensions:
+        settings.choose(settings.REAL_EXTENSIONS, "1")
+    index = PackageIndex(refresh=refresh)
+    asking = RecordInputs(
+        catalog=Catalog.discover(),
+        sources=IndexSources(index),
+        identify=lambda release, selection: bases.identify_base(
+            Ref(f"pypi:vllm=={release}"), selection, index, platform=platform
+        ),
+    )
+    written = []
+    for release in vllm_releases(index, releases):
+        with console.step(f"vllm {release}"):
+            record = record_of(release, asking)
+        write_atomically(file_of(evidence, release), record_bytes(record))
+        written.append(record)
+    if json:
+        print_json(Records(records=tuple(written)))
+    else:
+        print(f"{len(written)} records in {evidence}")
+
+
+@_dispatched.sub("table", "spark-build dispatch table", "spark-build dispatch table --check")
+def table(
+    evidence: Evidence = _DOCS / "evidence",
+    to: Annotated[Path, Option("The file to write.", "FILE")] = _DOCS / "dispatch.md",
+    *,
+    check: Annotated[
+        bool, Option("Only check whether the file is up to date (exit 9 if not).")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the release table from the records, or check it."""
+    from builder.common.pypi import write_atomically
+    from builder.layers.catalog import Catalog
+    from builder.proof.recorded.documents import TableFile
+    from builder.proof.recorded.record import read_records, stale_records
+    from builder.proof.recorded.table import render
+
+    catalog = Catalog.discover()
+    records = read_records(evidence)
+    text = render(records, catalog)
+    if json:
+        print_json(TableFile(file=str(to), releases=len(records), written=not check))
+    if not check:
+        write_atomically(to, text.encode())
+        if not json:
+            print(f"{counted(len(records), 'release')} in {to}")
+        return
+    stale = stale_records(records, catalog)
+    if stale:
+        shown = ", ".join(stale[:6]) + (f" and {len(stale) - 6} more" if len(stale) > 6 else "")
+        raise SparkBuildError(
+            f"the records in {evidence} were made with other profiles: {shown}",
+            Exit.STALE,
+            hint="spark-build dispatch ask && spark-build dispatch table",
+        )
+    if not to.is_file() or to.read_text("utf-8") != text:
+        raise SparkBuildError(
+            f"{to} does not match the records in {evidence}",
+            Exit.STALE,
+            hint="spark-build dispatch table",
+        )
+    if not json:
+        print(f"{to} is up to date")

@@ -307,3 +307,51 @@ class BakeOptions:
     ] = "spark-build"
     #: options that are the same for all images
     plan: Annotated[PlanOptions, Fields("platform", "patches", "locked", "refresh")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModOptions:
+    """Which mods to export, and how."""
+
+    names: Annotated[tuple[str, ...], Argument("Mods (default: one for each profile).", "MOD")] = ()
+    directory: Annotated[
+        Path | None,
+        Option(
+            "Output directory (default: mods/ of the checkout, or the current directory).",
+            "DIR",
+            "--in",
+        ),
+    ] = None
+    layers: opt.OptionalLayers = ()
+    with_pr: opt.WithPr = ()
+    patches: opt.Patches = ()
+    forge_clone: opt.ForgeClone = ()
+    vendor: Annotated[
+        str | None,
+        Option(
+            "Put in what these vLLM releases need on arm64, to start without network.",
+            "VERSION[,...]",
+        ),
+    ] = None
+    zipped: Annotated[bool, Option("Write NAME.zip, for spark-vllm-docker.", names="--zip")] = False
+    check: Annotated[bool, Option("Only check whether they are up to date (exit 9 if not).")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixOptions:
+    """Which layers and releases to look at, and what to ask each release."""
+
+    layers: opt.Layers
+    releases: opt.Releases = None
+    dispatch: Annotated[
+        bool, Option("Also record which kernels each release selects on SM121.")
+    ] = False
+    choices: Annotated[bool, Option("Also try every backend that a release offers.")] = False
+    evidence: Annotated[
+        Path | None, Option("Keep each release's evidence in this directory.", "DIR")
+    ] = None
+    platform: opt.PlatformName = None
+    patches: opt.Patches = ()
+    refresh: opt.Refresh = False

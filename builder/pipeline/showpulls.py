@@ -6,11 +6,14 @@ import shutil
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
+from builder.common.documents.pulls import PinnedPull, read_pin
+from builder.common.forge import Forges, PullStore, parse_pull
 from builder.layers.pulls.report import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from builder.applier.layers import Layer
     from builder.common.documents.pulls import Conflict, Pin, PullReport
 
 #: Conflicts and file names to print; more are only counted.
@@ -97,3 +100,31 @@ def _show_conflict(request: str, conflict: Conflict) -> None:
             console.say(f"      {row}".rstrip())
     if conflict.history:
         console.say(f"    {conflict.history}")
+
+
+def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
+    """The pins of a layer; with ``refresh``, each with its current state on the forge.
+
+    Raises:
+        RemoteError: the forge does not answer.
+    """
+    store = PullStore(Forges())
+    rows = []
+    for row in layer.pins.pull:
+        pin = read_pin(row, layer.name)
+        today = store.resolve(parse_pull(pin.request)) if refresh else None
+        rows.append(PinnedPull(pinned=pin, today=today))
+    return tuple(rows)
+
+
+def print_pulls(rows: Sequence[PinnedPull]) -> None:
+    """Print pins as text."""
+    for row in rows:
+        pin, today = row.pinned, row.today
+        print(f"\n  pull {pin.request}: {state_of(pin)}")
+        print(f"    pinned     {pin.commit}, {pin.date}")
+        print(f"    diff       sha256 {pin.sha256}, {pin.size} bytes")
+        if today is None:
+            continue
+        head = "as pinned" if today.commit == pin.commit else f"moved to {today.commit}"
+        print(f"    today      {state_of(today)}, {head}")

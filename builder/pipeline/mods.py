@@ -1,11 +1,11 @@
-"""``spark-build mods export``."""
+"""Export mods: from profiles, or one from layers and pull requests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.console import console, counted, print_json
+from builder.common.console import console
 from builder.common.hints import again
 from builder.common.paths import data_dir, in_checkout
 from builder.common.pypi import PackageIndex
@@ -21,44 +21,36 @@ from builder.pipeline.vendored import vendored_files
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from builder.pipeline.options import ModOptions
 
-def export_command(
-    names: list[str],
-    directory: Path | None,
-    layers: list[str] | None,
-    with_pr: Sequence[str],
-    forge_clone: Sequence[str],
-    patches: list[Path] | None,
-    *,
-    vendor: str | None,
-    zipped: bool,
-    check: bool,
-    json: bool,
-) -> None:
-    """Write mods, or with ``check`` only compare.
+
+def export_mods(options: ModOptions) -> ExportedMods:
+    """Write mods, or with ``--check`` only compare.
 
     Raises:
         UsageError: a mod is unknown, ``--layers`` has no name for its mod, or ``--vendor`` or
             ``--zip`` has no directory: the mods of the checkout are folders without wheels.
-        SparkBuildError: ``check`` found stale files (exit 9).
+        SparkBuildError: ``--check`` found stale files (exit 9).
     """
-    if (vendor is not None or zipped) and directory is None:
+    if (options.vendor is not None or options.zipped) and options.directory is None:
         raise UsageError("--vendor and --zip need a directory to write to", hint="--in DIR")
-    catalog = Catalog.discover(patches or ())
-    wanted = _wanted(catalog, names, layers, with_pr)
-    root = directory or (data_dir("mods") if check or in_checkout() else Path("mods"))
+    catalog = Catalog.discover(options.patches)
+    wanted = _wanted(catalog, options.names, options.layers, options.with_pr)
+    root = options.directory or (
+        data_dir("mods") if options.check or in_checkout() else Path("mods")
+    )
     index = PackageIndex()
     stale: list[str] = []
     for name, selected in wanted.items():
-        selection = _selection(catalog, selected, with_pr, forge_clone)
+        selection = _selection(catalog, selected, options.with_pr, options.forge_clone)
         for layer in selection.layers:
             check_layer(layer)
         check_together(selection.layers)
         files = mod_files(name, selection)
-        if vendor is not None:
-            files |= vendored_files(selection, vendor, index)
-        target = root / (f"{name}.zip" if zipped else name)
-        if check:
+        if options.vendor is not None:
+            files |= vendored_files(selection, options.vendor, index)
+        target = root / (f"{name}.zip" if options.zipped else name)
+        if options.check:
             stale += outdated(target, files)
         else:
             export(target, files)
@@ -69,15 +61,12 @@ def export_command(
             Exit.STALE,
             hint=again(without=("--check",)),
         )
-    if json:
-        print_json(ExportedMods(directory=str(root), mods=tuple(wanted), written=not check))
-        return
-    print(f"{counted(len(wanted), 'mod')} {'up to date' if check else 'written'} in {root}")
+    return ExportedMods(directory=str(root), mods=tuple(wanted), written=not options.check)
 
 
 def _wanted(
-    catalog: Catalog, names: list[str], layers: list[str] | None, with_pr: Sequence[str]
-) -> dict[str, list[str]]:
+    catalog: Catalog, names: Sequence[str], layers: Sequence[str], with_pr: Sequence[str]
+) -> dict[str, Sequence[str]]:
     """Mods, each with its profiles or layers."""
     if layers or with_pr:
         if len(names) != 1:
@@ -86,8 +75,8 @@ def _wanted(
                 hint="spark-build mods export NAME --layers L[,L...]",
             )
         check_name(names[0], {})
-        return {names[0]: layers or []}
-    ours = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
+        return {names[0]: layers}
+    ours: dict[str, Sequence[str]] = {catalog.profile(p).mod: [p] for p in catalog.profile_files}
     for name in names:
         if name not in ours:
             raise UsageError(
@@ -98,7 +87,7 @@ def _wanted(
 
 
 def _selection(
-    catalog: Catalog, layers: list[str], with_pr: Sequence[str], forge_clone: Sequence[str]
+    catalog: Catalog, layers: Sequence[str], with_pr: Sequence[str], forge_clone: Sequence[str]
 ) -> Selection:
     """The layers of a mod, with pull requests as the project's lock pins them."""
     chosen = catalog.select(layers) if layers else Selection((), ())

@@ -1,4 +1,4 @@
-"""``spark-build apply`` and ``revert``: layers on an installed environment."""
+"""Apply layers to an installed environment, and revert them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reverted(Document, frozen=True, kw_only=True):
     written: Annotated[bool, Meta(description="false with --dry-run")]
 
 
-def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
+def apply_layers(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
     """Judge all layers, stop if one cannot be applied, then apply them one by one."""
     inputs = Inputs(options)
     root = find_site_packages(directory)
@@ -62,33 +62,19 @@ def apply_command(directory: Path, options: PlanOptions, *, dry_run: bool, json:
         console.say(f"start vLLM with: {' '.join(plan.serve_flags)}")
 
 
-def revert_command(
-    *,
-    directory: Path,
-    layers: list[str] | None,
-    patches: list[Path] | None,
-    force: bool,
-    dry_run: bool,
-    json: bool,
-) -> None:
+def revert_layers(directory: Path, options: PlanOptions, *, force: bool, dry_run: bool) -> Reverted:
     """Restore the original files."""
     root = find_site_packages(directory)
     applied = [r.layer for r in receipts_of(DirTree(root))]
     names = None
-    if layers:
-        words = [word.strip() for name in layers for word in name.split(",") if word.strip()]
+    if words := options.names:
         names = [word for word in words if word in applied]
         others = [word for word in words if word not in applied]
         if others:  # profiles, and layers that are not applied
-            chosen = Catalog.discover(patches or ()).select(others)
+            chosen = Catalog.discover(options.patches).select(others)
             names += [layer.name for layer in chosen.layers]
     going = [name for name in reversed(applied) if names is None or name in names]
     if going and not dry_run:
         with Store(root) as store:
             going = store.revert(names, force)
-    if json:
-        print_json(Reverted(directory=str(root), reverted=tuple(going), written=not dry_run))
-        return
-    for name in going:
-        console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")
-    print(f"{counted(len(going), 'layer')} {'would be ' if dry_run else ''}reverted in {root}")
+    return Reverted(directory=str(root), reverted=tuple(going), written=not dry_run)

@@ -1,12 +1,12 @@
-"""Creates layer folders from pull requests, and shows the pull requests' current state."""
+"""Create a layer folder: with an example to edit, or from a pull request."""
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING
 
 from builder.applier.opkinds import Pull
 from builder.common.console import console
-from builder.common.documents.pulls import PinnedPull, read_pin
 from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.pypi import PackageIndex, write_atomically
 from builder.layers.conversion.layers import toml_value
@@ -18,13 +18,54 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.applier.layers import Layer
     from builder.common.documents.pulls import Pin
     from builder.layers.pulls.parts import Parts
 
 _DESCRIPTION = """
 Why this project needs it, and what goes wrong without it.
 """
+
+
+_TEMPLATE = '''\
+summary = "what this layer does, in one line"
+description = """
+Why it exists, and what goes wrong without it.
+"""
+order = 50
+package = "{package}"
+
+[provenance]
+origin = "vendor, our own"
+forwarded = "no"
+applied-upstream = "no"
+last-update = {today}
+
+# Releases that already have the change: the range selects them, the probe then checks the file.
+# [[upstream]]
+# when = {{ "{package}" = ">=1.2.0rc0" }}
+# since = "{package} 1.2.0"
+# reason = "merged as #123"
+# probe = [{{ file = "{module}/example.py", contains = "def fixed" }}]
+
+[[variant]]
+name = "first"
+when = {{ "{package}" = ">=1.0.0,<1.2.0rc0" }}
+
+[[variant.op]]
+op = "replace"
+file = "{module}/example.py"
+old = \'\'\'the exact text before\'\'\'
+new = \'\'\'the exact text after\'\'\'
+count = 1
+'''
+
+
+def write_example(folder: Path, package: str) -> None:
+    """Write ``layer.toml`` with an example to edit."""
+    folder.mkdir(parents=True)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    text = _TEMPLATE.format(package=package, module=package.replace("-", "_"), today=today)
+    (folder / "layer.toml").write_text(text)
 
 
 def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str]) -> None:
@@ -71,31 +112,3 @@ def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
     if project:
         lines.append(f"project = {toml_value(project)}")
     return "\n".join([*lines, ""])
-
-
-def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
-    """The pins of a layer; with ``refresh``, each with its current state on the forge.
-
-    Raises:
-        RemoteError: the forge does not answer.
-    """
-    store = PullStore(Forges())
-    rows = []
-    for row in layer.pins.pull:
-        pin = read_pin(row, layer.name)
-        today = store.resolve(parse_pull(pin.request)) if refresh else None
-        rows.append(PinnedPull(pinned=pin, today=today))
-    return tuple(rows)
-
-
-def print_pulls(rows: Sequence[PinnedPull]) -> None:
-    """Print pins as text."""
-    for row in rows:
-        pin, today = row.pinned, row.today
-        print(f"\n  pull {pin.request}: {state_of(pin)}")
-        print(f"    pinned     {pin.commit}, {pin.date}")
-        print(f"    diff       sha256 {pin.sha256}, {pin.size} bytes")
-        if today is None:
-            continue
-        head = "as pinned" if today.commit == pin.commit else f"moved to {today.commit}"
-        print(f"    today      {state_of(today)}, {head}")
