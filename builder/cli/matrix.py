@@ -113,8 +113,8 @@ def _dispatch(
     plan: "BuildPlan", base: "Base", release: str, evidence: Path | None
 ) -> tuple["Check", ...]:
     """What this release selects by default and with the plan; the evidence is written to a file."""
+    from builder.proof.opening import target_of_plan
     from builder.proof.run import verify
-    from builder.proof.targets import target_of_plan
 
     target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
     report = verify(target, ["dispatch"])

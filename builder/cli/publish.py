@@ -173,8 +173,8 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     from builder.layers.lock.file import lock_path
     from builder.layers.plan.sources import IndexSources
     from builder.proof.levels import DEFAULT_LEVELS
+    from builder.proof.opening import Opening
     from builder.proof.run import verify
-    from builder.proof.targets import Opening
     from builder.proof.trust import TrustedSources
 
     index = PackageIndex()

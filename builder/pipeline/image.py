@@ -32,7 +32,7 @@ from builder.pipeline.inputs import Inputs
 from builder.pipeline.result import BuildResult, PlatformPlan, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
-from builder.proof.insandbox import sandbox_maker
+from builder.proof.runners import sandbox_maker
 from builder.proof.sandbox import sandbox_needs
 
 if TYPE_CHECKING:

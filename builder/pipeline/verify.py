@@ -21,9 +21,8 @@ from builder.layers.plan.sources import IndexSources
 from builder.pipeline.inputs import Inputs
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
-from builder.proof.opening import open_target
+from builder.proof.opening import Opening, open_target
 from builder.proof.run import verify
-from builder.proof.targets import Opening
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from builder.applier.trees import versions
 from builder.common.document import plain
 from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.common.programs import CODEGEN
-from builder.errors import SparkBuildError
 from builder.proof.checks import Check
 from builder.proof.dispatch import lacking
 from builder.proof.dslmirror import NoDsl, mirror, texts_of
@@ -48,12 +47,12 @@ from builder.proof.sandbox import (
     python_files,
     requirements_for,
 )
+from builder.proof.target import Refusal
 from builder.proof.torchfolder import torch_folder, wanted_torch
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from builder.applier.trees import Tree
     from builder.probes.dispatch_expect import Failure
@@ -79,12 +78,12 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         jobs=min(4, os.cpu_count() or 1),
         kernels=tuple(kernel.request for kernel in kernels),
     )
-    compiler = target.compile
-    if compiler is None:
-        yield from _all_not_run(kernels, arch, target.cannot_ask or "no compiler is available")
-        return
     try:
-        context = Context(target=target, arch=arch, reply=compiler(request))
+        reply = target.runner.compile(request)
+        if isinstance(reply, Refusal):
+            yield from _all_not_run(kernels, arch, str(reply))
+            return
+        context = Context(target=target, arch=arch, reply=reply)
         context.read_all()
         checks = [context.judge(kernel, number) for number, kernel in enumerate(kernels)]
     except (
@@ -100,10 +99,6 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     except NoDsl as error:
         for kernel in kernels:
             yield _check(kernel, arch, "fail", str(error), where=target.name)
-        return
-    except SparkBuildError as error:
-        hint = f"; try: {error.hint}" if error.hint else ""
-        yield from _all_not_run(kernels, arch, f"{error}{hint}")
         return
     yield from checks
 
@@ -322,8 +317,3 @@ def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
     """Cache a result if everything compiled; failures are retried."""
     if not reply.fatal and all(kernel.compiled for kernel in reply.kernels):
         RESULTS.put(inputs, reply)
-
-
-def python_compiler(python: Path) -> Callable[[CodegenRequest], CodegenReply]:
-    """A function that compiles with the packages of a local environment."""
-    return lambda request: ask_probe(python, plain(request), CodegenReply, CODEGEN_TIMEOUT, CODEGEN)

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from builder.applier.receipts import receipts_of
 from builder.common.document import read
-from builder.errors import SparkBuildError
 from builder.probes.dispatch_expect import asks, describe, found, headline, limit
 from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
 from builder.proof.replies import Ask, DispatchRequest, MalformedReply
 from builder.proof.results import cached
+from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,12 +63,12 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
         reason = "no profile was named, so no log line is expected"
         yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
-    if target.ask is None:
-        for expectation in expectations:
-            yield _not_run(expectation.kind, describe(expectation), target.cannot_ask)
-        return
     try:
-        reply = target.ask(make_request(target.plan, own_settings(target)))
+        reply = target.runner.dispatch(make_request(target.plan, own_settings(target)))
+        if isinstance(reply, Refusal):
+            for expectation in expectations:
+                yield _not_run(expectation.kind, describe(expectation), str(reply))
+            return
         checks = list(_judged(target, expectations, reply))
     except (IndexError, MalformedReply) as error:  # the target's code wrote it
         said = str(error) if isinstance(error, MalformedReply) else TOO_FEW
@@ -81,11 +81,6 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
                 seen=said,
                 where=f"importing vllm in {target.name}",
             )
-        return
-    except SparkBuildError as error:
-        reason = f"{error}; try: {error.hint}" if error.hint else str(error)
-        for expectation in expectations:
-            yield _not_run(expectation.kind, describe(expectation), reason)
         return
     yield from checks
 

@@ -12,51 +12,33 @@ import json
 import os
 import tarfile
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from builder.applier.trees import OverlayTree
 from builder.common.document import Part, plain
-from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
+from builder.common.programs import IN_CONTAINER
 from builder.proof.installer import SandboxUnavailable
 from builder.proof.replies import (
-    CODEGEN_TIMEOUT,
-    CodegenReply,
     CodegenRequest,
-    DispatchReply,
     DispatchRequest,
     ProbeReply,
     reply_of,
 )
-from builder.proof.sandbox import ask_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import IO
 
     from builder.applier.trees import Changes, Tree
     from builder.common.programs import Program
     from builder.images.rootfs.base import Base
-    from builder.proof.launches import Replies
 
-    AskDispatch = Callable[[DispatchRequest], DispatchReply]
-    AskCompiler = Callable[[CodegenRequest], CodegenReply]
     Request = TypeVar("Request", DispatchRequest, CodegenRequest)
 
 T = TypeVar("T", bound=ProbeReply)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probes:
-    """How to query some files; the fields are as in ``VerifyTarget``."""
-
-    ask: AskDispatch | None
-    compile: AskCompiler | None
-    cannot_ask: str = ""
-    launch: Callable[[Mapping[str, Any]], Replies] | None = None
 
 
 def net_changes(tree: Tree) -> Changes:
@@ -79,29 +61,6 @@ def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]
 
 
 # ------------------------------------------------------------------------- a local environment
-
-
-def beside_its_python(base: Base, python: Path) -> Callable[[Tree, Mapping[str, str]], Probes]:
-    """Queries with an environment's interpreter and packages, with some files replaced."""
-    root = Path(base.identity.site_packages)
-    outer = base.identity.env
-
-    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
-        def run(request: Part, form: type[T], timeout: float, program: Program) -> T:
-            with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
-                link_out(root, net_changes(tree), Path(scratch))
-                asked = {**plain(request), "paths": [scratch]}
-                return ask_probe(python, asked, form, timeout, program, instead_of=root)
-
-        def ask(request: DispatchRequest) -> DispatchReply:
-            return run(unsetting(request, outer, env), DispatchReply, 300, DISPATCH)
-
-        def compile_kernels(request: CodegenRequest) -> CodegenReply:
-            return run(unsetting(request, outer, env), CodegenReply, CODEGEN_TIMEOUT, CODEGEN)
-
-        return Probes(ask=ask, compile=compile_kernels)
-
-    return asking
 
 
 def link_out(root: Path, changes: Changes, into: Path) -> None:
@@ -143,25 +102,6 @@ _REMOVER = (
     "import json, os; [os.path.lexists(p) and os.remove(p) "
     "for p in json.loads(os.environ.pop('SPARK_BUILD_GONE'))]; "
 )
-
-
-def in_container(base: Base) -> Callable[[Tree, Mapping[str, str]], Probes]:
-    """Queries in containers of an image, with some files replaced."""
-
-    def asking(tree: Tree, env: Mapping[str, str]) -> Probes:
-        changes = net_changes(tree)
-
-        def ask(request: DispatchRequest) -> DispatchReply:
-            asked = unsetting(request, base.identity.env, env)
-            return ask_in_container(base, asked, DispatchReply, DISPATCH, changes)
-
-        def compile_kernels(request: CodegenRequest) -> CodegenReply:
-            asked = unsetting(request, base.identity.env, env)
-            return ask_in_container(base, asked, CodegenReply, CODEGEN, changes)
-
-        return Probes(ask=ask, compile=compile_kernels)
-
-    return asking
 
 
 def ask_in_container(

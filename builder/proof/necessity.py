@@ -21,16 +21,15 @@ from builder.proof.checks import Check, Necessity
 from builder.proof.kernels import wanted_kernels
 from builder.proof.launches import wanted_launches
 from builder.proof.levels import PROOF_LEVELS
-from builder.proof.reassembly import difference, put_together
+from builder.proof.parts import difference, put_together
 from builder.proof.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from builder.common.documents.plan import PlannedLayer
-    from builder.proof.parts import Parts
     from builder.proof.report import Report
-    from builder.proof.target import VerifyTarget
+    from builder.proof.target import Parts, VerifyTarget
 
 _IN_FORCE = (NEEDED, APPLIED)
 #: Decorator of a CuTe DSL kernel.

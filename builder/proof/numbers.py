@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.errors import SparkBuildError
 from builder.probes.dispatch_expect import backends
 from builder.proof.checks import Check
 from builder.proof.codegen import ARCH
@@ -18,6 +17,7 @@ from builder.proof.dslmirror import NoDsl
 from builder.proof.kernels import PACKAGE, headline
 from builder.proof.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
 from builder.proof.results import cached
+from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,22 +75,15 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
         )  # fmt: skip
         return
     arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
-    if target.launch is None:
-        reason = target.cannot_ask or (
-            "kernels are launched from released wheels and layouts (pypi:, oci:), not from here"
-        )
-        yield from (_check(one, "not-run", reason=reason) for one in wanted)
-        return
     try:
         flags = (*target.plan.serve_flags, *target.plan.moe_serve_flags)
         settings = {**backends(flags, "nvfp4-linear"), **backends(flags, "nvfp4-moe")}
-        replies = target.launch(launch_request(target.plan.env, arch, wanted, settings))
+        replies = target.runner.launch(launch_request(target.plan.env, arch, wanted, settings))
     except NoDsl as error:
         yield from (_check(one, "fail", str(error), where=target.name) for one in wanted)
         return
-    except SparkBuildError as error:
-        hint = f"; try: {error.hint}" if error.hint else ""
-        yield from (_check(one, "not-run", reason=f"{error}{hint}") for one in wanted)
+    if isinstance(replies, Refusal):
+        yield from (_check(one, "not-run", reason=str(replies)) for one in wanted)
         return
     for one, reply in zip(wanted, replies.replies, strict=True):
         yield _judged(one, reply, replies, target.name)

@@ -29,6 +29,7 @@ from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import device_data
 from builder.images.engines.toolfiles import VERIFIER, programs
 from builder.proof.checks import Check, VerifierDocument
+from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -246,15 +247,11 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     ref = Ref(target.name)
     name = target.runs_as or (ref.place if ref.has_name else "IMAGE")
     command = device_data(target.plan, name).command
-    if target.on_gpu is None:
-        reason = f"{target.cannot_use_gpu}; on the Spark: {command}"
-        yield _not_run(level, reason)
+    document = target.runner.on_gpu(target.plan, level)
+    if isinstance(document, Refusal):
+        yield _not_run(level, f"{document.reason}; on the Spark: {command}")
         return
-    try:
-        found = target.on_gpu(level).checks
-    except NoGpu as error:
-        yield _not_run(level, f"{error}; on the Spark: {command}")
-        return
+    found = document.checks
     if other := [check for check in found if check.level != level]:
         said = f"check {other[0].name!r} is of level {other[0].level}"
         yield _not_run(level, f"the verifier's document is malformed: {said}")

@@ -1,39 +1,102 @@
-"""Opens a target by its reference: an image, an overlay, released wheels, a directory."""
+"""Opens what is to be verified, once: an image, an overlay, released wheels, a directory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import shlex
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.applier.trees import Content, OverlayTree
+from builder.common.console import console
+from builder.common.model.base import base_kind
+from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.identify import asks_engine, identify
+from builder.images.bases.image import InEngine, base_of, embedded_in, with_files
+from builder.images.bases.model import BaseRequest, no_facts, tracked_for
 from builder.images.engines import metadata
 from builder.images.engines.docker import without_engine
-from builder.images.engines.overlay import labels_of_layout, layout_digest, read_layout
+from builder.images.engines.metadata import BIN, SHARE
+from builder.images.engines.overlay import (
+    labels_of_layout,
+    layout_digest,
+    name_of_both,
+    overlay_files,
+    read_layout,
+)
+from builder.images.registry.copy import refuse_missing
+from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.locations import layout_place
+from builder.images.registry.model import blobs
 from builder.images.registry.reference import refuse_wrong_kind
+from builder.images.rootfs.base import Base
+from builder.images.rootfs.image import open_image
+from builder.images.rootfs.tar import DIR
 from builder.layers.plan.planner import make_plan
-from builder.proof.container import open_engine_image
-from builder.proof.insandbox import in_sandbox
-from builder.proof.interpreters import beside_its_python
-from builder.proof.layered import open_layered
-from builder.proof.ongpu import run_beside
-from builder.proof.parts import Parts, of_backup, without_layers
-from builder.proof.targets import open_overlay, own_python, target_of_plan
+from builder.proof.ongpu import GpuOptions
+from builder.proof.parts import of_backup, parts_of_image, without_foreign_hooks, without_layers
+from builder.proof.runners import InContainer, InSandbox, runner_of
+from builder.proof.target import Parts, VerifyTarget
+from builder.proof.trust import TrustedSources
+from builder.proof.unrecorded import find_unrecorded, layers_above
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
-    from builder.common.documents.plan import PlanDocument
-    from builder.common.model.reference import Ref
-    from builder.images.rootfs.base import Base
-    from builder.proof.checks import VerifierDocument
-    from builder.proof.ongpu import GpuOptions
-    from builder.proof.target import VerifyTarget
-    from builder.proof.targets import Opening
+    from builder.applier.layers import Layer
+    from builder.applier.trees import Tree
+    from builder.common.documents.plan import BakedPlan, PlanDocument
+    from builder.common.model.base import BaseIdentity
+    from builder.common.model.plan import BuildPlan, RecordedPlan
+    from builder.common.pypi import PackageIndex
+    from builder.images.bases.image import Embedded
+    from builder.images.bases.model import FactsOf
+    from builder.images.registry.model import Descriptor
+    from builder.images.rootfs.base import InLayers
+    from builder.images.rootfs.image import Image
+    from builder.layers.catalog import Selection
+    from builder.layers.plan.sources import IndexSources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """Options to open a target."""
+
+    index: PackageIndex
+    sources: IndexSources
+    selection: Selection | None = None
+    platform: str | None = None
+    gpu: GpuOptions = field(default_factory=GpuOptions)
+    facts_of: FactsOf = no_facts
+    #: the trusted sources of code that may run on this machine
+    trust: TrustedSources = field(default_factory=TrustedSources)
+
+    def tracked(self, layers: Sequence[Layer] = ()) -> tuple[str, ...]:
+        """Distributions whose files are looked at: those of layers in an image and of selected."""
+        return tracked_for([*layers, *(self.selection.layers if self.selection else ())])
+
+    def request(self, ref: Ref, layers: Sequence[Layer] = ()) -> BaseRequest:
+        """The request for a base that the user named, or an image that has these layers."""
+        return BaseRequest(
+            ref=ref,
+            platform=self.platform,
+            pins=self.selection.pins() if self.selection else {},
+            tracked=self.tracked(layers),
+            index=self.index,
+        )
+
+    def trusting(self, identity: BaseIdentity) -> TrustedSources:
+        """The same for a target, with its selected layers."""
+        named = self.selection.layers if self.selection else ()
+        return dataclasses.replace(
+            self.trust, index=self.index, layers=named, platform=identity.platform
+        )
 
 
 def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
@@ -47,13 +110,47 @@ def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
         return open_layout(ref, opening)
     if ref.has_name and asks_engine(ref, "auto"):
         return open_engine_image(ref.place, opening)
-    if ref.kind.is_image:
-        try:
-            return open_layered(ref, opening)
-        except RemoteError as error:
-            if ref.has_scheme:
-                raise
-            raise without_engine(ref.text, error) from None
+    if not ref.kind.is_image:
+        return _open_files(ref, opening)
+    try:
+        return open_layered(ref, opening)
+    except RemoteError as error:
+        if ref.has_scheme:
+            raise
+        raise without_engine(ref.text, error) from None
+
+
+# ------------------------------------------------------------------- released wheels, a directory
+
+
+def target_of_plan(
+    plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: TrustedSources | None = None
+) -> VerifyTarget:
+    """A plan's base, unpatched or (``patched``) with the plan applied, before any image exists."""
+    trust = trust or TrustedSources(platform=base.identity.platform)
+    tree: Tree = base.tree
+    env = dict(base.identity.env)
+    if patched:
+        overlay = OverlayTree(base.tree)
+        overlay.update(plan.changes)
+        tree = overlay
+        env |= plan.env
+        trust = trust.with_plan(plan.document)
+    runner = runner_of(base, trust)
+    return VerifyTarget(
+        name=name,
+        kind=base.identity.kind,
+        plan=plan.document,
+        layers=[d.layer for d in plan.decisions],
+        tree=tree,
+        env=env,
+        runner=runner.on(tree, env) if patched else runner,
+        close=base.close,
+    )
+
+
+def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:
+    """Released wheels or a directory, held against the selected layers."""
     base = identify(opening.request(ref))
     try:
         if opening.selection is None:
@@ -63,11 +160,11 @@ def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
             )
         plan = make_plan(base, opening.selection, opening.sources)
         trust = opening.trusting(base.identity)
-        opened = target_of_plan(plan, base, ref.text, patched=False, trust=trust)
+        target = target_of_plan(plan, base, ref.text, patched=False, trust=trust)
         return dataclasses.replace(
-            opened,
+            target,
+            runner=runner_of(base, trust, opening.gpu),
             parts=partial(_parts_of_base, base, opening),
-            on_gpu=_beside(base, opened.plan, opening.gpu),
         )
     except BaseException:
         base.close()
@@ -76,27 +173,18 @@ def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
 
 def _parts_of_base(base: Base, opening: Opening) -> Parts:
     """The parts of wheels, or of a directory with the backup of ``spark-build apply``."""
-    python = own_python(base)
-    trust = opening.trusting(base.identity)
-    asking = in_sandbox(base, trust) if python is None else beside_its_python(base, python)
     if base.identity.is_installed:
         base = without_layers(base, of_backup(Path(base.identity.site_packages)))
-    return Parts(base=base, sources=opening.sources, asking=asking)
+    return Parts(base=base, sources=opening.sources)
 
 
-def _beside(
-    base: Base, plan: PlanDocument, options: GpuOptions
-) -> Callable[[str], VerifierDocument] | None:
-    python = own_python(base)
-    return None if python is None else lambda level: run_beside(python, plan, level, options)
+# -------------------------------------------------------------------------------------- an overlay
 
 
 def _is_overlay(ref: Ref) -> bool:
     """Whether this may be an overlay: an image in a layout without a base image."""
     layout, name = layout_place(ref)
-    if not layout.is_dir():
-        return False
-    return metadata.is_overlay(labels_of_layout(layout, name))
+    return layout.is_dir() and metadata.is_overlay(labels_of_layout(layout, name))
 
 
 def open_layout(ref: Ref, opening: Opening) -> VerifyTarget:
@@ -108,5 +196,273 @@ def open_layout(ref: Ref, opening: Opening) -> VerifyTarget:
     layout, name = layout_place(ref)
     plan, files, env = read_layout(layout, name)
     label = labels_of_layout(layout, name).get(metadata.PLAN_LABEL, "")
-    opened = open_overlay(ref.text, plan, files, env, opening, label)
-    return dataclasses.replace(opened, digests=(layout_digest(layout, name),))
+    target = open_overlay(ref.text, plan, files, env, opening, label)
+    return dataclasses.replace(target, digests=(layout_digest(layout, name),))
+
+
+def open_overlay(
+    name: str,
+    recorded: RecordedPlan,
+    files: Mapping[str, bytes],
+    env: Mapping[str, str],
+    opening: Opening,
+    label: str,
+) -> VerifyTarget:
+    """An overlay's files on the released wheels in its plan.
+
+    Raises:
+        UsageError: the package index has other wheels now.
+    """
+    plan = recorded.document
+    layers = metadata.read_layers(files.get(f"{SHARE}/layers.json"), name)
+    base = _wheels_of(name, plan, opening, layers)
+    trust = opening.trusting(base.identity)
+    parts = Parts(base=base, sources=opening.sources)
+    overlay = _laid_over(base.tree, plan, files)
+    if opening.selection is not None:
+        judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
+        judged_plan = make_plan(judged, opening.selection, opening.sources)
+        target = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
+        return dataclasses.replace(target, parts=lambda: parts, brought=tuple(files))
+    console.say(f"  {name} is an overlay; it is checked on the files of {plan.base.ref}")
+    no_gpu = "an overlay cannot run alone; build an image with its Dockerfile"
+    return VerifyTarget(
+        name=name,
+        kind="oci",
+        runs_as=name_of_both(plan),
+        brought=tuple(files),
+        outside=partial(_among, files),
+        plan=plan,
+        layers=layers,
+        tree=overlay,
+        env=env,
+        runner=InSandbox(overlay, plan.base.packages, trust, no_gpu),
+        label=label,
+        recomputed=recorded.digest,
+        parts=lambda: without_foreign_hooks(layers, trust, lambda: parts),
+    )
+
+
+def _wheels_of(name: str, plan: BakedPlan, opening: Opening, layers: Sequence[Layer]) -> Base:
+    """The released wheels that an overlay was made for."""
+    request = BaseRequest(
+        ref=exact_ref(plan),
+        platform=plan.base.platform,
+        python=plan.base.python,
+        site_packages=plan.base.site_packages,
+        pins={},
+        tracked=opening.tracked(layers),
+        index=opening.index,
+    )
+    base = identify(request)
+    if base.identity.digest != plan.base.digest:
+        raise UsageError(
+            f"{name} was made for wheels {plan.base.digest[:19]}..., the package index "
+            f"has {base.identity.digest[:19]}...: a wheel was replaced"
+        )
+    return base
+
+
+def _laid_over(tree: Tree, plan: PlanDocument, files: Mapping[str, bytes]) -> OverlayTree:
+    """Wheels with an overlay's files; what the plan removes is gone: there are no whiteouts."""
+    prefix = f"{plan.base.site_packages}/"
+    removed = {
+        file.path: None for layer in plan.layers for file in layer.files if file.after is None
+    }
+    own = {
+        path.removeprefix(prefix): Content.of(data)
+        for path, data in files.items()
+        if path.startswith(prefix)
+    }
+    overlay = OverlayTree(tree)
+    overlay.update({**removed, **own})
+    return overlay
+
+
+def _among(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
+    """A file, or the files below a folder."""
+    return {p: data for p, data in files.items() if p == path or p.startswith(f"{path}/")}
+
+
+def exact_ref(plan: PlanDocument) -> Ref:
+    """The base with all versions; vLLM first, so that wheels are unpacked in its order."""
+    packages = dict(plan.base.packages)
+    named = {"vllm": packages.pop("vllm"), **packages}
+    return Ref("pypi:" + ",".join(f"{name}=={version}" for name, version in named.items()))
+
+
+# ---------------------------------------------------------------------------------------- an image
+
+
+def open_engine_image(name: str, opening: Opening) -> VerifyTarget:
+    """Open an image in a Docker Engine by name or ID: an overlay, or an image with vLLM."""
+    return _target_of(InEngine.open(name, opening.platform), Ref(name), opening)
+
+
+def open_layered(ref: Ref, opening: Opening) -> VerifyTarget:
+    """Open an image in a registry or a layout: its files are read from its layers.
+
+    Raises:
+        RemoteError: it does not exist, or is damaged.
+        UsageError: its expected state is unknown, or it has no vLLM.
+    """
+    image = open_image(ref, opening.platform)
+    target = target_of_layers(image, ref, opening)
+    if not isinstance(image.source, LayoutDirectory) or target.runs_as:
+        return target
+    return dataclasses.replace(target, runs_as=image.source.name_of(image.top.digest))
+
+
+def target_of_layers(image: Image, ref: Ref, opening: Opening) -> VerifyTarget:
+    """The target for an open image, with the name ``ref``; closing the target closes it.
+
+    Raises:
+        RemoteError: it is damaged.
+        UsageError: its expected state is unknown, or it has no vLLM.
+    """
+    try:  # what is known of a layer from an earlier run does not say that it is still there
+        refuse_missing(image.source, _needed(image), "push or copy the image again")
+    except BaseException:
+        image.close()
+        raise
+    return _target_of(with_files(image, opening.facts_of), ref, opening)
+
+
+def _needed(image: Image) -> list[Descriptor]:
+    """The blobs that must exist: a thin layout (``image --thin``) lacks the base's layers."""
+    config, *layers = blobs(image.manifest)
+    layout = image.source
+    if isinstance(layout, LayoutDirectory):
+        base = list(itertools.takewhile(lambda layer: not layout.has(layer.digest), layers[:-1]))
+        layers = layers[len(base) :]
+    return [config, *layers]
+
+
+def _target_of(subject: InEngine | InLayers, ref: Ref, opening: Opening) -> VerifyTarget:
+    """An open image as a target, which closes it."""
+    name = ref.text
+    try:
+        embedded = embedded_in(subject, name)
+        plan = embedded.plan
+        if plan is not None and _stands_alone(plan.document, subject):
+            files = _all_files(subject, name)
+            target = open_overlay(name, plan, files, subject.env, opening, embedded.label)
+            subject.close()
+        else:
+            target = _patched_image(subject, ref, embedded, opening)
+        return dataclasses.replace(target, digests=subject.digests)
+    except BaseException:
+        subject.close()
+        raise
+
+
+def _stands_alone(plan: BakedPlan, subject: InEngine | InLayers) -> bool:
+    """Whether an image is only an overlay, without a base image with vLLM."""
+    base = plan.base
+    metadata = f"{base.site_packages}/vllm-{base.packages['vllm']}.dist-info/METADATA"
+    return base_kind(base.kind).is_wheels and not subject.has(metadata)
+
+
+#: Empty files that a Docker Engine adds to every container that it creates.
+_OF_ENGINE = {
+    "/.dockerenv", "/dev/console", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf",
+}  # fmt: skip
+
+
+def _all_files(subject: InEngine | InLayers, name: str) -> dict[str, bytes]:
+    """Every file of an overlay."""
+    if not isinstance(subject, InEngine):
+        return overlay_files(subject.view, name)
+    return {path: data for path, data in subject.exported() if data or path not in _OF_ENGINE}
+
+
+def _patched_image(
+    subject: InEngine | InLayers, ref: Ref, embedded: Embedded, opening: Opening
+) -> VerifyTarget:
+    """An image with vLLM, compared with the requested layers or its own plan.
+
+    Raises:
+        UsageError: its expected state is unknown.
+    """
+    named = Ref(ref.place) if ref.has_name else ref
+    base = base_of(subject, opening.request(named, embedded.layers), named.text)
+    plan: PlanDocument
+    layers: Sequence[Layer] = embedded.layers
+    if opening.selection is not None:
+        plan = make_plan(base, opening.selection, opening.sources).document
+        layers = list(opening.selection.layers)
+    elif embedded.plan is not None:
+        plan = embedded.plan.document
+    else:
+        raise UsageError(
+            f"image {ref} has no spark-build plan, so its expected contents are unknown",
+            hint=f"spark-build verify {shlex.quote(ref.text)} --layers b12x-full",
+        )
+    trust = opening.trusting(base.identity)
+    baked = embedded.plan
+    former = None if baked is None else _former(baked.document, base, opening, subject.engine)
+    foreign = () if opening.selection is not None else layers
+    target = VerifyTarget(
+        name=ref.text,
+        kind=subject.kind,
+        plan=plan,
+        layers=layers,
+        tree=base.tree,
+        env=base.identity.env,
+        runner=InSandbox(base.tree, base.identity.packages, trust),
+        close=base.close,
+        label=None if opening.selection is not None else embedded.label,
+        recomputed=baked.digest if baked else "",
+        parts=lambda: without_foreign_hooks(
+            foreign, trust, lambda: parts_of_image(base, former, opening.sources)
+        ),
+    )
+    if isinstance(subject, InEngine):
+        runner = InContainer(base=base, name=named.text, gpu=opening.gpu)
+        return dataclasses.replace(target, runner=runner, outside=subject.files_at)
+    site = base.identity.site_packages
+    search = cache(lambda: find_unrecorded(subject, site, base.tree))
+    return dataclasses.replace(target, unrecorded=search, outside=partial(_files_at, subject))
+
+
+def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
+    """The base of an image: another image, or the wheels in it."""
+    return BaseRequest(
+        ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else Ref(baked.base.ref),
+        platform=base.identity.platform.oci,
+        python=baked.base.python,
+        site_packages=base.identity.site_packages,
+        pins={},
+        index=opening.index,
+        engine=engine,
+        facts_of=opening.facts_of,
+    )
+
+
+#: Folders of spark-build's files, whose links identification looks up.
+_KNOWN = (BIN, SHARE.rpartition("/")[0])
+
+
+def _files_at(opened: InLayers, path: str) -> dict[str, bytes]:
+    """A file, or the files below a folder, by the path that was asked for.
+
+    Of an image on a locked base, only the layers above it are read.
+    """
+    view, folder = opened.view, path.rpartition("/")[0]
+    with (
+        contextlib.closing(layers_above(opened))
+        if view.above is not None
+        else nullcontext(view) as files
+    ):
+        known = folder if view.above is None or folder not in _KNOWN else view.realpath(folder)
+        real = f"{known or folder}/{path.rpartition('/')[2]}"
+        entry = files.stat(real)
+        if entry is None:
+            return {}
+        if entry.kind != DIR:
+            return {path: files.read(real) or b""}
+        real = files.realpath(real) or real
+        below = {f"{path}/{name}": f"{real}/{name}" for name, one in files.below(real).items()
+                 if one.kind != DIR}  # fmt: skip
+        files.fetch(below.values())
+        return {name: files.read(place) or b"" for name, place in below.items()}

@@ -1,22 +1,27 @@
-"""The parts of a target, for building it again without one of its layers."""
+"""Takes a target apart into its base and its layers, and puts it together with some of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from builder.applier.environment import ENV_PTH
-from builder.applier.receipts import STATE_DIR, kept_true, receipt_path, receipts_of
+from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_path, receipts_of
 from builder.applier.receipts import originals as digests_before
 from builder.applier.records import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.common.model.base import LAYOUT
-from builder.errors import SparkBuildError
+from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import TRACKED, BaseRequest
 from builder.images.rootfs.base import Base
+from builder.layers.catalog import Selection
+from builder.layers.plan.planner import make_plan
+from builder.proof.installedwheels import InstalledWheelSources
+from builder.proof.target import Parts
 from builder.proof.trust import has_hook
 
 if TYPE_CHECKING:
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.sources import Sources
     from builder.applier.trees import Changes, Tree
-    from builder.proof.interpreters import Probes
+    from builder.proof.target import VerifyTarget
     from builder.proof.trust import TrustedSources
 
     #: Returns a loader of a path's original content, by path and sha256; None if it is lost.
@@ -35,18 +40,6 @@ if TYPE_CHECKING:
 
 class CannotTakeApart(SparkBuildError):
     """The state of a target before its layers is unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The base before our layers, and how to query it with changed files.
-
-    ``asking`` takes a tree and its complete environment.
-    """
-
-    base: Base
-    sources: Sources
-    asking: Callable[[Tree, Mapping[str, str]], Probes]
 
 
 def without_layers(base: Base, originals: Originals, env: Mapping[str, str] | None = None) -> Base:
@@ -125,12 +118,7 @@ def of_backup(root: Path) -> Originals:
     return original
 
 
-def parts_of_image(
-    base: Base,
-    former: BaseRequest | None,
-    sources: Sources,
-    asking: Callable[[Tree, Mapping[str, str]], Probes],
-) -> Parts:
+def parts_of_image(base: Base, former: BaseRequest | None, sources: Sources) -> Parts:
     """An image before its layers, with the files of its base.
 
     Raises:
@@ -138,7 +126,7 @@ def parts_of_image(
         RemoteError: its base is not available.
     """
     if not receipts_of(base.tree):
-        return Parts(base=base, sources=sources, asking=asking)
+        return Parts(base=base, sources=sources)
     if former is None:
         raise CannotTakeApart(
             f"{base.identity.ref} has receipts but no plan, so its base is unknown"
@@ -155,7 +143,7 @@ def parts_of_image(
         made_from.close()
         raise
     kept = Base(before.identity, before.tree, made_from.close)
-    return Parts(base=kept, sources=sources, asking=asking)
+    return Parts(base=kept, sources=sources)
 
 
 def without_foreign_hooks(
@@ -175,3 +163,49 @@ def without_foreign_hooks(
             hint="--patches DIR",
         )
     return parts()
+
+
+def put_together(
+    parts: Parts, target: VerifyTarget, layers: Sequence[Layer], name: str
+) -> VerifyTarget:
+    """The target with only these layers, and the original target's expectations.
+
+    Raises:
+        ApplyError: an input of a layer is not pinned, or has another digest.
+        UsageError: a layer shares its extension wheel with another.
+        RemoteError: an input cannot be downloaded.
+    """
+    sources = InstalledWheelSources(parts.sources, target.tree, target.plan.layers)
+    plan = make_plan(parts.base, Selection(tuple(layers), ()), sources)
+    if plan.pending:
+        together = plan.stages[0].change
+        raise UsageError(f"{together} is compiled into the same extension wheel as another change")
+    tree = OverlayTree(parts.base.tree)
+    tree.update(plan.changes)
+    env = {**parts.base.identity.env, **plan.env}
+    return dataclasses.replace(
+        target,
+        name=name,
+        plan=replace(plan.document, expect=target.plan.expect),
+        layers=layers,
+        tree=tree,
+        env=env,
+        runner=target.runner.on(tree, env),
+        brought=(),
+        unrecorded=None,
+        label=None,
+    )
+
+
+def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
+    """A file that differs between a target and a new one with the same layers, or None.
+
+    Receipts of an installed environment have more fields than those of a plan, and compiled files
+    are created whenever Python runs.  Level ``static`` checks the rows of RECORD.
+    """
+    overlay = again.tree
+    assert isinstance(overlay, OverlayTree)
+    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r.files)}
+    paths -= kept_true(receipts_of(target.tree)) | kept_true(receipts_of(overlay))
+    compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
+    return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)

@@ -65,7 +65,7 @@ def verify(
 
 def _checks(target: VerifyTarget, level: str) -> Iterable[Check]:
     """The checks of a level; only if what it imports here is what Python imports in the target."""
-    if level not in _OF_COPIES or target.asked_in_itself or target.ask is None:
+    if level not in _OF_COPIES or target.asked_in_itself:
         return RUNNERS[level](target)
     shadows = shadows_of(target)
     return [_not_alike(level, shadows)] if shadows else RUNNERS[level](target)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from builder.applier.trees import Distribution, Tree
-    from builder.images.rootfs.base import OpenedImage
+    from builder.images.rootfs.base import InLayers
     from builder.images.rootfs.python import Interpreter
     from builder.images.rootfs.view import Entry
 
@@ -74,7 +74,7 @@ class Unrecorded:
     files: tuple[str, ...] = ()
 
 
-def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
+def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
     """Search the image, or only the layers above a locked base.
 
     ``tree`` is its identified site-packages.
@@ -102,7 +102,7 @@ def find_unrecorded(opened: OpenedImage, site: str, tree: Tree) -> Unrecorded:
         )
 
 
-def layers_above(opened: OpenedImage, count: int | None = None) -> Rootfs:
+def layers_above(opened: InLayers, count: int | None = None) -> Rootfs:
     """The files of the uppermost layers of an image alone: of those above its locked base."""
     count = opened.view.above if count is None else count
     layers = opened.image.layers
@@ -110,7 +110,7 @@ def layers_above(opened: OpenedImage, count: int | None = None) -> Rootfs:
     return Rootfs(layers[len(layers) - (count or 0) :], cache)
 
 
-def _interpreter_of(opened: OpenedImage, site: str) -> Interpreter:
+def _interpreter_of(opened: InLayers, site: str) -> Interpreter:
     """The interpreter that imports from site-packages, as identification chose it."""
     config, view = opened.image.config, opened.view
     for python in interpreters(view, config.env, config.working_directory):

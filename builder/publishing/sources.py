@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from builder.images.registry.layout import LayoutDirectory
     from builder.images.registry.locations import Locations
     from builder.images.registry.model import ImageSource
+    from builder.proof.opening import Opening
     from builder.proof.target import VerifyTarget
-    from builder.proof.targets import Opening
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class StoredImage:
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
         """One of its images as a target for ``verify``."""
         from builder.images.rootfs.image import find_image
-        from builder.proof.layered import target_of_layers
+        from builder.proof.opening import target_of_layers
 
         image = find_image(self.source, digest, None)
         return target_of_layers(image, Ref(f"docker://{self.source.name}@{digest}"), opening)
@@ -143,7 +143,7 @@ class EngineImage:
 
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
         """The target for ``verify``: this image by ID, independent of its tag."""
-        from builder.proof.container import open_engine_image
+        from builder.proof.opening import open_engine_image
 
         return open_engine_image(digest, opening)
 

@@ -15,7 +15,7 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.proof.binaries import check_binaries
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.fakes import FakeRunner, dist_files, fake_base, make_plan_of, vllm_files, write_tree
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def checks(nvcc: str, tmp_path: Path) -> Callable[..., dict[str, Check]]:
             layers=(),
             tree=DirTree(site),
             env={},
-            ask=None,
+            runner=FakeRunner(),
         )
         return {check.name: check for check in check_binaries(target)}
 

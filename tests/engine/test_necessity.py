@@ -12,9 +12,9 @@ from builder.common.model.base import BaseIdentity
 from builder.common.model.platform import Platform
 from builder.common.programs import Program
 from builder.images.rootfs.base import Base
-from builder.proof import interpreters
-from builder.proof.interpreters import in_container
-from builder.proof.replies import DispatchRequest
+from builder.proof import runners
+from builder.proof.replies import DispatchReply, DispatchRequest
+from builder.proof.runners import InContainer
 from tests.unit.fakes import MemoryTree
 
 from . import base, support
@@ -74,7 +74,7 @@ def test_replacement_files_cover_those_of_the_image(
     (tmp_path / "probes" / "__init__.py").touch()
     (tmp_path / "probes" / "dispatch_probe.py").write_text(LOOK)
     program = Program("builder.probes.dispatch_probe", tmp_path)
-    monkeypatch.setattr(interpreters, "DISPATCH", program)
+    monkeypatch.setattr(runners, "DISPATCH", program)
     for name in ("DOCKER_HOST", "PATH"):
         monkeypatch.setenv(name, engine.env[name])
     identity = BaseIdentity(
@@ -90,10 +90,11 @@ def test_replacement_files_cover_those_of_the_image(
     tree = OverlayTree(MemoryTree({changed: b"", gone: b""}))
     tree.update({changed: Content.of(b"# other\n"), new: Content.of(b"# new\n"), gone: None})
     look = {path: f"{base.SITE}/{path}" for path in (changed, new, gone)}
-    asked = in_container(Base(identity, tree))(tree, {"LANG": "C.UTF-8"}).ask
-    assert asked is not None
+    runner = InContainer(base=Base(identity, tree), name=base_image)
     request = DispatchRequest(choices=tuple(look.values()), env={"OURS": "1"})
-    seen = json.loads(asked(request).real[0])
+    reply = runner.on(tree, {"LANG": "C.UTF-8"}).dispatch(request)
+    assert isinstance(reply, DispatchReply)
+    seen = json.loads(reply.real[0])
     assert list(seen["held"].values()) == ["# other\n", "# new\n", None]
     assert (seen["env"]["OURS"], seen["env"]["LANG"]) == ("1", "C.UTF-8")
     assert "PYTHONUNBUFFERED" not in seen["env"]

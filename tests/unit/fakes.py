@@ -6,8 +6,8 @@ import base64
 import hashlib
 import io
 import zipfile
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.applying import apply_layers
 from builder.applier.digests import canonical_json, sha256_hex
@@ -26,8 +26,8 @@ from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.toolfiles import maker
 from builder.images.rootfs.base import Base
 from builder.layers.plan.planner import epoch_for
-from builder.proof.insandbox import SandboxProbe
-from builder.proof.installer import SandboxUnavailable
+from builder.proof.runners import InSandbox, attempt
+from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from builder.applier.layers import DonorPin, InputPin
     from builder.applier.opkinds import Compile, Kernels
     from builder.applier.sources import Member, Stage, Unstaged
+    from builder.common.documents.plan import PlanDocument
+    from builder.proof.checks import VerifierDocument
+    from builder.proof.launches import Replies
+    from builder.proof.replies import CodegenReply, CodegenRequest, DispatchReply, DispatchRequest
 
 Files = dict[str, bytes]
 #: An op, or something else of a layer, as JSON.
@@ -339,14 +343,38 @@ def every_base_is(patch: pytest.MonkeyPatch, base: Base) -> None:
         patch.setitem(IDENTIFIERS, scheme, lambda _request, _rest: base)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FakeRunner:
+    """Answers probes with functions, and refuses those that it has none for."""
+
+    ask: Callable[[DispatchRequest], DispatchReply] | None = None
+    compiler: Callable[[CodegenRequest], CodegenReply] | None = None
+    launcher: Callable[[Mapping[str, Any]], Replies] | None = None
+    gpu: Callable[[str], VerifierDocument] | None = None
+    why: str = "no sandbox"
+    #: the same for other files
+    others: Callable[[Tree, Mapping[str, str]], FakeRunner] | None = None
+
+    def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
+        return attempt(self.ask, request) if self.ask else Refusal(self.why)
+
+    def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
+        return attempt(self.compiler, request) if self.compiler else Refusal(self.why)
+
+    def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:
+        return attempt(self.launcher, request) if self.launcher else Refusal(self.why)
+
+    def on_gpu(self, _plan: PlanDocument, level: str) -> VerifierDocument | Refusal:
+        return attempt(self.gpu, level) if self.gpu else Refusal(self.why)
+
+    def on(self, tree: Tree, env: Mapping[str, str]) -> FakeRunner:
+        return replace(self.others(tree, env), others=self.others) if self.others else self
+
+
 def no_sandbox(patch: pytest.MonkeyPatch) -> None:
     """Nothing can be asked in a sandbox, and none is made."""
-
-    def unavailable(_probe: SandboxProbe, _request: object) -> NoReturn:
-        raise SandboxUnavailable("no sandbox")
-
-    patch.setattr(SandboxProbe, "__call__", unavailable)
-    patch.setattr(SandboxProbe, "maker", lambda _probe: None)
+    patch.setattr(InSandbox, "dispatch", lambda *_: Refusal("no sandbox"))
+    patch.setattr(InSandbox, "maker", lambda _probe: None)
 
 
 def make_plan_of(base: Base, *layers: Layer, wheels: Sequence[Wheel] = ()) -> BuildPlan:

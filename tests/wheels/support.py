@@ -18,9 +18,11 @@ from builder.common.model.reference import Ref
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import make_plan
 from builder.pipeline.bases import identify_base
+from builder.proof.launches import Replies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
     from builder.applier.layers import Layer
     from builder.applier.records import RecordRow
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from builder.images.rootfs.base import Base
     from builder.layers.catalog import Selection
     from builder.layers.plan.sources import IndexSources
+    from builder.proof.target import VerifyTarget
 
 HERE = Path(__file__).parent
 #: Every profile of ours.  They exclude one another, so each has its own plan.
@@ -166,3 +169,10 @@ def probed_files(layer: Layer) -> set[str]:
 def digests_of(changes: Changes) -> dict[str, str | None]:
     """Path -> sha256 that a change leads to, None for a file that goes away."""
     return {path: content.sha256 if content else None for path, content in changes.items()}
+
+
+def replies_of(target: VerifyTarget, request: Mapping[str, Any]) -> Replies:
+    """The replies to launches, which are not refused."""
+    replies = target.runner.launch(request)
+    assert isinstance(replies, Replies), str(replies)
+    return replies

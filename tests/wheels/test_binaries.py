@@ -14,7 +14,7 @@ import pytest
 from builder.common.pypi import PackageIndex
 from builder.layers.plan.sources import IndexSources
 from builder.proof.binaries import check_binaries
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
 
 from .cli import spark_build
 from .support import Planner

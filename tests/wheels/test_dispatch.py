@@ -23,9 +23,9 @@ from builder.images.rootfs.base import Base
 from builder.proof import operators
 from builder.proof.dispatch import check_dispatch
 from builder.proof.kinds import KINDS
+from builder.proof.opening import target_of_plan
 from builder.proof.recorded.record import by_itself, read_records
 from builder.proof.sandbox import Sandbox, requirements_for
-from builder.proof.targets import target_of_plan
 from builder.proof.torchfolder import torch_folder
 from builder.proof.trust import TrustedSources
 

@@ -15,7 +15,7 @@ from builder.applier.trees import Content, OverlayTree
 from builder.images.rootfs.base import Base
 from builder.proof.dispatch import check_dispatch
 from builder.proof.isolation import Bubblewrap, find_isolation, interpreter_folders
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
 from tests.engine.cache import MachineError
 from tests.isolated import NOSY, bring_bubblewrap, on_path
 

@@ -14,16 +14,15 @@ import pytest
 
 from builder.diagnose.verdict import diagnose
 from builder.proof.kinds import KINDS
+from builder.proof.opening import target_of_plan
 from builder.proof.recorded import Outcome, setting
 from builder.proof.recorded.record import read_records
-from builder.proof.replies import Ask, DispatchRequest
-from builder.proof.targets import target_of_plan
+from builder.proof.replies import Ask, DispatchReply, DispatchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from builder.probes.dispatch_expect import Answer
-    from builder.proof.replies import DispatchReply
 
     from .support import Planner
 
@@ -54,8 +53,9 @@ def ask(
     """What a release answers, with some layers on it."""
     made = planned(f"pypi:vllm=={release}", layers)
     target = target_of_plan(made.plan, made.base, release, patched=patched)
-    assert target.ask is not None, target.cannot_ask
-    return target.ask(request)
+    reply = target.runner.dispatch(request)
+    assert isinstance(reply, DispatchReply), str(reply)
+    return reply
 
 
 def by_kind(reply: DispatchReply) -> Mapping[str, Answer]:

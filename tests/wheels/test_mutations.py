@@ -22,10 +22,9 @@ from builder.common.documents.plan import BakedPlan
 from builder.common.model.plan import digest_of
 from builder.common.wheels import WheelTree
 from builder.images.engines.metadata import read_plan
-from builder.proof.codegen import sandbox_compiler
-from builder.proof.insandbox import SandboxProbe
+from builder.proof.opening import target_of_plan
 from builder.proof.run import verify
-from builder.proof.targets import target_of_plan
+from builder.proof.runners import InSandbox
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     tree.update(changes)
     packages = target.plan.base.packages
     trust = TrustedSources(everything=True)  # the mutations are ours
-    ask = SandboxProbe(tree, packages, trust)
-    compiler = sandbox_compiler(tree, packages, trust)
-    return dataclasses.replace(target, tree=tree, ask=ask, compile=compiler)
+    return dataclasses.replace(target, tree=tree, runner=InSandbox(tree, packages, trust))
 
 
 def edited(path: str, old: str, new: str, count: int = 1) -> Callable[..., VerifyTarget]:

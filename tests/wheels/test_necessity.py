@@ -13,9 +13,8 @@ from builder.common.model.reference import Ref
 from builder.layers.catalog import Catalog
 from builder.proof.levels import PROOF_LEVELS
 from builder.proof.necessity import prove, whole
-from builder.proof.opening import open_target
+from builder.proof.opening import Opening, open_target
 from builder.proof.run import verify
-from builder.proof.targets import Opening
 
 from .cli import spark_build
 

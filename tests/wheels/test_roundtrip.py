@@ -20,6 +20,7 @@ from builder.common.wheels import WheelTree
 from builder.layers.catalog import Catalog
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
+from tests.unit.fakes import FakeRunner
 
 from .states import REFS, expected
 from .support import VENDORED, lay_out, probed_files, snapshot
@@ -245,7 +246,7 @@ def static_checks(root: Path, made: Planned) -> dict[str, Check]:
         layers=[decision.layer for decision in made.plan.decisions],
         tree=DirTree(root),
         env=made.plan.env,
-        ask=None,
+        runner=FakeRunner(),
     )
     checks = check_static(target)
     return {check.name: check for check in checks}

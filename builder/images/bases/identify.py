@@ -44,7 +44,7 @@ def _directory(request: BaseRequest, rest: str) -> Base:
 
 
 def _layout(request: BaseRequest, _rest: str) -> Base:
-    from builder.images.bases.remote import identify_remote
+    from builder.images.bases.image import identify_remote
 
     return identify_remote(request, request.ref.text)
 
@@ -54,7 +54,7 @@ def _image(request: BaseRequest, rest: str) -> Base:
         from builder.images.bases.image import identify_image
 
         return identify_image(request, rest)
-    from builder.images.bases.remote import identify_remote
+    from builder.images.bases.image import identify_remote
 
     try:
         return identify_remote(request, rest)

@@ -1,29 +1,70 @@
-"""A base that is an image in a Docker Engine, identified by code that runs in the image.
+"""A base that is an image: in a Docker Engine, in a registry, or in an OCI layout.
 
-Interpreter, site-packages path, versions and hashes come from the image; nothing is
-assumed about Python 3.12 or /usr/local.
+In an engine, code that runs in the image identifies it: interpreter, site-packages path, versions
+and hashes come from the image; nothing is assumed about Python 3.12 or /usr/local.  Elsewhere it is
+not pulled: its layers are streamed once, newest first, as far as needed, and the results are cached
+by layer digest.  The result is the same as that of ``probes/identify_probe.py`` in the image.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import email.parser
 import json
 import shutil
-from typing import IO, TYPE_CHECKING
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from builder.applier.failures import ApplyError
+from builder.applier.records import parse_record
+from builder.applier.trees import distribution_of
+from builder.common.console import console
+from builder.common.model.platform import Platform
 from builder.common.programs import IDENTIFY, IN_CONTAINER
-from builder.errors import BuildFailed, UsageError
-from builder.images.bases.imagetree import ImageFacts, Survey, image_base, survey_of
-from builder.images.bases.records import check_vllm
-from builder.images.engines import docker as engine
+from builder.common.wheels import RemoteWheel
+from builder.errors import BuildFailed, SparkBuildError, UsageError
+from builder.images.bases.imagetree import (
+    ImageFacts,
+    Survey,
+    check_vllm,
+    image_base,
+    recorded,
+    survey_of,
+)
+from builder.images.engines import docker, metadata
+from builder.images.rootfs.base import InLayers
+from builder.images.rootfs.facts import RecordedFiles
+from builder.images.rootfs.image import open_image
+from builder.images.rootfs.index import is_text
+from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.python import interpreters
+from builder.images.rootfs.tar import DIR, FILE, SYMLINK
+from builder.images.rootfs.view import Rootfs
+from builder.probes import identify_probe as probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
     from docker import DockerClient
     from docker.models.containers import Container
+    from docker.models.images import Image as EngineImageModel
 
-    from builder.images.bases.model import BaseRequest
+    from builder.applier.layers import Layer
+    from builder.common.model.plan import RecordedPlan
+    from builder.common.pypi import PackageIndex
+    from builder.images.bases.imagetree import FileFacts
+    from builder.images.bases.model import BaseRequest, FactsOf
     from builder.images.rootfs.base import Base
+    from builder.images.rootfs.image import Image
+    from builder.images.rootfs.python import Interpreter
+    from builder.images.rootfs.view import Entry
+
+
+# ------------------------------------------------------------------------------- in a Docker Engine
+
 
 #: Interpreters to try, in order, until one has vLLM; needs only a shell in the image.
 _FIND_PYTHON = f"""
@@ -37,23 +78,81 @@ exit 97
 """
 
 
-class _ContainerFiles:
-    """Files of a container that was created but not started."""
+@dataclass(frozen=True, eq=False)
+class InEngine:
+    """An open image in a Docker Engine: its files are read from a container that never starts."""
 
-    def __init__(self, container: Container) -> None:
-        self._container = container
+    client: DockerClient
+    image: EngineImageModel
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    #: what it is as a target, and the engine that reads others like it
+    kind = "image"
+    engine = "buildkit"
+
+    @classmethod
+    def open(cls, name: str, platform: str | None) -> Self:
+        """Open an image by name or ID; the engine pulls one that it lacks.
+
+        Raises:
+            EngineError: no Docker Engine responds.
+            RemoteError: the image does not exist and cannot be pulled.
+        """
+        with ExitStack() as stack:
+            client = docker.connect()
+            stack.callback(client.close)
+            image = docker.find_image(client, name, platform)
+            return cls(client, image, stack.pop_all())
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels in its configuration."""
+        return docker.config_of(self.image).labels
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment in its configuration."""
+        return docker.config_of(self.image).env
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Its ID, and its digests in registries."""
+        return docker.digests_of(self.image)
+
+    @cached_property
+    def container(self) -> Container:
+        """A container of it, removed with `close`."""
+        return self._stack.enter_context(docker.created(self.client, str(self.image.id)))
 
     def read(self, path: str) -> bytes | None:
-        return engine.read_file(self._container, path)
+        """The bytes of a file, or None."""
+        return docker.read_file(self.container, path)
+
+    def has(self, path: str) -> bool:
+        """Whether a file exists."""
+        return self.read(path) is not None
+
+    def files_at(self, path: str) -> dict[str, bytes]:
+        """A file, or the files below a folder."""
+        return docker.files_at(self.container, path)
+
+    def exported(self) -> Iterator[tuple[str, bytes]]:
+        """Every file by absolute path."""
+        return docker.export_files(self.container)
 
     def fetch(self, paths: Iterable[str]) -> None:
         """Does nothing: each file needs its own request."""
 
     def copy(self, path: str, out: IO[bytes]) -> bool:
-        with engine.open_file(self._container, path) as stream:
+        """Stream a file to ``out``; returns whether it exists."""
+        with docker.open_file(self.container, path) as stream:
             if stream is not None:
                 shutil.copyfileobj(stream, out, 1 << 20)
         return stream is not None
+
+    def close(self) -> None:
+        """Remove the container, and close the connection."""
+        self._stack.close()
 
 
 def identify_image(request: BaseRequest, ref: str) -> Base:
@@ -64,35 +163,33 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
         RemoteError: the image does not exist and cannot be pulled.
         UsageError: the image has no vLLM.
     """
-    client = engine.connect()
-    image = engine.find_image(client, ref, request.platform)
-    survey = _survey(client, ref, request)
+    subject = InEngine.open(ref, request.platform)
+    try:
+        return identify_in_engine(request, subject, ref)
+    except BaseException:
+        subject.close()
+        raise
+
+
+def identify_in_engine(request: BaseRequest, subject: InEngine, ref: str) -> Base:
+    """Identify an open image in a Docker Engine; closing the base closes it."""
+    image = subject.image
     facts = ImageFacts(
         ref=ref,
-        digest=engine.digest_of(image.attrs, ref),
-        config=engine.config_of(image),
+        digest=docker.digest_of(image.attrs, ref),
+        config=docker.config_of(image),
         created=str(image.attrs.get("Created") or ""),
     )
-    holder = engine.created(client, image.id or ref)
-    container = holder.__enter__()
-
-    def close() -> None:
-        holder.__exit__(None, None, None)
-        client.close()
-
-    try:
-        base = image_base(facts, survey, _ContainerFiles(container), close)
-        check_vllm(base.tree, base.identity.site_packages)
-    except BaseException:
-        close()
-        raise
+    survey = _survey(subject.client, ref, request)
+    base = image_base(facts, survey, subject, subject.close)
+    check_vllm(base.tree, base.identity.site_packages)
     return base
 
 
 def _survey(client: DockerClient, ref: str, request: BaseRequest) -> Survey:
     env = {"SPARK_BUILD_TRACKED": json.dumps(list(request.tracked))}
     try:
-        output = engine.run(
+        output = docker.run(
             client, ref, ["/bin/sh", "-c", _FIND_PYTHON], env=env, user="0", program=IDENTIFY
         )
     except BuildFailed as error:
@@ -100,3 +197,316 @@ def _survey(client: DockerClient, ref: str, request: BaseRequest) -> Survey:
             raise UsageError(f"image {ref} has no Python with vllm") from None
         raise
     return survey_of(output, ref)
+
+
+# ------------------------------------------------------------------------ in a registry or a layout
+
+
+def identify_remote(request: BaseRequest, ref: str) -> Base:
+    """Identify an image by its layers; ``ref`` is what the plan calls it.
+
+    Raises:
+        RemoteError: the image does not exist, or a layer cannot be read or is malformed.
+        UsageError: the image has no vLLM that can be patched.
+    """
+    opened = with_files(
+        open_image(request.ref, request.platform), request.facts_of, noting=request.noting
+    )
+    try:
+        return identify_opened(request, opened, ref)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> InLayers:
+    """An open image with its files; closed on failure.
+
+    Raises:
+        RemoteError: it has too many layers.
+        SparkBuildError: the lock's data for it cannot be used (exit 9).
+    """
+    try:
+        notes = RecordedFiles([layer.digest for layer in image.layers]) if noting else None
+        facts = facts_of(image.layers)
+        cache = LayerCache(image.source, diff_ids=image.diff_ids)
+        return InLayers(image, Rootfs(image.layers, cache, facts, notes))
+    except BaseException:
+        image.close()
+        raise
+
+
+def identify_opened(request: BaseRequest, opened: InLayers, ref: str) -> Base:
+    """Identify an open image; closing the base closes it."""
+    return known_base(request, opened, ref, survey_image(request, opened, ref))
+
+
+def survey_image(request: BaseRequest, opened: InLayers, ref: str) -> Survey:
+    """The survey of an image by its layers, for :func:`known_base`."""
+    image, view = opened.image, opened.view
+    config = image.config
+    for python in interpreters(view, config.env, config.working_directory):
+        found = _distributions(view, python, request.tracked)
+        if "vllm" in found:
+            break
+    else:
+        raise UsageError(f"image {ref} has no Python with vllm")
+    site = found["vllm"][0]
+    tops: dict[str, bool] = {}
+    for name, (root, _, owned) in found.items():
+        if root == site:
+            tops.update(dict.fromkeys(owned, bool(probe.HASH_ALL.match(name))))
+    files = probe.survey(_LayerDisk(view), site, tops)
+    return Survey(
+        interpreter=python.command,
+        python=python.version,
+        machine=config.architecture,
+        site_packages=site,
+        packages={name: version for name, (_, version, _) in found.items()},
+        roots={name: root for name, (root, _, _) in found.items()},
+        **{**files, "files": {path: tuple(facts) for path, facts in files["files"].items()}},
+    )
+
+
+def known_base(request: BaseRequest, opened: InLayers, ref: str, survey: Survey) -> Base:
+    """A base from an earlier survey of the same image, without reading layers.
+
+    A requested file comes from the cache, else from the released wheel that
+    has the same bytes, else from its layer.
+    """
+    image = opened.image
+    facts = ImageFacts(
+        ref=ref,
+        digest=image.top.digest,
+        config=image.config,
+        created=image.config.created,
+    )
+
+    source = ReleasedFiles(
+        opened.view,
+        survey.site_packages,
+        survey.files,
+        survey.packages,
+        Platform.parse(survey.machine, survey.python),
+        request.index,
+    )
+    base = image_base(facts, survey, source, opened.close)
+    return dataclasses.replace(base, opened=opened)
+
+
+def _distributions(
+    view: Rootfs, python: Interpreter, tracked: Iterable[str]
+) -> dict[str, tuple[str, str, set[str]]]:
+    """For each tracked distribution that an interpreter finds: root, version, top-level names."""
+    wanted, found = set(tracked), {}
+    for folder in python.path:
+        root = view.realpath(folder)
+        if root is None:
+            continue
+        for info in view.names(root):
+            dist = distribution_of(info)
+            if dist is None or dist.name not in wanted or dist.name in found:
+                continue
+            metadata = view.read(f"{root}/{info}/METADATA")
+            if metadata is not None:
+                record = view.read(f"{root}/{info}/RECORD")
+                owned = probe.top_levels(recorded(record, f"{root}/{info}"))
+                found[dist.name] = (root, _version_in(metadata, f"{root}/{info}"), owned)
+    return found
+
+
+def _version_in(metadata: bytes, where: str) -> str:
+    headers = email.parser.BytesParser().parsebytes(metadata, headersonly=True)
+    version = str(headers["Version"] or "")
+    if not version:
+        raise UsageError(f"{where}/METADATA has no version")
+    return version
+
+
+class _LayerDisk:
+    """The file system of an image, for the probe's survey."""
+
+    def __init__(self, view: Rootfs) -> None:
+        self._view = view
+
+    def files(self, top: str, hash_all: bool) -> Iterator[tuple[str, list[Any]]]:  # noqa: ARG002
+        start = self._view.stat(top)
+        if start is None:
+            return
+        if start.kind == FILE:
+            yield top, _described(start)
+        elif start.kind == DIR:
+            real = self._view.realpath(top)
+            assert real is not None
+            for path, entry in self._view.below(real).items():
+                seen = self._view.stat(f"{real}/{path}") if entry.kind == SYMLINK else entry
+                if seen is not None and seen.kind == FILE:
+                    yield f"{top}/{path}", _described(seen)
+
+    def owner(self, path: str) -> list[int] | None:
+        entry = self._view.stat(path)
+        return None if entry is None else [entry.row.mode, entry.row.uid, entry.row.gid]
+
+    def realpath(self, path: str) -> str:
+        known, rest = path, ""
+        while known not in ("", "/"):
+            real = self._view.realpath(known)
+            if real is not None:
+                return real.rstrip("/") + rest
+            known, _, name = known.rpartition("/")
+            rest = f"/{name}{rest}"
+        return path
+
+
+def _described(entry: Entry) -> list[Any]:
+    row = entry.row
+    return [row.size, row.mode, row.sha256 or None, row.uid, row.gid]
+
+
+# -------------------------------------------------------------- files that a released wheel has too
+
+
+class ReleasedFiles:
+    """Reads from the cache, then from released wheels, then from layers."""
+
+    def __init__(
+        self,
+        view: Rootfs,
+        site: str,
+        files: Mapping[str, FileFacts],
+        packages: Mapping[str, str],
+        platform: Platform,
+        index: PackageIndex,
+    ) -> None:
+        self._view, self._site, self._files = view, site, files
+        self._packages, self._platform, self._index = packages, platform, index
+        self._wheels: dict[str, RemoteWheel | None] = {}
+
+    def read(self, path: str) -> bytes | None:
+        data = self._kept(path)
+        if data is None and self._owner(path) is not None:
+            data = self._released([path]).get(path)
+        if data is None:
+            self._fetch([path])
+            return self._view.read(path)
+        self._view.noted(data)
+        return data
+
+    def fetch(self, paths: Iterable[str]) -> None:
+        missing = [path for path in paths if self._kept(path) is None]
+        found = self._released(missing)
+        self._fetch([path for path in missing if path not in found])
+
+    def _fetch(self, paths: Sequence[str]) -> None:
+        """Read files from the layers, and cache others that may be needed from the same layers."""
+        if any(self._kept(path) is None for path in paths):
+            self._view.fetch(paths, self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        """Files that should be cached and are not."""
+        for path, (size, _, digest) in self._files.items():
+            if is_text(path, size) and digest and self._view.content(digest) is None:
+                yield f"{self._site}/{path}"
+
+    def copy(self, path: str, out: IO[bytes]) -> bool:
+        return self._view.copy(path, out)
+
+    def _kept(self, path: str) -> bytes | None:
+        digest = self._digest(path)
+        return None if digest is None else self._view.content(digest)
+
+    def _digest(self, path: str) -> str | None:
+        entry = self._files.get(path.removeprefix(f"{self._site}/"))
+        return None if entry is None else entry[2]
+
+    def _released(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Files that a released wheel has with the same bytes."""
+        wanted: dict[str, list[str]] = {}
+        for path in paths:
+            owner = self._owner(path)
+            if owner is not None:
+                wanted.setdefault(owner, []).append(path)
+        found: dict[str, bytes] = {}
+        for name, of_wheel in wanted.items():
+            wheel = self._wheel(name)
+            same = {path: member for path in of_wheel if (member := self._member(wheel, path))}
+            if wheel is None or not same:
+                continue
+            try:
+                wheel.preload(same.values())
+                found.update({path: wheel.read(member) for path, member in same.items()})
+            except SparkBuildError as error:
+                console.detail(f"{error}; reading the layers instead")
+        return found
+
+    def _member(self, wheel: RemoteWheel | None, path: str) -> str | None:
+        name = path.removeprefix(f"{self._site}/")
+        member = wheel.members.get(name) if wheel is not None else None
+        return name if member is not None and member.sha256 == self._digest(path) else None
+
+    def _owner(self, path: str) -> str | None:
+        """The distribution whose RECORD has this file with these bytes."""
+        return self._records.get((path.removeprefix(f"{self._site}/"), self._digest(path) or ""))
+
+    @cached_property
+    def _records(self) -> dict[tuple[str, str], str]:
+        owners: dict[tuple[str, str], str] = {}
+        for path, (_, _, digest) in self._files.items():
+            folder, _, name = path.partition("/")
+            dist = distribution_of(folder) if name == "RECORD" else None
+            if dist is None or self._packages.get(dist.name) != dist.version:
+                continue
+            for row in parse_record((digest and self._view.content(digest)) or b""):
+                owners[row.path, row.sha256 or ""] = dist.name
+        return owners
+
+    def _wheel(self, name: str) -> RemoteWheel | None:
+        """The release on the package index, or None."""
+        if name not in self._wheels:
+            try:
+                file = self._index.choose(name, self._packages[name], self._platform)
+                wheel: RemoteWheel | None = RemoteWheel(file, self._index)
+                assert wheel is not None
+                console.detail(f"{file.filename}: {len(wheel.members)} files")
+            except (SparkBuildError, ApplyError) as error:
+                console.detail(f"{name} is not available from the package index: {error}")
+                wheel = None
+            self._wheels[name] = wheel
+        return self._wheels[name]
+
+
+# ------------------------------------------------------------------------------------------- either
+
+
+class Embedded(NamedTuple):
+    """What spark-build wrote into an image: its plan, its layers, and the label of its plan."""
+
+    plan: RecordedPlan | None
+    layers: list[Layer]
+    label: str
+
+
+def embedded_in(subject: InEngine | InLayers, name: str) -> Embedded:
+    """The metadata in an open image; an image of others has none.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    plan = subject.read(f"{metadata.SHARE}/plan.json")
+    layers = subject.read(f"{metadata.SHARE}/layers.json")
+    return Embedded(
+        plan=metadata.read_plan(plan, name) if plan else None,
+        layers=metadata.read_layers(layers, name),
+        label=subject.labels.get(metadata.PLAN_LABEL, ""),
+    )
+
+
+def base_of(subject: InEngine | InLayers, request: BaseRequest, ref: str) -> Base:
+    """An open image as a base, which the plan calls ``ref``; closing the base closes the image.
+
+    Raises:
+        UsageError: it has no vLLM that can be patched.
+    """
+    if isinstance(subject, InEngine):
+        return identify_in_engine(request, subject, ref)
+    return identify_opened(request, subject, ref)

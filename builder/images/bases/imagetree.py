@@ -1,7 +1,8 @@
-"""Shared code of image bases: their file tree and identification."""
+"""What the two ways to read an image share: the survey of its packages, and their tree."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import env_of
+from builder.applier.records import parse_record
 from builder.applier.trees import Distribution, distribution_of
 from builder.common.document import Part, read
 from builder.common.hints import TEMPORARY, os_hint
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from builder.applier.trees import Tree
     from builder.images.registry.model import ImageConfig
 
 
@@ -206,3 +209,55 @@ def image_base(
         created=facts.created,
     )
     return Base(identity, tree, close)
+
+
+# ------------------------------------------------------------------------------ is RECORD complete?
+
+
+_SHA256 = 64
+_REINSTALL = "use a base where pip or uv installed vllm from a wheel"
+
+
+def recorded(data: bytes | None, where: str) -> list[str]:
+    """The paths in the RECORD of a distribution whose ``.dist-info`` is at ``where``.
+
+    Raises:
+        UsageError: it is damaged; or it is vLLM's, and is missing or incomplete.
+    """
+    info = where.rpartition("/")[2]
+    dist = distribution_of(info)
+    ours = dist is not None and dist.name == "vllm"
+    if data is None:
+        if ours:
+            raise UsageError(f"{where} has no RECORD, so its files are unknown", hint=_REINSTALL)
+        return []
+    try:
+        rows = parse_record(data)
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{where}/RECORD is damaged: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if not row.path or (row.sha256 is not None and len(row.sha256) != _SHA256):
+            raise UsageError(f"{where}/RECORD is damaged: row {number} ({row.path[:80]!r})")
+    paths = [row.path for row in rows]
+    if ours and not (f"{info}/RECORD" in paths and any(p.startswith("vllm/") for p in paths)):
+        raise UsageError(
+            f"{where}/RECORD is damaged, or not that of a wheel: its {len(rows)} rows do not name "
+            "both files below vllm/ and RECORD itself",
+            hint=_REINSTALL,
+        )
+    return paths
+
+
+def check_vllm(tree: Tree, where: str) -> None:
+    """Refuse site-packages whose vLLM has an incomplete RECORD.
+
+    Raises:
+        UsageError: that.
+    """
+    dist = tree.distributions().get("vllm")
+    if dist is None:
+        raise UsageError(
+            f"{where}: the RECORD of vllm is missing or damaged: it does not name its own METADATA",
+            hint=_REINSTALL,
+        )
+    recorded(tree.read(f"{dist.info_dir}/RECORD"), f"{where}/{dist.info_dir}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.common.model.plan import BuildPlan
     from builder.images.engines.layers import Scratch
     from builder.images.engines.model import BuildRequest, BuiltImage
-    from builder.images.rootfs.base import OpenedImage
+    from builder.images.rootfs.base import InLayers
 
 
 class OciEngine:
@@ -97,7 +97,7 @@ class OciEngine:
         )
 
 
-def opened_of(request: BuildRequest) -> OpenedImage:
+def opened_of(request: BuildRequest) -> InLayers:
     """The base's image.
 
     Raises:

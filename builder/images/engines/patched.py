@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from builder.common.model.plan import BuildPlan
     from builder.images.engines.layers import Blob, Scratch
     from builder.images.registry.model import RawManifest
-    from builder.images.rootfs.base import Base, OpenedImage
+    from builder.images.rootfs.base import Base, InLayers
     from builder.images.rootfs.view import Rootfs
 
 # ------------------------------------------------------------------------------------ removed files
@@ -149,7 +149,7 @@ _OF_THE_BASE = ("org.opencontainers.image.base.", "org.opencontainers.image.ref.
 
 
 def write_patched(
-    scratch: Scratch, request: BuildRequest, opened: OpenedImage
+    scratch: Scratch, request: BuildRequest, opened: InLayers
 ) -> tuple[RawManifest, int]:
     """Write layers, configuration and manifest; returns the manifest and the layers' size in bytes.
 
@@ -187,7 +187,7 @@ def write_patched(
     return manifest, sum(blob.size for blob in blobs)
 
 
-def check_depth(opened: OpenedImage) -> None:
+def check_depth(opened: InLayers) -> None:
     """Refuse a base to which no layer can be added.
 
     Raises:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.images.registry.model import blobs
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from builder.applier.trees import Tree
     from builder.common.model.base import BaseIdentity
@@ -15,11 +17,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OpenedImage:
-    """An image and its files, without a Docker Engine."""
+class InLayers:
+    """An open image in a registry or a layout: its files are read from its layers."""
 
     image: Image
     view: Rootfs
+
+    #: what it is as a target, and the engine that reads others like it
+    kind = "layers"
+    engine = "oci"
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The labels in its configuration."""
+        return self.image.config.labels
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment in its configuration."""
+        return self.image.config.env
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of its manifest and configuration."""
+        return (self.image.manifest.digest, blobs(self.image.manifest)[0].digest)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file, or None."""
+        return self.view.read(path)
+
+    def has(self, path: str) -> bool:
+        """Whether a path exists; reads no layer."""
+        return self.view.stat(path) is not None
 
     def close(self) -> None:
         """Close both."""
@@ -35,4 +64,4 @@ class Base:
     tree: Tree
     close: Callable[[], None] = lambda: None
     #: the image, if it is in a registry or layout
-    opened: OpenedImage | None = None
+    opened: InLayers | None = None

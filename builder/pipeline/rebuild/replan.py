@@ -24,7 +24,7 @@ from builder.images.rootfs.base import Base
 from builder.layers.catalog import Catalog, Expectation, Profile, Selection
 from builder.layers.plan.planner import make_plan
 from builder.pipeline.rebuild.compare import compare_documents
-from builder.proof.targets import exact_ref
+from builder.proof.opening import exact_ref
 from builder.proof.trust import has_hook
 
 if TYPE_CHECKING:

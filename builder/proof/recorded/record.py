@@ -19,10 +19,11 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.plan.planner import make_plan
 from builder.probes.dispatch_expect import backends
 from builder.proof.kinds import KINDS
+from builder.proof.opening import target_of_plan
 from builder.proof.recorded import Outcome, setting
 from builder.proof.recorded.documents import Alone, AskedBase, Record, WithProfile
 from builder.proof.replies import Ask, DispatchRequest
-from builder.proof.targets import target_of_plan
+from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -161,9 +162,9 @@ def _ask(
     plan: BuildPlan, base: Base, request: DispatchRequest, *, patched: bool = False
 ) -> DispatchReply:
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
-    if target.ask is None:
-        raise SparkBuildError(f"{target.name} cannot run the dispatch probe: {target.cannot_ask}")
-    reply = target.ask(request)
+    reply = target.runner.dispatch(request)
+    if isinstance(reply, Refusal):
+        raise SparkBuildError(f"{target.name}: {reply.reason}", hint=reply.command)
     if reply.fatal:
         raise SparkBuildError(
             f"{target.name}: vllm cannot be imported: {reply.fatal}", Exit.VERIFY_FAILED

@@ -14,7 +14,7 @@ from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
-from builder.proof import insandbox, isolation, trust
+from builder.proof import isolation, runners, trust
 from builder.proof import sandbox as sandbox_module
 from builder.proof.installer import SandboxUnavailable
 from builder.proof.sandbox import PreparedSandbox, Sandbox, lay_out
@@ -125,7 +125,7 @@ def machine(
             paths=(torch,),
         )
 
-    monkeypatch.setattr(insandbox, "make", make)
+    monkeypatch.setattr(runners, "make", make)
     monkeypatch.setattr(trust, "find_isolation", lambda: "bwrap: it is not installed")
     monkeypatch.setenv("SPARK_BUILD_PATCHES", str(tmp_path / "patches"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
@@ -182,7 +182,7 @@ def test_a_failure_is_not_cached(machine: Machine) -> None:
     base = machine.image({"vllm/envs.py": b"raise MemoryError\n"})
     for _ in range(2):
         assert machine.linear(base, "--trust-image")["status"] == "fail"
-    assert list(insandbox.RESULTS.file([]).parent.glob("*")) == []
+    assert list(runners.RESULTS.file([]).parent.glob("*")) == []
 
 
 def test_output_of_local_layers_is_known(machine: Machine) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.common.programs import Program
-from builder.proof import interpreters, sandbox
-from builder.proof.interpreters import beside_its_python
+from builder.proof import runners, sandbox
 from builder.proof.parts import of_backup, without_layers
 from builder.proof.replies import DispatchReply, DispatchRequest
+from builder.proof.runners import BesidePython, InSandbox
 from tests.unit.fakes import (
     snapshot,
     vllm_files,
@@ -67,13 +67,18 @@ def test_an_environment_is_checked_with_other_files(
     (tmp_path / "probes" / "__init__.py").touch()
     (tmp_path / "probes" / "dispatch_probe.py").write_text(LOOK)
     program = Program("builder.probes.dispatch_probe", tmp_path)
-    monkeypatch.setattr(interpreters, "DISPATCH", program)
+    monkeypatch.setattr(runners, "DISPATCH", program)
     before = snapshot(site)
 
     def found(tree: Tree, env: Mapping[str, str]) -> Any:
-        asking = beside_its_python(patched, tmp_path / "venv" / "bin" / "python")(tree, env)
-        assert asking.ask is not None
-        return json.loads(asking.ask(DispatchRequest(choices=(SETTING,))).real[0])
+        runner = BesidePython(
+            base=patched,
+            python=tmp_path / "venv" / "bin" / "python",
+            sandbox=InSandbox(tree, patched.identity.packages),
+        )
+        reply = runner.on(tree, env).dispatch(DispatchRequest(choices=(SETTING,)))
+        assert isinstance(reply, DispatchReply)
+        return json.loads(reply.real[0])
 
     now = found(patched.tree, patched.identity.env)
     assert (now["core"], now["setting"]) == ("b12x", "marlin")

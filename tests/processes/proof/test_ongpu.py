@@ -30,9 +30,10 @@ from builder.proof.ongpu import (
     verifier_files,
 )
 from builder.proof.run import verify
+from builder.proof.runners import NO_GPU
 from builder.proof.target import VerifyTarget
 from tests.documents import validated
-from tests.unit.fakes import MemoryTree
+from tests.unit.fakes import FakeRunner, MemoryTree
 from tests.unit.inimage import load
 from tests.unit.plans import planned
 
@@ -54,14 +55,15 @@ def target(**changes: Any) -> VerifyTarget:
         layers=[],
         tree=MemoryTree({}),
         env={},
-        ask=None,
+        runner=FakeRunner(why=NO_GPU),
     )
     return dataclasses.replace(made, **changes)
 
 
 def answering(*checks: Mapping[str, Any]) -> VerifyTarget:
     document = {"schema": 1, "plan_digest": PLAN.plan_digest, "passed": True, "checks": checks}
-    return target(on_gpu=lambda _level: verifier_document(json.dumps(document), 0))
+    text = json.dumps(document)
+    return target(runner=FakeRunner(gpu=lambda _level: verifier_document(text, 0)))
 
 
 def test_checks_of_the_image_are_reported() -> None:
@@ -120,7 +122,7 @@ def test_without_a_gpu_it_is_not_run_with_the_command(level: str) -> None:
     def no_gpu(_level: str) -> VerifierDocument:
         raise NoGpu('could not select device driver "" with capabilities: [[gpu]]')
 
-    report = verify(target(on_gpu=no_gpu), [level])
+    report = verify(target(runner=FakeRunner(gpu=no_gpu)), [level])
     assert [(c.level, c.status) for c in report.checks] == [(level, "not-run")]
     assert "could not select device driver" in report.checks[0].reason
     assert (

@@ -38,17 +38,16 @@ from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
 from builder.layers.plan.planner import hints, refuse_plan
 from builder.proof import binaries
-from builder.proof.interpreters import Probes
 from builder.proof.necessity import prove, whole
-from builder.proof.parts import Parts
-from builder.proof.reassembly import difference, put_together
+from builder.proof.parts import difference, put_together
 from builder.proof.recorded.record import decides
 from builder.proof.run import verify
-from builder.proof.target import VerifyTarget
+from builder.proof.target import Parts, VerifyTarget
 from builder.publishing.documents import inputs_of
 from tests.documents import validated
 from tests.unit.fakes import (
     TARGET,
+    FakeRunner,
     FakeSources,
     Files,
     MemoryTree,
@@ -287,7 +286,6 @@ def test_removing_layers_compiles_nothing() -> None:
     parts = Parts(
         base=fake_base(BASE),
         sources=FakeSources(code={MODULE: NOT_LOADED}),
-        asking=lambda *_: Probes(ask=None, cannot_ask="", compile=None),
     )
     target = VerifyTarget(
         name="t",
@@ -296,7 +294,7 @@ def test_removing_layers_compiles_nothing() -> None:
         layers=[LAYER],
         tree=patched,
         env={},
-        ask=None,
+        runner=FakeRunner(),
     )
     again = put_together(parts, target, [LAYER], "again")
     assert difference(target, again) is None
@@ -472,11 +470,9 @@ def test_machine_code_proves_that_the_layer_is_necessary(
     patched = OverlayTree(MemoryTree(BASE))
     patched.update(decision.changes)
     line = "Selected CutlassFP8ScaledMMLinearKernel for ModelOptFp8LinearMethod"
-    asked = Probes(ask=None, cannot_ask="no sandbox", compile=None)
     parts = Parts(
         base=fake_base(BASE),
         sources=FakeSources(code={MODULE: NOT_LOADED}),
-        asking=lambda *_: asked,
     )
     target = VerifyTarget(
         name="oci:out",
@@ -485,7 +481,7 @@ def test_machine_code_proves_that_the_layer_is_necessary(
         layers=[LAYER],
         tree=patched,
         env={},
-        ask=None,
+        runner=FakeRunner(),
         parts=lambda: parts,
     )
     with whole(target) as (full, apart):

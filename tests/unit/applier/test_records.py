@@ -27,6 +27,7 @@ from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
+    FakeRunner,
     MemoryTree,
     altered,
     apply_to,
@@ -379,7 +380,7 @@ def verdict(root: Path, *layers: Layer) -> tuple[str, str]:
         layers=layers,
         tree=DirTree(root),
         env={},
-        ask=None,
+        runner=FakeRunner(),
     )
     check = next(c for c in check_static(target) if c.name == "no other file touched")
     return check.status, check.where

@@ -15,8 +15,8 @@ from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
 from builder.pipeline import image as pipeline_image
-from builder.proof.insandbox import SandboxProbe
-from builder.proof.installer import SandboxUnavailable
+from builder.proof.runners import InSandbox
+from builder.proof.target import Refusal
 from tests.unit.fakes import vllm_files
 from tests.unit.imagefiles import (
     CONFIG,
@@ -320,16 +320,16 @@ class Maker:
     def maker(self) -> Callable[[], object]:
         return lambda: self.threads.append(threading.current_thread().name)
 
-    def __call__(self, _request: object) -> dict[str, object]:
+    def dispatch(self, _request: object) -> Refusal:
         wait_for_background()
-        raise SandboxUnavailable("not in this test")
+        return Refusal("not in this test")
 
 
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     maker = Maker()
-    monkeypatch.setattr(SandboxProbe, "__call__", lambda _probe, request: maker(request))
-    monkeypatch.setattr(SandboxProbe, "maker", lambda _probe: maker.maker())
+    monkeypatch.setattr(InSandbox, "dispatch", lambda _probe, request: maker.dispatch(request))
+    monkeypatch.setattr(InSandbox, "maker", lambda _probe: maker.maker())
     return maker
 
 

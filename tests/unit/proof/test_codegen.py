@@ -24,7 +24,7 @@ from builder.proof.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.proof.kernels import KERNELS, headline, wanted_kernels
 from builder.proof.replies import CodegenReply, CodegenRequest, reply_of
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
+from tests.unit.fakes import FakeRunner, MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
 from tests.unit.inimage import load
 
 if TYPE_CHECKING:
@@ -221,8 +221,7 @@ def target_of(
         layers=(),
         tree=base.tree,
         env={},
-        ask=None,
-        compile=compile_kernels,
+        runner=FakeRunner(compiler=compile_kernels),
     )
 
 
@@ -387,13 +386,15 @@ def test_an_environment_that_cannot_be_made_is_not_run() -> None:
 
 
 def test_a_target_that_cannot_compile_is_not_run() -> None:
-    target = dataclasses.replace(target_of([]), compile=None, cannot_ask="no interpreter")
+    target = dataclasses.replace(target_of([]), runner=FakeRunner(why="no interpreter"))
     assert {(c.status, c.reason) for c in check_codegen(target)} == {("not-run", "no interpreter")}
 
 
 def test_an_error_before_any_kernel_fails_every_check() -> None:
     fatal = {"type": "ImportError", "message": "libcute is damaged", "stage": "import"}
-    target = dataclasses.replace(target_of([]), compile=lambda _r: reply({"fatal": fatal}))
+    target = dataclasses.replace(
+        target_of([]), runner=FakeRunner(compiler=lambda _r: reply({"fatal": fatal}))
+    )
     for check in check_codegen(target):
         assert (check.status, check.seen) == ("fail", "ImportError: libcute is damaged")
 
@@ -414,7 +415,7 @@ def test_a_malformed_reply_is_a_failure(kernels: list[Any]) -> None:
     def compile_kernels(_request: CodegenRequest) -> CodegenReply:
         return reply({"kernels": kernels})
 
-    target = dataclasses.replace(target_of([]), compile=compile_kernels)
+    target = dataclasses.replace(target_of([]), runner=FakeRunner(compiler=compile_kernels))
     checks = list(check_codegen(target))
     assert len(checks) == 4
     assert {check.status for check in checks} == {"fail"}
@@ -478,9 +479,13 @@ def test_only_the_latest_results_are_cached() -> None:
 def test_cached_results_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codegen, "disassemble", lambda _cubin: parse_sass(GOOD))
     target = target_of([{"compiled": True}, compiled(), compiled(), of_tiles(compiled())])
-    compiler = target.compile
-    assert compiler is not None
-    again = dataclasses.replace(target, compile=lambda r: replace(compiler(r), kept=True))
+
+    def cached(request: CodegenRequest) -> CodegenReply:
+        made = target.runner.compile(request)
+        assert isinstance(made, CodegenReply)
+        return replace(made, kept=True)
+
+    again = dataclasses.replace(target, runner=FakeRunner(compiler=cached))
     for check in check_codegen(again):
         assert "of t, cached from the same files" in check.where
 

@@ -11,6 +11,7 @@ from builder.applier.trees import OverlayTree
 from builder.proof.imports import check_imports, dotted_name, mismatch, parse_module
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
+    FakeRunner,
     dist_files,
     fake_base,
     make_layer,
@@ -54,7 +55,9 @@ def check_of(code: str, path: str = "vllm/core.py") -> Check:
 
 
 def target(plan: PlanDocument, tree: Tree) -> VerifyTarget:
-    return VerifyTarget(name="t", kind="oci", plan=plan, layers=[], tree=tree, env={}, ask=None)
+    return VerifyTarget(
+        name="t", kind="oci", plan=plan, layers=[], tree=tree, env={}, runner=FakeRunner()
+    )
 
 
 GOOD = {

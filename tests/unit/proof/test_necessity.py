@@ -18,7 +18,6 @@ from builder.errors import SparkBuildError
 from builder.images.rootfs.base import Base
 from builder.probes.dispatch_expect import Answer
 from builder.proof.interpreters import (
-    Probes,
     link_out,
     net_changes,
     unsetting,
@@ -27,13 +26,14 @@ from builder.proof.interpreters import (
 from builder.proof.launches import Replies, Reply
 from builder.proof.levels import LEVELS, PROOF_LEVELS
 from builder.proof.necessity import prove, whole
-from builder.proof.parts import CannotTakeApart, Parts, of_backup, of_tree, without_layers
+from builder.proof.parts import CannotTakeApart, of_backup, of_tree, without_layers
 from builder.proof.replies import DispatchReply, DispatchRequest
 from builder.proof.run import verify
-from builder.proof.target import VerifyTarget
+from builder.proof.target import Parts, VerifyTarget
 from builder.ptx.findings import Ran, Run
 from tests.unit.fakes import (
     BACKEND,
+    FakeRunner,
     FakeSources,
     apply_to,
     copy_op,
@@ -67,7 +67,7 @@ SET = make_layer("set", env_op(SETTING, "marlin"))
 IDLE = make_layer("idle", copy_op("vllm/extra.py", b"x = 1\n"))
 
 
-def answers(tree: Tree, env: Mapping[str, str]) -> Probes:
+def answers(tree: Tree, env: Mapping[str, str]) -> FakeRunner:
     """A vLLM that looks at one file and one variable, and a compiler that is never needed."""
 
     def ask(request: DispatchRequest) -> DispatchReply:
@@ -75,7 +75,7 @@ def answers(tree: Tree, env: Mapping[str, str]) -> Probes:
         good = "b12x" in text and request.env.get(SETTING) == "marlin"
         return _says(LINE if good else "Using cutlass", request)
 
-    return Probes(ask=ask, compile=None, cannot_ask="no compiler")
+    return FakeRunner(ask=ask, why="no compiler")
 
 
 def _says(line: str, request: DispatchRequest) -> DispatchReply:
@@ -83,9 +83,9 @@ def _says(line: str, request: DispatchRequest) -> DispatchReply:
     return DispatchReply(answers=(answer,) * len(request.ask))
 
 
-def silent(tree: Tree, env: Mapping[str, str]) -> Probes:
+def silent(tree: Tree, env: Mapping[str, str]) -> FakeRunner:
     """No vLLM can be asked here."""
-    return Probes(ask=None, compile=None, cannot_ask="no CPU torch")
+    return FakeRunner(why="no CPU torch")
 
 
 def target_of(
@@ -102,8 +102,7 @@ def target_of(
     tree = OverlayTree(base.tree)
     tree.update(plan.changes if patched else {})
     expect = [{"kind": "nvfp4-linear", "line": line}] if line else []
-    asked = asking(tree, plan.env)
-    parts = Parts(base=base, sources=FakeSources(*wheels), asking=asking)
+    parts = Parts(base=base, sources=FakeSources(*wheels))
     return VerifyTarget(
         name="oci:out",
         kind="oci",
@@ -111,9 +110,7 @@ def target_of(
         layers=layers,
         tree=tree,
         env=plan.env,
-        ask=asked.ask,
-        cannot_ask=asked.cannot_ask,
-        compile=asked.compile,
+        runner=dataclasses.replace(asking(tree, plan.env), others=asking),
         parts=lambda: parts,
     )
 
@@ -174,8 +171,8 @@ def test_a_check_that_could_not_run_proves_nothing() -> None:
 def test_a_check_that_runs_only_on_the_full_set_proves_nothing() -> None:
     """The files without the layer must have been asked as well."""
     target = target_of(PATCH)
-    parts = Parts(base=fake_base(vllm_files()), sources=FakeSources(), asking=silent)
-    target = dataclasses.replace(target, parts=lambda: parts)
+    runner = dataclasses.replace(answers(target.tree, target.env), others=silent)
+    target = dataclasses.replace(target, runner=runner)
     target = dataclasses.replace(target, plan=planned(target.plan, expect=EXPECT_DEFAULT))
     verdict = proven(target)["patch"]
     assert verdict.necessary == "unknown"
@@ -186,15 +183,15 @@ EXPECT_DEFAULT = [{"kind": "nvfp4-linear", "line": "Using cutlass"}]
 
 
 def test_codegen_is_suggested_if_kernels_are_compiled_at_run_time() -> None:
-    def b12x(tree: Tree, env: Mapping[str, str]) -> Probes:
-        return Probes(ask=lambda request: _says("Using b12x", request), compile=None)
+    def b12x(tree: Tree, env: Mapping[str, str]) -> FakeRunner:
+        return FakeRunner(ask=lambda request: _says("Using b12x", request), why="no compiler")
 
     verdict = proven(target_of(IDLE, asking=b12x, line="Using b12x"))["idle"]
     assert verdict.necessary == "unknown"
     assert verdict.reason.endswith("but codegen was not requested (--level codegen)")
     asked = proven(target_of(IDLE, asking=b12x, line="Using b12x"), PROOF_LEVELS)["idle"]
     assert asked.necessary == "unknown"
-    assert "but codegen NVFP4 warp MMA did not run: no compiler is available" in asked.reason
+    assert "but codegen NVFP4 warp MMA did not run: no compiler" in asked.reason
 
 
 KERNEL = {"vllm/kernel.py": b"@cute.kernel\ndef scatter():\n    read()\n"}
@@ -202,7 +199,7 @@ READ, WAIT = "    read()", "    wait()\n    read()"
 BARRIER = make_layer("barrier", replace_op(READ, WAIT, "vllm/kernel.py"))
 
 
-def kernels(tree: Tree, env: Mapping[str, str]) -> Probes:
+def kernels(tree: Tree, env: Mapping[str, str]) -> FakeRunner:
     """A kernel that gives wrong values unless it waits; which one is selected, nobody asks."""
     right = b"wait()" in (tree.read("vllm/kernel.py") or b"")
     run = Run(launch="scatter", schedule="lazy", values=4, wrong=0 if right else 2, said="2 wrong")
@@ -215,13 +212,12 @@ def kernels(tree: Tree, env: Mapping[str, str]) -> Probes:
     def ask(request: DispatchRequest) -> DispatchReply:
         return _says("Using b12x", request)
 
-    return Probes(ask=ask, compile=None, launch=launch)
+    return FakeRunner(ask=ask, launcher=launch)
 
 
 def of_a_kernel(*layers: Layer) -> VerifyTarget:
     """Layers on a release that selects b12x and has a kernel's source."""
-    target = target_of(*layers, files={**vllm_files(), **KERNEL}, asking=kernels, line="Using b12x")
-    return dataclasses.replace(target, launch=kernels(target.tree, target.env).launch)
+    return target_of(*layers, files={**vllm_files(), **KERNEL}, asking=kernels, line="Using b12x")
 
 
 def test_a_layer_that_makes_a_kernel_right_is_necessary_by_its_values() -> None:
@@ -274,14 +270,14 @@ FIRST = make_layer("first", copy_op("vllm/new.py", b"STATE = 'raw'\n"), order=10
 SECOND = make_layer("second", replace_op("raw", "b12x", "vllm/new.py"), after=["first"], order=20)
 
 
-def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> Probes:
+def looks_at(tree: Tree, env: Mapping[str, str], path: str = "vllm/new.py") -> FakeRunner:
     """A vLLM for which only what the second layer does matters."""
 
     def ask(request: DispatchRequest) -> DispatchReply:
         good = b"b12x" in (tree.read(path) or b"")
         return _says(LINE if good else "Using cutlass", request)
 
-    return Probes(ask=ask, compile=None)
+    return FakeRunner(ask=ask)
 
 
 def test_a_layer_that_a_necessary_one_builds_on_is_necessary() -> None:
@@ -364,7 +360,7 @@ def test_an_input_that_disappeared_is_unknown() -> None:
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": ""})
     op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
     target = target_of(PATCH, SET, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
-    parts = Parts(base=fake_base(vllm_files()), sources=FailingSources(), asking=answers)
+    parts = Parts(base=fake_base(vllm_files()), sources=FailingSources())
     for verdict in proven(dataclasses.replace(target, parts=lambda: parts)).values():
         assert verdict.necessary == "unknown"
         assert "the index does not answer" in verdict.reason

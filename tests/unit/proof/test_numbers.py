@@ -35,6 +35,7 @@ from builder.proof.launches import (
     wanted_launches,
 )
 from builder.proof.numbers import check_numbers
+from builder.proof.runners import NO_LAUNCH
 from builder.proof.target import VerifyTarget
 from builder.proof.trust import IsolatedRun, TrustedSources
 from builder.ptx import runs
@@ -43,7 +44,7 @@ from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_launch
 from builder.ptx.machine import from_bf16, to_bf16
 from builder.ptx.runs import run_file, run_files
-from tests.unit.fakes import dist_files, fake_base, vllm_files
+from tests.unit.fakes import FakeRunner, dist_files, fake_base, vllm_files
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
@@ -281,8 +282,7 @@ def target_of(
         layers=(),
         tree=fake_base(vllm_files()).tree,
         env={},
-        ask=None,
-        launch=None if answer is None else launch,
+        runner=FakeRunner(launcher=None if answer is None else launch, why=NO_LAUNCH),
     )
 
 
@@ -463,9 +463,9 @@ def test_the_package_is_run_where_it_is_installed() -> None:
         simulated=(),
     )
     files = {**vllm_files(), **dist_files(PACKAGE, "1.5.1", {})}
-    target = dataclasses.replace(
-        target_of([], LINEAR), tree=fake_base(files).tree, launch=lambda _request: answers
-    )
+    runner = FakeRunner(launcher=lambda _request: answers)
+    tree = fake_base(files).tree
+    target = dataclasses.replace(target_of([], LINEAR), tree=tree, runner=runner)
     checks = {one.name: one for one in check_numbers(target)}
     for one in every:
         library = "b12x 1.5.1" if one in OF_PACKAGE else "FlashInfer 0.7"

@@ -27,6 +27,7 @@ from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
+    FakeRunner,
     MemoryTree,
     Table,
     dist_files,
@@ -138,8 +139,7 @@ def target_of(
         layers=layers,
         tree=tree,
         env=plan.env,
-        ask=None,
-        cannot_ask="no sandbox",
+        runner=FakeRunner(),
     )
     return dataclasses.replace(target, **changes)
 
@@ -439,7 +439,9 @@ def dispatch(*answers: Any, **changes: Any) -> list[Check]:
         assert len(request.ask) == len(answers) or changes
         return reply_of({**result, **changes}, DispatchReply)
 
-    return list(check_dispatch(dataclasses.replace(target_of(LAYER), plan=PLAN, ask=ask)))
+    return list(
+        check_dispatch(dataclasses.replace(target_of(LAYER), plan=PLAN, runner=FakeRunner(ask=ask)))
+    )
 
 
 GOOD = [answer(expectation["line"]) for expectation in EXPECT]
@@ -485,7 +487,9 @@ def test_an_unavailable_check_is_not_run_and_never_a_pass(wanted: Any) -> None:
     plan = planned(PLAN, expect=[{"kind": "w4a16-linear", **wanted}])
     replies = [answer(selected=None, not_applicable=reason), answer("Using x")]
     reply = reply_of({"answers": replies}, DispatchReply)
-    target = dataclasses.replace(target_of(LAYER), plan=plan, ask=lambda _request: reply)
+    target = dataclasses.replace(
+        target_of(LAYER), plan=plan, runner=FakeRunner(ask=lambda _: reply)
+    )
     (check,) = check_dispatch(target)
     assert (check.status, check.reason) == ("not-run", f"not applicable: {reason}")
 
@@ -504,7 +508,7 @@ def test_a_target_that_cannot_run_has_a_reason() -> None:
     def ask(request: DispatchRequest) -> DispatchReply:
         raise SparkBuildError("the probe took too long")
 
-    checks = list(check_dispatch(dataclasses.replace(target, ask=ask)))
+    checks = list(check_dispatch(dataclasses.replace(target, runner=FakeRunner(ask=ask))))
     assert [(c.status, c.reason) for c in checks] == [("not-run", "the probe took too long")] * 2
 
 
@@ -541,7 +545,7 @@ def test_what_is_not_imported_here_is_not_run(level: str) -> None:
     def ask(_request: DispatchRequest) -> DispatchReply:
         raise AssertionError("it was run")
 
-    report = verify(dataclasses.replace(target, ask=ask), [level])
+    report = verify(dataclasses.replace(target, runner=FakeRunner(ask=ask)), [level])
     (check,) = report.checks
     assert (check.status, check.where) == ("not-run", "vllm/core.abi3.so")
     assert "vllm/core.abi3.so instead of vllm/core.py" in check.reason

@@ -11,6 +11,7 @@ from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
 from builder.ptx.source import Instruction, Name
 from tests.mutants import Mutant, caught
+from tests.wheels.support import replies_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +48,7 @@ class LaunchedAlone:
     ) -> LaunchedAlone:
         """Launch it on a target, and keep the launch."""
         patch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(kept))
-        assert target.launch is not None
-        (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [one])).replies
+        (reply,) = replies_of(target, launch_request(target.plan.env, "sm_121a", [one])).replies
         (ran,) = reply.ran
         (path,) = kept.rglob("launch.json")
         launch = read_launch(path)

@@ -15,8 +15,9 @@ import pytest
 from builder.applier.trees import Content, OverlayTree
 from builder.common.wheels import WheelTree
 from builder.proof import codegen
-from builder.proof.codegen import check_codegen, sandbox_compiler
-from builder.proof.targets import target_of_plan
+from builder.proof.codegen import check_codegen
+from builder.proof.opening import target_of_plan
+from builder.proof.runners import InSandbox
 from builder.proof.trust import TrustedSources
 from tests.stack import APPLIED
 
@@ -48,8 +49,8 @@ def patched(made: Planned) -> VerifyTarget:
 def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
     """The same expectations held against other files."""
     trust = TrustedSources(everything=True)  # the changes are ours
-    compiler = sandbox_compiler(tree, target.plan.base.packages, trust)
-    return dataclasses.replace(target, tree=tree, compile=compiler)
+    runner = InSandbox(tree, target.plan.base.packages, trust)
+    return dataclasses.replace(target, tree=tree, runner=runner)
 
 
 def seen_in(target: VerifyTarget) -> dict[str, Check]:

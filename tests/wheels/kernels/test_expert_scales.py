@@ -11,7 +11,8 @@ from builder.layers.catalog import Catalog
 from builder.proof.launched import MOE_LAYER
 from builder.proof.launches import LAUNCHED, launch_request
 from builder.proof.numbers import UNWRITTEN
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
+from tests.wheels.support import replies_of
 
 if TYPE_CHECKING:
     from builder.proof.launches import Reply
@@ -60,8 +61,7 @@ def test_small_scales(release: str, layers: str, wrong: dict[str, int], planned:
     made = planned(f"pypi:vllm=={release}", layers)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     wanted = [replace(NVFP4, request={**NVFP4.request, "small": small}) for small in wrong]
-    assert target.launch is not None
-    replies = target.launch(launch_request(made.plan.env, "sm_121a", wanted, BACKENDS)).replies
+    replies = replies_of(target, launch_request(made.plan.env, "sm_121a", wanted, BACKENDS)).replies
     for reply, (small, count) in zip(replies, wrong.items(), strict=True):
         assert not reply.error
         (ran,) = reply.ran
@@ -79,9 +79,8 @@ def test_small_scales_in_other_kernels(
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     asked = {**NVFP4.request, "tokens": tokens}
     wanted = [replace(NVFP4, request={**asked, "small": small}) for small in ("down", "up")]
-    assert target.launch is not None
     request = launch_request({**made.plan.env, **more}, "sm_121a", wanted, BACKENDS)
-    for reply in target.launch(request).replies:
+    for reply in replies_of(target, request).replies:
         assert_right(reply, 256 * tokens[0])
 
 
@@ -93,8 +92,7 @@ def test_w4a16_experts_stay_right(release: str, planned: Planner) -> None:
     # FlashInfer's own kernels for them take the factors, too
     for more in ({}, FORCED):
         request = launch_request({**made.plan.env, **more}, "sm_121a", [A16], BACKENDS)
-        assert target.launch is not None
-        (reply,) = target.launch(request).replies
+        (reply,) = replies_of(target, request).replies
         assert_right(reply, 256)
 
 

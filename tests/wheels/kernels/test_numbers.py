@@ -11,15 +11,15 @@ import pytest
 
 from builder.applier.trees import Content, OverlayTree
 from builder.proof import launches
-from builder.proof.insandbox import in_sandbox
 from builder.proof.launched import MOE_LAYER, Launched
 from builder.proof.launches import LAUNCHED, Replies, Reply, launch_request, sandbox_launcher
 from builder.proof.numbers import UNWRITTEN, check_numbers
-from builder.proof.parts import Parts
-from builder.proof.reassembly import put_together
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
+from builder.proof.parts import put_together
+from builder.proof.target import Parts
 from builder.proof.trust import TrustedSources
 from builder.ptx.source import kernels_of
+from tests.wheels.support import replies_of
 
 from .mutated import LaunchedAlone, without_effect
 
@@ -122,9 +122,7 @@ def test_without_the_layer_the_values_are_wrong(
     monkeypatch.setattr(launches, "LAUNCHED", affected)
     made = planned(AFFECTED.get(layer, "pypi:vllm==0.20.1"))
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    parts = Parts(
-        base=made.base, sources=planned.sources, asking=in_sandbox(made.base, TrustedSources())
-    )
+    parts = Parts(base=made.base, sources=planned.sources)
     rest = [other for other in target.layers if other.name != layer]
     assert len(rest) == len(target.layers) - 1
     checks = {one.name: one for one in check_numbers(put_together(parts, target, rest, layer))}
@@ -231,8 +229,7 @@ def test_w4a16_experts_are_right_but_for_what_vllm_rounds(
     finer = replace(experts, request={**experts.request, "finer": True})
     for more, kernel, wrong in (({}, "MoEMicroKernel", True), (FORCED, A16_KERNEL, False)):
         request = launch_request({**target.plan.env, **more}, "sm_121a", [finer], BACKENDS)
-        assert target.launch is not None
-        (reply,) = target.launch(request).replies
+        (reply,) = replies_of(target, request).replies
         (ran,) = reply.ran
         assert kernel in ran.kernel
         assert {bool(run.wrong) for run in ran.runs} == {wrong}, reply
@@ -270,8 +267,7 @@ def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner)
     made = planned(f"pypi:vllm=={release}")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     kernel = Launched(name="experts", serves="w4a16-moe", request=A16_EXPERTS)
-    assert target.launch is not None
-    (reply,) = target.launch(launch_request(target.plan.env, "sm_121a", [kernel])).replies
+    (reply,) = replies_of(target, launch_request(target.plan.env, "sm_121a", [kernel])).replies
     assert not reply.error
     assert any(A16_KERNEL in ran.kernel for ran in reply.ran)
     runs = [run for ran in reply.ran for run in ran.runs]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.proof.launches import LAUNCHED, launch_request
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
 from tests.mutants import CATCHERS, caught, drawn
+from tests.wheels.support import replies_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +53,7 @@ def test_checks_that_detect_a_mutant(
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     (kernel,) = (one for one in LAUNCHED if one.name == name)
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
-    assert target.launch is not None
-    target.launch(launch_request(target.plan.env, "sm_121a", [kernel]))
+    replies_of(target, launch_request(target.plan.env, "sm_121a", [kernel]))
     paths = sorted((tmp_path / "kept").rglob("launch.json"))
     launches = [read_launch(path) for path in paths]
     assert len(launches) == len(kernel.request.get("shapes", kernel.request.get("tokens")))

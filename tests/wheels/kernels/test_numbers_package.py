@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from builder.proof import launches
 from builder.proof.launched import OF_PACKAGE
 from builder.proof.numbers import check_numbers
-from builder.proof.targets import target_of_plan
+from builder.proof.opening import target_of_plan
 
 from .mutated import LaunchedAlone, without_effect
 

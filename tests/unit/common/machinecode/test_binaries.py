@@ -37,7 +37,15 @@ from builder.proof import binaries
 from builder.proof.binaries import check_binaries
 from builder.proof.levels import parse_levels
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import MemoryTree, dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.fakes import (
+    FakeRunner,
+    MemoryTree,
+    dist_files,
+    fake_base,
+    make_plan_of,
+    vllm_files,
+    write_tree,
+)
 from tests.unit.plans import planned
 from tests.unit.proof.test_codegen import LISTING, cubin_of
 
@@ -361,7 +369,7 @@ class Release:
             layers=(),
             tree=tree or self.tree,
             env={},
-            ask=None,
+            runner=FakeRunner(),
         )
         return {check.name: check for check in check_binaries(target)}
 

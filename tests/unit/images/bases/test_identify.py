@@ -15,11 +15,11 @@ from builder.common.document import plain
 from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, WheelFile
 from builder.errors import RemoteError, SparkBuildError, UsageError
-from builder.images.bases import released as released_module
+from builder.images.bases import image as image_module
 from builder.images.bases.identify import asks_engine, identify
+from builder.images.bases.image import known_base, survey_image
 from builder.images.bases.imagetree import Survey, survey_of
 from builder.images.bases.model import BaseRequest
-from builder.images.bases.remote import known_base, survey_image
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
@@ -34,7 +34,7 @@ from builder.images.registry.model import (
     RawManifest,
 )
 from builder.images.rootfs import index
-from builder.images.rootfs.base import Base, OpenedImage
+from builder.images.rootfs.base import Base, InLayers
 from builder.images.rootfs.image import find_image, open_image
 from builder.images.rootfs.layers import LayerCache
 from builder.images.rootfs.python import interpreters
@@ -286,16 +286,16 @@ def test_damaged_metadata(tmp_path: Path, name: str, data: bytes, message: str) 
 # ------------------------------------------------------------- an image that was surveyed before
 
 
-def surveyed(root: Path) -> tuple[BaseRequest, OpenedImage, Survey]:
+def surveyed(root: Path) -> tuple[BaseRequest, InLayers, Survey]:
     """An image, opened anew, and what an earlier survey of it gave, through JSON."""
     request = BaseRequest(ref=Ref(f"oci:{root}"), pins={}, index=PackageIndex())
     survey = survey_image(request, opened_of(root), "x")
     return request, opened_of(root), survey_of(f"a warning\n{json.dumps(plain(survey))}\n", "x")
 
 
-def opened_of(root: Path) -> OpenedImage:
+def opened_of(root: Path) -> InLayers:
     image = open_image(Ref(f"oci:{root}"))
-    return OpenedImage(image, Rootfs(image.layers, LayerCache(image.source)))
+    return InLayers(image, Rootfs(image.layers, LayerCache(image.source)))
 
 
 def test_an_image_read_by_an_engine_is_the_same_base(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             read.append(path)
             return files[path]
 
-    monkeypatch.setattr(released_module, "RemoteWheel", Wheel)
+    monkeypatch.setattr(image_module, "RemoteWheel", Wheel)
     monkeypatch.setattr(
         PackageIndex,
         "choose",

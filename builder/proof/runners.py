@@ -1,0 +1,298 @@
+"""Runs probes on a target's files: in containers of its image, in its environment, in a sandbox.
+
+A target without one of its layers does not exist on disk.  In a container the changed files are put
+over those of the image; for a local environment they are in a folder of links that replaces its
+site-packages; a sandbox has the files of any tree.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from builder.applier.outcomes import Target
+from builder.applier.trees import OverlayTree, versions
+from builder.common.document import plain
+from builder.common.programs import CODEGEN, DISPATCH
+from builder.errors import SparkBuildError
+from builder.proof import operators
+from builder.proof.codegen import sandbox_compiler
+from builder.proof.dslmirror import NoDsl
+from builder.proof.interpreters import (
+    ask_in_container,
+    link_out,
+    net_changes,
+    unsetting,
+)
+from builder.proof.launches import sandbox_launcher
+from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
+from builder.proof.replies import (
+    CODEGEN_TIMEOUT,
+    CodegenReply,
+    DispatchReply,
+    LocalFiles,
+    MalformedReply,
+)
+from builder.proof.results import Results
+from builder.proof.sandbox import (
+    Sandbox,
+    ask_probe,
+    folder_of,
+    lay_out,
+    make,
+    python_files,
+    requirements_for,
+)
+from builder.proof.target import Refusal
+from builder.proof.torchfolder import wanted_torch
+from builder.proof.trust import TrustedSources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from builder.applier.trees import Tree
+    from builder.common.documents.plan import PlanDocument
+    from builder.common.model.plan import BuildPlan
+    from builder.common.programs import Program
+    from builder.images.rootfs.base import Base
+    from builder.proof.checks import VerifierDocument
+    from builder.proof.launches import Replies
+    from builder.proof.replies import CodegenRequest, DispatchRequest, ProbeReply
+    from builder.proof.sandbox import PreparedSandbox
+    from builder.proof.target import Runner
+
+Request = TypeVar("Request", "DispatchRequest", "CodegenRequest")
+Asked = TypeVar("Asked")
+Reply = TypeVar("Reply")
+T = TypeVar("T", bound="ProbeReply")
+
+NO_GPU = "only an image, or an environment of this machine, can run on a GPU"
+NO_LAUNCH = "kernels are launched from released wheels and layouts (pypi:, oci:), not from here"
+
+
+def attempt(probe: Callable[[Asked], Reply], request: Asked) -> Reply | Refusal:
+    """A probe's reply, or why it did not run; faults of the files are raised."""
+    try:
+        return probe(request)
+    except (MalformedReply, NoDsl):
+        raise
+    except SparkBuildError as error:
+        return Refusal.of(error)
+
+
+def runner_of(
+    base: Base, trust: TrustedSources | None = None, gpu: GpuOptions | None = None
+) -> Runner:
+    """Runs probes on a base that is no image in a Docker Engine."""
+    trust = trust or TrustedSources(platform=base.identity.platform)
+    sandbox = InSandbox(base.tree, base.identity.packages, trust)
+    python = own_python(base)
+    if python is None:
+        return sandbox
+    return BesidePython(base=base, python=python, sandbox=sandbox, gpu=gpu or GpuOptions())
+
+
+def own_python(base: Base) -> Path | None:
+    """The interpreter of a local environment's directory."""
+    if not base.identity.is_installed:
+        return None
+    python = Path(base.identity.site_packages).parents[2] / "bin" / "python"
+    here = base.identity.platform.target.platform == Target.here().platform
+    return python if here and python.exists() else None
+
+
+# ------------------------------------------------------------------------------------- in a sandbox
+
+
+#: Cached replies, except those of isolated runs; one has 10 to 100 kB.
+RESULTS = Results("dispatch", (DISPATCH,), 400)
+
+
+#: Errors whose cause may be this machine, so that another try may have another result.
+_OF_THE_MACHINE = ("MemoryError", "OSError")
+
+
+def _of_the_files(reply: DispatchReply) -> bool:
+    """Whether the target's files alone decided the reply."""
+    errors = [answer.error for answer in (*reply.answers, *reply.choices) if answer.error]
+    return reply.fatal is None and all(one.type not in _OF_THE_MACHINE for one in errors)
+
+
+class InSandbox:
+    """Runs probes on a tree in a sandbox, which is created on first use.
+
+    A sandbox separates versions; it does not protect this machine: files unknown to ``trust``
+    run isolated.  It has no environment variables of its own.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        packages: Mapping[str, str],
+        trust: TrustedSources | None = None,
+        no_gpu: str = NO_GPU,
+    ) -> None:
+        self._tree = tree
+        self._trust = trust or TrustedSources()
+        self._packages = {**packages, **versions(tree)}
+        self._no_gpu = no_gpu
+
+    def maker(self) -> Callable[[], PreparedSandbox]:
+        """A function that prepares the sandbox without reading the tree: another thread may run it.
+
+        Raises:
+            UsageError: there is none for this release.
+        """
+        requirements = requirements_for(self._packages["vllm"])
+        return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
+
+    def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
+        """See `Runner`."""
+        return attempt(self._select, request)
+
+    def _select(self, request: DispatchRequest) -> DispatchReply:
+        release = self._packages["vllm"]
+        make_it = self.maker()
+        apart = self._trust.apart(self._tree, python_files(self._tree))
+        if not Sandbox(requirements_for(release)).complete:
+            lay_out(self._tree)  # while it may still be made beside this
+        made = make_it()
+        real = operators.operators(release) if operators.wanted(release) else LocalFiles()
+        # every path is named by a digest of its contents
+        full = {
+            **plain(request),
+            **plain(real),
+            "paths": [str(folder_of(self._tree)), *map(str, made.paths)],
+            "pretend_nvcc": "flashinfer-cubin" not in self._packages,
+            "pretend_triton": made.sandbox.requirements.pretend_triton,
+        }
+        inputs = [str(made.sandbox.python), full]
+        reply = None if apart else RESULTS.get(inputs, DispatchReply)
+        if reply is None:
+            lay_out(self._tree)
+            reply = made.sandbox.ask(full, apart=apart)
+            if not apart and _of_the_files(reply):
+                RESULTS.put(inputs, reply)
+        return reply.simulating(made.torch.what)
+
+    def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
+        """See `Runner`."""
+        return attempt(sandbox_compiler(self._tree, self._packages, self._trust), request)
+
+    def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:
+        """See `Runner`."""
+        return attempt(sandbox_launcher(self._tree, self._packages, self._trust), request)
+
+    def on_gpu(self, plan: PlanDocument, level: str) -> VerifierDocument | Refusal:  # noqa: ARG002
+        """See `Runner`."""
+        return Refusal(self._no_gpu)
+
+    def on(self, tree: Tree, env: Mapping[str, str]) -> InSandbox:  # noqa: ARG002
+        """See `Runner`."""
+        return InSandbox(tree, self._packages, self._trust, self._no_gpu)
+
+
+def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] | None:
+    """The sandbox to prepare before an image is built, or None."""
+    patched = OverlayTree(tree)
+    patched.update(plan.changes)
+    try:
+        return InSandbox(patched, plan.base.packages).maker()
+    except SparkBuildError:  # which the level itself will say
+        return None
+
+
+# ------------------------------------------------------------------------- in a local environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesidePython:
+    """Runs probes with an environment's interpreter and packages, also with some files replaced."""
+
+    base: Base
+    python: Path
+    sandbox: InSandbox
+    gpu: GpuOptions = field(default_factory=GpuOptions)
+    #: the files and the environment in place of the environment's own
+    tree: Tree | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
+        """See `Runner`."""
+        return attempt(
+            partial(self._run, form=DispatchReply, timeout=300, program=DISPATCH), request
+        )
+
+    def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
+        """See `Runner`."""
+        run = partial(self._run, form=CodegenReply, timeout=CODEGEN_TIMEOUT, program=CODEGEN)
+        return attempt(run, request)
+
+    def _run(self, request: Request, form: type[T], timeout: float, program: Program) -> T:
+        if self.tree is None:
+            return ask_probe(self.python, plain(request), form, timeout, program)
+        root = Path(self.base.identity.site_packages)
+        with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
+            link_out(root, net_changes(self.tree), Path(scratch))
+            unset = unsetting(request, self.base.identity.env, self.env)
+            asked = {**plain(unset), "paths": [scratch]}
+            return ask_probe(self.python, asked, form, timeout, program, instead_of=root)
+
+    def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:
+        """See `Runner`: the launches are recorded in a sandbox."""
+        return self.sandbox.launch(request)
+
+    def on_gpu(self, plan: PlanDocument, level: str) -> VerifierDocument | Refusal:
+        """See `Runner`."""
+        return attempt(lambda name: run_beside(self.python, plan, name, self.gpu), level)
+
+    def on(self, tree: Tree, env: Mapping[str, str]) -> BesidePython:
+        """See `Runner`."""
+        return replace(self, tree=tree, env=env, sandbox=self.sandbox.on(tree, env))
+
+
+# ---------------------------------------------------------------------- in containers of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContainer:
+    """Runs probes in containers of an image, also with some files replaced."""
+
+    base: Base
+    #: the image, as a Docker Engine knows it
+    name: str
+    gpu: GpuOptions = field(default_factory=GpuOptions)
+    tree: Tree | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
+        """See `Runner`."""
+        return attempt(partial(self._run, form=DispatchReply, program=DISPATCH), request)
+
+    def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
+        """See `Runner`."""
+        return attempt(partial(self._run, form=CodegenReply, program=CODEGEN), request)
+
+    def _run(self, request: Request, form: type[T], program: Program) -> T:
+        if self.tree is None:
+            return ask_in_container(self.base, request, form, program)
+        asked = unsetting(request, self.base.identity.env, self.env)
+        return ask_in_container(self.base, asked, form, program, net_changes(self.tree))
+
+    def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:  # noqa: ARG002
+        """See `Runner`."""
+        return Refusal(NO_LAUNCH)
+
+    def on_gpu(self, plan: PlanDocument, level: str) -> VerifierDocument | Refusal:
+        """See `Runner`."""
+        python = self.base.identity.interpreter
+        return attempt(
+            lambda name: run_in_container(self.name, python, plan, name, self.gpu), level
+        )
+
+    def on(self, tree: Tree, env: Mapping[str, str]) -> InContainer:
+        """See `Runner`."""
+        return replace(self, tree=tree, env=env)
