@@ -29,7 +29,7 @@ from builder.ptx.decoder import (
 )
 from builder.ptx.machine import PARAMETERS, SHARED_BASE, Fault, from_bf16, to_bf16
 from builder.ptx.memory import TensorMap
-from builder.ptx.races import BLOCK, GRID, WEAK
+from builder.ptx.races import BLOCK, GRID, VOLATILE, WEAK
 from builder.ptx.registers import load_parameter, typed
 from builder.ptx.source import Address, Instruction, Name, Number, Operand
 
@@ -98,12 +98,23 @@ class Strength:
                 self.store(w, one, place, shared=False, adds=True)
 
 
-def strength(i: Instruction) -> Strength:
-    """The strength that modifiers give; ``volatile`` is relaxed, and atomics are without one."""
+def _in_loop(d: Decoder, i: Instruction) -> bool:
+    """Whether a later branch goes back to an instruction or before it."""
+    code = d.kernel.code
+    place = next((at for at, one in enumerate(code) if one is i), len(code))
+    return any(one.opcode == "bra" and one.target <= place for one in code[place:])
+
+
+def strength(i: Instruction, *, polls: bool = False) -> Strength:
+    """The strength that modifiers give; ``volatile`` is relaxed, and atomics are without one.
+
+    ``polls``: a ``volatile`` load in a loop, which may wait for another thread.
+    """
     words = set(i.modifiers)
     both = "acq_rel" in words
     strong = i.opcode in ("atom", "red") or words & {"acquire", "release", *YIELDING}
     scope = (BLOCK if "cta" in words else GRID) if strong else WEAK
+    scope = VOLATILE if "volatile" in words and not polls else scope
     return Strength(scope, both or "acquire" in words, both or "release" in words)
 
 
@@ -145,7 +156,7 @@ def _load(d: Decoder, i: Instruction) -> Step:
     if space != "local":
         (d.shared_sizes if shared else d.global_sizes).add(kind.bytes)
     yields = bool(YIELDING & set(i.modifiers))
-    order = strength(i)
+    order = strength(i, polls=i.has("volatile") and _in_loop(d, i))
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded |= yields

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from builder.ptx.block import Block, Launch, LaunchState
+from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault
 from builder.ptx.races import LaunchRaces
 
@@ -30,6 +31,8 @@ _ALL_WARPS = 8
 _MORE = 8
 #: Turns of every warp without progress after which the grid counts as deadlocked.
 _PATIENCE = 64
+#: The same if registers still change: a loop that counts, but waits for nobody.  Our choice.
+_ROUNDS = 2048
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Grid:
         self._quiet = 0
         self.outcome = Outcome()
         self._taken: Counter[int] = Counter()
+        #: registers and positions of all warps in the rounds since the last event
+        self._states: set[int] = set()
         x, y, z = launch.grid
         places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         self.blocks = [Block(self._state, place) for place in places]
@@ -135,12 +140,23 @@ class Grid:
                 self._quiet = 0
             if self._state.events != before or busy:
                 idle = 0
+                self._states.clear()
                 continue
             idle += 1
             if any(self._late(block) for block in live):
                 idle = 0
-            elif idle > (_PATIENCE if self.schedule.order == "random" else 3):
+            elif idle > (_PATIENCE if by_chance else 3) and not self._computes(live, idle):
                 raise Deadlock("; ".join(block.describe() for block in live))
+
+    def _computes(self, live: list[Block], idle: int) -> bool:
+        """Whether registers are not as in an earlier round: a loop may end without an event."""
+        warps = [w for block in live for w in block.warps if not w.done and not w.blocked]
+        pcs = [b"" if w.pcs is None else w.pcs.tobytes() for w in warps]
+        held = [w.files[view].tobytes() for w in warps for view in (U16, U32, U64, PRED)]
+        state = hash((*pcs, *(w.pc for w in warps), *held))
+        new = state not in self._states
+        self._states.add(state)
+        return new and idle < _ROUNDS
 
     def races(self) -> list[Race]:
         """The races found so far, even if the run did not end."""

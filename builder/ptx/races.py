@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 #: Lanes by number: an array, or None for all of a warp.
 Lanes = Any
-#: The strength of an access: weak, or strong with the scope of one block, or of all.
-WEAK, BLOCK, GRID = 0, 1, 2
+#: The strength of an access: weak, or strong with the scope of one block, or of all.  ``volatile``
+#: orders as the latter, but says nothing of atomicity: two such accesses race.
+WEAK, BLOCK, GRID, VOLATILE = range(4)
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -496,10 +497,11 @@ class Races:
     def _forgive_strong(self, late: Any, slots: Any, scope: int) -> Any:
         """Two strong accesses whose scopes include each other are no race."""
         events, rows = self.launch.events, slots >> 5
-        near = (events.block[rows] == self.number) | (
-            (events.scope[rows] == GRID) & (scope == GRID)
-        )
-        late &= ~((events.scope[rows] != WEAK) & near)
+        other = events.scope[rows]
+        near = (events.block[rows] == self.number) | ((other >= GRID) & (scope >= GRID))
+        if scope == VOLATILE:
+            near &= other != VOLATILE
+        late &= ~((other != WEAK) & near)
         return late if some(late) else None
 
     def _check(
@@ -534,8 +536,10 @@ class Races:
         for line in dict.fromkeys(lines.tolist()):
             at = hits[lines == line]
             other, mine = int(slots[at[0]]), int(access.mine[at[0]])
+            volatile = events.scope[other >> 5] == VOLATILE
             strong = " of too narrow a scope" if self._both_strong(other, mine) else ""
-            kind = f"{access.verb} without order after {noun}{strong}"
+            what = "a write" if volatile and noun == "an atomic" else noun
+            kind = f"{access.verb} without order after {what}{strong}"
             if noun == "a read" and events.copy[other >> 5]:
                 kind = "write while a copy may still read"
             kind += self._relation(mine, other)
@@ -558,7 +562,9 @@ class Races:
         )
 
     def _both_strong(self, *slots: int) -> bool:
-        return all(bool(self.launch.events.scope[slot >> 5]) for slot in slots)
+        """Both are strong, but not both volatile."""
+        scopes = [int(self.launch.events.scope[slot >> 5]) for slot in slots]
+        return WEAK not in scopes and scopes != [VOLATILE, VOLATILE]
 
     def _relation(self, mine: int, other: int) -> str:
         events = self.launch.events
@@ -755,7 +761,8 @@ class Races:
     ) -> None:  # fmt: skip
         """Lanes write with an atomic, or with a strong store."""
         shadow = shadow or self.shared
-        for access, _ in self._accesses("atomic", shadow, warp, lanes, offsets, size, line, scope):
+        verb = "write" if scope == VOLATILE else "atomic"
+        for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
             self._check_write(access, shadow, scope)
             shadow.note_atomics(access.places, access.mine, self.launch.events)
 
@@ -941,7 +948,7 @@ class Races:
         self, warp: int, lane: int, block: int, clocks: VectorClocks, *, wide: bool, scope: int
     ) -> None:
         """A lane acquires what a block released, if both scopes reach."""
-        if block == self.number or (wide and scope == GRID):
+        if block == self.number or (wide and scope >= GRID):
             self.acquire(warp, clocks, np.array([lane]))
         else:
             self.launch.narrow.add((block, self.number))
@@ -952,7 +959,7 @@ class Races:
         for (block, wide), clocks in released.by.items() if released else ():
             if acquire:
                 self._take(warp, lane, block, clocks, wide=wide, scope=scope)
-            elif block == self.number or scope == GRID:
+            elif block == self.number or scope >= GRID:
                 waiting = self._pending.setdefault(warp * LANES + lane, [])
                 if not any(one is clocks for _, _, one in waiting):
                     waiting.append((block, wide, clocks))
@@ -977,5 +984,5 @@ class Races:
             scope = min(scope, reach)
         if clocks is not None:
             by = table.setdefault(key, _Released()).by
-            name = self.number, scope == GRID
+            name = self.number, scope >= GRID
             by[name] = joined((by[name], clocks)) if name in by else clocks

@@ -498,6 +498,37 @@ def test_a_missing_proxy_fence_is_reported_though_values_are_right() -> None:
     assert put(DONE.format(read=""), fence="fence.proxy.async.global;")[1].kinds == {UNFENCED}
 
 
+UNWAITED = "bulk store that no thread waits for before its block ends"
+OVERWRITTEN = "asynchronous write after a write without fence.proxy.async"
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_a_store_that_nobody_waits_for_before_the_block_ends(schedule: Schedule) -> None:
+    (race,) = put("cp.async.bulk.commit_group;", schedule=schedule)[1].outcome.races
+    assert (race.kind, race.line, race.other) == (UNWAITED, 14, 0)
+    assert race.missing.startswith("cp.async.bulk.wait_group.read in the thread that started it")
+    assert UNWAITED in put("", schedule=schedule)[1].kinds, "not even in a group"
+
+
+def test_a_tile_that_is_loaded_over_what_threads_wrote() -> None:
+    """The generic write is ordered before the copy, but the asynchronous proxy does not see it."""
+    data, tensor = rows(32, 16), descriptor((16, 32), (32,), (16, 32))
+    region = Region(TENSOR, data.view(np.uint8).reshape(-1), True, "tensor")
+    body = (
+        "mov.b64 %rd5, p_map; cvta.param.u64 %rd6, %rd5; mov.b32 %r9, dynamic;"
+        "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r9], 1;"
+        "@%p1 fence.mbarrier_init.release.cluster; shl.b32 %r10, %r0, 2; add.s32 %r10, %r10, %r9;"
+        "st.shared.b32 [%r10+1024], 0; {fence} bar.sync 0;"
+        "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r9], 1024; @%p1 "
+        + LOAD.format(x=0, y=0).replace("{0, 0}", "{{0, 0}}")
+        + WAIT.format(at="%r9", parity=0).replace("{", "{{").replace("}", "}}")
+        + "ld.shared.b32 %r5, [%r10+1024];"
+    )
+    for fence, kinds in ((FENCE, set()), ("", {OVERWRITTEN})):
+        found = run(body.format(fence=fence), more=MORE, extra=tensor, memory=(region,), watch=True)
+        assert found.kinds == kinds
+
+
 def test_misplaced_tiles() -> None:
     data, tensor = rows(16, 16), descriptor((16, 16), (32,), (16, 16))
     with pytest.raises(Fault, match="not a multiple of 128"):

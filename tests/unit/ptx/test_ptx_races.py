@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from builder.ptx.grid import Schedule
+from builder.ptx.machine import Deadlock
 from builder.ptx.memory import Region
 from tests.unit.ptxworld import Result, run
 
@@ -159,6 +160,14 @@ def test_a_barrier_of_the_grid(schedule: Schedule) -> None:
         assert bad.kinds == {IN_GRID}
 
 
+def test_volatile_data_races_but_a_volatile_flag_in_a_loop_does_not() -> None:
+    both = "@%p2 st.volatile.global.b32 [%rd5+64], %r10;"
+    (race,) = races(both, blocks=2).outcome.races
+    assert race.kind == "write without order after a write in another block"
+    read = "@%p2 ld.volatile.global.b32 %r5, [%rd5+64]; @%p1 st.volatile.global.b32 [%rd5+64], 1;"
+    assert races(read, blocks=2).kinds == {"write without order after a read in another block"}
+
+
 def test_blocks_that_write_one_word() -> None:
     (race,) = races("@%p2 st.global.b32 [%rd5+8], %r9;", blocks=2).outcome.races
     assert race.kind == "write without order after a write in another block"
@@ -174,3 +183,15 @@ def test_a_wait_at_an_mbarrier_before_it_is_initialised() -> None:
     assert races(body.format("bar.sync 0;"), threads=64).outcome.races == []
     (race,) = races(body.format(""), threads=64).outcome.races
     assert race.kind == "use of an mbarrier without order after a write"
+
+
+def test_a_loop_of_atomics_that_change_nothing_is_no_deadlock() -> None:
+    """A maximum that is reached: no memory changes for many turns, but the loop counts."""
+    body = (
+        "mov.u32 %r12, 0; AGAIN: atom.global.max.u32 %r13, [%rd5], 0; add.u32 %r12, %r12, 1;"
+        "setp.lt.u32 %p3, %r12, 200; @%p3 bra AGAIN; mov.b32 %r5, %r12;"
+    )
+    for schedule in ALL:
+        assert races(body, schedule=schedule).outcome.instructions > 800
+    with pytest.raises(Deadlock, match="warp 0 spins"):
+        races(body.replace("add.u32 %r12, %r12, 1;", ""))

@@ -1,0 +1,306 @@
+"""Races that `spark-build ptx` finds in public suites of labelled CUDA programs.
+
+    python -m benchmarks.race_suites indigo scor samples gpuverify --work WORK
+
+Each suite is fetched by its commit; ``--folder SUITE=FOLDER`` takes a local copy.  ``nvcc`` on PATH
+compiles each program to PTX, and `builder.ptx.api` runs it.  Nothing of a suite is stored here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.errors import SparkBuildError
+from builder.ptx.api import run
+from builder.ptx.source import kernels_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: What PTX is made for, and the options that all programs get.
+NVCC = ("nvcc", "-ptx", "-lineinfo", "-arch=compute_121", "-w")
+SCHEDULES = ("eager", "random:1", "random:2")
+#: Elements of an array: as on a GPU, whose pages of 2 MB lie behind the end of smaller ones.
+ELEMENTS = 1 << 19
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a suite: its source, its label, and its launches (grid and block)."""
+
+    suite: str
+    name: str
+    source: Path
+    racy: bool
+    launches: tuple[tuple[Any, Any], ...]
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found in a program."""
+
+    suite: str
+    name: str
+    racy: bool
+    #: kinds of races; None if it could not be run
+    races: tuple[str, ...] | None
+    #: why it was refused, or a launch did not end
+    reason: str
+    seconds: float
+
+    @property
+    def column(self) -> str:
+        """The column of the table in which it counts."""
+        if self.races is None:
+            return "refused"
+        if self.racy:
+            return "found" if self.races else "missed"
+        return "false alarm" if self.races else "silent"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Where a suite is, and which programs it has."""
+
+    repository: str
+    commit: str
+    programs: Callable[[Path], Iterator[Program]]
+    #: found and missed by other tools, as published
+    published: str = ""
+
+
+# --------------------------------------------------------------------------------------- the suites
+
+
+def indigo(folder: Path) -> Iterator[Program]:
+    """Indigo as in HiRace's artifact: the name says which bugs a program has."""
+    include = (f"-I{folder / 'indigo' / 'indigo_include'}",)
+    for source in sorted((folder / "indigo" / "indigo_sources").rglob("*.cu")):
+        racy = re.search("(atomic|guard|sync|race)Bug", source.stem) is not None
+        # a block, a warp or a thread for each of 100 nodes; and persistent ones that go round
+        yield Program("indigo", source.stem, source, racy, ((104, 64), (3, 64)), include)
+
+
+def scor(folder: Path) -> Iterator[Program]:
+    """ScoR's micro-benchmarks."""
+    for source in sorted((folder / "microbenchmarks" / "src").glob("*.cu")):
+        text = source.read_text()
+        sizes = [
+            int(found[1]) if (found := re.search(rf"#define {name}\s+(\d+)", text)) else 1
+            for name in ("NBLOCKS", "TPERBLK")
+        ]
+        launch = sizes[0], sizes[1]
+        yield Program("scor", source.stem, source, source.stem.startswith("race_"), (launch,))
+
+
+def samples(folder: Path) -> Iterator[Program]:
+    """NVIDIA's samples of racecheck: both have a race."""
+    for name, threads in (("block_error", 128), ("warp_error", 64)):
+        source = folder / "Racecheck" / f"{name}.cu"
+        yield Program("samples", name, source, True, ((1, threads),))
+
+
+#: GPUVerify's annotations, which its own compiler knows.
+GPUVERIFY = tuple(
+    f"-D{name}(...)="
+    for name in ("__requires", "__ensures", "__invariant", "__global_requires", "__assume")
+)
+
+
+def gpuverify(folder: Path) -> Iterator[Program]:
+    """GPUVerify's CUDA tests that are about races: correct ones, and those whose kernels race."""
+    root = folder / "testsuite" / "CUDA"
+    for source in sorted(root.rglob("*.cu")):
+        lines = source.read_text(errors="replace").split("\n")
+        label = lines[0].strip("/ \r").lower()
+        expected = "\n".join(lines[:12])
+        racy = "possible" in expected and "race" in expected
+        if label != "pass" and not (label == "xfail:not_all_verified" and racy):
+            continue
+        grid, block = (_size(lines[1], name) for name in ("gridDim", "blockDim"))
+        # with --warp-sync lanes are taken to run in step, which PTX does not promise
+        if not grid or not block or np.prod(block) > 1024 or "--warp-sync" in lines[1]:
+            continue
+        defines = (*re.findall(r"-D\S+", lines[1]), *GPUVERIFY)
+        name = str(source.parent.relative_to(root))
+        yield Program("gpuverify", name, source, racy, ((_few(grid), block),), defines)
+
+
+def _size(line: str, name: str) -> tuple[int, ...]:
+    found = re.search(rf"--{name}=\[?([\d,]+)", line)
+    return tuple(map(int, found[1].split(","))) if found else ()
+
+
+def _few(grid: tuple[int, ...]) -> tuple[int, ...]:
+    """At most four blocks along each axis: a race between blocks needs two."""
+    return tuple(min(size, 4) for size in grid)
+
+
+SUITES = {
+    "indigo": Suite(
+        "JohnJacobsonIII/HiRace-Artifact-SC24", "44a935f90acfe43c6178b2187ea84c9ab0c01450", indigo,
+        "HiRace 346 / 0, iGUARD 298 / 48, Compute Sanitizer 92 / 254",
+    ),
+    "scor": Suite("csl-iisc/ScoR", "6dc3507ecc419aac6ea3a49ec746b610d5029219", scor),
+    "samples": Suite(
+        "NVIDIA/compute-sanitizer-samples", "1e1fab8e25148127f5dec10210ac70b799d1c36f", samples
+    ),
+    "gpuverify": Suite(
+        "mc-imperial/gpuverify", "49219770aad01231edd0d8e0fa3ed036006cf32a", gpuverify
+    ),
+}  # fmt: skip
+
+
+def fetched(suite: Suite, folder: Path) -> Path:
+    """A suite at its commit, from the network."""
+    if not (folder / ".git").exists():
+        folder.mkdir(parents=True)
+        url = f"https://github.com/{suite.repository}"
+        for words in (
+            ("init", "-q"),
+            ("fetch", "-q", "--depth", "1", url, suite.commit),
+            ("checkout", "-q", "FETCH_HEAD"),
+        ):
+            subprocess.run(("git", "-C", str(folder), *words), check=True)
+    return folder
+
+
+# ----------------------------------------------------------------------------------- one program
+
+
+def compiled(program: Program, work: Path) -> str:
+    """The PTX of a program.
+
+    Raises:
+        RuntimeError: nvcc does not compile it.
+    """
+    file = work / program.suite / f"{program.name.replace('/', '-')}.ptx"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        done = subprocess.run(
+            (*NVCC, *program.options, "-o", str(file), str(program.source)),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            said = [line for line in done.stderr.split("\n") if "error" in line]
+            raise RuntimeError(f"nvcc: {(said or ['failed'])[0][-120:]}")
+    return file.read_text("utf-8")
+
+
+def graph(folder: Path) -> dict[str, Any]:
+    """What Indigo's host code makes of the graph DAG_100n_200e."""
+    raw = np.fromfile(folder / "indigo" / "input" / "DAG_100n_200e.egr", np.int32)
+    nodes, edges = int(raw[0]), int(raw[1])
+    numbers = np.random.default_rng(1)
+    first, second = (numbers.integers(0, most, max(nodes, edges)) for most in (nodes, edges))
+    first[0] = second[0] = 0
+    given: dict[str, Any] = {
+        "nindex": raw[2 : 3 + nodes], "nlist": raw[3 + nodes : 3 + nodes + edges],
+        "data1": first, "data2": second,
+    }  # fmt: skip
+    found = {name: np.zeros(ELEMENTS, np.int32) for name in given}
+    for name, values in given.items():
+        found[name][: len(values)] = values
+    found["nindex"].flags.writeable = found["nlist"].flags.writeable = False
+    return {**found, "numv": nodes}
+
+
+def arguments(ptx: str, kernel: str) -> list[Any]:
+    """An array of zeros for each pointer, 64 for each number."""
+    found: list[Any] = []
+    for one in kernels_of(ptx)[kernel].parameters.values():
+        if one.size == 8:
+            found.append(np.zeros(ELEMENTS, np.int32))
+        else:
+            found.append((64).to_bytes(one.size, "little"))
+    return found
+
+
+def examine(program: Program, work: Path, folder: Path) -> Outcome:
+    """Compile and run a program."""
+    begun, kinds, ends = time.process_time(), set[str](), list[str]()
+    try:
+        ptx = compiled(program, work)
+        kernels = re.findall(r"\.entry\s+([\w$]+)", ptx)
+        for kernel in kernels:
+            given = graph(folder) if program.suite == "indigo" else arguments(ptx, kernel)
+            for grid, block in program.launches:
+                result = run(ptx, kernel, grid, block, given, schedules=SCHEDULES)
+                kinds |= {race.kind for race in result.races}
+                ends += result.faults
+        reason = ends[0] if ends else "" if kernels else "no kernel"
+        races: tuple[str, ...] | None = tuple(sorted(kinds)) if kernels else None
+    except (SparkBuildError, RuntimeError) as error:
+        races, reason = None, str(error)
+    seconds = time.process_time() - begun
+    return Outcome(program.suite, program.name, program.racy, races, reason, seconds)
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+COLUMNS = ("found", "missed", "silent", "false alarm", "refused")
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """The outcomes by suite."""
+    rows = [
+        "| suite | programs | found | missed | silent | false alarms | refused | processor time |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for suite in dict.fromkeys(one.suite for one in outcomes):
+        own = [one for one in outcomes if one.suite == suite]
+        counts = [sum(one.column == column for one in own) for column in COLUMNS]
+        seconds = sum(one.seconds for one in own)
+        cells = [suite, len(own), *counts, f"{seconds:.0f} s"]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Run suites; print the table, and what is to be explained."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", default=[*SUITES], choices=[[], *SUITES])
+    parser.add_argument("--work", type=Path, required=True, help="for clones and PTX")
+    parser.add_argument("--folder", action="append", default=[], metavar="SUITE=FOLDER")
+    parser.add_argument("--only", default="", help="programs whose names match this expression")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    folders = {name: Path(path) for name, _, path in (one.partition("=") for one in options.folder)}
+    outcomes: list[Outcome] = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        waiting = []
+        for name in options.suites:
+            suite = SUITES[name]
+            folder = folders.get(name) or fetched(suite, options.work / "suites" / name)
+            waiting += [
+                pool.submit(examine, program, options.work, folder)
+                for program in suite.programs(folder)
+                if re.search(options.only, program.name)
+            ]
+        outcomes = [one.result() for one in waiting]
+    (options.work / "outcomes.json").write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
+    print(table(outcomes))
+    for name in options.suites:
+        if SUITES[name].published:
+            print(f"\n{name}, published (found / missed): {SUITES[name].published}")
+    for one in outcomes:
+        if one.column not in {"found", "silent"} or one.reason:
+            print(
+                f"{one.column}: {one.suite} {one.name}: {one.reason or ', '.join(one.races or ())}"
+            )
+
+
+if __name__ == "__main__":
+    main()
