@@ -648,7 +648,7 @@ def _engine_dry_run(
     opened: EngineImage, repository: Repository, tag: str, *, verified: bool
 ) -> PublishResult:
     console.say(f"  push     {opened.ref} by its Docker Engine as {repository.name}:{tag}")
-    return PublishResult.of(repository.name, tag, str(opened.image.id), PLANNED, verified=verified)
+    return PublishResult.of(repository.name, tag, opened.held.id, PLANNED, verified=verified)
 
 
 def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> bool:
@@ -659,15 +659,15 @@ def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> 
     """
     if repository.digest_of(tag) is not None:
         there = read_subject(repository, tag)
-        if _names(there).isdisjoint(opened.digests):
-            ours = str(opened.image.id)
+        if _names(there).isdisjoint(opened.held.digests):
+            ours = opened.held.id
             raise two_images(repository, tag, ours, "is already", there.digest)
         if not missing_blobs(repository, there.blobs()):
             return False
     opened.push(repository.name, tag)
     there = read_subject(repository, tag)
-    if _names(there).isdisjoint(opened.digests):  # an engine's push can have no condition
-        raise two_images(repository, tag, str(opened.image.id), "was made", there.digest)
+    if _names(there).isdisjoint(opened.held.digests):  # an engine's push can have no condition
+        raise two_images(repository, tag, opened.held.id, "was made", there.digest)
     return True
 
 

@@ -6,14 +6,15 @@ Overlays cannot run alone, so they are only published as overlays.
 from __future__ import annotations
 
 import shlex
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.model.reference import Ref
-from builder.errors import EngineError, RemoteError, UsageError
+from builder.errors import RemoteError, UsageError
+from builder.images.bases.image import InEngine
 from builder.images.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
 from builder.images.engines.overlay import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
@@ -24,9 +25,6 @@ from builder.publishing.subject import Baked, Name, Subject, name_of, read_baked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    import docker
-    from docker.models.images import Image as EngineImageModel
 
     from builder.common.model.plan import RecordedPlan
     from builder.images.engines.overlay import Overlay
@@ -96,46 +94,31 @@ class EngineImage:
     """An image in a Docker Engine, which pushes it itself and knows the origin of its layers."""
 
     ref: Ref
-    client: docker.DockerClient
-    image: EngineImageModel
+    held: InEngine
     recorded: RecordedPlan
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The labels in its configuration."""
-        from builder.images.engines import docker
-
-        return docker.config_of(self.image).labels
 
     @property
     def name(self) -> Name:
         """The parts of its tag."""
-        return name_of([self.labels] if PLAN_LABEL in self.labels else [], self.ref.text)
+        return name_of([self.held.labels] if PLAN_LABEL in self.held.labels else [], self.ref.text)
 
     @property
     def overlay(self) -> bool:
         """Whether it is an overlay, which cannot run alone."""
-        return is_overlay(self.labels)
+        return is_overlay(self.held.labels)
 
     @property
     def recipe(self) -> Overlay:
         """How to build an image from the overlay."""
-        return overlay_onto(self.recorded.document, self.labels, self.ref)
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Digests that evidence may use for it."""
-        from builder.images.engines import docker
-
-        return docker.digests_of(self.image)
+        return overlay_onto(self.recorded.document, self.held.labels, self.ref)
 
     @property
     def claims(self) -> list[Claim]:
         """The images to prove."""
         return [
             Claim(
-                digest=str(self.image.id),
-                digests=self.digests,
+                digest=self.held.id,
+                digests=self.held.digests,
                 plan_digest=self.recorded.document.plan_digest,
                 expects=bool(self.recorded.document.expect),
             )
@@ -156,11 +139,11 @@ class EngineImage:
         from builder.images.engines import docker
 
         name = f"{repository}:{tag}"
-        self.image.tag(repository, tag)
+        self.held.image.tag(repository, tag)
         try:
-            docker.push(self.client, name)
+            docker.push(self.held.client, name)
         finally:
-            self.client.images.remove(name, noprune=True)
+            self.held.client.images.remove(name, noprune=True)
 
 
 Opened = StoredImage | EngineImage
@@ -180,15 +163,12 @@ def open_source(ref: Ref, places: Locations) -> Iterator[Opened]:
     if ref.in_layout or ref.in_registry or ref.digest:
         yield _stored(ref, places)
         return
-    client, image = _in_engine(ref.text)
-    if client is None or image is None:
+    held = InEngine.present(ref.text)
+    if held is None:
         yield _of_registry(ref, places)
         return
-    try:
-        recorded = _plan_of(client, image, ref.text)
-        yield EngineImage(ref=ref, client=client, image=image, recorded=recorded)
-    finally:
-        client.close()
+    with closing(held):
+        yield EngineImage(ref=ref, held=held, recorded=_plan_in(held, ref.text))
 
 
 def _of_registry(ref: Ref, places: Locations) -> StoredImage:
@@ -236,36 +216,14 @@ def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> 
     return FallbackSource(layout, places.open(base).image)
 
 
-def _in_engine(text: str) -> tuple[docker.DockerClient | None, EngineImageModel | None]:
-    from docker.errors import APIError, ImageNotFound
-
-    from builder.images.engines import docker
-
-    try:
-        client = docker.connect()
-    except EngineError:
-        return None, None
-    try:
-        return client, client.images.get(text)
-    except ImageNotFound:
-        client.close()
-        return None, None
-    except APIError as error:
-        client.close()
-        raise RemoteError(f"Docker Engine error for {text}: {error.explanation}") from None
-
-
-def _plan_of(client: docker.DockerClient, image: EngineImageModel, text: str) -> RecordedPlan:
-    from builder.images.engines import docker
-
-    with docker.created(client, str(image.id)) as container:
-        data = docker.read_file(container, f"{SHARE}/plan.json")
+def _plan_in(held: InEngine, name: str) -> RecordedPlan:
+    data = held.read(f"{SHARE}/plan.json")
     if data is None:
         raise UsageError(
-            f"{text} was not made by spark-build: it has no plan",
+            f"{name} was not made by spark-build: it has no plan",
             hint="spark-build image --layers b12x-full",
         )
-    return read_plan(data, text)
+    return read_plan(data, name)
 
 
 # ----------------------------------------------------------------------------------------- overlays

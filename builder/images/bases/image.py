@@ -24,7 +24,7 @@ from builder.common.console import console
 from builder.common.model.platform import Platform
 from builder.common.programs import IDENTIFY, IN_CONTAINER
 from builder.common.wheels import RemoteWheel
-from builder.errors import BuildFailed, SparkBuildError, UsageError
+from builder.errors import BuildFailed, EngineError, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.imagetree import (
     ImageFacts,
     Survey,
@@ -104,6 +104,30 @@ class InEngine:
             image = docker.find_image(client, name, platform)
             return cls(client, image, stack.pop_all())
 
+    @classmethod
+    def present(cls, name: str) -> Self | None:
+        """Open an image that the engine has; None without it, or without an engine.
+
+        Raises:
+            RemoteError: the engine has an error.
+        """
+        from docker.errors import APIError, ImageNotFound
+
+        with ExitStack() as stack:
+            try:
+                client = docker.connect()
+                stack.callback(client.close)
+                return cls(client, client.images.get(name), stack.pop_all())
+            except (EngineError, ImageNotFound):
+                return None
+            except APIError as error:
+                raise RemoteError(f"Docker Engine error for {name}: {error.explanation}") from None
+
+    @property
+    def id(self) -> str:
+        """Its ID."""
+        return str(self.image.id)
+
     @property
     def labels(self) -> Mapping[str, str]:
         """The labels in its configuration."""
@@ -122,7 +146,7 @@ class InEngine:
     @cached_property
     def container(self) -> Container:
         """A container of it, removed with `close`."""
-        return self._stack.enter_context(docker.created(self.client, str(self.image.id)))
+        return self._stack.enter_context(docker.created(self.client, self.id))
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file, or None."""

@@ -7,7 +7,7 @@ compared by digest, else file by file.
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,6 @@ from builder import __version__
 from builder.common.diskspace import check_room
 from builder.common.document import Digest, Document, Part, Text, always
 from builder.errors import UsageError
-from builder.images.engines import docker
 from builder.images.engines.metadata import SHARE, read_layers
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
@@ -41,10 +40,9 @@ from builder.publishing.subject import Baked, read_subject, version_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from docker.models.containers import Container
-
     from builder.common.model.plan import BuildPlan
     from builder.common.model.reference import Ref
+    from builder.images.bases.image import InEngine
     from builder.images.registry.model import ImageSource
     from builder.images.rootfs.base import Base
     from builder.layers.plan.sources import IndexSources
@@ -173,15 +171,14 @@ class EngineOriginal:
     """An image in a Docker Engine to reproduce."""
 
     def __init__(self, opened: EngineImage) -> None:
-        self._opened = opened
-        self.digest = str(opened.image.id)
+        self._opened, self._held = opened, opened.held
+        self.digest = opened.held.id
 
     @cached_property
     def baked(self) -> Baked:
         """The baked metadata."""
-        with self._container() as container:
-            layers = docker.read_file(container, f"{SHARE}/layers.json")
-            metadata = docker.read_file(container, "/workspace/build-metadata.yaml")
+        layers = self._held.read(f"{SHARE}/layers.json")
+        metadata = self._held.read("/workspace/build-metadata.yaml")
         return Baked(
             version=version_in(metadata or b""),
             recorded=self._opened.recorded,
@@ -189,25 +186,19 @@ class EngineOriginal:
             files={},
         )
 
-    def _container(self) -> Any:
-        return docker.created(self._opened.client, self.digest)
-
     def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
         """No differences if the engine has the image under a digest of the rebuilt one.
 
         Raises:
             RemoteError: a rebuilt layer cannot be read.
         """
-        if set(self._opened.digests) & set(rebuilt.image.digests):
+        if set(self._held.digests) & set(rebuilt.image.digests):
             return []
         found = self._settings(rebuilt)
         added = sum(step.created_by.startswith(OUR_STEP) for step in rebuilt.image.settings.history)
         view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
-        try:
-            with self._container() as container:
-                found += [*_files(container, view), *_gone(container, plan)]
-        finally:
-            view.close()
+        with closing(view):
+            found += [*_files(self._held, view), *_gone(self._held, plan)]
         if not found:
             what = (
                 "every file and setting is the same; only the tars were written by another builder"
@@ -217,7 +208,7 @@ class EngineOriginal:
 
     def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
         new = rebuilt.image.settings.settings
-        old = self._opened.image.attrs.get("Config") or {}
+        old = self._held.image.attrs.get("Config") or {}
         return compare_documents(_plain(old), _plain(new), f"config {self.digest}")
 
 
@@ -227,22 +218,22 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: named.get(key) for key in _SETTINGS if named.get(key) not in (None, "", "/")}
 
 
-def _files(container: Container, view: Rootfs) -> Iterator[Difference]:
+def _files(image: InEngine, view: Rootfs) -> Iterator[Difference]:
     for path, entry in sorted(view.below("/").items()):
         if entry.kind != FILE:
             continue
-        held, new = docker.read_file(container, f"/{path}"), view.read(f"/{path}")
+        held, new = image.read(f"/{path}"), view.read(f"/{path}")
         if held is None:
             yield Difference(blob="files", where=f"/{path}", what="not in the image")
         elif held != new:
             yield Difference(blob="files", where=f"/{path}", what=byte_range(held, new))
 
 
-def _gone(container: Container, plan: BuildPlan) -> Iterator[Difference]:
+def _gone(image: InEngine, plan: BuildPlan) -> Iterator[Difference]:
     """Files of the base that the plan removes."""
     if not plan.base.is_image:
         return
     for path, content in plan.changes.items():
         place = f"{plan.base.site_packages}/{path}"
-        if content is None and docker.read_file(container, place) is not None:
+        if content is None and image.has(place):
             yield Difference(blob="files", where=place, what="not in the rebuilt one")

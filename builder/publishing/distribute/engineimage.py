@@ -63,15 +63,15 @@ def saved(opened: EngineImage, present: Collection[str]) -> Iterator[StoredImage
         EngineError: the engine fails.
         UsageError: it is too old, or the disk has no room.
     """
-    size = int(opened.image.attrs.get("Size") or 0)
+    size = int(opened.held.image.attrs.get("Size") or 0)
     if not present:
         check_room([Need.temporary(size, f"the layers of {opened.ref}")])
     console.say(f"  reading {opened.ref} from Docker, {megabytes(size)}")
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         layout = LayoutDirectory(Path(folder))
-        image = str(opened.image.id)
+        image = opened.held.id
         with docker.saving(opened.ref.text):
-            files = docker.saved_files(opened.client, image)
+            files = docker.saved_files(opened.held.client, image)
             manifest = store(layout, files, image, present)
         layout.put_manifest(manifest, "")
         yield StoredImage(

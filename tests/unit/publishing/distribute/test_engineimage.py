@@ -14,6 +14,7 @@ from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's 
 from builder.cli.distribute import name_on_nodes
 from builder.common.model.reference import Ref
 from builder.errors import RemoteError, UsageError
+from builder.images.bases.image import InEngine
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
@@ -77,7 +78,8 @@ class FakeImage:
 def engine_image(named: list[tuple[str, bytes]], image: str, **changed: Any) -> EngineImage:
     client: Any = FakeClient(FakeApi(named, **changed))
     held: Any = FakeImage(image)
-    return EngineImage(ref=Ref("me/mine:1"), client=client, image=held, recorded=cast("Any", None))
+    opened = InEngine(client, held)
+    return EngineImage(ref=Ref("me/mine:1"), held=opened, recorded=cast("Any", None))
 
 
 def config_digest(raw: Any) -> str:
