@@ -36,25 +36,25 @@ def plan(
 ) -> None:
     """Plan and print; a plan that cannot be built is printed before the error."""
     from builder.layers.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
-    from builder.pipeline.inputs import Inputs
+    from builder.pipeline.inputs import inputs_of
     from builder.pipeline.show import show_plan
 
-    inputs = Inputs(options)
+    inputs = inputs_of(options)
     ref = inputs.base_ref()
-    identified = inputs.identify(ref)
+    planning = inputs.identify(ref)
     try:
-        made = inputs.plan(identified)
+        made = planning.plan()
     finally:
-        identified.close()
+        planning.close()
     if json:
         print_json(made.document)
     else:
         refuse_unserved(made, inputs.selection)
         with console.as_data():
-            show_plan(made, elsewhere=inputs.elsewhere)
+            show_plan(made, elsewhere=planning.elsewhere)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
     refuse_nothing(made, inputs.selection)
-    refuse_plan(made, inputs.rebuild_command("image", ref))
+    refuse_plan(made, planning.rebuild_command("image"))
 
 
 @command(

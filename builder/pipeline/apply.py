@@ -18,7 +18,7 @@ from builder.common.model.reference import Ref
 from builder.images.bases.directory import find_site_packages
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import refuse_nothing, refuse_plan
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ class Reverted(Document, frozen=True, kw_only=True):
 
 def apply_layers(directory: Path, options: PlanOptions, *, dry_run: bool, json: bool) -> None:
     """Judge all layers, stop if one cannot be applied, then apply them one by one."""
-    inputs = Inputs(options)
+    inputs = inputs_of(options)
     root = find_site_packages(directory)
     ref = Ref(f"dir:{root}")
-    base = inputs.identify(ref)
-    plan = inputs.plan(base)
+    planning = inputs.identify(ref)
+    _base, plan = planning.base, planning.plan()
     if not json:
-        show_plan(plan, elsewhere=inputs.elsewhere)
+        show_plan(plan, elsewhere=planning.elsewhere)
     refuse_nothing(plan, inputs.selection)
-    refuse_plan(plan, inputs.rebuild_command(f"apply {shlex.quote(str(directory))}", ref))
-    inputs.refuse_stages(plan)
+    refuse_plan(plan, planning.rebuild_command(f"apply {shlex.quote(str(directory))}"))
+    planning.refuse_stages(plan)
     if not dry_run:
-        plan = inputs.compiled(plan, base)
+        plan = planning.compiled(plan)
         with Store(root) as store:
             for decision in plan.needed:
                 store.commit(decision.layer, decision.outcome)

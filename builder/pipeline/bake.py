@@ -24,7 +24,7 @@ from builder.images.registry.layout import work_folder
 from builder.images.registry.reference import parse_reference
 from builder.layers.catalog import Catalog
 from builder.layers.plan.planner import refuse_nothing, refuse_plan
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 
 if TYPE_CHECKING:
@@ -247,15 +247,14 @@ def _bake(job: Job, options: PlanOptions, folder: Path) -> tuple[BakedTarget, _T
 
 
 def _written(job: Job, options: PlanOptions, folder: Path) -> tuple[BuildPlan, int]:
-    inputs = Inputs(replace(options, layers=(job.profile,), base=job.base))
-    ref = Ref(job.base)
-    base = inputs.identify(ref, engine="oci")
+    inputs = inputs_of(replace(options, layers=(job.profile,), base=job.base))
+    planning = inputs.identify(Ref(job.base), engine="oci")
     try:
-        plan = inputs.plan(base)
+        plan = planning.plan()
         show_plan(plan)
         refuse_nothing(plan, inputs.selection, building=True)
-        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        refuse_plan(plan, planning.rebuild_command("image"))
         folder.mkdir()
         return plan, write_pinned_context(folder, plan)
     finally:
-        base.close()
+        planning.close()

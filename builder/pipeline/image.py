@@ -28,7 +28,7 @@ from builder.pipeline.destination import (
     destination_of,
     of_registry,
 )
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.result import BuildResult, PlatformPlan, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from builder.common.diskspace import Need
     from builder.common.model.reference import Ref
     from builder.images.engines.model import Engine
+    from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
 
@@ -83,7 +84,7 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
         NotServed: the profile does not support this base.
         SparkBuildError: there is nothing to do, or a layer cannot be applied.
     """
-    inputs = Inputs(options.plan)
+    inputs = inputs_of(options.plan)
     timings: dict[str, float] = {}
     with timed(timings, "plan"), console.step("base"):
         engine = wanted_engine(options.engine, options.output)
@@ -92,26 +93,26 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
         ref = inputs.base_ref(engine, pull=pull)
         check_base_options(options, ref)
         with of_registry(ref, options.builder):
-            base = inputs.identify(ref, engine="oci" if options.builder else engine)
+            planning = inputs.identify(ref, engine="oci" if options.builder else engine)
     try:
         with timed(timings, "plan"), console.step("plan"):
-            plan = inputs.plan(base)
+            plan = planning.plan()
             if not options.json or not options.dry_run:
-                show_plan(plan, elsewhere=inputs.elsewhere)
+                show_plan(plan, elsewhere=planning.elsewhere)
         refuse_nothing(plan, inputs.selection, building=True)
-        refuse_plan(plan, inputs.rebuild_command("image", ref))
-        inputs.refuse_stages(plan)
-        entry = PlatformPlan(plan.base.platform.oci, base, plan)
+        refuse_plan(plan, planning.rebuild_command("image"))
+        planning.refuse_stages(plan)
+        entry = PlatformPlan(plan.base.platform.oci, planning, plan)
         yield PlannedBuild(entries=(entry,), inputs=inputs, timings=timings, ref=ref)
     finally:
-        base.close()
+        planning.close()
 
 
 def dockerfile_of(options: ImageOptions, planned: PlannedBuild) -> str:
     """The Dockerfiles as text: compile stages first, then the image."""
     plan, base = planned.entries[0].plan, planned.entries[0].base
     engine, _ = engine_for(plan, base, options.engine, options.output, options.builder)
-    return planned.inputs.stage_dockerfiles(plan) + engine.render(plan)
+    return planned.entries[0].planning.stage_dockerfiles(plan) + engine.render(plan)
 
 
 def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
@@ -127,7 +128,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     engine, why = engine_for(entry.plan, base, options.engine, options.output, options.builder)
     if entry.plan.pending:  # what cannot be built is not compiled for
         with timed(timings, "compile"):
-            entry = replace(entry, plan=planned.inputs.compiled(entry.plan, base))
+            entry = replace(entry, plan=entry.planning.compiled(entry.plan))
     plan = entry.plan
     if why:
         console.say(f"engine  {engine.name}, because {why}")

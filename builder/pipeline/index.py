@@ -21,7 +21,7 @@ from builder.images.rootfs.image import PREFERRED, image_entries, platform_of, s
 from builder.layers.plan.planner import refuse_nothing, refuse_plan
 from builder.pipeline.destination import Destination, destination_of
 from builder.pipeline.image import PlannedBuild, verification_needs
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.result import BuildResult, PlatformPlan, plans_digest, timed
 from builder.pipeline.show import show_plan
 from builder.pipeline.verify import verify_built
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from builder.images.engines.oci import BuiltIndex
+    from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
 
@@ -47,7 +48,7 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
         SparkBuildError: no entry has anything to do.
     """
     ref = _check(options)
-    inputs = Inputs(options.plan)
+    inputs = inputs_of(options.plan)
     timings: dict[str, float] = {}
     with ExitStack() as opened:
         entries: list[PlatformPlan] = []
@@ -55,7 +56,7 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
             for platform in _platforms(ref, options):
                 found = _plan(ref, platform, options, inputs)
                 if found is not None:
-                    opened.callback(found.base.close)
+                    opened.callback(found.planning.close)
                     entries.append(found)
         if not entries:
             raise SparkBuildError(
@@ -109,23 +110,23 @@ def _platforms(ref: Ref, options: ImageOptions) -> list[str]:
 def _plan(ref: Ref, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
     """The plan for one entry, or None if the profile does not support it."""
     with console.step(f"base and plan for {platform}"):
-        base = inputs.identify(ref, platform=platform, engine="oci")
+        planning = inputs.identify(ref, platform=platform, engine="oci")
         try:
-            plan = inputs.plan(base)
+            plan = planning.plan()
             if not options.json:
                 show_plan(plan)
             refuse_nothing(plan, inputs.selection, building=True)
-            refuse_plan(plan, inputs.rebuild_command("image", ref))
+            refuse_plan(plan, planning.rebuild_command("image"))
         except SparkBuildError as error:
-            base.close()
+            planning.close()
             if error.code != Exit.NOTHING_TO_DO and not isinstance(error, NotServed):
                 raise
             console.say(f"  {platform} is not patched: {error}")
             return None
         except BaseException:
-            base.close()
+            planning.close()
             raise
-    return PlatformPlan(platform, base, plan)
+    return PlatformPlan(platform, planning, plan)
 
 
 def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:

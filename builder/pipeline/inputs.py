@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,11 @@ from builder.pipeline.options import PlanOptions, toolkit_choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from builder.common.documents.pulls import Pin
     from builder.common.model.plan import BuildPlan
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.images.rootfs.base import Base
+    from builder.layers.pulls.resolve import Resolved
 
     Identify = Callable[[Ref], Base]
 
@@ -59,62 +60,97 @@ def _libraries() -> tuple[str, ...]:
     return DISTRIBUTIONS
 
 
+def inputs_of(options: PlanOptions) -> Inputs:
+    """Read the project's lock, select the layers, and get the pull requests.
+
+    Raises:
+        SparkBuildError: the lock lacks something, with ``--locked`` (exit 9).
+        RemoteError: the forge or the package index does not respond.
+    """
+    path = lock_path(Path.cwd())
+    lock = None if options.upgrade else read_lock(path)
+    catalog = Catalog.discover(options.patches)
+    index, forges = PackageIndex(refresh=options.refresh), Forges(options.forge_clone)
+    toolkit = toolkit_choice(options.toolkit, options.builder)
+    stages = stages_of(index, forges, toolkit=toolkit) if options.compile_here else None
+    if options.locked:
+        _refuse_unlocked(options, lock, path)
+    chosen = catalog.select(options.names) if options.names else Selection((), ())
+    resolver = Resolver(PullStore(forges), index, lock.pulls if lock else {})
+    return Inputs(
+        options=options,
+        path=path,
+        lock=lock,
+        facts=LockedFacts(lock, strict=options.locked),
+        catalog=catalog,
+        resolved=resolver.resolve(chosen, options.with_pr),
+        index=index,
+        stages=stages,
+        sources=IndexSources(index, stages),
+    )
+
+
+def pull_requests(options: PlanOptions) -> tuple[str, ...]:
+    """The pull requests and commits, in their canonical form."""
+    return tuple(str(parse_pull(text)) for text in options.with_pr)
+
+
+def _refuse_unlocked(options: PlanOptions, lock: Lock | None, path: Path) -> None:
+    if lock is None:
+        raise _not_locked(f"--locked, and there is no {NAME} ({path})", options)
+    missing = [request for request in pull_requests(options) if request not in lock.pulls]
+    if missing:
+        raise _not_locked(f"{path} has no entry for {', '.join(missing)}", options)
+
+
+def _not_locked(message: str, options: PlanOptions, base: str = "") -> SparkBuildError:
+    """The error for what is not locked, with the command that locks it."""
+    words = ["spark-build", "lock", *_named(options), *(("--base", base) if base else ())]
+    return SparkBuildError(message, Exit.STALE, hint=shlex.join(words))
+
+
+def _named(options: PlanOptions) -> list[str]:
+    """The options for layers and pull requests."""
+    words = ["--layers", ",".join(options.names)] if options.names else []
+    return [*words, *(w for request in pull_requests(options) for w in ("--with-pr", request))]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The inputs of a plan: selected layers, pull requests, the index, the project's lock."""
+    """What a plan is made from, besides its base; :func:`inputs_of` reads it."""
 
-    def __init__(self, options: PlanOptions) -> None:
-        self._options = options
-        self.layers = options.names
-        self.with_pr = tuple(str(parse_pull(text)) for text in options.with_pr)
-        self.locked = options.locked
-        self.request: Request | None = None
-        self.entry: LockEntry | None = None
-        self.path = lock_path(Path.cwd())
-        self.lock = None if options.upgrade else read_lock(self.path)
-        self.facts = LockedFacts(self.lock, strict=self.locked)
-        self.catalog = Catalog.discover(options.patches)
-        self.index = PackageIndex(refresh=options.refresh)
-        forges = Forges(options.forge_clone)
-        toolkit = toolkit_choice(options.toolkit, options.builder)
-        self.stages = (
-            stages_of(self.index, forges, toolkit=toolkit) if options.compile_here else None
-        )
-        self.sources = IndexSources(self.index, self.stages)
-        self._refuse_unlocked()
-        chosen = self.catalog.select(self.layers) if self.layers else Selection((), ())
-        store = PullStore(forges)
-        resolver = Resolver(store, self.index, self._held_pins())
-        self.resolved = resolver.resolve(chosen, options.with_pr)
-        self.selection = self.resolved.selection
-
-    def _held_pins(self) -> Mapping[str, Pin]:
-        return self.lock.pulls if self.lock else {}
-
-    def _refuse_unlocked(self) -> None:
-        if not self.locked:
-            return
-        if self.lock is None:
-            raise self._not_locked(f"--locked, and there is no {NAME} ({self.path})")
-        missing = [request for request in self.with_pr if request not in self.lock.pulls]
-        if missing:
-            raise self._not_locked(f"{self.path} has no entry for {', '.join(missing)}")
-
-    def _not_locked(self, message: str) -> SparkBuildError:
-        return SparkBuildError(message, Exit.STALE, hint=self.lock_command)
+    options: PlanOptions
+    #: the project's lock, if there is one and it is to be looked at
+    path: Path
+    lock: Lock | None
+    facts: LockedFacts
+    catalog: Catalog
+    #: the selected layers, with those of pull requests
+    resolved: Resolved
+    index: PackageIndex
+    #: the compile stages that are allowed
+    stages: Stages | None
+    sources: IndexSources
 
     @property
-    def lock_command(self) -> str:
-        """The command that locks this request."""
-        words = ["spark-build", "lock", *self._named()]
-        words += ["--base", self.request.base] if self.request else []
-        return shlex.join(words)
+    def selection(self) -> Selection:
+        """The layers and profiles."""
+        return self.resolved.selection
 
-    def _named(self) -> list[str]:
-        """The options for layers and pull requests."""
-        words = ["--layers", ",".join(self.layers)] if self.layers else []
-        return [*words, *(word for request in self.with_pr for word in ("--with-pr", request))]
+    @property
+    def locked(self) -> bool:
+        """Whether the lock must be current."""
+        return self.options.locked
 
-    # -- the base
+    def asked(self, base: str = "", platform: str = "", python: str = "") -> Request:
+        """The request, as the lock has it."""
+        return Request(
+            layers=self.options.names,
+            with_pr=pull_requests(self.options),
+            base=base,
+            platform=platform,
+            python=python,
+        )
 
     def base_ref(self, engine: str = "auto", *, pull: bool = False) -> Ref:
         """The base to plan for: the given one, with ``--locked`` the locked one, else the default.
@@ -122,13 +158,10 @@ class Inputs:
         Raises:
             UsageError: there is no default, or several bases are locked.
         """
-        if self._options.base_ref:
-            return self._options.base_ref
+        if self.options.base_ref:
+            return self.options.base_ref
         if self.locked and self.lock:
-            asked = Request(
-                layers=self.layers, with_pr=self.with_pr, base="", platform="", python=""
-            )
-            names = {entry.request.base for entry in self.lock.of_layers(asked)}
+            names = {entry.request.base for entry in self.lock.of_layers(self.asked())}
             if len(names) > 1:
                 raise UsageError(
                     f"{self.path} locks several bases for these layers: {', '.join(sorted(names))}",
@@ -145,8 +178,8 @@ class Inputs:
         platform: str | None = None,
         engine: str = "auto",
         locking: bool = False,
-    ) -> Base:
-        """Identify a base, with facts from the lock if it has any.
+    ) -> Planning:
+        """Identify a base to plan for, with facts from the lock if it has any.
 
         ``platform`` replaces the one in the options.  When ``locking``, as with ``--locked``,
         a moved tag means the locked image, and reads of the base are
@@ -155,26 +188,24 @@ class Inputs:
         Raises:
             RemoteError: the locked image no longer exists.
         """
-        platform = platform or self._options.platform
-        python, site_packages = self._options.python, self._options.site_packages
+        platform = platform or self.options.platform
+        python, site_packages = self.options.python, self.options.site_packages
         for name, value in (("--python", python), ("--site-packages", site_packages)):
             if value is not None and not ref.kind.is_wheels:
                 raise UsageError(
                     f"{name} applies only to a pypi: base; {ref} already determines it",
                     hint=f"leave {name} out",
                 )
-        self.request = Request(
-            layers=self.layers,
-            with_pr=self.with_pr,
+        request = self.asked(
             base=ref.text,
             platform=platform or ("linux/arm64" if ref.kind.is_wheels else _OWN),
             python=python or ("3.12" if ref.kind.is_wheels else _OWN),
         )
-        self.entry = self.lock.entries.get(self.request.key) if self.lock else None
+        entry = self.lock.entries.get(request.key) if self.lock else None
         pins: Mapping[str, str] = {}
-        if self.entry:
-            self.index.hold(wheels_of(self.entry))
-            pins = self.entry.base.packages
+        if entry:
+            self.index.hold(wheels_of(entry))
+            pins = entry.base.packages
 
         def identified(name: Ref) -> Base:
             return bases.identify_base(
@@ -192,45 +223,59 @@ class Inputs:
             )
 
         base = identified(ref)
-        if self.entry and base.identity.is_image:
-            wanted = self.entry.base.digest
-            if base.identity.digest != wanted:
-                if not (self.locked or locking):
-                    console.warn(
-                        f"{ref} moved from {wanted[:19]} (locked) to {base.identity.digest[:19]}; "
-                        "using the new one (--locked uses the locked one)"
-                    )
-                    return base
+        if entry and base.identity.is_image and base.identity.digest != entry.base.digest:
+            wanted = entry.base.digest
+            if self.locked or locking:
                 base.close()
-                return self._pinned(ref, wanted, identified)
-        return base
+                base = _pinned(ref, wanted, identified)
+            else:
+                console.warn(
+                    f"{ref} moved from {wanted[:19]} (locked) to {base.identity.digest[:19]}; "
+                    "using the new one (--locked uses the locked one)"
+                )
+        return Planning(inputs=self, ref=ref, base=base, request=request, entry=entry)
 
-    @staticmethod
-    def _pinned(ref: Ref, digest: str, identified: Identify) -> Base:
-        """The locked image of a moved tag: by its registry digest, else by its ID."""
-        said = ""
-        for name in (ref.at(digest), Ref(digest)):
-            try:
-                base = identified(name)
-            except SparkBuildError as error:
-                said = said or str(error)
-                continue
-            if base.identity.digest == digest:
-                console.say(f"  {ref} moved; using {digest[:19]}, as locked")
-                return base
-            base.close()
-        raise RemoteError(
-            f"{ref} is locked at {digest}, which is no longer available: {said}; lock the image "
-            "that the tag names now",
-            hint="spark-build lock --upgrade",
-        )
 
-    # -- the plan
+def _pinned(ref: Ref, digest: str, identified: Identify) -> Base:
+    """The locked image of a moved tag: by its registry digest, else by its ID."""
+    said = ""
+    for name in (ref.at(digest), Ref(digest)):
+        try:
+            base = identified(name)
+        except SparkBuildError as error:
+            said = said or str(error)
+            continue
+        if base.identity.digest == digest:
+            console.say(f"  {ref} moved; using {digest[:19]}, as locked")
+            return base
+        base.close()
+    raise RemoteError(
+        f"{ref} is locked at {digest}, which is no longer available: {said}; lock the image "
+        "that the tag names now",
+        hint="spark-build lock --upgrade",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """A base, and what is planned for it; ``close`` closes the base."""
+
+    inputs: Inputs
+    #: the base as it was named
+    ref: Ref
+    base: Base
+    request: Request
+    #: its entry in the lock, if it has one
+    entry: LockEntry | None
+
+    def close(self) -> None:
+        """Close the base."""
+        self.base.close()
 
     @property
     def elsewhere(self) -> bool:
         """Whether units are compiled on another machine."""
-        return self.stages is not None and self.stages.elsewhere
+        return self.inputs.stages is not None and self.inputs.stages.elsewhere
 
     def refuse_stages(self, plan: BuildPlan) -> None:
         """Refuse, before anything starts, compile stages that are too large for this machine.
@@ -239,25 +284,25 @@ class Inputs:
             EngineError: memory or disk space is too small (exit 6).
         """
         for stage in plan.stages:
-            assert self.stages is not None
-            self.stages.refuse_small(stage)
+            assert self.inputs.stages is not None
+            self.inputs.stages.refuse_small(stage)
 
-    def plan(self, base: Base) -> BuildPlan:
+    def plan(self) -> BuildPlan:
         """The plan, with a report on each pull request, checked against the lock.
 
         Raises:
             SparkBuildError: the lock is stale, with ``--locked`` (exit 9).
         """
-        plan = self.unchecked_plan(base)
-        if self.lock and self.request and (self.locked or self.entry):
-            problem = self.problem(plan, self.lock, self.request)
-            if problem and self.locked:
+        plan = self.unchecked_plan()
+        if self.inputs.lock and (self.inputs.locked or self.entry):
+            problem = self.problem(plan, self.inputs.lock)
+            if problem and self.inputs.locked:
                 raise problem
             if problem:
                 console.warn(f"{problem}\n  try: {problem.hint}")
         return plan
 
-    def compiled(self, plan: BuildPlan, base: Base) -> BuildPlan:
+    def compiled(self, plan: BuildPlan) -> BuildPlan:
         """The plan with the results of its compile stages, which run if they are not cached.
 
         Raises:
@@ -266,41 +311,46 @@ class Inputs:
         """
         if not plan.pending:
             return plan
-        assert self.stages is not None
+        assert self.inputs.stages is not None
         with console.step("compile"):
             for stage in plan.stages:
-                self.stages.run(stage, base)
-        return self.plan(base)
+                self.inputs.stages.run(stage, self.base)
+        return self.plan()
 
     def stage_dockerfiles(self, plan: BuildPlan) -> str:
         """The Dockerfiles of pending compile stages, as text."""
-        if self.stages is None:
+        if self.inputs.stages is None:
             return ""
-        return "".join(map(self.stages.dockerfile, plan.stages))
+        return "".join(map(self.inputs.stages.dockerfile, plan.stages))
 
-    def rebuild_command(self, command: str, base: Ref) -> str:
+    def rebuild_command(self, command: str) -> str:
         """The user's command line with ``--compile``.
 
         For arm64 the package index may have only a CPU build of torch, unlike the image.
         """
-        platform = self.request.platform if self.request else _OWN
+        platform, base = self.request.platform, self.ref
         wheels = re.match(r"vllm==([^,]+)", base.place) if base.kind.is_wheels else None
         if wheels and platform == "linux/arm64":
             base = Ref(image_of(wheels[1]))
-        words = self._named()
+        words = _named(self.inputs.options)
         words += [] if base.kind.is_installed else ["--base", base.text]
         words += ["--platform", platform] if platform not in (_OWN, "linux/arm64") else []
         return f"spark-build {command} {shlex.join([*words, '--compile'])}"
 
-    def unchecked_plan(self, base: Base) -> BuildPlan:
+    def unchecked_plan(self) -> BuildPlan:
         """The plan, with a report on each pull request."""
         plan = make_plan(
-            base, self.selection, self.sources, single_layer=self._options.single_layer
+            self.base,
+            self.inputs.selection,
+            self.inputs.sources,
+            single_layer=self.inputs.options.single_layer,
         )
-        if not self.resolved.pulled:
+        if not self.inputs.resolved.pulled:
             return plan
-        rejected_diffs = self.stages.rejected_diffs if self.stages else {}
-        reports = report_pulls(plan, base, self.resolved.pulled, self.index, rejected_diffs)
+        rejected_diffs = self.inputs.stages.rejected_diffs if self.inputs.stages else {}
+        reports = report_pulls(
+            plan, self.base, self.inputs.resolved.pulled, self.inputs.index, rejected_diffs
+        )
         told = [hint for report in reports for hint in report.hints]
         return dataclasses.replace(
             plan,
@@ -310,20 +360,21 @@ class Inputs:
 
     def entry_for(self, plan: BuildPlan) -> LockEntry:
         """The lock entry for a plan."""
-        assert self.request is not None
-        return entry_of(self.request, plan, self.catalog.folders, self.index)
+        return entry_of(self.request, plan, self.inputs.catalog.folders, self.inputs.index)
 
-    def problem(self, plan: BuildPlan, lock: Lock, request: Request) -> SparkBuildError | None:
+    def problem(self, plan: BuildPlan, lock: Lock) -> SparkBuildError | None:
         """The error if the lock is stale for a plan, or None."""
         made = self.entry_for(plan)
         if plan.base.is_installed:  # an installed environment is no input: its layers are
             found = [
-                layer_differences(entry.layers, made.layers) for entry in lock.of_layers(request)
+                layer_differences(entry.layers, made.layers)
+                for entry in lock.of_layers(self.request)
             ]
         else:
-            entry = lock.entries.get(request.key)
+            entry = lock.entries.get(self.request.key)
             found = [differences(entry, made)] if entry else []
         if not found:
-            return self._not_locked(f"{self.path} has no entry for {request.key}")
+            message = f"{self.inputs.path} has no entry for {self.request.key}"
+            return _not_locked(message, self.inputs.options, self.request.base)
         least = min(found, key=len)
-        return stale(self.path, least) if least else None
+        return stale(self.inputs.path, least) if least else None

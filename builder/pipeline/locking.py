@@ -19,7 +19,7 @@ from builder.layers.lock.entry import differences, stale
 from builder.layers.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
 from builder.layers.lock.file import NAME, Lock, lock_path, read_lock
 from builder.layers.plan.planner import refuse_nothing, refuse_plan
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from builder.common.model.plan import BuildPlan
     from builder.layers.lock.document import FactsPin, LockEntry
+    from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import PlanOptions
 
 
@@ -146,22 +147,22 @@ def _with_facts(entry: LockEntry, facts: FactsPin | None) -> LockEntry:
 
 
 def _one(options: PlanOptions) -> FreshEntry:
-    inputs = Inputs(options)
+    inputs = inputs_of(options)
     ref = inputs.base_ref()
     if ref.kind.is_installed:
         raise UsageError(
             f"{ref} cannot be locked: it is a directory",
             hint="lock the release that it was installed from: --base pypi:vllm==VERSION",
         )
-    identified = inputs.identify(ref, locking=True)
+    planning = inputs.identify(ref, locking=True)
     try:
-        plan = inputs.unchecked_plan(identified)
+        plan = planning.unchecked_plan()
         _refuse(plan, inputs)
-        check_writable_base(plan, identified)
+        check_writable_base(plan, planning.base)
     finally:
-        identified.close()
-    opened = identified.opened
-    return FreshEntry(inputs, inputs.entry_for(plan), opened.view.notes if opened else None)
+        planning.close()
+    opened = planning.base.opened
+    return FreshEntry(inputs, planning.entry_for(plan), opened.view.notes if opened else None)
 
 
 def _refuse(plan: BuildPlan, inputs: Inputs) -> None:

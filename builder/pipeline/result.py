@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from builder.images.engines.model import BuiltImage
     from builder.images.engines.runcommands import RunCommands
     from builder.images.rootfs.base import Base
+    from builder.pipeline.inputs import Planning
     from builder.proof.report import Report
 
 
@@ -39,8 +40,13 @@ class PlatformPlan:
     """One platform's open base, and its plan."""
 
     platform: str
-    base: Base
+    planning: Planning
     plan: BuildPlan
+
+    @property
+    def base(self) -> Base:
+        """The open base."""
+        return self.planning.base
 
 
 def plans_digest(entries: Sequence[PlatformPlan]) -> str:

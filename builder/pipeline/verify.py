@@ -18,7 +18,7 @@ from builder.layers.lock.entry import plan_differences, stale, wheels_of
 from builder.layers.lock.facts import LockedFacts
 from builder.layers.lock.file import NAME, lock_path, read_lock
 from builder.layers.plan.sources import IndexSources
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.proof.opening import Opening, open_target
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from builder.common.documents.plan import PlanDocument
     from builder.common.model.plan import BuildPlan
     from builder.layers.catalog import Selection
+    from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
     from builder.proof.report import Report
     from builder.proof.target import VerifyTarget
@@ -148,7 +149,7 @@ class TargetInputs:
         )
         self.selection: Selection | None = None
         if options.names or options.with_pr:
-            inputs = Inputs(options)
+            inputs = inputs_of(options)
             self.selection, self.index = inputs.selection, inputs.index
         else:
             self.index = PackageIndex(refresh=options.refresh)

@@ -25,7 +25,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.plan.planner import refuse_plan
 from builder.pipeline.bases import identify_base
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.proof.installer import SandboxUnavailable
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
@@ -326,10 +326,9 @@ def _target(options: PlanOptions) -> Iterator[Target]:
         with closing(base):
             yield Target.of(base)
         return
-    inputs = Inputs(options)
-    with closing(inputs.identify(ref)) as base:
-        plan = inputs.plan(base)
-        refuse_plan(plan, inputs.rebuild_command("image", ref))
+    with closing(inputs_of(options).identify(ref)) as planning:
+        base, plan = planning.base, planning.plan()
+        refuse_plan(plan, planning.rebuild_command("image"))
         yield Target.of(base).with_plan(plan)
 
 

@@ -14,7 +14,7 @@ from builder.errors import NotServed, UsageError
 from builder.images.registry.reference import parse_reference
 from builder.layers.plan.planner import refuse_plan, refuse_unserved
 from builder.pipeline.destination import default_tag
-from builder.pipeline.inputs import Inputs
+from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
 from builder.serving.interface import ServeInterface, interface_in
 
@@ -132,12 +132,13 @@ def patched_interface(profile: str, ref: str) -> ServeInterface:
         NotServed: the profile does not support it.
         SparkBuildError: it cannot be read or planned.
     """
-    inputs = Inputs(PlanOptions.selecting([profile], None, None, ()))
-    base = inputs.identify(Ref(ref))
+    inputs = inputs_of(PlanOptions.selecting([profile], None, None, ()))
+    planning = inputs.identify(Ref(ref))
+    base = planning.base
     try:
-        plan = inputs.plan(base)
+        plan = planning.plan()
         refuse_unserved(plan, inputs.selection, "the release")
-        refuse_plan(plan, inputs.rebuild_command("image", Ref(ref)))
+        refuse_plan(plan, planning.rebuild_command("image"))
         patched = OverlayTree(base.tree)
         patched.update(plan.changes)
         return interface_in(patched, plan.base.packages["vllm"])
@@ -161,19 +162,20 @@ def served_profile(
     subject = "the image" if release is None else "the release"
     if release is not None:
         refuse_old(release, "this is", f"--release {_NEW}")
-    inputs = Inputs(PlanOptions.selecting([profile], None, None, patches))
+    inputs = inputs_of(PlanOptions.selecting([profile], None, None, patches))
     if not inputs.selection.profiles:
         raise UsageError(f"{profile!r} is not a profile", hint="spark-build layers list")
-    base = inputs.identify(ref)
+    planning = inputs.identify(ref)
+    base = planning.base
     try:
         if release is None and (found := base.identity.packages.get("vllm")):
             refuse_old(found, f"{image} has", f"--image {official_image(_NEW)}")
-        plan = inputs.plan(base)
+        plan = planning.plan()
         try:
             refuse_unserved(plan, inputs.selection, subject)
         except NotServed as error:
             raise NotServed(str(error), hint="--profile marlin") from None
-        refuse_plan(plan, inputs.rebuild_command("image", ref))
+        refuse_plan(plan, planning.rebuild_command("image"))
         vllm = plan.base.packages["vllm"]
         patched = OverlayTree(base.tree)  # a layer may add what a variable takes
         patched.update(plan.changes)
