@@ -86,6 +86,9 @@ def _print(report: LintReport) -> None:
         print(f"{one.file}:{one.line}: {one.severity}: {one.message} [{one.rule}]")
         if one.help:
             print(f"    {one.help}")
+    for command in report.asked:
+        left = "".join(f"; not asked: {words}" for words in command.left_out)
+        print(f"{command.file}:{command.line}: vLLM {command.vllm}: {command.answer}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""
     print(

@@ -244,6 +244,7 @@ lint_app = App()
     epilog=examples(
         "spark-build lint serve.sh --release 0.33.0",
         "spark-build lint compose.yaml recipe.yaml --image me/vllm:1",
+        "spark-build lint serve.sh --release 0.33.0 --ask",
         "spark-build lint k8s/*.yaml --sarif > lint.sarif",
         "spark-build lint --rules",
     ),
@@ -270,6 +271,14 @@ def lint(
             help="The image that they run; its vLLM release is read from it.", metavar="IMAGE"
         ),
     ] = None,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Let the release's own code parse the flags and build the model, as preflight "
+            "does.",
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0.")] = False,
     rules: Annotated[
@@ -286,11 +295,12 @@ def lint(
     """
     from builder.cli.lint import lint_command, rules_command
     from builder.serving.lint import Linter
+    from builder.serving.preflight import preflight
 
     if rules:
         rules_command(files or [], as_sarif=sarif, json=json)
         return
-    linter = Linter(release=release, image=image)
+    linter = Linter(release=release, image=image, ask=preflight if ask else None)
     lint_command(files or [], linter, models, strict=strict, as_sarif=sarif, json=json)
 
 

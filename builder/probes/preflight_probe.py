@@ -80,6 +80,8 @@ BETWEEN_RANKS = "torch.ops._C_custom_ar."
 NO_NETWORK = "the simulated device has no network"
 #: Bytes of address space that building one model may add; tensors on the meta device have none.
 MOST_MEMORY = 8 << 30
+#: Where releases have the arguments of ``vllm serve``; the newest first.
+SERVER_ARGUMENTS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.openai.cli_args")
 #: Packages whose lines may have raised a refusal.
 OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 
@@ -400,9 +402,10 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
     with contextlib.suppress(ImportError):
         utilities = importlib.import_module("vllm.utils.argparse_utils")
     parser = utilities.FlexibleArgumentParser()
-    with contextlib.suppress(ImportError):  # the flags of a server, too
-        made = importlib.import_module("vllm.entrypoints.openai.cli_args")
-        parser = made.make_arg_parser(parser)
+    for name in SERVER_ARGUMENTS:  # the flags of a server, too
+        with contextlib.suppress(ImportError, AttributeError):
+            parser = importlib.import_module(name).make_arg_parser(parser)
+            break
     if not any(action.dest == "load_format" for action in parser._actions):
         parser = arguments.add_cli_args(parser)
 
@@ -766,7 +769,7 @@ def warm_up(probe: Probe) -> None:
     """Import what every question needs, once, before the children are forked."""
     for name in (
         "vllm.engine.arg_utils",
-        "vllm.entrypoints.openai.cli_args",
+        *SERVER_ARGUMENTS,
         "vllm.model_executor.model_loader.utils",
         "vllm.model_executor.models.registry",
         "vllm.distributed.parallel_state",

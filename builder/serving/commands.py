@@ -115,12 +115,13 @@ class ServeCommand:
             known = interface.flag(canonical(name).partition(".")[0])
             free = _words_after(known.takes if known else "optional")
             given: list[str] = []
-            while words and len(given) < free and not _is_flag(words[0].text):
+            while words and len(given) < free and not is_flag(words[0].text):
                 given.append(words.popleft().text)
             yield GivenFlag(name=name, value=" ".join(given) or None, line=word.line)
 
 
-def _is_flag(text: str) -> bool:
+def is_flag(text: str) -> bool:
+    """Whether a word is a flag, and no negative number."""
     return text.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", text)
 
 

@@ -373,7 +373,7 @@ class Hints:
     def _words(self, hints: list[Hint], kinds: set[str]) -> Words:  # noqa: PLR0911 - one a type
         if "dataclass" in kinds:
             (found, *_) = (hint.found for hint in hints if hint.found is not None)
-            return Words(kind="object", keys=self._keys_of(found))
+            return Words(kind="object", keys=self.keys_of(found))
         if self._optional_text and kinds == {"bool", "str", "none"}:
             return Words("optional")
         if "bool" in kinds:
@@ -406,7 +406,7 @@ class Hints:
         inner = self.words(hint.module, rest[0])
         return replace(inner, takes=takes) if inner.choices else Words(takes, inner.kind)
 
-    def _keys_of(self, found: Found) -> tuple[Key, ...]:
+    def keys_of(self, found: Found) -> tuple[Key, ...]:
         """The fields of a configuration class; vLLM's classes refuse others."""
         place = (found.module.name, found.node)
         if place not in self._keys:
@@ -532,6 +532,9 @@ _TYPES: dict[str, Kind] = {
     "human_readable_int": "size", "human_readable_int_or_auto": "size-or-auto",
 }  # fmt: skip
 
+#: Fields that are objects, and the classes that the release makes of them at once.
+_CLASSES = {"speculative_config": ("vllm.config.speculative", "SpeculativeConfig")}
+
 Fields = dict[str, Words]
 
 
@@ -590,11 +593,20 @@ class FlagReader:
             outer = node.annotation
             wrapped = _name(outer.value) if isinstance(outer, ast.Subscript) else _name(outer)
             if wrapped not in ("ClassVar", "InitVar"):  # dataclasses do not count these
-                words = self._hints.words(owner.module, outer)
+                words = self._as_class(node.target.id, self._hints.words(owner.module, outer))
                 size = self._sizes.get(node.target.id) if words.kind == "integer" else None
                 known = words.known or self._looked_up(owner, outer)
                 known = () if node.target.id in _OPEN else known
                 yield node.target.id, replace(words, kind=size or words.kind, known=known)
+
+    def _as_class(self, field: str, words: Words) -> Words:
+        """What a field takes; of a plain object that the release makes a class of, its keys."""
+        module, name = _CLASSES.get(field, ("", ""))
+        owner = self._modules.module(module) if module and words.kind == "json" else None
+        found = self._modules.find(owner, name) if owner is not None else None
+        if found is None or not isinstance(found.node, ast.ClassDef):
+            return words
+        return replace(words, keys=self._hints.keys_of(found))
 
     def _looked_up(self, owner: Found, annotation: ast.expr) -> tuple[str, ...]:
         """The names of an enumeration in which a validator looks up a word, in capitals."""
@@ -802,7 +814,7 @@ class _Follow:
             return replace(words, folds=True)
         inner = source.removeprefix("optional_type(").removesuffix(")")
         kind = _TYPES.get(inner.removeprefix("parse_type("), words.kind)
-        keys = words.keys if kind == "object" else ()
+        keys = words.keys if kind in ("object", "json") else ()
         return replace(words, kind=kind, nullable=inner != source, keys=keys)
 
     def _choices(self, node: ast.expr) -> tuple[str, ...]:
@@ -975,8 +987,14 @@ class Flag(Part, frozen=True, kw_only=True):
         return (
             f"takes {wanted}, not {shortened(value)!r}"
             if wanted
-            else wrong_key(self.keys, in_json(value))
+            else wrong_key(self.keys, self._spelled(in_json(value)))
         )
+
+    def _spelled(self, value: object) -> object:
+        """Keys of a plain object with underscores: newer releases read both."""
+        if self.kind != "json" or not isinstance(value, dict):
+            return value
+        return {str(key).replace("-", "_"): inner for key, inner in value.items()}
 
     def key_refusal(self, path: str, value: str | None) -> str:
         """The same for one key of an object: ``--kernel-config.linear_backend VALUE``."""
@@ -1016,8 +1034,22 @@ class ServeInterface(Part, frozen=True, kw_only=True, dict=True):
     tool_parsers: tuple[str, ...]
 
     def flag(self, name: str) -> Flag | None:
-        """A flag by one of its names; like vLLM, this reads underscores as hyphens."""
-        return self._by_name.get(canonical(name) if name.startswith("--") else name)
+        """A flag by one of its names, or by the beginning of only one, as argparse reads them.
+
+        Like vLLM, this reads underscores as hyphens.
+        """
+        name = canonical(name) if name.startswith("--") else name
+        exact = self._by_name.get(name)
+        if exact is not None or not name.startswith("--"):
+            return exact
+        longer = {full for full in self._spellings if full.startswith(name)}
+        return self._by_name.get(longer.pop()) if len(longer) == 1 else None
+
+    @cached_property
+    def _spellings(self) -> frozenset[str]:
+        """All long names, and those that switch a flag off."""
+        names = {*self._by_name, *(off for flag in self.flags for off in flag.off)}
+        return frozenset(name for name in names if name.startswith("--"))
 
     @cached_property
     def _by_name(self) -> dict[str, Flag]:

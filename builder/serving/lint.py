@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -18,17 +19,26 @@ from builder.common.hints import again, reason
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.conversion.shell import UNKNOWN
-from builder.serving.commands import GivenVariable, ServeCommand, Word, open_quotes, read_commands
+from builder.serving.asked import Question, ask_release
+from builder.serving.commands import (
+    GivenVariable,
+    ServeCommand,
+    Word,
+    is_flag,
+    open_quotes,
+    read_commands,
+)
 from builder.serving.interface import (
     PLUGINS,
     VARIABLES,
     canonical,
+    in_json,
     interface_of,
     replaced,
     shortened,
     wrong_kind,
 )
-from builder.serving.memory import LARGEST_FRACTION, UTILIZATION, fraction_refusal
+from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
 from builder.serving.recipe import MOE_BACKEND, SET, recipe_of, w4a16_as_w4a4
 from builder.serving.release import CUDA_13, patched_interface, release_base
 
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from builder.serving.asked import Ask, Asked
     from builder.serving.commands import GivenFlag
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model, Models
@@ -44,6 +55,10 @@ if TYPE_CHECKING:
 
 #: ``error``: the server does not start, or not as configured.  ``warning``: it starts.
 Severity = Literal["error", "warning"]
+
+
+#: The machine that a file is for, as far as it says so.
+Machine = Literal["spark", "other", "unknown"]
 
 
 class Rule(Part, frozen=True, kw_only=True):
@@ -72,6 +87,16 @@ class Finding(Part, frozen=True, kw_only=True):
     help: Annotated[str, Meta(description="what to write instead; absent: unknown")] = ""
 
 
+class AskedCommand(Part, frozen=True, kw_only=True):
+    """What a release said of one command."""
+
+    file: Text
+    line: Annotated[int, Meta(ge=0)]
+    vllm: Text
+    answer: Literal["starts", "refused", "settings accepted", "not run"]
+    left_out: Annotated[tuple[str, ...], Meta(description="what it was not asked, and why")] = ()
+
+
 class LintReport(Document, frozen=True, kw_only=True):
     """The findings in the files."""
 
@@ -83,6 +108,9 @@ class LintReport(Document, frozen=True, kw_only=True):
     skipped: Annotated[tuple[Text, ...], Meta(description="files without a serve command")] = ()
     cut: Annotated[
         tuple[Text, ...], Meta(description="files with more findings than are listed")
+    ] = ()
+    asked: Annotated[
+        tuple[AskedCommand, ...], Meta(description="with --ask: what the release itself was asked")
     ] = ()
 
 
@@ -97,6 +125,13 @@ RULES = {
         _rule("unknown-flag", "error", "the release has no such flag", _ARGS),
         _rule("bad-value", "error", "the release refuses the value of a flag",
               f"{_ARGS} and configuration (vllm/config)"),
+        _rule("refused", "error", "with --ask: the release's own code refuses the settings",
+              "the release, which builds the model on a simulated GB10: docs/preflight.md"),
+        _rule("kernel-trouble", "warning",
+              "with --ask: the model gets a kernel that failed on GB10s",
+              "threads that docs/preflight.md names"),
+        _rule("does-not-fit", "warning", "with --ask: the weights leave no room for a cache",
+              "the release's own parameters, and 128 GB of a GB10: docs/preflight.md"),
         _rule("quantization-name", "warning",
               "the release has no such method, but the checkpoint's own one may replace it",
               "vllm/config/model.py of the release: override_quantization_method"),
@@ -121,6 +156,15 @@ RULES = {
               "the model's file: spark-build models show"),
         _rule("memory-fraction", "warning", "more than 0.90 of a memory that the system shares",
               "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),
+        _rule("memory-unset", "warning",
+              "on a Spark, no share of the memory that the system uses too",
+              "vllm/config/cache.py: 0.92 from 0.20.0 on; vllm-project/vllm#56824"),
+        _rule("many-batched-tokens", "warning",
+              "batched tokens whose buffers exhaust a GB10's memory",
+              "AEON-7/vllm-dflash#1: a GB10 hangs with 65536, and served with 32768"),
+        _rule("draft-experts", "error",
+              "--moe-backend is for the draft's experts too, which are mostly unquantised",
+              "vllm-project/vllm#56832 and #51960: ValueError at start"),
         _rule("no-ray", "error", "Ray is requested, and the image does not have it",
               "metadata of vLLM's wheels: 0.17.x requires Ray, 0.18.0 and later do not"),
         _rule("ray-needed", "warning", "Ray is requested where nothing says that it is installed",
@@ -155,8 +199,26 @@ _INSTEAD = {
     "flashinfer_cutlass": "leave it out: FlashInfer's CUTLASS kernels are the default on a GB10",
 }
 _QUANTIZATION = "--quantization"
+_BATCHED, _CACHE_BYTES = "--max-num-batched-tokens", "--kv-cache-memory-bytes"
 #: Flags whose product is the number of GPUs.
 _GPUS = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+#: Values of ``--moe-backend`` that unquantised experts have (vLLM's own error, #56832).
+_UNQUANTIZED = {"auto", "triton", "batched_triton", "flashinfer_trtllm", "flashinfer_cutlass",
+                "aiter", "b12x"}  # fmt: skip
+#: Methods of speculation whose draft is a part of the model.
+_OWN_DRAFT = re.compile(r"(^|_)mtp$")
+#: The most batched tokens that a GB10 was seen to serve with.
+_MOST_BATCHED = 32768
+#: From this release on the default share of the memory is 0.92 (vllm/config/cache.py).
+_LARGE_SHARE = Version("0.20.0rc0")
+#: What a file says of the machine that it is for.
+_SPARK = re.compile(
+    r"\bGB10\b|\bDGX[ _-]?Spark|\bsm_?121|^recipe_version:", re.IGNORECASE | re.MULTILINE
+)
+_OTHER = re.compile(
+    r"\b(H[12]00|B[23]00|GB[23]00|A100|A6000|L40S?|V100|RTX[ _-]?(PRO|\d{4})|MI\d{3}X?)\b",
+    re.IGNORECASE,
+)
 _OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
 
 
@@ -170,6 +232,8 @@ class Checked:
     model: Model | None
     #: whose changes its vLLM has
     profile: str = ""
+    #: what its file says of the machine
+    machine: Machine = "unknown"
 
     @classmethod
     def of(
@@ -178,12 +242,14 @@ class Checked:
         interface: ServeInterface,
         models: Mapping[str, Model],
         profile: str = "",
+        machine: Machine = "unknown",
     ) -> Checked:
         """Read a command as the release does."""
         flags = tuple(command.flags(interface))
         model = models.get(command.model)
         return cls(
-            command=command, interface=interface, flags=flags, model=model, profile=profile
+            command=command, interface=interface, flags=flags, model=model, profile=profile,
+            machine=machine,
         )  # fmt: skip
 
     def last(self, name: str) -> GivenFlag | None:
@@ -204,8 +270,14 @@ class Checked:
         return not self.profile and first <= Version(self.interface.vllm) < last
 
     @property
-    def several_gpus(self) -> bool:
-        """Whether the command needs several GPUs in one machine, which is then no Spark."""
+    def elsewhere(self) -> bool:
+        """Whether the command is for a machine that is no Spark."""
+        return self.machine == "other" or self._several_gpus()
+
+    def _several_gpus(self) -> bool:
+        """Whether the command needs several GPUs in one machine."""
+        if "," in self.env().get("CUDA_VISIBLE_DEVICES", ""):
+            return True
         gpus = 1
         for name in _GPUS:
             gpus *= _whole(self.value(name)) or 1
@@ -323,8 +395,8 @@ def _model(checked: Checked) -> Iterator[Finding]:
     model = checked.model
     if model is None:
         return
-    tokens = checked.last("--max-num-batched-tokens")
-    given = _whole(checked.value("--max-num-batched-tokens"))
+    tokens = checked.last(_BATCHED)
+    given = _whole(checked.value(_BATCHED))
     if tokens and given and model.block_size and given < model.block_size.value:
         message = f"{given} batched tokens are fewer than a block of {model.name}"
         advice = f"at least {model.block_size.value} ({model.block_size.source})"
@@ -337,7 +409,7 @@ def _model(checked: Checked) -> Iterator[Finding]:
     length = checked.last("--max-model-len")
     context = _whole(checked.value("--max-model-len"))
     few = bool(context and model.context and context < model.context.value // 4)
-    if length and model.context and few and not checked.several_gpus:
+    if length and model.context and few and not checked.elsewhere:
         message = f"a context of {context} tokens: {model.context.source}"
         advice = f"{model.context.value} is what it was served with"
         yield checked.finding("short-context", length.line, message, advice)
@@ -345,16 +417,52 @@ def _model(checked: Checked) -> Iterator[Finding]:
 
 def _memory(checked: Checked) -> Iterator[Finding]:
     flag, value = checked.last(UTILIZATION), checked.value(UTILIZATION)
+    large = Version(checked.interface.vllm) >= _LARGE_SHARE
+    if flag is None and large and checked.machine == "spark" and not checked.last(_CACHE_BYTES):
+        message = f"vLLM {checked.interface.vllm} takes 0.92 of a memory that the CPU uses too"
+        yield checked.finding(
+            "memory-unset", checked.command.line, message, f"{UTILIZATION} 0.85, or {_CACHE_BYTES}"
+        )
     if flag is None or not value:
         return
     if why := fraction_refusal(value):
         yield checked.finding("bad-value", flag.line, why)
-    elif checked.several_gpus or wrong_kind("number", value, nullable=False):
+    elif checked.elsewhere or wrong_kind("number", value, nullable=False):
         return
     elif float(value) > LARGEST_FRACTION:
         message = f"{value} of 128 GB that the CPU uses too"
-        advice = "0.85, or --kv-cache-memory-bytes"
+        advice = f"0.85, or {_CACHE_BYTES}"
         yield checked.finding("memory-fraction", flag.line, message, advice)
+
+
+def _batched(checked: Checked) -> Iterator[Finding]:
+    tokens = checked.last(_BATCHED)
+    given = _whole(checked.value(_BATCHED))
+    if tokens and given > _MOST_BATCHED and not checked.elsewhere:
+        message = f"{given} batched tokens: their buffers and the caches exhausted a GB10"
+        yield checked.finding(
+            "many-batched-tokens", tokens.line, message, f"{_MOST_BATCHED} at most"
+        )
+
+
+def _draft(checked: Checked) -> Iterator[Finding]:
+    flag = checked.last(MOE_BACKEND)
+    backend = checked.value(MOE_BACKEND).lower().replace("-", "_")
+    speculation = checked.value("--speculative-config")
+    if flag is None or not backend or backend in _UNQUANTIZED or not speculation:
+        return
+    try:
+        config = in_json(speculation)
+    except ValueError:
+        return
+    if not isinstance(config, dict) or not _OWN_DRAFT.search(str(config.get("method", ""))):
+        return
+    known = checked.interface.flag("--speculative-config")
+    has_own = known is not None and any(key.name == "moe_backend" for key in known.keys)
+    if has_own and "moe_backend" not in config:
+        message = f"{MOE_BACKEND} {backend} is for the draft's experts too, and not if unquantised"
+        advice = 'add "moe_backend": "triton" to --speculative-config'
+        yield checked.finding("draft-experts", flag.line, message, advice)
 
 
 def _cluster(checked: Checked) -> Iterator[Finding]:
@@ -422,7 +530,8 @@ def _whole(text: str) -> int:
 
 
 _CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
-    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _cluster, _image, _conflicts,
+    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _cluster,
+    _image, _conflicts,
 )  # fmt: skip
 
 
@@ -441,6 +550,12 @@ _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
 _MADE = re.compile(
     r"^# \S+ on vLLM (?P<vllm>\d[\w.+]*), profile (?P<profile>[\w.-]+), [\w-]+$", re.MULTILINE
 )
+#: Variables that a release reads when it builds a model.
+_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
+#: Rules that guess what a release says: its answer replaces them, that of its parser the first.
+_PARSER_SAYS = {"unknown-flag"}
+_OF_THE_MODEL = {"quantization-name", "b12x-unreachable"}
+_RELEASE_SAYS = {*_PARSER_SAYS, *_OF_THE_MODEL, "bad-value"}
 #: Letters of a file in which that line is looked for.
 _HEAD = 4096
 #: Findings of a file that are listed, at most.
@@ -453,7 +568,31 @@ class Linter:
 
     release: str | None = None
     image: str | None = None
+    #: answers for a release's own code; None: only its source is read
+    ask: Ask | None = None
     _interfaces: dict[tuple[str, str], ServeInterface] = field(default_factory=dict)
+
+    def asked(self, checked: Checked) -> Asked:
+        """What the release of a command says of it.
+
+        Raises:
+            SparkBuildError: it cannot be read.
+        """
+        assert self.ask is not None
+        ref, profile = self._vllm(checked.command)
+        variables = {
+            one.name: one.value
+            for one in checked.command.env
+            if one.name.startswith(_READ) and UNKNOWN not in one.value
+        }
+        question = Question(
+            model=checked.command.model, base=ref, layers=(profile,) if profile else (),
+            flags=tuple(_groups(checked.command.words)), variables=variables,
+        )  # fmt: skip
+        try:
+            return ask_release(question, checked.model, self.ask)
+        except NotServed:  # its mod changes nothing there
+            return ask_release(replace(question, layers=()), checked.model, self.ask)
 
     def interface(self, command: ServeCommand) -> ServeInterface:
         """The interface of a command's release.
@@ -461,6 +600,17 @@ class Linter:
         Raises:
             UsageError: neither the options nor the command's image name the release.
             SparkBuildError: it cannot be read.
+        """
+        ref, profile = self._vllm(command)
+        if (ref, profile) not in self._interfaces:
+            self._interfaces[ref, profile] = self._read(ref, profile)
+        return self._interfaces[ref, profile]
+
+    def _vllm(self, command: ServeCommand) -> tuple[str, str]:
+        """The base with a command's vLLM, and the profile whose changes it has.
+
+        Raises:
+            UsageError: neither the options nor the command's image name the release.
         """
         named = RELEASED_IMAGE.search(command.image)
         release = self.release or (named[1] if named and not self.image else "")
@@ -473,10 +623,7 @@ class Linter:
                 f"names {image} (--image IMAGE reads the release from an image)",
                 hint=again("--release 0.33.0"),
             )
-        profile = "" if self.image else self.profile(command)
-        if (ref, profile) not in self._interfaces:
-            self._interfaces[ref, profile] = self._read(ref, profile)
-        return self._interfaces[ref, profile]
+        return ref, "" if self.image else self.profile(command)
 
     def profile(self, command: ServeCommand) -> str:
         """The profile whose changes a command's vLLM has: of its mods, or of the file's recipe."""
@@ -533,6 +680,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     releases: set[str] = set()
     skipped: list[str] = []
     cut: list[str] = []
+    asked_commands: list[AskedCommand] = []
     commands = ignored = 0
     for name, text in files:
         found = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
@@ -544,8 +692,15 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             interface = linter.interface(command)
             releases.add(interface.vllm)
             # commands can share a line, such as an exported variable's, and repeat its findings
-            checked = Checked.of(command, interface, known, profile=linter.profile(command))
-            for finding in check(checked):
+            checked = Checked.of(
+                command, interface, known, profile=linter.profile(command), machine=machine_of(text)
+            )
+            problems = list(islice(check(checked), _MOST_FINDINGS + 1))
+            if linter.ask is not None:
+                asked = linter.asked(checked)
+                asked_commands.append(_shown(checked, asked))
+                problems = [*_kept(problems, asked), *_refused(checked, asked)]
+            for finding in problems:
                 found[finding] = None
                 if len(found) > _MOST_FINDINGS:
                     break
@@ -567,7 +722,75 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         ignored=ignored,
         skipped=tuple(skipped),
         cut=tuple(cut),
+        asked=tuple(asked_commands),
     )
+
+
+def machine_of(text: str) -> Machine:
+    """The machine that a file names, in a comment or elsewhere."""
+    if _SPARK.search(text):
+        return "spark"
+    return "other" if _OTHER.search(text) else "unknown"
+
+
+def _groups(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
+    """The flags of a command with their values; not those that are known only when it starts."""
+    groups: list[list[str]] = []
+    for word in words:
+        if is_flag(word.text):
+            groups.append([word.text])
+        elif groups:
+            groups[-1].append(word.text)
+    return (tuple(group) for group in groups if not any(UNKNOWN in text for text in group))
+
+
+def _kept(problems: Sequence[Finding], asked: Asked) -> list[Finding]:
+    """The problems that a release did not answer for itself."""
+    everything = asked.answer is not None and asked.answer.starts == "yes"
+    answered = _PARSER_SAYS if asked.parsed else set()
+    if everything:
+        answered = _RELEASE_SAYS if asked.own else _RELEASE_SAYS - _OF_THE_MODEL
+    return [one for one in problems if one.rule not in answered]
+
+
+def _refused(checked: Checked, asked: Asked) -> Iterator[Finding]:
+    """What the release refuses, each on the line of its flag, and what is known of its kernels."""
+    command, release = checked.command, checked.interface.vllm
+    for one in asked.refused:
+        line = next((w.line for w in command.words if one.flag and w.text == one.flag[0]), 0)
+        variable = next((v.line for v in command.env if v.name in one.sentence), 0)
+        words = shortened(" ".join(one.flag)) or "this"
+        message = f"vLLM {release} refuses {words}: {one.sentence}"
+        message += f" ({one.where})" if one.where else ""
+        starts = asked.answer is not None and asked.answer.starts == "yes"
+        advice = f"it starts without {one.flag[0]}" if one.flag and starts and asked.own else ""
+        yield checked.finding("refused", line or variable or command.line, message, advice)
+    answer = asked.answer
+    if answer is None or not asked.own or answer.starts != "yes":
+        return
+    for trouble in answer.troubles:
+        yield checked.finding(
+            "kernel-trouble", command.line, f"{trouble.kernel}: {trouble.text}", trouble.source
+        )
+    if answer.memory is not None and answer.memory.cache_bytes < 0:
+        over = -answer.memory.cache_bytes / GIB
+        message = f"{over:.1f} GiB more than {answer.memory.fraction:.2f} of a GB10's memory"
+        yield checked.finding("does-not-fit", command.line, message)
+
+
+def _shown(checked: Checked, asked: Asked) -> AskedCommand:
+    """One command in the report."""
+    words = [w.text for w in checked.command.words if UNKNOWN in w.text]
+    unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
+    answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
+    if asked.refused:
+        answer = "refused"
+    elif asked.parsed:
+        answer = "starts" if asked.own and asked.starts else "settings accepted"
+    return AskedCommand(
+        file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
+        answer=answer, left_out=(*asked.left_out, *unknown),
+    )  # fmt: skip
 
 
 def serve_commands(name: str, text: str) -> list[ServeCommand]:

@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +66,13 @@ class KnownActivation(_Known, frozen=True, kw_only=True):
     """The activation of a model's experts, with its source."""
 
     value: Activation
+
+
+class KnownConfiguration(_Known, frozen=True, kw_only=True):
+    """What the ``config.json`` of a checkpoint says, for a release that builds the model."""
+
+    value: dict[str, Any]
+    source: Text
 
 
 class HeldLayers(_Known, frozen=True, kw_only=True):
@@ -172,6 +179,7 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     summary: Text
     id: Annotated[KnownText, Meta(description="on Hugging Face")]
     revision: Annotated[KnownText | None, Meta(description="commit on Hugging Face")] = None
+    config: Annotated[KnownConfiguration | None, Meta(description="its config.json")] = None
     needs: Annotated[Needs | None, Meta(description="releases that can serve it")] = None
     holds: Annotated[tuple[HeldLayers, ...], Meta(description="kinds of its layers")] = ()
     experts: KnownActivation | None = None

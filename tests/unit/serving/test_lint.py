@@ -8,14 +8,20 @@ from msgspec import structs
 
 from builder.errors import UsageError
 from builder.serving import lint as lint_run
-from builder.serving.interface import Flag, ServeInterface
+from builder.serving.interface import Flag, Key, ServeInterface
 from builder.serving.lint import RULES, Finding, Linter, lint, sarif
 from builder.serving.models import Models
 from tests.unit.caller import Call
 
 SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
 QWEN = "nvidia/Qwen3.6-35B-A3B-NVFP4"
-BACKENDS = ("auto", "b12x", "cutlass", "flashinfer_b12x", "marlin")
+MTP = """--speculative-config '{"method":"mtp"%s}'"""
+OWN = MTP % ',"moe_backend":"triton"'
+BACKENDS = ("auto", "b12x", "cutlass", "flashinfer_b12x", "flashinfer_cutlass", "marlin")
+
+
+def key(name: str) -> Key:
+    return Key(name=name)
 
 
 def flag(name: str, takes: object = "one", kind: str = "text", *choices: str) -> Flag:
@@ -42,6 +48,10 @@ FLAGS = (
     flag("--compilation-config", "one", "object"),
     structs.replace(flag("--quantization"), names=("--quantization", "-q"), known=("modelopt",)),
     flag("--distributed-executor-backend", "one", "text", "mp", "ray"),
+    structs.replace(
+        flag("--speculative-config", "one", "json"),
+        keys=tuple(map(key, ("method", "num_speculative_tokens", "moe_backend"))),
+    ),
 )
 
 
@@ -85,6 +95,9 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("eager-autotune", f"vllm serve {SUPER} --enforce-eager", "0.33.0"),
         ("short-context", f"vllm serve {SUPER} --max-model-len 32768", "0.33.0"),
         ("memory-fraction", "vllm serve m --gpu-memory-utilization 0.95", "0.33.0"),
+        ("memory-unset", "vllm serve m  # on a DGX Spark", "0.20.1"),
+        ("many-batched-tokens", "vllm serve m --max-num-batched-tokens 65536", "0.33.0"),
+        ("draft-experts", f"vllm serve m --moe-backend marlin {MTP % ''}", "0.33.0"),
         ("no-ray", "docker run vllm/vllm-openai:v0.20.1 m --distributed-executor-backend ray",
          "0.20.1"),
         ("ray-needed", "vllm serve m --distributed-executor-backend ray", "0.20.1"),
@@ -131,6 +144,15 @@ def test_rule_finds_its_case(rule: str, text: str, release: str) -> None:
 f"vllm serve {SUPER} --max-model-len 8192 --tensor-parallel-size 4",
             "0.33.0",
         ),
+        ("vllm serve m --max-num-batched-tokens 65536  # on an RTX 5090", "0.33.0"),
+        ("vllm serve m --gpu-memory-utilization 0.95  # H100", "0.33.0"),
+        ("vllm serve m  # GB10", "0.19.1"),
+        ("vllm serve m --gpu-memory-utilization 0.85  # GB10", "0.33.0"),
+        ("CUDA_VISIBLE_DEVICES=0,1 vllm serve m --gpu-memory-utilization 0.95", "0.33.0"),
+        ("vllm serve m --max-num-batched 8192 --quant modelopt", "0.33.0"),
+        (f"vllm serve m --moe-backend flashinfer_cutlass {MTP % ''}", "0.33.0"),
+        (f"vllm serve m --moe-backend marlin {OWN}", "0.33.0"),
+        (f"vllm serve m --moe-backend marlin {MTP.replace('mtp', 'ngram') % ''}", "0.33.0"),
         ("A='--port 1 --moe-backend marlin'; vllm serve m $A", "0.33.0"),
         ("vllm serve m -q modelopt --port ${PORT:-8000} -O3 -O 3 -O=3", "0.33.0"),
         ("export VLLM_OWN=$(docker ps -q)\ndocker exec $VLLM_OWN vllm serve m", "0.33.0"),
@@ -170,7 +192,9 @@ def test_advice_starts(
 def test_every_rule_has_a_case() -> None:
     marks = test_rule_finds_its_case.pytestmark  # type: ignore[attr-defined]
     cases = {case[0] for mark in marks for case in mark.args[1]}
-    assert cases | {"least-busy"} == set(RULES)
+    # the release's own answers: test_asked.py
+    of_answers = {"refused", "kernel-trouble", "does-not-fit"}
+    assert cases | {"least-busy"} | of_answers == set(RULES)
 
 
 def test_least_busy_of_a_litellm_file() -> None:
@@ -354,7 +378,7 @@ recipe_version: "2"
 container: vllm/vllm-openai:v0.24.0
 mods: ["@spark-build/sm121-b12x-full-enable"]
 command: |
-  vllm serve m --linear-backend flashinfer_b12x
+  vllm serve m --linear-backend flashinfer_b12x --gpu-memory-utilization 0.85
 """
     report = lint([("x.yaml", recipe)], Linter(), Models.discover())
     assert report.findings == ()

@@ -1,0 +1,258 @@
+"""Asks a release about a serve command: each setting that it refuses, in its own words.
+
+The release's own parser, configuration and model classes answer (``preflight``).  It stops at the
+first setting that it refuses, so it is asked again without that one.  Of a model whose
+configuration is not known, a small one stands in: then only what no model decides counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.errors import RemoteError, UsageError
+from builder.pipeline.options import PlanOptions
+from builder.proof.wholemodel import sentence
+from builder.serving.interface import PLUGINS, canonical
+from builder.serving.preflight import Preflight, PreflightRequest, preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from builder.proof.wholemodel import Refusal
+    from builder.serving.models import Model
+
+    Ask = Callable[[PreflightRequest], Preflight]
+
+#: One flag with its values, as words.
+Words = tuple[str, ...]
+#: Settings that a release refuses, at most, before it is no longer asked.
+_MOST = 5
+#: Flags that name files and checkpoints, which are not here, or that preflight sets itself.
+_NOT_ASKED = {
+    "--model", "--tokenizer", "--tokenizer-mode", "--tokenizer-revision", "--revision",
+    "--code-revision", "--hf-config-path", "--hf-token", "--download-dir", "--load-format",
+    "--config", "--lora-modules", "--headless", "--node-rank", "--master-addr", "--master-port",
+    "--allowed-local-media-path", "--chat-template",
+}  # fmt: skip
+_SPECULATION = "--speculative-config"
+_RAY = ("--distributed-executor-backend", "ray")
+#: How a release refuses more ranks than one machine has GPUs.
+_MORE_GPUS = re.compile(r"World size \((\d+)\) is larger than the number of available GPUs")
+#: Kinds of pydantic's errors that only look at the value, and not at the model.
+_SHAPE = re.compile(
+    r"\[type=(literal_error|unexpected_keyword_argument|\w+_type|\w+_parsing|missing|enum|"
+    r"(less|greater)_than\w*)"
+)
+#: A refusal of the attention backends that a model without a peculiarity gets, too.
+_CACHE = "kv_cache_dtype not supported"
+#: What stands in for a model that is not known: two dense layers, a context without limit.
+STAND_IN = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+    "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "head_dim": 128,
+    "num_key_value_heads": 8, "num_hidden_layers": 2, "vocab_size": 32000, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1 << 24, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A serve command on one vLLM."""
+
+    #: a folder, or an id on Hugging Face
+    model: str
+    base: str
+    layers: tuple[str, ...] = ()
+    #: the flags, each with its values
+    flags: tuple[Words, ...] = ()
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A setting that the release refuses; no setting: the model, whatever the settings."""
+
+    flag: Words
+    sentence: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the release said."""
+
+    refused: tuple[Refused, ...] = ()
+    #: the last answer; None: it could not be asked
+    answer: Preflight | None = None
+    #: whether the model's own configuration was used
+    own: bool = False
+    #: what was not asked, and why
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def starts(self) -> bool:
+        """Whether the release took all settings."""
+        return self.answer is not None and self.answer.starts == "yes" and not self.refused
+
+    @property
+    def parsed(self) -> bool:
+        """Whether its parser took them, whatever came after."""
+        if self.answer is None or self.answer.starts == "not run":
+            return False
+        refusal = self.answer.refusal
+        return refusal is None or refusal.stage != "arguments"
+
+
+def ask_release(question: Question, model: Model | None, ask: Ask = preflight) -> Asked:
+    """Ask a release about a command, with the configuration of its model if that can be had.
+
+    Raises:
+        SparkBuildError: the release or the layers cannot be read.
+    """
+    words, left_out = _askable(question.flags)
+    if model is not None and model.config is not None:
+        own = _asked_with(model.config.value, question, words, ask)
+    elif (folder := Path(question.model)).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        own = _asked(question.model, question, words, ask)
+    else:
+        own = None
+    if own is not None:
+        return _with(own, own_model=True, left_out=left_out)
+    asked = _asked_with(STAND_IN, question, words, ask, general=True)
+    missing = f"its configuration is not here: {question.model or 'the model'}"
+    return _with(asked or Asked(), own_model=False, left_out=(*left_out, missing))
+
+
+def _with(asked: Asked, *, own_model: bool, left_out: Iterable[str]) -> Asked:
+    answer = asked.answer
+    more = [answer.reason] if answer is not None and answer.starts == "not run" else []
+    return Asked(
+        refused=asked.refused, answer=answer, own=own_model,
+        left_out=(*asked.left_out, *left_out, *more),
+    )  # fmt: skip
+
+
+def _asked_with(
+    config: Mapping[str, object], question: Question, words: Sequence[Words], ask: Ask,
+    *, general: bool = False,
+) -> Asked | None:  # fmt: skip
+    """Ask about a configuration that is no file."""
+    with tempfile.TemporaryDirectory(prefix="spark-build-model-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return _asked(folder, question, words, ask, general=general)
+
+
+def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
+    """The flags that a release is asked about, and what is said of the others."""
+    left_out: list[str] = []
+    words: list[Words] = []
+    names = {_name(flag) for flag in flags}
+    for flag in flags:
+        name = _name(flag)
+        plugged = any(name in pair and pair[1] in names for pair in PLUGINS.items())
+        if name == _SPECULATION and '"model"' in shlex.join(flag).replace("'", '"'):
+            left_out.append(f"{name}: the draft model's configuration is not here")
+        elif plugged:
+            left_out.append(f"{name}: the code of a plugin is not run")
+        elif name not in _NOT_ASKED and _value(flag, name) != _RAY:
+            words.append(flag)
+    return words, tuple(left_out)
+
+
+def _name(flag: Words) -> str:
+    return canonical(flag[0].partition("=")[0])
+
+
+def _value(flag: Words, name: str) -> Words:
+    _, equals, value = flag[0].partition("=")
+    return (name, value) if equals else (name, *flag[1:])
+
+
+def _asked(
+    model: str, question: Question, words: Sequence[Words], ask: Ask, *, general: bool = False
+) -> Asked | None:
+    """Ask, and again without each setting that is refused; None: the configuration is not here."""
+    refused: list[Refused] = []
+    left_out: list[str] = []
+    flags = list(words)
+    answer = None
+    while len(refused) < _MOST:
+        try:
+            answer = ask(_request(model, question, flags))
+        except (RemoteError, UsageError):
+            if answer is None:
+                return None
+            break
+        refusal = answer.refusal
+        if answer.starts != "no" or refusal is None:
+            break
+        if ranks := _MORE_GPUS.search(refusal.message):
+            if any(_name(flag) == "--nnodes" for flag in flags):
+                break
+            flags.append(("--nnodes", ranks[1]))
+            flags.append(("--node-rank", "0"))
+            left_out.append(f"as rank 0 of {ranks[1]} machines with one GPU each")
+            continue
+        culprits = _culprits(answer, flags)
+        if general and not _is_general(refusal):
+            left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
+        else:
+            refused += [
+                Refused(flag=one, sentence=sentence(refusal), where=refusal.where)
+                for one in culprits or [()]
+            ]
+        if not culprits:
+            break
+        flags = [flag for flag in flags if flag not in culprits]
+    return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _request(model: str, question: Question, flags: Sequence[Words]) -> PreflightRequest:
+    return PreflightRequest(
+        model=model,
+        plan=PlanOptions(base=question.base, layers=question.layers),
+        flags=tuple(word for flag in flags for word in flag),
+        variables=[f"{name}={value}" for name, value in question.variables.items()],
+    )
+
+
+def _is_general(refusal: Refusal) -> bool:
+    """Whether a release would refuse the same for every model."""
+    return (
+        refusal.stage == "arguments"
+        or bool(_SHAPE.search(refusal.message))
+        or _CACHE in refusal.message
+    )
+
+
+def _culprits(answer: Preflight, flags: Sequence[Words]) -> list[Words]:
+    """The flags that a release refuses: those it names, or the one without which it starts."""
+    assert answer.refusal is not None
+    message = answer.refusal.message
+    if answer.refusal.stage == "arguments":
+        names = {canonical(name) for name in re.findall(r"-[-\w.]*\w", message)}
+        spelled = [flag for flag in flags if {flag[0], _name(flag)} & names]
+        if spelled:
+            return spelled if "unrecognized" in message else spelled[:1]
+    for cure in answer.cures:
+        out = [flag for flag in flags if not _is_in(flag, cure.flags)]
+        if len(out) == 1:
+            return out
+    longest = sorted(flags, key=lambda flag: -len(flag[0]))
+    fields = {flag: _name(flag).lstrip("-").replace("-", "_") for flag in flags}
+    return [f for f in longest if _name(f) in message or f"{fields[f]} " in f"{message} "
+            or f"{fields[f]}=" in message][:1]  # fmt: skip
+
+
+def _is_in(flag: Words, words: Sequence[str]) -> bool:
+    """Whether a flag with its values is among words."""
+    return any(tuple(words[at : at + len(flag)]) == flag for at in _places(flag[0], words))
+
+
+def _places(word: str, words: Sequence[str]) -> Iterator[int]:
+    return (at for at, one in enumerate(words) if one == word)

@@ -1,0 +1,210 @@
+"""A release's own answers in ``lint --ask``: they are found, and no guess contradicts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from builder.errors import RemoteError
+from builder.proof.wholemodel import Refusal
+from builder.serving.lint import Finding, LintReport, lint
+from builder.serving.models import Models
+from builder.serving.preflight import Cure, Preflight, Room, Trouble
+from tests.unit.serving.test_lint import FakeLinter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from builder.serving.preflight import PreflightRequest
+
+#: A folder that no test has: the small model stands in.
+UNKNOWN_MODEL = "./not-here"
+
+
+@dataclass
+class FakeRelease:
+    """A release that refuses some words, in order."""
+
+    #: a word -> the stage at which it is refused, and the message
+    refuses: dict[str, tuple[str, str]] = field(default_factory=dict)
+    not_run: str = ""
+    troubles: tuple[Trouble, ...] = ()
+    cache_bytes: int = 1
+    asked: list[PreflightRequest] = field(default_factory=list)
+
+    def __call__(self, request: PreflightRequest) -> Preflight:
+        self.asked.append(request)
+        word = next((word for word in self.refuses if word in request.flags), None)
+        refusal = None
+        cures: tuple[Cure, ...] = ()
+        if word is not None:
+            stage, message = self.refuses[word]
+            refusal = Refusal(type="ValueError", message=message, where="vllm/x.py:1", stage=stage)
+            cures = self.cures(request, word)
+        starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
+        memory = Room(
+            total_bytes=100, fraction=0.9, weight_bytes=1, overhead_bytes=1,
+            cache_bytes=self.cache_bytes, longest={}, ceiling=None,
+        )  # fmt: skip
+        return Preflight(
+            model=request.model, base="", packages={"vllm": "0.33.0"}, patched=(),
+            flags=request.flags, environment={}, starts="not run" if self.not_run else starts,
+            reason=self.not_run, refusal=refusal, warnings=(), lines=(), settings={}, layers=(),
+            caches=(), memory=memory, troubles=self.troubles, cures=cures, simulated=(),
+        )  # fmt: skip
+
+    def cures(self, request: PreflightRequest, word: str) -> tuple[Cure, ...]:
+        at = request.flags.index(word)
+        rest = (*request.flags[: at - 1], *request.flags[at + 1 :])
+        others = [one for one in self.refuses if one in rest]
+        return () if others else (Cure(change="without it", flags=rest),)
+
+
+def report(text: str, release: FakeRelease, release_name: str = "0.33.0") -> LintReport:
+    linter = FakeLinter(release=release_name, ask=release)
+    return lint([("x.sh", text)], linter, Models.discover())
+
+
+def found(text: str, release: FakeRelease, release_name: str = "0.33.0") -> list[Finding]:
+    return list(report(text, release, release_name).findings)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    return tmp_path
+
+
+def test_a_guess_that_the_release_does_not_share_is_no_error(model: Path) -> None:
+    """Its parser knows more than its source shows: abbreviations, and what code adds."""
+    text = f"vllm serve {model} --quantization fp4 --new-flag 1 --port many"
+    assert found(text, FakeRelease()) == []
+    assert len(found(text, FakeRelease(not_run="no sandbox"))) == 3
+
+
+def test_each_refused_setting_is_on_its_line(model: Path) -> None:
+    release = FakeRelease({
+        "9": ("configuration", "max_model_len (9) is greater than the derived one"),
+        "marlin": ("model", "the backend marlin does not support it"),
+    })  # fmt: skip
+    text = f"vllm serve {model} \\\n  --max-model-len 9 \\\n  --moe-backend marlin\n"
+    first, second = found(text, release)
+    assert (first.line, first.rule, second.line) == (2, "refused", 3)
+    assert "--max-model-len 9: max_model_len (9) is greater" in first.message
+    assert second.message.endswith("(vllm/x.py:1)")
+    assert second.help == "it starts without --moe-backend"
+
+
+def test_a_refusal_without_a_culprit_is_the_commands(model: Path) -> None:
+    release = FakeRelease({"--port": ("model", "heads do not divide")})
+    release.cures = lambda *_: ()  # type: ignore[method-assign]
+    (finding,) = found(f"\nvllm serve {model} --port 1", release)
+    assert (finding.line, finding.rule) == (2, "refused")
+    assert "refuses this: heads do not divide" in finding.message
+
+
+def test_all_arguments_that_the_parser_does_not_know_are_named(model: Path) -> None:
+    message = "unrecognized arguments: --one 1 --two"
+    release = FakeRelease({"--one": ("arguments", message)})
+    rules = [one.message for one in found(f"vllm serve {model} --one 1 --two", release)]
+    assert ["--one 1" in rules[0], "--two" in rules[1]] == [True, True]
+    assert release.asked[-1].flags == ()
+
+
+def test_of_an_unknown_model_only_what_no_model_decides_counts() -> None:
+    """A refusal that a small model stands in for may be about that model."""
+    command = f"vllm serve {UNKNOWN_MODEL} --moe-backend marlin --ports 1"
+    other = FakeRelease({"marlin": ("model", "no experts here")})
+    result = report(command, other)
+    assert result.findings == ()
+    (asked,) = result.asked
+    assert asked.answer == "settings accepted"
+    assert asked.left_out[0] == "--moe-backend marlin: depends on the model"
+    assert "configuration is not here: ./not-here" in asked.left_out[1]
+    shape = "1 validation error\nmethod\n  Input should be 'a' [type=literal_error, input]"
+    general = FakeRelease({"marlin": ("configuration", shape)})
+    (finding,) = found(command, general)
+    assert finding.rule == "refused"
+    cache = FakeRelease({"marlin": ("model", "Reason: ['kv_cache_dtype not supported']")})
+    assert [one.rule for one in found(command, cache)] == ["refused"]
+
+
+def test_a_known_models_configuration_is_used(tmp_path: Path) -> None:
+    text = 'summary = "x"\n[id]\nvalue = "me/known"\nsource = "x"\n[config]\nsource = "x"\n'
+    (tmp_path / "known.toml").write_text(f'{text}[config.value]\nmodel_type = "llama"\n')
+    release = FakeRelease()
+    linter = FakeLinter(release="0.33.0", ask=release)
+    files = [("x.sh", "vllm serve me/known --port 1")]
+    (asked,) = lint(files, linter, Models.discover([tmp_path])).asked
+    assert (asked.answer, asked.left_out) == ("starts", ())
+    assert release.asked[0].model != "me/known"
+
+
+def test_a_configuration_that_cannot_be_downloaded_is_stood_in_for() -> None:
+    release = FakeRelease()
+
+    def offline(request: PreflightRequest) -> Preflight:
+        if request.model == "me/far":
+            raise RemoteError("no network")
+        return release(request)
+
+    linter = FakeLinter(release="0.33.0", ask=offline)
+    (asked,) = lint([("x.sh", "vllm serve me/far")], linter, Models.discover()).asked
+    assert asked.answer == "settings accepted"
+
+
+def test_what_is_not_asked_is_said(model: Path) -> None:
+    release = FakeRelease()
+    text = (
+        f'vllm serve {model} --port "$P" --max-model-len 8 --reasoning-parser y '
+        "--reasoning-parser-plugin y.py --distributed-executor-backend ray "
+        """--speculative-config '{"method":"eagle3","model":"a/b"}'"""
+    )
+    (asked,) = report(text, release).asked
+    assert release.asked[0].flags == ("--max-model-len", "8")
+    assert any("draft model" in words for words in asked.left_out)
+    assert any("plugin" in words for words in asked.left_out)
+    assert any("known only when it starts" in words for words in asked.left_out)
+
+
+def test_more_gpus_are_more_machines(model: Path) -> None:
+    message = "World size (2) is larger than the number of available GPUs (1) in this node"
+
+    def two(request: PreflightRequest) -> Preflight:
+        release = FakeRelease() if "--nnodes" in request.flags else refusing
+        return release(request)
+
+    refusing = FakeRelease({"2": ("configuration", message)})
+    linter = FakeLinter(release="0.33.0", ask=two)
+    files = [("x.sh", f"vllm serve {model} --tensor-parallel-size 2")]
+    (asked,) = lint(files, linter, Models.discover()).asked
+    assert (asked.answer, asked.left_out) == (
+        "starts",
+        ("as rank 0 of 2 machines with one GPU each",),
+    )
+
+
+def test_a_model_that_does_not_fit_is_a_warning(model: Path) -> None:
+    (finding,) = found(f"vllm serve {model}", FakeRelease(cache_bytes=-(3 << 30)))
+    assert (finding.rule, finding.severity) == ("does-not-fit", "warning")
+    assert "3.0 GiB more than 0.90" in finding.message
+
+
+def test_variables_reach_the_release(model: Path) -> None:
+    release = FakeRelease()
+    report(f"VLLM_CHOICE=a HF_TOKEN=x vllm serve {model}", release)
+    assert list(release.asked[0].variables) == ["VLLM_CHOICE=a"]
+
+
+def test_a_release_that_was_not_run_says_why(model: Path) -> None:
+    (asked,) = report(f"vllm serve {model}", FakeRelease(not_run="no disk")).asked
+    assert (asked.answer, asked.left_out) == ("not run", ("no disk",))
+
+
+def test_a_kernel_with_known_trouble_is_a_warning(model: Path) -> None:
+    trouble = Trouble(kernel="DeepGEMM", text="servers ended", source="vllm#1")
+    (finding,) = found(f"vllm serve {model}", FakeRelease(troubles=(trouble,)))
+    assert (finding.rule, finding.help) == ("kernel-trouble", "vllm#1")
+    assert found(f"vllm serve {UNKNOWN_MODEL}", FakeRelease(troubles=(trouble,))) == []
