@@ -130,6 +130,9 @@ def preflight(
     platform: opt.PlatformName = None,
     patches: opt.Patches = None,
     models: opt.ModelFolders = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page for people to this file.", metavar="FILE")
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Ask a vLLM release whether a model starts.
@@ -157,9 +160,9 @@ def preflight(
         several=releases is not None,
     )
     if releases is not None:
-        matrix_command(given, releases, json=json)
+        matrix_command(given, releases, html=html, json=json)
     else:
-        preflight_command(given, json=json)
+        preflight_command(given, html=html, json=json)
 
 
 audit_app = App()

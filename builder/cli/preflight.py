@@ -7,28 +7,32 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from builder.common.console import print_json
-from builder.common.pypi import PackageIndex, vllm_releases
+from builder.common.hints import reason
+from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.errors import UsageError
 from builder.proof.wholemodel import sentence
 from builder.serving.memory import GIB
 from builder.serving.preflight import (
     gibibytes,
+    layers_to_show,
     preflight,
     preflight_on,
     refuse_if_it_does_not_start,
     refuse_if_it_starts_nowhere,
 )
 from builder.serving.preflightfile import request_of
+from builder.serving.preflightpage import preflight_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from builder.proof.wholemodel import LayerRow
     from builder.serving.preflight import Choice, ModelMatrix, Preflight
     from builder.serving.preflightfile import Given
 
 
-def matrix_command(given: Given, releases: str, *, json: bool) -> None:
+def matrix_command(given: Given, releases: str, *, html: Path | None, json: bool) -> None:
     """Ask several releases, and print a row for each.
 
     Raises:
@@ -39,6 +43,7 @@ def matrix_command(given: Given, releases: str, *, json: bool) -> None:
     request = request_of(given)
     listed = None if releases.strip() == "all" else releases
     document = preflight_on(request, vllm_releases(PackageIndex(), listed))
+    _write_page(document, html)
     if json:
         print_json(document)
     else:
@@ -46,18 +51,33 @@ def matrix_command(given: Given, releases: str, *, json: bool) -> None:
     refuse_if_it_starts_nowhere(document)
 
 
-def preflight_command(given: Given, *, json: bool) -> None:
+def preflight_command(given: Given, *, html: Path | None, json: bool) -> None:
     """Ask, and print the answer.
 
     Raises:
         SparkBuildError: the model does not start, or was not built (exit 5).
     """
     document = preflight(request_of(given))
+    _write_page(document, html)
     if json:
         print_json(document)
     else:
         print("\n".join(_lines(document)))
     refuse_if_it_does_not_start(document)
+
+
+def _write_page(document: Preflight | ModelMatrix, file: Path | None) -> None:
+    """Write the page of ``--html``.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        write_atomically(file, preflight_page(document).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {reason(error)}") from None
 
 
 def _lines(document: Preflight) -> Iterator[str]:
@@ -98,9 +118,8 @@ def _lines(document: Preflight) -> Iterator[str]:
 
 
 def _table(rows: tuple[LayerRow, ...]) -> Iterator[str]:
-    """Layers that have a kernel to choose, or more than a hundredth of the weights."""
-    total = sum(row.bytes for row in rows)
-    shown = [r for r in rows if r.kernels or r.attention or r.bytes * 100 > total]
+    """A row for each kind of layer, and one for the rest."""
+    shown = layers_to_show(rows)
     if not shown:
         return
     yield f"{'layers':<42}{'kernel':<42}{'GiB':>7}"

@@ -10,9 +10,11 @@ the kernel of each layer, the KV cache and every refusal are the release's answe
 The request is that of the dispatch probe, with ``questions`` in place of ``ask``::
 
     {"questions": [{"model": "folder with config.json", "flags": ["--moe-backend", "marlin"],
-                    "env": {"NAME": "value, or null to unset"}}], "triton": "3.6.0"}
+                    "env": {"NAME": "value, or null to unset"}}],
+     "triton": "3.6.0", "tilelang": "0.1.9, or null"}
 
-``triton`` is the version that a stand-in for Triton tells, if Triton is not installed.  The result
+``triton`` is the version that a stand-in for Triton tells, if Triton is not installed; so is
+``tilelang``, for a release that requires TileLang, a compiler of 50 MB.  The result
 has one answer for each question, in order; each is asked in its own forked child::
 
     {"schema": 2, "versions": {...}, "answers": [...], "fatal": null | {...}}
@@ -24,6 +26,7 @@ exit status is 0 whenever a result was written.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import ctypes
@@ -127,12 +130,21 @@ class TritonStandIn(types.ModuleType):
         path = f"{self.__name__}.{name}"
         value = TRITON_NAMES.get(path) or (Kernel if name == "JITFunction" else None)
         if value is None:  # by Python's custom a class where it is written in capitals
-            value = type(name, (Nothing,), {}) if name[0].isupper() else Nothing(path)
+            value = Names(name, (Nothing,), {}) if name[0].isupper() else Nothing(path)
         setattr(self, name, value)
         return value
 
 
-class Nothing:
+class Names(type):
+    """The kind of class of a stand-in: it has every attribute, as an enumeration would."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing(f"{cls.__name__}.{name}")
+
+
+class Nothing(metaclass=Names):
     """A name that exists: as a decorator it gives the function, and it has every attribute."""
 
     def __init__(self, *name: Any, **_options: Any) -> None:
@@ -207,17 +219,17 @@ TRITON_NAMES: dict[str, Any] = {
 
 
 class TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last finder: makes Triton's modules where Triton is not installed."""
+    """The last finder: makes the modules of Triton, or of a compiler like it, if it is missing."""
 
-    def __init__(self, version: str) -> None:
-        self.version = version
+    def __init__(self, package: str, version: str) -> None:
+        self.package, self.version = package, version
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find any module of Triton."""
+        """Find any module of the package."""
         del path, target  # the interface has them
-        if fullname.partition(".")[0] != "triton":
+        if fullname.partition(".")[0] != self.package:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -229,12 +241,13 @@ class TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing is left to do."""
 
 
-def stand_in_for_triton(probe: Probe, version: str) -> None:
+def stand_in_for_triton(probe: Probe, package: str, version: str) -> None:
     """Let Triton be found: it works on the device that is simulated, and nothing of it is run."""
-    if importlib.util.find_spec("triton") is not None:
+    if importlib.util.find_spec(package) is not None:
         return
-    sys.meta_path.append(TritonFinder(version))
-    probe.note(f"triton {version}: a stand-in in which every name exists; no kernel of it is run")
+    sys.meta_path.append(TritonFinder(package, version))
+    words = "a stand-in in which every name exists; no kernel of it is run"
+    probe.note(f"{package} {version}: {words}")
 
 
 class Stream:
@@ -275,6 +288,19 @@ def stand_in_for_operators(probe: Probe) -> None:
             return Operator(f"torch.ops.{self.name}.{name}")
 
     ops._OpNamespace.__getattr__ = named
+
+
+def subscriptable_array(probe: Probe) -> None:
+    """Let ``array.array[int]`` be written, as from Python 3.12 on, which images of vLLM have."""
+    if hasattr(array.array, "__class_getitem__"):
+        return
+
+    class Array(array.array):  # type: ignore[type-arg]
+        __class_getitem__: Any = classmethod(types.GenericAlias)
+
+    Array.__name__ = Array.__qualname__ = "array"
+    vars(array)["array"] = Array
+    probe.note("array.array: may be subscripted, as from Python 3.12 on")
 
 
 def define_operators_of_torchvision(probe: Probe) -> list[object]:
@@ -792,6 +818,7 @@ class Server:
         self.fatal: Json | None = None
         os.environ["HF_HUB_OFFLINE"] = "1"
         try:
+            subscriptable_array(self.probe)
             self.kept = prepare(request, self.probe, scratch)
             refuse_network(self.probe)
             stand_in_for_cuda_functions(self.probe)
@@ -822,7 +849,9 @@ def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     kept = dispatch_prepare.prepare(
         {**request, "paths": request.get("paths", [])}, probe, scratch,
     )  # fmt: skip
-    stand_in_for_triton(probe, str(request.get("triton") or "3.6.0"))
+    stand_in_for_triton(probe, "triton", str(request.get("triton") or "3.6.0"))
+    if request.get("tilelang"):
+        stand_in_for_triton(probe, "tilelang", str(request["tilelang"]))
     return kept
 
 

@@ -145,21 +145,11 @@ def render_html(
 
     ``made`` is when that was: now, or ``SOURCE_DATE_EPOCH``.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(package_file("data")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(figure=figure, breakable=breakable)
-    page = environment.get_template("report.html.j2").render(
-        version=__version__,
+    return render_page(
+        "report.html.j2",
         report=report,
         plan=report.plan,
-        made=made or _now(),
+        made=made or now(),
         kernels=kernels_of(report),
         run=run_lines(report),
         overlay=is_overlay(report),
@@ -176,6 +166,21 @@ def render_html(
         verdicts=verdicts_of(report.necessity),
         simulated=sorted({part for check in report.checks for part in check.simulated}),
     )
+
+
+def render_page(template: str, **values: object) -> str:
+    """A page of ``builder/data``; everything in it is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(package_file("data")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(figure=figure, breakable=breakable)
+    page = environment.get_template(template).render(version=__version__, **values)
     return plain(page)  # no control or bidirectional character, as on a terminal
 
 
@@ -185,7 +190,8 @@ def levels_of(report: Report) -> list[Level]:
     return [Level(n, [check for check in report.checks if check.level == n]) for n in names]
 
 
-def _now() -> datetime.datetime:
+def now() -> datetime.datetime:
+    """The time on a page: now, or ``SOURCE_DATE_EPOCH``."""
     named = settings.EPOCH.value
     if named.isdigit():
         return datetime.datetime.fromtimestamp(int(named), datetime.UTC)

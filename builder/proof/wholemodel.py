@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from builder.common.documents.plan import PlanDocument
     from builder.common.model.plan import BuildPlan
     from builder.images.rootfs.base import Base
-    from builder.proof.trust import TrustedSources
+    from builder.proof.trust import IsolatedRun, TrustedSources
 
 #: Seconds for the questions that are asked together.
 _TIMEOUT = 1800.0
@@ -173,6 +173,7 @@ class ModelReply(ProbeReply, frozen=True, kw_only=True):
 #: Errors that are this sandbox's and say nothing about the release.
 _OURS = {
     r"^(MemoryError|OutOfMemoryError):": "building it takes more memory than one question may",
+    r"type '([\w.]+)' is not subscriptable": "the release needs a newer Python than this one ({0})",
     r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
     r"its library is not here": "an operator of vLLM's compiled libraries was called",
     r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
@@ -338,6 +339,21 @@ class Release:
         requirements = requirements_for(self._packages["vllm"])
         return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
 
+    @cached_property
+    def _apart(self) -> IsolatedRun | None:
+        return self._trust.apart(self._tree, python_files(self._tree))
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its sandbox."""
+        return self._prepared.sandbox.python
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The folders that it imports from; its own files come first."""
+        more = model_packages(self._prepared, self._tree)
+        return [str(folder_of(self._tree)), *map(str, self._prepared.paths), str(more)]
+
     def ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
         """Ask for a folder with ``config.json``, once for each choice of flags.
 
@@ -353,16 +369,16 @@ class Release:
 
     def _ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
         model = configuration_alone(folder)
-        apart = self._trust.apart(self._tree, python_files(self._tree))
+        apart = self._apart
         prepared = self._prepared
-        more = model_packages(prepared, self._tree)
-        python = prepared.sandbox.python
+        python = self.python
         header: dict[str, object] = {
             "env": dict(self.target.env),
             # first on sys.path, and their .pth files are run: nothing of the checkpoint
-            "paths": [str(folder_of(self._tree)), *map(str, prepared.paths), str(more)],
+            "paths": self.paths,
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "triton": triton_version(prepared.torch.folder),
+            "tilelang": exact_pins(self._tree).get("tilelang"),
         }
         questions = [self._question(model, flags) for flags in choices]
         inputs = [[str(python), header, question] for question in questions]
@@ -430,7 +446,7 @@ class Release:
             "most = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); "
             "print(snapshot_download(sys.argv[2], allow_patterns=sys.argv[3:], max_workers=4))"
         )
-        python = self._prepared.sandbox.python
+        python = self.python
         # isolated: no module of the current folder is run
         words = [str(python), "-I", "-c", program, str(_MOST_BYTES), name, *CONFIGURATION]
         silence = {"HF_HUB_DOWNLOAD_TIMEOUT": str(_SILENCE), "HF_HUB_ETAG_TIMEOUT": str(_SILENCE)}

@@ -266,6 +266,12 @@ def kernels_of(rows: Sequence[LayerRow], kind: str) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def layers_to_show(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Layers that have a kernel to choose, or more than a hundredth of the weights."""
+    total = sum(row.bytes for row in rows)
+    return [row for row in rows if row.kernels or row.attention or row.bytes * 100 > total]
+
+
 def _cures(
     release: Release, folder: Path, document: Preflight, request: PreflightRequest
 ) -> Iterator[Cure]:

@@ -390,7 +390,7 @@ def test_a_variable_of_an_image_writes_no_line_of_the_answer(
     monkeypatch.setattr(command, "preflight", lambda _: forged)
     monkeypatch.setattr(command, "request_of", lambda _: None)
     with pytest.raises(SparkBuildError):
-        command.preflight_command(cast("Any", None), json=False)
+        command.preflight_command(cast("Any", None), html=None, json=False)
     out = capsys.readouterr().out
     assert "DOES NOT START" in out
     assert "VLLM_X" in out
