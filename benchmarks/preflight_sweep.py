@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
 from builder.layers.catalog import Selection
 from builder.pipeline.bases import identify_base
@@ -87,7 +88,9 @@ FORMS: dict[str, dict[str, Any] | None] = {
 
 def release_of(vllm: str) -> tuple[Release, Any]:
     """A release, and its base, which must be closed."""
-    base = identify_base(f"pypi:vllm=={vllm}", Selection((), ()), PackageIndex(), platform=None)
+    base = identify_base(
+        Ref(f"pypi:vllm=={vllm}"), Selection((), ()), PackageIndex(), platform=None
+    )
     return Release(Target.of(base), TrustedSources()), base
 
 

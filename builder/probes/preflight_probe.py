@@ -444,6 +444,26 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
     return asked
 
 
+def use_own_configuration(model: str, probe: Probe) -> None:
+    """Let the release's own class read a configuration that Transformers does not know.
+
+    Checkpoints of Nemotron-H bring the class as code, which is not run; the release has its own.
+    """
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as stream:
+        kind = str(json.load(stream).get("model_type"))
+    auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
+    if kind in auto.CONFIG_MAPPING or not kind.isidentifier():
+        return
+    try:
+        module = importlib.import_module(f"vllm.transformers_utils.configs.{kind}")
+    except ImportError:
+        return
+    for own in vars(module).values():
+        if isinstance(own, type) and own.__dict__.get("model_type") == kind:
+            auto.AutoConfig.register(kind, own)
+            probe.note(f"{own.__module__}.{own.__name__}: in place of the checkpoint's own class")
+
+
 #: Errors of the inspection of a model's class, which the release replaces by one without the cause.
 INSPECTION: list[BaseException] = []
 
@@ -765,6 +785,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     dispatch_modules.USED.clear()
     try:
         apply_environment(question.get("env", {}))
+        use_own_configuration(str(question["model"]), probe)
         asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
         stage = "configuration"
         config = asked.create_engine_config()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +35,11 @@ for line in sys.stdin:
 @pytest.fixture(autouse=True)
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "echo.py").write_text(ECHO)
-    monkeypatch.setattr(wholemodel, "package_file", lambda *_: tmp_path / "echo.py")
+    monkeypatch.setattr(
+        wholemodel,
+        "PREFLIGHT",
+        SimpleNamespace(name="preflight", file=lambda: tmp_path / "echo.py"),
+    )
     yield
     close_servers()
 

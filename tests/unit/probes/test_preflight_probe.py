@@ -33,6 +33,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setattr(probe, "settings_of", lambda _: {})
     monkeypatch.setattr(probe, "layers_of", lambda _: [])
     monkeypatch.setattr(probe, "draft_of", lambda _: None)
+    monkeypatch.setattr(probe, "use_own_configuration", lambda *_: None)
     monkeypatch.setattr(probe, "check_lora", lambda *_: None)
     monkeypatch.setattr(probe, "caches_of", lambda _: [])
 
@@ -142,3 +143,24 @@ def test_transformers_runs_no_code_of_a_checkpoint(
     assert not ran
     words = Refusal(type=error["type"], message=error["message"])
     assert not_the_releases(words).startswith("the checkpoint has code of its own")
+
+
+def test_the_releases_class_reads_what_transformers_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: dict[str, Any] = {}
+    notes: list[str] = []
+    own = type("OwnConfig", (), {"model_type": "own"})
+    auto = SimpleNamespace(
+        CONFIG_MAPPING={"known": 1}, AutoConfig=SimpleNamespace(register=registered.__setitem__)
+    )
+    name = "vllm.transformers_utils.configs"
+    monkeypatch.setitem(sys.modules, "transformers.models.auto.configuration_auto", auto)
+    for part in ("vllm", "vllm.transformers_utils", name):
+        monkeypatch.setitem(sys.modules, part, SimpleNamespace(__path__=[], __spec__=None))
+    monkeypatch.setitem(sys.modules, f"{name}.own", SimpleNamespace(OwnConfig=own, other=int))
+    for kind in ("known", "nobody_knows", "../own", "own"):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+        probe.use_own_configuration(str(tmp_path), SimpleNamespace(note=notes.append))
+    assert registered == {"own": own}
+    assert len(notes) == 1
