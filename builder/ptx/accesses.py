@@ -25,16 +25,25 @@ from builder.ptx.decoder import (
     Step,
     Target,
     Type,
-    type_named,
 )
-from builder.ptx.machine import PARAMETERS, SHARED_BASE, Fault, from_bf16, to_bf16
+from builder.ptx.floats import double
+from builder.ptx.machine import (
+    FUNCTIONS,
+    LOCAL_WINDOW,
+    PARAMETERS,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    Fault,
+    flush,
+    one_nan,
+)
 from builder.ptx.memory import TensorMap
 from builder.ptx.races import BLOCK, GRID, VOLATILE, WEAK
-from builder.ptx.registers import load_parameter, typed
+from builder.ptx.registers import HALVES, greater, lesser, load_parameter, typed
 from builder.ptx.source import Address, Instruction, Name, Number, Operand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -49,7 +58,7 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 #: Modifiers of loads and stores that change no value here: caching, order and scope.  Those of
 #: ``YIELDING`` also let other warps run: a loop on them waits for another thread.
 YIELDING = {"acquire", "relaxed", "volatile"}
-_ORDER = {"weak", "release", "cta", "gpu", "sys", "cluster", *YIELDING}
+_ORDER = {"weak", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster", *YIELDING}
 _CACHING = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt"}
 
 
@@ -83,19 +92,25 @@ class Strength:
             key = self._key(w, one, shared=shared)
             races.store_strong(w.number, lane, key, self.scope, release=self.release, adds=adds)
 
-    def begin(self, w: Warp, lanes: Any, at: Any, size: int, line: int) -> None:
-        """Lanes are about to run an atomic in global memory."""
-        if w.block.races:
+    def begin(
+        self, w: Warp, space: str, lanes: Any, at: Any, size: int, line: int
+    ) -> None:  # fmt: skip
+        """Lanes are about to run an atomic."""
+        races = w.block.races
+        if races and space == "global":
             memory = w.block.state.memory
-            w.block.races.strongs(w.number, lanes, at, size, line, self.scope, memory)
+            races.strongs(w.number, lanes, at, size, line, self.scope, memory)
+        elif races and space == "shared":
+            offsets = w.block.shared.offsets(at, size)
+            races.strong(w.number, lanes, offsets, size, line, self.scope)
 
-    def swap(self, w: Warp, lane: int, at: int, *, wrote: bool) -> None:
-        """A lane ran an atomic; a comparison that failed wrote nothing."""
-        if w.block.races:
-            one, place = np.array([lane]), np.array([at])
-            self.load(w, one, place, shared=False)
-            if wrote:
-                self.store(w, one, place, shared=False, adds=True)
+    def swap(self, w: Warp, lanes: Any, at: Any, wrote: Any, *, shared: bool) -> None:
+        """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing."""
+        for lane, place, changes in zip(lanes, at, wrote, strict=True):
+            one, where = np.array([lane]), np.array([place])
+            self.load(w, one, where, shared=shared)
+            if changes:
+                self.store(w, one, where, shared=shared, adds=True)
 
 
 def _in_loop(d: Decoder, i: Instruction) -> bool:
@@ -118,14 +133,22 @@ def strength(i: Instruction, *, polls: bool = False) -> Strength:
     return Strength(scope, both or "acquire" in words, both or "release" in words)
 
 
-def _space(d: Decoder, i: Instruction) -> str:
-    """``shared``, ``local`` or ``global``; unknown modifiers are errors."""
-    words = [m for m in i.modifiers[:-1] if m not in _ORDER and m not in _VECTORS]
-    words = [m for m in words if m not in _CACHING and not m.startswith(("L1::", "L2::"))]
-    words = [m for m in words if m != "cache_hint"]
-    if words not in (["global"], ["shared"], ["shared::cta"], ["local"]):
-        raise d.unknown(i, "of generic addresses" if not words else "")
-    return words[0].partition("::")[0]
+_PLAIN = Strength(WEAK, acquire=False, release=False)
+_SPACES = {
+    "global": "global", "const": "global", "shared": "shared", "shared::cta": "shared",
+    "shared::cluster": "shared", "local": "local", "param": "param",
+}  # fmt: skip
+
+
+def _space(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
+    """``shared``, ``local``, ``param``, ``global`` or ``generic``, of words without the type."""
+    left = [m for m in words if m not in _ORDER and m not in _VECTORS and m not in _CACHING]
+    left = [m for m in left if not m.startswith(("L1::", "L2::")) and m != "cache_hint"]
+    if not left:
+        return "generic"
+    if len(left) > 1 or left[0] not in _SPACES:
+        raise d.unknown(i)
+    return _SPACES[left[0]]
 
 
 def _count(d: Decoder, i: Instruction, given: int) -> int:
@@ -142,39 +165,137 @@ def _slots(d: Decoder, i: Instruction, kind: Type, parts: tuple[Any, ...]) -> li
     return slots
 
 
+#: The first addresses of the windows of the generic address space, and what they are of.
+_WINDOWS = np.array([LOCAL_WINDOW, SHARED_WINDOW, FUNCTIONS, PARAMETERS], np.uint64)
+_WINDOW_OF = (("global", 0), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW),
+              ("function", 0), ("param", 0))  # fmt: skip
+
+
+def _by_window(at: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Generic addresses by state space: the space, which they are, and the addresses in it."""
+    number = np.searchsorted(_WINDOWS, at.astype(np.uint64), side="right")
+    first = int(number[0])
+    if (number == first).all():
+        space, begin = _WINDOW_OF[first]
+        yield space, slice(None), at - np.uint64(begin)
+        return
+    for one in {*number.tolist()}:
+        space, begin = _WINDOW_OF[one]
+        which = np.flatnonzero(number == one)
+        yield space, which, at[which] - np.uint64(begin)
+
+
+def read_rows(
+    w: Warp, space: str, lanes: Any, at: Any, size: int, line: int, order: Strength = _PLAIN
+) -> Any:
+    """``size`` bytes from the address of each lane, one row each."""
+    match space:
+        case "shared":
+            found = w.block.shared.load(at, size, w.number, lanes, line, order.scope)
+            if order.scope:
+                order.load(w, lanes, at, shared=True)
+            return found
+        case "local":
+            return w.local[_local(w, lanes, at, size)]
+        case "global":
+            at, memory, races = at.astype(np.int64), w.block.state.memory, w.block.races
+            if races:
+                races.reads(w.number, lanes, at, size, line, order.scope, memory)
+            found = memory.load(at, size)
+            if order.scope:
+                order.load(w, lanes, at, shared=False)
+            return found
+        case "param":
+            return _parameter_bytes(w, at, size)
+        case "generic":
+            rows = np.empty((len(at), size), np.uint8)
+            for kind, which, places in _by_window(at):
+                rows[which] = read_rows(w, kind, lanes[which], places, size, line, order)
+            return rows
+        case _:
+            raise Fault(f"an access to the address of a function, {int(at[0]):#x}")
+
+
+def write_rows(
+    w: Warp, space: str, lanes: Any, at: Any, rows: Any, line: int, order: Strength = _PLAIN
+) -> None:
+    """Store the row of each lane at its address."""
+    match space:
+        case "shared":
+            w.block.shared.store(at, rows, w.number, lanes, line, order.scope)
+            if order.scope:
+                order.store(w, lanes, at, shared=True)
+        case "local":
+            w.local[_local(w, lanes, at, rows.shape[1])] = rows
+        case "global":
+            at, memory, races = at.astype(np.int64), w.block.state.memory, w.block.races
+            if races:
+                races.writes(w.number, lanes, at, rows, line, order.scope, memory)
+            memory.store(at, rows)
+            w.block.state.events += 1
+            if order.scope:
+                order.store(w, lanes, at, shared=False)
+        case "generic":
+            for kind, which, places in _by_window(at):
+                write_rows(w, kind, lanes[which], places, rows[which], line, order)
+        case _:
+            raise Fault(f"a store to a {space}, at {int(at[0]):#x}")
+
+
+def memory_of(space: str | None) -> str:
+    """The state space of a modifier; without one, generic addresses."""
+    return _SPACES[space] if space else "generic"
+
+
+def _parameter_bytes(w: Warp, at: Any, size: int) -> Any:
+    data = np.frombuffer(w.block.state.launch.parameters, np.uint8)
+    places = at.astype(np.int64) - PARAMETERS
+    if ((places < 0) | (places + size > len(data))).any():
+        raise Fault("a read beyond the last parameter")
+    return data[places[:, None] + np.arange(size)]
+
+
+def read_generic(w: Warp, lane: int, address: int, size: int) -> Any:
+    """Bytes at a generic address of one lane; no race is looked for."""
+    space, _, at = next(_by_window(np.array([address], np.uint64)))
+    if space == "shared":
+        first = int(at[0]) - SHARED_BASE
+        return w.block.shared.bytes[first : first + size]
+    return read_rows(w, space, np.array([lane]), at, size, 0)[0]
+
+
+def local_row(w: Warp, lane: int, at: int, size: int) -> Any:
+    """Bytes of one lane's local memory."""
+    return w.local[lane, at : at + size]
+
+
+def _note_size(d: Decoder, space: str, size: int) -> None:
+    """Record the size of an access, for the race detector."""
+    if space in ("shared", "generic"):
+        d.shared_sizes.add(size)
+    if space in ("global", "generic"):
+        d.global_sizes.add(size)
+
+
 def _load(d: Decoder, i: Instruction) -> Step:
     """``ld``: a wider register is extended by sign or with zeros."""
-    if i.modifiers[:1] == ("param",):
+    kind, space = d.type(i), _space(d, i, i.modifiers[:-1])
+    base = i.operands[1].base if isinstance(i.operands[1], Address) else None
+    if space == "param" and not (isinstance(base, Name) and base.text in d.slots):
         return load_parameter(d, i)
-    kind, space = d.type(i), _space(d, i)
     parts = d.parts(i.operands[0])
     size = kind.bytes * _count(d, i, len(parts))
     slots = _slots(d, i, kind, parts)
-    shared, local, line = space == "shared", space == "local", i.line
-    address = d.address(i, i.operands[1], 32 if shared else 64)
+    address = d.address(i, i.operands[1], 32 if space == "shared" else 64)
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
-    if space != "local":
-        (d.shared_sizes if shared else d.global_sizes).add(kind.bytes)
+    _note_size(d, space, kind.bytes)
     yields = bool(YIELDING & set(i.modifiers))
-    order = strength(i, polls=i.has("volatile") and _in_loop(d, i))
+    order, line = strength(i, polls=i.has("volatile") and _in_loop(d, i)), i.line
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded |= yields
         at = address(w) if m is True else address(w)[m]
-        if shared:
-            found = w.block.shared.load(at, size, w.number, w.lanes(m), line, order.scope)
-        elif local:
-            rows, places = _local(w, m, at, size)
-            found = w.local[rows, places]
-        else:
-            at = at.astype(np.int64)
-            if w.block.races:
-                w.block.races.reads(
-                    w.number, w.lanes(m), at, size, line, order.scope, w.block.state.memory
-                )
-            found = w.block.state.memory.load(at, size)
-        if order.scope and w.block.races and not local:
-            order.load(w, w.lanes(m), at, shared=shared)
+        found = read_rows(w, space, w.lanes(m), at, size, line, order)
         values = np.ascontiguousarray(found).view(read)
         for number, slot in enumerate(slots):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
@@ -185,16 +306,14 @@ def _load(d: Decoder, i: Instruction) -> Step:
 
 def _store(d: Decoder, i: Instruction) -> Step:
     """``st``: the low part of a wider register."""
-    kind, space = d.type(i), _space(d, i)
+    kind, space = d.type(i), _space(d, i, i.modifiers[:-1])
     parts = d.parts(i.operands[1])
     size = kind.bytes * _count(d, i, len(parts))
     sources = [_source(d, i, kind, part) for part in parts]
-    shared, local, line = space == "shared", space == "local", i.line
-    address = d.address(i, i.operands[0], 32 if shared else 64)
+    address = d.address(i, i.operands[0], 32 if space == "shared" else 64)
     wanted = np.dtype(f"u{kind.bytes}")
-    if space != "local":
-        (d.shared_sizes if shared else d.global_sizes).add(kind.bytes)
-    order = strength(i)
+    _note_size(d, space, kind.bytes)
+    order, line = strength(i), i.line
 
     def run(w: Warp, m: Mask) -> None:
         at = address(w) if m is True else address(w)[m]
@@ -203,23 +322,12 @@ def _store(d: Decoder, i: Instruction) -> Step:
             value = w.views[view][index]
             rows[:, number] = (value if m is True else value[m]).astype(wanted)
         data = rows.view(np.uint8).reshape(len(at), size)
-        if shared:
-            w.block.shared.store(at, data, w.number, w.lanes(m), line, order.scope)
-        elif local:
-            w.local[_local(w, m, at, size)] = data
-        else:
-            at, memory = at.astype(np.int64), w.block.state.memory
-            if w.block.races:
-                w.block.races.writes(w.number, w.lanes(m), at, data, line, order.scope, memory)
-            memory.store(at, data)
-            w.block.state.events += 1
-        if order.scope and w.block.races and not local:
-            order.store(w, w.lanes(m), at, shared=shared)
+        write_rows(w, space, w.lanes(m), at, data, line, order)
 
     return run
 
 
-def _local(w: Warp, m: Mask, at: Any, size: int) -> tuple[Any, Any]:
+def _local(w: Warp, lanes: Any, at: Any, size: int) -> tuple[Any, Any]:
     """Rows and columns of local memory: each lane has its own.
 
     Raises:
@@ -232,7 +340,7 @@ def _local(w: Warp, m: Mask, at: Any, size: int) -> tuple[Any, Any]:
             f"local memory offset {int(places[wrong][0])} ({size} bytes) is outside the "
             f"thread's {w.local.shape[1]} bytes, or not a multiple of {size}"
         )
-    return w.lanes(m)[:, None], places[:, None] + np.arange(size)
+    return lanes[:, None], places[:, None] + np.arange(size)
 
 
 def _source(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int]:
@@ -249,149 +357,180 @@ def _source(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int
 # ---------------------------------------------------------------------------------------- atomics
 
 
-def _swap(_old: int, value: int, _other: int) -> int:
-    return value
+#: numpy's types of the elements; halves by their bits.
+_ELEMENT = {
+    "u32": "u4", "s32": "i4", "b32": "u4", "u64": "u8", "s64": "i8", "b64": "u8", "b16": "u2",
+    "f32": "f4", "f64": "f8", "f16": "u2", "bf16": "u2", "f16x2": "u4", "bf16x2": "u4",
+}  # fmt: skip
+#: The new value from the old one and the operands, by operation.
+_ATOMIC: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": lambda old, a, _: old + a,
+    "exch": lambda _old, a, _: a,
+    "cas": lambda old, a, b: np.where(old == a, b, old),
+    "and": lambda old, a, _: old & a,
+    "or": lambda old, a, _: old | a,
+    "xor": lambda old, a, _: old ^ a,
+    "min": lambda old, a, _: np.minimum(old, a),
+    "max": lambda old, a, _: np.maximum(old, a),
+    "inc": lambda old, a, _: np.where(old >= a, 0, old + 1),
+    "dec": lambda old, a, _: np.where((old == 0) | (old > a), a, old - 1),
+}
+_INTEGERS = {"u32", "s32", "u64", "s64"}
+_ATOMIC_TYPES: dict[str, set[str]] = {
+    "add": _INTEGERS - {"s64"} | {"f32", "f64", "f16", "bf16", "f16x2", "bf16x2"},
+    "exch": {"b32", "b64"}, "cas": {"b16", "b32", "b64"},
+    **{name: {"b32", "b64"} for name in ("and", "or", "xor")},
+    **{name: _INTEGERS | {"f16", "bf16", "f16x2", "bf16x2"} for name in ("min", "max")},
+    "inc": {"u32"}, "dec": {"u32"},
+}  # fmt: skip
 
 
-def _compare_and_swap(old: int, compare: int, value: int) -> int:
-    return value if old == compare else old
+def _in_halves(operation: str, name: str) -> Callable[[Any, Any, Any], Any]:
+    """An operation on values of 16 bits, or pairs of them, each rounded once."""
+    decode, encode = HALVES[name.removesuffix("x2")]
+    functions: dict[str, Any] = {"min": lesser, "max": greater, "add": np.add}
+    function = functions[operation]
 
-
-def _bf16_sum(old: int, value: int, _other: int) -> int:
-    """The sum of two bfloat16 values, rounded once to nearest even (``.noftz``)."""
-    both = from_bf16(np.array([old, value], np.uint16))
-    with np.errstate(all="ignore"):
-        total = np.array([both[0] + both[1]], np.float32)
-    return int(to_bf16(total)[0])
-
-
-def _bf16x2_sum(old: int, value: int, other: int) -> int:
-    halves = (_bf16_sum(old >> s & 0xFFFF, value >> s & 0xFFFF, other) << s for s in (0, 16))
-    return sum(halves)
-
-
-def _f32_sum(old: int, value: int, _other: int) -> int:
-    both = np.array([old, value], np.uint32).view(np.float32)
-    with np.errstate(all="ignore"):
-        return int(np.array([both[0] + both[1]], np.float32).view(np.uint32)[0])
-
-
-def _signed(function: Callable[[int, int], int]) -> Callable[[int, int, int], int]:
-    def of(old: int, value: int, _other: int) -> int:
-        return function(old - (old >> 31 << 32), value - (value >> 31 << 32)) & 0xFFFFFFFF
+    def of(old: Any, a: Any, _b: Any) -> Any:
+        parts = (decode(np.ascontiguousarray(one).view(np.uint16)) for one in (old, a))
+        found = encode(function(*parts))
+        return found.astype(np.uint16).view(old.dtype)
 
     return of
 
 
-#: The new value from the old one and the operands, by operation and type.
-_ATOMIC: dict[tuple[str, str], Callable[[int, int, int], int]] = {
-    **{("add", t): (lambda o, v, _: o + v) for t in ("s32", "u32", "u64")},
-    **{("exch", t): _swap for t in ("b32", "b64")},
-    **{("cas", t): _compare_and_swap for t in ("b32", "b64")},
-    ("and", "b32"): lambda o, v, _: o & v,
-    ("or", "b32"): lambda o, v, _: o | v,
-    ("xor", "b32"): lambda o, v, _: o ^ v,
-    ("min", "u32"): lambda o, v, _: min(o, v),
-    ("max", "u32"): lambda o, v, _: max(o, v),
-    ("min", "s32"): _signed(min),
-    ("max", "s32"): _signed(max),
-    ("add", "f32"): _f32_sum,
-    ("add", "bf16x2"): _bf16x2_sum,
-}
+def _f32_sum(old: Any, a: Any, _b: Any) -> Any:
+    return one_nan(old + a)
 
 
-def _bf16x2_sums(old: Any, given: Any) -> Any:
-    both = (from_bf16(np.ascontiguousarray(words).view(np.uint16)) for words in (old, given))
-    return to_bf16(np.add(*both)).astype(np.uint16).view(np.uint32)
+def _f32_sum_flushed(old: Any, a: Any, _b: Any) -> Any:
+    """In global memory subnormal numbers are zero ("Parallel Synchronization ...: atom")."""
+    return one_nan(flush(flush(old) + flush(a)))
 
 
-#: Sums of many elements at once.
-_AT_ONCE: dict[str, Callable[[Any, Any], Any]] = {"u32": np.add, "bf16x2": _bf16x2_sums}
+_SUM_OF_DOUBLES = double("add", "rn")
+
+
+def _f64_sum(old: Any, a: Any, _b: Any) -> Any:
+    return _SUM_OF_DOUBLES(a, old)
+
+
+def _f64_sum_of_global(old: Any, a: Any, _b: Any) -> Any:
+    """In global memory a NaN stays as it is (recorded on an H100)."""
+    total = _SUM_OF_DOUBLES(a, old)
+    return np.where(np.isnan(a), a, np.where(np.isnan(old), old, total))
+
+
+def _function(operation: str, kind: str, space: str) -> Callable[[Any, Any, Any], Any]:
+    if kind in ("f16", "bf16", "f16x2", "bf16x2"):
+        return _in_halves(operation, kind)
+    if kind == "f32":
+        return _f32_sum if space == "shared" else _f32_sum_flushed
+    if kind == "f64":
+        return _f64_sum if space == "shared" else _f64_sum_of_global
+    return _ATOMIC[operation]
 
 
 def _atomic(d: Decoder, i: Instruction) -> Step:
-    """``atom`` returns the previous value, ``red`` nothing; lane after lane, in global memory.
+    """``atom`` returns the previous value, ``red`` nothing; lane after lane.
 
     Each element of a vector is a separate operation; its address is a multiple of its size.
     Only a changed value counts as progress, so that spinning on a lock is a deadlock.
     """
-    words = [m for m in i.modifiers if m not in _ORDER and m not in ("noftz", "acq_rel")]
-    count = next((_VECTORS[m] for m in words if m in _VECTORS), 1)
-    words = [m for m in words if m not in _VECTORS]
-    if count > 1 and i.opcode == "atom":
+    *words, name = [m for m in i.modifiers if m != "noftz" and m not in _VECTORS]
+    operation = next((word for word in words if word in _ATOMIC), "")
+    words = [word for word in words if word != operation]
+    count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)
+    if name in _VECTORS or name not in _ATOMIC_TYPES.get(operation, ()):
         raise d.unknown(i)
-    if len(words) != 3 or words[0] != "global" or (words[1], words[2]) not in _ATOMIC:
+    space = _space(d, i, words)
+    if space not in ("global", "shared", "generic") or (count > 1 and space != "global"):
         raise d.unknown(i)
-    function = _ATOMIC[words[1], words[2]]
-    kind = type_named("b64" if words[2] in ("u64", "b64") else "b32")
-    assert kind is not None
+    function, element = _function(operation, name, space), np.dtype(_ELEMENT[name])
+    kind = typed(f"b{8 * element.itemsize}")
     gives = i.opcode == "atom"
-    operands = i.operands if gives else (None, *i.operands)
-    out = d.out(i, i.operands[0], kind) if gives else -1
-    assert operands[1] is not None
-    address = d.address(i, operands[1], 64)
-    if len(d.parts(i.operands[-1])) != count:
+    operands = i.operands[1:] if gives else i.operands
+    to = d.parts(i.operands[0]) if gives else ()
+    outs = [d.out(i, one, kind) if one != Name("_") else -1 for one in to]
+    address = d.address(i, operands[0], 32 if space == "shared" else 64)
+    wanted = 2 if operation == "cas" else 1
+    given = [d.parts(one) for one in operands[1 : 1 + wanted]]
+    if any(len(one) != count for one in [*given, *([outs] if gives else [])]):
         raise d.unknown(i, f"no {count} elements")
-    parts = [d.parts(one) for one in operands[2:] if one is not None]
-    values = [[d.source(i, part[n], kind) for part in parts] for n in range(count)]
-    wraps, size, view = (1 << kind.bits) - 1, kind.bytes, kind.view
-    d.global_sizes.add(kind.bytes)
-    order, compares = strength(i), words[1] == "cas"
+    values = [[d.source(i, one, kind) for one in part] for part in given]
+    size, view, line = element.itemsize * count, kind.view, i.line
+    _note_size(d, space, min(4, element.itemsize))
+    order = strength(i)
 
     def run(w: Warp, m: Mask) -> None:
         w.yielded = True
-        lanes = w.lanes(m)
-        at = address(w)[lanes].astype(np.int64)
-        order.begin(w, lanes, at, size * count, i.line)
-        rows = [[w.views[view][one] for one in each] for each in values]
-        for which, offsets, data in w.block.state.memory.groups(at, size * count, write=True):
-            for lane, offset, place in zip(lanes[which], offsets, at[which], strict=True):
-                cells = data[offset : offset + size * count].view(f"u{size}")
-                before = int(cells[0])
-                for number, row in enumerate(rows):
-                    old, given = int(cells[number]), [int(one[lane]) for one in row]
-                    cells[number] = new = function(old, given[0], given[-1]) & wraps
-                    w.block.state.events += new != old
-                order.swap(w, lane, place, wrote=not compares or before == rows[0][0][lane])
-                if gives:
-                    w.views[view][out][lane] = before
+        lanes, rows = w.lanes(m), w.views[view]
+        every = address(w)[lanes]
+        parts = [np.stack([rows[one][lanes] for one in each], 1).view(element) for each in values]
+        windows = _by_window(every) if space == "generic" else [(space, slice(None), every)]
+        for kind_of, which, at in windows:
+            here = np.arange(len(lanes))[which]
+            at = at.astype(np.int64)
+            order.begin(w, kind_of, lanes[here], at, size, line)
+            for turn in _turns(at):
+                place, mine = at[turn], here[turn]
+                raw = _cells(w, kind_of, lanes[mine], place, size)
+                old = np.ascontiguousarray(raw).view(element).reshape(-1, count)
+                new = function(old, parts[0][mine], parts[-1][mine]).astype(element)
+                data = np.ascontiguousarray(new).view(np.uint8).reshape(-1, size)
+                _cells(w, kind_of, lanes[mine], place, size, data)
+                w.block.state.events += int(np.count_nonzero(data != raw))
+                if w.block.races and kind_of != "local":
+                    wrote = (
+                        (old == parts[0][mine]).all(1) if operation == "cas" else np.ones(len(mine))
+                    )
+                    order.swap(w, lanes[mine], place, wrote, shared=kind_of == "shared")
+                for number, out in enumerate(outs):
+                    if out >= 0:
+                        rows[out][lanes[mine]] = old[:, number].view(rows[out].dtype)
 
     return run
 
 
-def _reduce(d: Decoder, i: Instruction) -> Step:
-    """``red``: all lanes at once if their addresses differ, else lane after lane."""
-    by_lane, function = _atomic(d, i), _AT_ONCE.get(i.modifiers[-1])
-    kind = type_named("b32")
-    assert kind is not None
-    if function is None or not i.has("add"):
-        return by_lane
-    address = d.address(i, i.operands[0], 64)
-    values = [d.source(i, one, kind) for one in d.parts(i.operands[1])]
-    order = strength(i)
+def _turns(at: Any) -> Iterator[Any]:
+    """Lanes with different addresses, those of the same address one after the other."""
+    if len({*at.tolist()}) == len(at):
+        yield slice(None)
+        return
+    order = np.argsort(at, kind="stable")
+    ordered = at[order]
+    begins = np.r_[True, ordered[1:] != ordered[:-1]]
+    turn = np.empty(len(at), np.int64)
+    turn[order] = np.arange(len(at)) - np.maximum.accumulate(
+        np.where(begins, np.arange(len(at)), 0)
+    )
+    for number in range(int(turn.max()) + 1):
+        yield np.flatnonzero(turn == number)
 
-    def run(w: Warp, m: Mask) -> Target:
-        lanes = w.lanes(m)
-        at = address(w)[lanes].astype(np.int64)
-        if len({*at.tolist()}) < len(at):
-            return by_lane(w, m)
-        w.yielded = True
-        given, size = w.files[U32][values].T[lanes], 4 * len(values)
-        order.begin(w, lanes, at, size, i.line)
-        order.store(w, lanes, at, shared=False, adds=True)
-        for which, offsets, data in w.block.state.memory.groups(at, size, write=True):
-            places = offsets[:, None] + np.arange(size)
-            old = data[places].view(np.uint32)
-            new = function(old, given[which])
-            data[places] = new.view(np.uint8)
-            w.block.state.events += int(np.count_nonzero(new != old))
-        return None
 
-    return run
+def _cells(w: Warp, space: str, lanes: Any, at: Any, size: int, data: Any = None) -> Any:
+    """Read, or write ``data``, as a part of an atomic operation."""
+    memory, shared = w.block.state.memory, w.block.shared
+    places: Any
+    held: Any
+    if space == "shared":
+        places, held = shared.offsets(at, size)[:, None] + np.arange(size), shared.bytes
+    elif space == "local":
+        places, held = _local(w, lanes, at, size), w.local
+    elif space == "global" and data is None:
+        return memory.load(at, size)
+    elif space == "global":
+        memory.store(at, data)
+        return data
+    else:
+        raise Fault(f"an atomic in a {space}, at {int(at[0]):#x}")
+    if data is not None:
+        held[places] = data
+    return held[places]
 
 
 #: Emitters by opcode.
-MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _reduce}
+MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _atomic}
 
 
 # -------------------------------------------------------------- copies of single elements: cp.async
@@ -409,7 +548,7 @@ def element_copy(d: Decoder, i: Instruction) -> Step:
     words = i.modifiers[1:]
     if words == ("commit_group",):
         return commit_group(_ELEMENTS)
-    if words == ("wait_group",):
+    if words in (("wait_group",), ("wait_all",)):
         return wait_group(_ELEMENTS, d, i)
     # prefetching into L2 changes no value; a cache policy is one more operand
     cache, *spaces = (w for w in words if not re.fullmatch(r"L2::\d+B", w))
@@ -476,7 +615,8 @@ def commit_group(kind: str) -> Step:
 
 def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
     """``wait_group N``: wait until at most the N latest groups of each lane are pending."""
-    number = i.operands[0]
+    every = i.has("wait_all")  # also those that are in no group yet
+    number = Number(0) if every else i.operands[0]
     if not isinstance(number, Number):
         raise d.unknown(i)
     latest = number.value
@@ -484,6 +624,8 @@ def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> Target:
         groups = w.block.groups(kind, w.number)
+        if every:
+            groups.commit(m)
         due = groups.due(m, latest)
         late = [operation for operation in due if not operation.done]
         if late:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from builder.ptx.memory import GlobalMemory, TensorMap
     from builder.ptx.races import Copy, LaunchRaces, VectorClocks
-    from builder.ptx.source import Places
+    from builder.ptx.source import Places, Variable
 
 # ---------------------------------------------------------------------------- what its blocks share
 
@@ -44,9 +44,13 @@ class Layout:
     constants: Mapping[int, NDArray[Any]]
     #: the index of each special register among those of 32 bits
     special: Mapping[str, int]
+    #: the index of the address of the frame among those of 64 bits, or -1
+    frame: int
     shared_bytes: int
     local_bytes: int
-    #: the smallest access to shared memory, and to global memory, in bytes
+    #: variables of the module: the address and the contents
+    data: tuple[tuple[int, bytes, Variable], ...]
+    #: the smallest access to shared memory, in bytes
     granule: int
     global_granule: int = 4
 
@@ -66,6 +70,10 @@ class LaunchState:
     races: LaunchRaces | None
     #: counts events that may unblock a warp
     events: int = 0
+    #: the clock, which advances when it is read
+    clock: int = 0
+    #: what ``printf`` wrote
+    printed: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------ asynchronous copies
@@ -145,9 +153,11 @@ class LaneGroups:
 #: Bits of a transaction count ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
 TRANSACTION_LIMIT = 2**20 - 1
 
-#: The place of the registers of 32 bits, as unsigned numbers, among the views.
-_U32 = 2
+#: The places of the registers of 32 and 64 bits, as unsigned numbers, among the views.
+_U32, _U64 = 2, 5
 _DTYPES = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+#: Multiprocessors of a GB10.
+MULTIPROCESSORS = 48
 #: The contents of registers before they are written.
 _UNSET = {1: 0, 16: 0xBEEF, 32: 0xDEADBEEF, 64: 0xDEADBEEFDEADBEEF}
 _AS = {
@@ -197,6 +207,18 @@ class Warp:
         self.pc = 0
         #: the position of each lane, if they have diverged
         self.pcs: NDArray[np.int64] | None = None
+        #: lanes that wait at a barrier
+        self.held = np.zeros(LANES, np.bool_)
+        #: how often each lane jumped back while it waited for others: those with less go first
+        self.spins = np.zeros(LANES, np.int64)
+        #: it yielded since it last jumped back
+        self.waited = False
+        #: the lanes that ran last, if they have diverged
+        self.ran = self.held
+        #: the carry flag of each lane
+        self.carry = np.zeros(LANES, np.uint64)
+        #: no other lane can continue, so that an instruction does not wait for them
+        self.alone = False
         if not exist.all():
             self.pcs = np.where(exist, 0, EXIT).astype(np.int64)
         self.done = False
@@ -205,7 +227,11 @@ class Warp:
         #: what it waits for
         self.blocked = ""
         self.line = 0
+        #: the calls of each lane: where it returns to, and the registers to restore
+        self.calls: list[list[tuple[int, int, Any]]] = [[] for _ in range(LANES)]
         self._set_special(threads)
+        if layout.frame >= 0:
+            self.views[_U64][layout.frame][...] = 0
 
     def _set_special(self, threads: NDArray[np.int64]) -> None:
         block, lane = self.block, np.arange(LANES, dtype=np.int64)
@@ -224,12 +250,32 @@ class Warp:
             "%lanemask_gt": 0xFFFFFFFF ^ ((one << (lane + 1)) - 1),
             "%lanemask_ge": 0xFFFFFFFF ^ ((one << lane) - 1),
         }
+        where = block.linear
+        values |= dict.fromkeys(
+            (f"%cluster_{n}" for n in ("ctaid.x", "ctaid.y", "ctaid.z", "ctarank")), 0
+        )
+        values |= dict.fromkeys(
+            (f"%cluster_{n}" for n in ("nctaid.x", "nctaid.y", "nctaid.z", "nctarank")), 1
+        )
+        values |= {
+            "%smid": where % MULTIPROCESSORS, "%nsmid": MULTIPROCESSORS,
+            "%dynamic_smem_size": block.state.launch.shared, "%total_smem_size": block.shared.size,
+        }  # fmt: skip
         for number, axis in enumerate("xyz"):
+            values[f"%clusterid.{axis}"] = block.place[number]
+            values[f"%nclusterid.{axis}"] = block.state.launch.grid[number]
             values[f"%ntid.{axis}"] = block.shape[number]
             values[f"%ctaid.{axis}"] = block.place[number]
             values[f"%nctaid.{axis}"] = block.state.launch.grid[number]
         for name, index in block.state.layout.special.items():
             self.views[_U32][index][...] = values[name]
+
+    @property
+    def live(self) -> NDArray[np.bool_]:
+        """The lanes that have not ended."""
+        if self.pcs is None:
+            return np.full(LANES, not self.done)
+        return self.pcs < EXIT
 
     def lanes(self, mask: Any) -> NDArray[np.intp]:
         """The numbers of the lanes that take part."""
@@ -249,11 +295,15 @@ class Mbarrier:
 
 @dataclass
 class NamedBarrier:
-    """A named barrier: the warps that have arrived, and those that wait."""
+    """A named barrier: the lanes of each warp that have arrived, and those that wait."""
 
-    arrived: list[int] = field(default_factory=list)
-    waiting: list[Warp] = field(default_factory=list)
-    threads: int = 0
+    #: the number of threads, or None for all of the block
+    threads: int | None
+    arrived: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    waiting: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    #: of threads whose predicate held, and the lanes to tell: ``bar.red``
+    count: int = 0
+    results: list[Callable[[int, int], None]] = field(default_factory=list)
 
 
 class Block:
@@ -277,33 +327,83 @@ class Block:
             self.shared.races = self.races
 
     @property
+    def linear(self) -> int:
+        """Its number in the grid."""
+        (x, y, _), (i, j, k) = self.state.launch.grid, self.place
+        return i + x * (j + y * k)
+
+    @property
     def name(self) -> str:
         """``block 0,0,3``."""
         return f"block {','.join(map(str, self.place))}"
 
     # ------------------------------------------------------------------------------- named barriers
 
-    def meet(self, warp: Warp, number: int, threads: int | None, *, wait: bool) -> None:
-        """``bar.sync`` and ``bar.arrive`` of a whole warp."""
-        wanted = self.threads if threads is None else threads
-        if wanted % LANES and threads is not None:
-            raise Fault(f"barrier {number} wants {wanted} threads, not a multiple of {LANES}")
-        named = self.named_barriers.setdefault(number, NamedBarrier())
-        named.arrived.append(warp.number)
-        named.threads = -(-wanted // LANES)
+    def meet(
+        self, warp: Warp, lanes: NDArray[np.bool_], number: int, threads: int | None, *, wait: bool
+    ) -> NamedBarrier:
+        """``barrier.sync`` and ``barrier.arrive`` of lanes.
+
+        Lanes that have ended are not waited for: all others of a warp count as 32 threads.
+        """
+        if threads is not None and threads % LANES:
+            raise Fault(f"barrier {number} wants {threads} threads, not a multiple of {LANES}")
+        named = self.named_barriers.setdefault(number, NamedBarrier(threads))
+        named.threads = threads
+        before = named.arrived.get(warp.number)
+        if before is not None and (before & lanes).any():
+            raise Fault(f"barrier {number}: more than {self._wanted(named)} threads arrived")
+        named.arrived[warp.number] = lanes if before is None else before | lanes
         if wait:
-            named.waiting.append(warp)
-            warp.blocked, warp.yielded = f"waits at barrier {number}", True
-        if len(named.arrived) > named.threads:
+            held = named.waiting.get(warp.number)
+            named.waiting[warp.number] = lanes if held is None else held | lanes
+            warp.held |= lanes
+            warp.yielded = True
+            if warp.held[warp.live].all():
+                warp.blocked = f"waits at barrier {number}"
+        return named
+
+    def settle(self, number: int) -> None:
+        """Open a barrier if all threads have arrived."""
+        named = self.named_barriers[number]
+        wanted, here = self._wanted(named), sum(map(self._arrived(named), named.arrived))
+        if named.threads is not None and here > wanted:
             raise Fault(f"barrier {number}: more than {wanted} threads arrived")
-        if len(named.arrived) == named.threads:
-            if self.races:
-                arrived = [(number, None) for number in named.arrived]
-                self.races.barrier(arrived, [(one.number, None) for one in named.waiting])
-            for one in named.waiting:
-                one.blocked = ""
-            del self.named_barriers[number]
-            self.state.events += 1
+        if here < wanted:
+            return
+        if self.races:
+            self.races.barrier(self._agents(named.arrived), self._agents(named.waiting))
+        for tell in named.results:
+            tell(named.count, sum(int(lanes.sum()) for lanes in named.arrived.values()))
+        for one, lanes in named.waiting.items():
+            warp = self.warps[one]
+            warp.held &= ~lanes
+            warp.blocked = ""
+        del self.named_barriers[number]
+        self.state.events += 1
+
+    def _agents(self, lanes: dict[int, NDArray[np.bool_]]) -> list[tuple[int, Any]]:
+        """Warps and their lanes; None if all of them."""
+        return [(one, None if mine.all() else np.flatnonzero(mine)) for one, mine in lanes.items()]
+
+    def ended(self) -> None:
+        """Lanes have ended: barriers no longer wait for them."""
+        for number in [*self.named_barriers]:
+            self.settle(number)
+
+    def _arrived(self, named: NamedBarrier) -> Callable[[int], int]:
+        def threads(one: int) -> int:
+            lanes, live = named.arrived[one], self.warps[one].live
+            return int(lanes.sum()) if (live & ~lanes).any() else LANES
+
+        return threads
+
+    def _wanted(self, named: NamedBarrier) -> int:
+        """The threads that a barrier waits for; without a number, all that have not ended."""
+        if named.threads is not None:
+            return named.threads
+        live = {warp.number for warp in self.warps if not warp.done}
+        return LANES * len(live | named.arrived.keys())
 
     # ------------------------------------------------------------------------------------ mbarriers
 

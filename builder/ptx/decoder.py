@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.machine import ALL_LANES, NO_LANES, PARAMETERS, SHARED_BASE, SPECIAL, PtxError
+from builder.ptx.machine import (
+    ALL_LANES,
+    DATA_BASE,
+    FUNCTIONS,
+    LANES,
+    NO_LANES,
+    PARAMETERS,
+    SHARED_BASE,
+    SPECIAL,
+    PtxError,
+)
 from builder.ptx.source import (
     SIZES,
     Address,
@@ -96,12 +106,17 @@ class Decoder:
             if found is None:
                 raise PtxError(f"registers of type .{declared} are not known")
             self.slots[name] = self._new(1 if found.bits == 1 else max(found.bits, 16))
+        named = {word for one in kernel.code for word in one.names if word.startswith("%")}
         for name in SPECIAL:
-            self.slots[name] = self._new(32)
+            if name in named:
+                self.slots[name] = self._new(32)
         self.constants: dict[int, dict[int, int]] = {1: {}, 16: {}, 32: {}, 64: {}}
         self.shared_bytes, shared = _lay_out(kernel.shared, SHARED_BASE)
         self.local_bytes, local = _lay_out(kernel.local, 0)
-        self.symbols = {**shared, **local}
+        self.data_bytes, data = _lay_out(kernel.data, DATA_BASE, apart=DATA_GAP)
+        self.data = data
+        code = {one.name: FUNCTIONS + one.entry for one in kernel.functions}
+        self.symbols = {**shared, **local, **data, **code}
         #: sizes of accesses to shared memory
         self.shared_sizes: set[int] = {4}
         #: the same for global memory
@@ -141,6 +156,8 @@ class Decoder:
         if isinstance(operand, Name) and operand.text not in self.slots:
             if operand.text in self.symbols:
                 return self.constant(self.symbols[operand.text], width)
+            if operand.text == "WARP_SZ":
+                return self.constant(LANES, width)
             if operand.text in self.kernel.parameters:
                 place = self.kernel.parameters[operand.text].offset
                 return self.constant(PARAMETERS + place, width)
@@ -196,13 +213,19 @@ class Decoder:
         return operand.parts if isinstance(operand, Vector) else (operand,)
 
 
-def _lay_out(variables: Iterable[Variable], base: int) -> tuple[int, dict[str, int]]:
+#: Bytes between the variables of a module, so that an access beyond one is a fault.
+DATA_GAP = 64
+
+
+def _lay_out(
+    variables: Iterable[Variable], base: int, apart: int = 0
+) -> tuple[int, dict[str, int]]:
     """Place variables of known size first; those that the launch sizes share the rest."""
     at, places = 0, {}
     for variable in sorted(variables, key=lambda v: v.size is None):
         begin = -(-at // variable.align) * variable.align
         places[variable.name] = begin + base
-        at = begin + variable.size if variable.size is not None else at
+        at = begin + variable.size + apart if variable.size is not None else at
     return at, places
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from builder.ptx.block import Block, Launch, LaunchState
 from builder.ptx.decoder import PRED, U16, U32, U64
-from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault
+from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault, some
+from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.races import LaunchRaces
+from builder.ptx.warps import Apart, ready
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-    from builder.ptx.block import Warp
-    from builder.ptx.memory import GlobalMemory
-    from builder.ptx.program import Program
+    from builder.ptx.block import Layout, Warp
+    from builder.ptx.program import BasicBlock, Program
     from builder.ptx.races import Race
 
 Order = Literal["eager", "lazy", "random"]
@@ -33,6 +36,9 @@ _MORE = 8
 _PATIENCE = 64
 #: The same if registers still change: a loop that counts, but waits for nobody.  Our choice.
 _ROUNDS = 2048
+#: Jumps back of a lane that waits for others, after which the lanes elsewhere go first: more than
+#: lanes that take turns need.
+_SPINS = 64
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,15 @@ class Outcome:
     races: list[Race] = field(default_factory=list)
     #: copies that no thread had waited for when their block ended
     unawaited: int = 0
+    #: what ``printf`` wrote
+    printed: list[str] = field(default_factory=list)
+
+
+def _own_regions(layout: Layout) -> Iterable[Region]:
+    """The variables of the kernel's module, with their first values."""
+    for address, held, one in layout.data:
+        data = np.frombuffer(held, np.uint8).copy()
+        yield Region(address, data, one.writable, one.name)
 
 
 class Grid:
@@ -87,7 +102,7 @@ class Grid:
         self._state = LaunchState(
             launch,
             program.layout,
-            memory,
+            GlobalMemory([*memory.regions, *_own_regions(program.layout)]),
             program.kernel.places,
             eager=self.schedule.order == "eager",
             races=LaunchRaces(program.layout.global_granule) if watch else None,
@@ -98,6 +113,9 @@ class Grid:
         self._taken: Counter[int] = Counter()
         #: registers and positions of all warps in the rounds since the last event
         self._states: set[int] = set()
+        #: parts of basic blocks, at whose start lanes have waited
+        self._added: set[int] = set()
+        self._blocks = dict(program.blocks)
         x, y, z = launch.grid
         places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         self.blocks = [Block(self._state, place) for place in places]
@@ -120,9 +138,9 @@ class Grid:
         """
         with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
             self._run()
-        self.outcome.races = self.races()
-        self.outcome.covered = set(self._taken)
-        blocks = self.program.blocks
+        self.outcome.races, self.outcome.printed = self.races(), self._state.printed
+        self.outcome.covered = set(self._taken) - self._added
+        blocks = self._blocks
         self.outcome.instructions = sum(
             count * len(blocks[start].steps) for start, count in self._taken.items()
         )
@@ -145,7 +163,14 @@ class Grid:
             idle += 1
             if any(self._late(block) for block in live):
                 idle = 0
-            elif idle > (_PATIENCE if by_chance else 3) and not self._computes(live, idle):
+            elif idle > (_PATIENCE if by_chance else 3):
+                apart = [w for block in live for w in block.warps if w.pcs is not None]
+                if apart and idle < _PATIENCE + 2 * LANES:
+                    for warp in apart:  # let those go first that did not run last
+                        warp.spins[warp.ran] += _SPINS
+                    continue
+                if self._computes(live, idle):
+                    continue
                 raise Deadlock("; ".join(block.describe() for block in live))
 
     def _computes(self, live: list[Block], idle: int) -> bool:
@@ -192,20 +217,23 @@ class Grid:
 
     def _advance(self, warp: Warp, limit: int) -> bool:
         """Run a warp for up to ``limit`` basic blocks; return whether it reached the limit."""
-        blocks, taken = self.program.blocks, self._taken
+        blocks, taken = self._blocks, self._taken
         warp.yielded = False
         for _ in range(limit):
-            mask = True
+            mask: Any = True
             if warp.pcs is not None:
-                warp.pc = self._apart(warp.pcs)
-                lanes = warp.pcs == warp.pc
-                if lanes.tobytes() == ALL_LANES:
-                    warp.pcs = None
+                mask = self._choose(warp, warp.pcs)
+                if mask is None:
+                    return False
+                if mask.tobytes() == ALL_LANES:
+                    warp.pcs, mask = None, True
+                    warp.spins[...] = 0
                 else:
-                    mask = lanes
+                    warp.ran = mask
             if warp.pc >= EXIT or warp.pc not in blocks:
                 warp.done = True
                 self._state.events += 1
+                warp.block.ended()
                 return False
             block = blocks[warp.pc]
             taken[warp.pc] += 1
@@ -214,6 +242,9 @@ class Grid:
                 for step in block.steps:
                     target = step(warp, mask)
                     done += 1
+            except Apart:
+                self._wait_apart(warp, mask, block, done)
+                continue
             except Fault as fault:
                 fault.line = fault.line or block.lines[done]
                 fault.where = fault.where or f"{warp.block.name}, warp {warp.number}"
@@ -221,25 +252,68 @@ class Grid:
             warp.line = block.lines[-1]
             self._go(warp, mask, block.end if target is None else target)
             if warp.yielded:
+                warp.waited = True
                 return False
         return True
 
-    def _apart(self, pcs: NDArray[np.int64]) -> int:
-        """The position to continue of diverged lanes: the first at which no lane has to wait."""
-        held = sorted({*pcs.tolist()})
-        places = [place for place in held if place < EXIT]
-        if len(places) < 2:
-            return int(held[0])
-        blocks = self.program.blocks
-        free = (place for place in places if place not in blocks or not blocks[place].gathers)
-        return int(next(free, held[0]))
+    def _wait_apart(self, warp: Warp, mask: Any, block: BasicBlock, done: int) -> None:
+        """Lanes that ran a part of a block wait there for the others of their warp."""
+        place = block.start + done
+        if done:
+            self._added.add(place)
+        self._blocks[place] = self.program.rest_of(block, done)
+        assert warp.pcs is not None
+        warp.pcs[mask] = place
+
+    def _choose(self, warp: Warp, pcs: NDArray[np.int64]) -> Any:
+        """The lanes of a diverged warp that continue next; None if all wait.
+
+        The first position goes first, so that lanes meet again; lanes that jumped back often, as
+        they wait for others, come later.  Lanes wait where an instruction is one of several lanes.
+        """
+        blocks, warp.alone = self._blocks, False
+        free = (pcs < EXIT) & ~warp.held
+        places = {*pcs[free].tolist()}
+        if not places:
+            if warp.held.any():
+                warp.yielded = True
+                return None
+            warp.pc = EXIT
+            return pcs >= EXIT
+        order = sorted(places)
+        if len(order) > 1 and some(warp.spins >= _SPINS):
+            turns = warp.spins // _SPINS
+            order.sort(key=lambda place: (int(turns[free & (pcs == place)].min()), place))
+        for place in order:
+            here = free & (pcs == place)
+            block = blocks.get(place)
+            if block is not None and block.gathers:
+                row = warp.views[U32][block.members] if block.members >= 0 else None
+                here = ready(warp, here, row)
+                if not some(here):
+                    continue
+            warp.pc = place
+            return here
+        if some(warp.held):  # a barrier of the block may free the lanes that these wait for
+            warp.yielded = True
+            return None
+        warp.pc, warp.alone = order[0], True
+        return free & (pcs == order[0])
 
     @staticmethod
-    def _go(warp: Warp, mask: object, target: object) -> None:
+    def _go(warp: Warp, mask: Any, target: Any) -> None:
         if mask is True and isinstance(target, int):
             warp.pc = target
-        elif mask is True:
+            return
+        if mask is True:
             warp.pcs = np.asarray(target, np.int64).copy()
         else:
             assert warp.pcs is not None
-            warp.pcs = np.where(np.asarray(mask), np.broadcast_to(target, LANES), warp.pcs)  # type: ignore[call-overload]
+            after = np.where(mask, target, warp.pcs)
+            back = mask & (after <= warp.pc)
+            if warp.waited and some(back):
+                warp.spins += back
+                warp.waited = False
+            warp.pcs = after
+        if warp.block.named_barriers and some(warp.pcs >= EXIT):
+            warp.block.ended()

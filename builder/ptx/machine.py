@@ -23,15 +23,24 @@ EXIT = 1 << 30
 PARAMETERS = 1 << 60
 #: The windows of shared and local memory in the generic address space.
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
+#: The addresses of functions, of a module's variables, and of memory that a kernel allocates.
+FUNCTIONS, DATA_BASE, HEAP = 1 << 57, 1 << 46, 1 << 45
 #: The offset of a block's own shared memory in the shared window: the first KiB is reserved.
 SHARED_BASE = 1024
 
-#: Special registers that are set when a warp is created ("Special Registers").
+#: Special registers that are set when a warp is created ("Special Registers"): 32 bits each, as
+#: PTX's own type of those of 64 is used for none of them.
 SPECIAL = (
     *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"),
+    *(f"%{name}.{axis}" for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+      for axis in "xyz"),
     "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
-    "%lanemask_ge", "%lanemask_gt",
+    "%lanemask_ge", "%lanemask_gt", "%smid", "%nsmid", "%cluster_ctarank", "%cluster_nctarank",
+    "%dynamic_smem_size", "%total_smem_size",
 )  # fmt: skip
+#: Special registers that change, with their width; a clock advances whenever it is read.
+CLOCKS = {"%clock": 32, "%clock_hi": 32, "%clock64": 64, "%globaltimer": 64,
+          "%globaltimer_lo": 32, "%globaltimer_hi": 32}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- faults
@@ -42,6 +51,7 @@ class PtxError(SparkBuildError):
 
     def __init__(self, message: str, line: int = 0, hint: str = "") -> None:
         super().__init__(f"PTX line {line}: {message}" if line else message, hint=hint)
+        self.what = message
         self.line = line
 
 
@@ -84,7 +94,7 @@ _E4M3_NAN, _E4M3_MAX = 0x7F, 448.0
 _BF16_NAN = np.uint32(0x7FFF)
 #: The largest finite bfloat16, as float32.
 _BF16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
-_SMALLEST_NORMAL = np.float32(2.0**-126)
+SMALLEST_NORMAL = np.float32(2.0**-126)
 #: The NaN of floating-point instructions, as float32 and as float16.
 _NAN = np.array([0x7FFFFFFF], np.uint32).view(np.float32)[0]
 _F16_NAN = np.uint32(0x7FFF)
@@ -99,6 +109,8 @@ def _e4m3_values() -> NDArray[np.float64]:
 
 
 _E4M3 = _e4m3_values()
+#: The finite magnitudes of E5M2: of float16 with two bits of its fraction.
+_E5M2 = (np.arange(0x7C, dtype=np.uint16) << np.uint16(8)).view(np.float16).astype(np.float64)
 _E4M3_MIDDLES = (_E4M3[1:] + _E4M3[:-1]) / 2
 #: UE4M3 by byte: as E4M3 without a sign.  A byte with bit 7 set is invalid, and becomes NaN.
 UE4M3 = np.concatenate([_E4M3, np.full(129, np.nan)])
@@ -174,6 +186,19 @@ def from_e4m3(codes: NDArray[np.uint8]) -> Lanes:
     return values
 
 
+def to_e5m2(values: Lanes) -> NDArray[np.uint16]:
+    """Codes of float32 values (``cvt.rn.satfinite.e5m2x2``); NaN stays NaN, as 127."""
+    nan = np.isnan(values)
+    held = np.clip(np.where(nan, 0, values), -_E5M2[-1], _E5M2[-1])
+    code = np.where(nan, 0x7F, _nearest(held, (_E5M2[1:] + _E5M2[:-1]) / 2))
+    return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
+
+
+def from_e5m2(codes: NDArray[np.uint8]) -> Lanes:
+    """E5M2 bytes as float32, exactly: the upper halves of float16."""
+    return from_f16(codes.astype(np.uint16) << np.uint16(8))
+
+
 def from_e2m1(codes: NDArray[np.uint8]) -> Lanes:
     """Bytes of two E2M1 codes as pairs of float32, exactly; the low half is the first."""
     return E2M1_PAIRS[codes].astype(np.float32)
@@ -197,7 +222,7 @@ with np.errstate(invalid="ignore"):  # a processor for 64-bit Arm reports signal
 
 def flush(values: Lanes) -> Lanes:
     """Subnormal float32 values as zero of their sign (``.ftz``)."""
-    small = np.abs(values) < _SMALLEST_NORMAL
+    small = np.abs(values) < SMALLEST_NORMAL
     if not some(small):
         return values
     return np.where(small, np.copysign(np.float32(0), values), values)

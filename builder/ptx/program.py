@@ -10,10 +10,14 @@ import numpy as np
 
 from builder.ptx.accesses import ASYNC, MEMORY, YIELDING
 from builder.ptx.block import Layout
+from builder.ptx.calls import CALLS
 from builder.ptx.decoder import Decoder, guarded
-from builder.ptx.machine import LANES, SPECIAL
-from builder.ptx.registers import CONVERT, DATA, FLOAT, INTEGER
-from builder.ptx.warps import MATRIX, WARP
+from builder.ptx.floats import CONVERT, FLOAT
+from builder.ptx.machine import LANES, SPECIAL, PtxError
+from builder.ptx.matrices import MATRIX
+from builder.ptx.registers import DATA, INTEGER, typed
+from builder.ptx.source import FRAME
+from builder.ptx.warps import WARP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,36 +25,38 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.decoder import Emitter, Step
-    from builder.ptx.source import Instruction, Kernel
+    from builder.ptx.source import Instruction, Kernel, Variable
 
 
 def _number(d: Decoder, i: Instruction) -> Step:
     """Select between integer and floating-point instructions of the same name by their type."""
     table = FLOAT if i.modifiers and i.modifiers[-1].startswith(("f", "bf")) else INTEGER
-    if i.opcode not in table:
-        raise d.unknown(i)
     return table[i.opcode](d, i)
 
 
 EMITTERS: dict[str, Emitter] = {
-    **dict.fromkeys((*INTEGER, *FLOAT), _number),
+    **INTEGER,
+    **FLOAT,
+    **dict.fromkeys(INTEGER.keys() & FLOAT.keys(), _number),
     **CONVERT,
     **DATA,
     **MEMORY,
     **MATRIX,
     **WARP,
     **ASYNC,
+    **CALLS,
 }
 
 #: Opcodes after which a warp may have jumped or yielded.
-_ENDS = {"bra", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
-#: Opcodes at which diverged lanes converge; ``mma`` and matrix moves need converged lanes.
-_GATHERS = {"bar", "barrier", "shfl", "vote", "elect", "redux"}
+_ENDS = {"bra", "brx", "call", "ret", "exit", "bar", "barrier", "nanosleep", "atom", "red"}
+#: Opcodes at which diverged lanes wait for others, and the operand that names these; all of the
+#: warp, if there is none.  Matrix instructions wait too, but not at the start of a basic block.
+_GATHERS = {"bar": None, "barrier": None, "shfl": 4, "vote": 2, "elect": 1, "redux": 2, "match": 2}
 
 
 def ends_block(i: Instruction) -> bool:
     """Whether a warp may stop after an instruction."""
-    waits = {"try_wait", "test_wait", "wait_group"} & set(i.modifiers)
+    waits = {"try_wait", "test_wait", "wait_group", "wait_all"} & set(i.modifiers)
     return (
         i.opcode in _ENDS or bool(waits) or (i.opcode == "ld" and bool(YIELDING & set(i.modifiers)))
     )
@@ -58,15 +64,14 @@ def ends_block(i: Instruction) -> bool:
 
 def begins_block(i: Instruction) -> bool:
     """Whether a warp may have to execute an instruction again, or some of its lanes wait there."""
-    return "wait_group" in i.modifiers or gathers(i)
+    return bool({"wait_group", "wait_all"} & set(i.modifiers)) or gathers(i)
 
 
 def gathers(i: Instruction) -> bool:
-    """Whether lanes wait there for the others of their warp.
-
-    This is the meaning of ``.sync``; with ``.aligned`` all threads of a warp run the same barrier.
-    """
-    return i.opcode in _GATHERS and ("sync" in i.modifiers or i.opcode in ("bar", "barrier"))
+    """Whether lanes wait there for others of their warp: ``.sync``, and ``.aligned`` barriers."""
+    if i.opcode in ("bar", "barrier"):
+        return "warp" in i.modifiers or i.opcode == "bar" or "aligned" in i.modifiers
+    return i.opcode in _GATHERS and "sync" in i.modifiers
 
 
 @dataclass
@@ -79,6 +84,8 @@ class BasicBlock:
     lines: list[int]
     #: lanes wait at the first instruction for diverged ones
     gathers: bool = False
+    #: the register that names these, or -1 for all of the warp
+    members: int = -1
 
 
 class Program:
@@ -86,30 +93,55 @@ class Program:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.decoder = decoder = Decoder(kernel)
-        steps = []
+        self.decoder = Decoder(kernel)
         leaders = {0, *kernel.labels}
+        missing: dict[str, PtxError] = {}
+        self.steps: list[Step] = []
         for place, one in enumerate(kernel.code):
-            emitter = EMITTERS.get(one.opcode)
-            if emitter is None:
-                raise decoder.unknown(one)
             try:
-                steps.append(guarded(decoder, one, emitter(decoder, one), place))
-            except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
-                raise decoder.unknown(one, "its operands are not understood") from None
+                self.steps.append(self._step(place, one))
+            except PtxError as error:
+                missing.setdefault(error.what, error)
             if begins_block(one):
                 leaders.add(place)
             if ends_block(one):
                 leaders.add(place + 1)
-        self.blocks = dict(self._blocks(sorted(leaders), steps))
+        if missing:
+            first, *others = missing.values()
+            more = [f"{error.what} (line {error.line})" for error in others]
+            raise PtxError("; ".join([first.what, *more]), first.line)
+        self.blocks = dict(self._blocks(sorted(leaders), self.steps))
+
+    def _step(self, place: int, one: Instruction) -> Step:
+        emitter = EMITTERS.get(one.opcode)
+        if emitter is None:
+            raise self.decoder.unknown(one)
+        try:
+            return guarded(self.decoder, one, emitter(self.decoder, one), place)
+        except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
+            raise self.decoder.unknown(one, "its operands are not understood") from None
 
     def _blocks(self, leaders: list[int], steps: list[Step]) -> Iterable[tuple[int, BasicBlock]]:
         count = len(steps)
         for start, end in zip(leaders, [*leaders[1:], count], strict=True):
             if start < count:
                 lines = [one.line for one in self.kernel.code[start:end]]
-                first = gathers(self.kernel.code[start])
-                yield start, BasicBlock(start, end, steps[start:end], lines, first)
+                one = self.kernel.code[start]
+                members = self._members(one) if gathers(one) else -1
+                held = steps[start:end]
+                yield start, BasicBlock(start, end, held, lines, gathers(one), members)
+
+    def _members(self, one: Instruction) -> int:
+        """The register with the lanes that an instruction names."""
+        place = 0 if "warp" in one.modifiers else _GATHERS[one.opcode]
+        if place is None:
+            return -1
+        return self.decoder.source(one, one.operands[place], typed("b32"))
+
+    def rest_of(self, block: BasicBlock, done: int) -> BasicBlock:
+        """A block without its first instructions, at whose start lanes wait for their warp."""
+        start = block.start + done
+        return BasicBlock(start, block.end, block.steps[done:], block.lines[done:], gathers=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -118,12 +150,23 @@ class Program:
         return Layout(
             counts=decoder.counts,
             constants=self._constants(),
-            special={name: decoder.slots[name].index for name in SPECIAL},
+            special={n: decoder.slots[n].index for n in SPECIAL if n in decoder.slots},
+            frame=decoder.slots[FRAME].index if FRAME in decoder.slots else -1,
             shared_bytes=decoder.shared_bytes,
-            local_bytes=decoder.local_bytes,
+            local_bytes=max(decoder.local_bytes, self.kernel.stack),
+            data=tuple(self._data()),
             granule=min(decoder.shared_sizes),
             global_granule=min(decoder.global_sizes),
         )
+
+    def _data(self) -> Iterable[tuple[int, bytes, Variable]]:
+        """The address and the contents of each variable of the module."""
+        symbols = self.decoder.symbols
+        for one in self.kernel.data:
+            values = (symbols[v] if isinstance(v, str) else v for v in one.values)
+            most = (1 << 8 * one.element) - 1
+            held = b"".join((v & most).to_bytes(one.element, "little") for v in values)
+            yield symbols[one.name], held.ljust(one.size or 0, b"\0"), one
 
     def _constants(self) -> dict[int, NDArray[Any]]:
         """The constants by width: one row of equal lanes for each."""

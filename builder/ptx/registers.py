@@ -9,13 +9,13 @@ the GPU's own bits.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from builder.ptx.decoder import (
-    F32,
-    F64,
     PRED,
     U16,
     U32,
@@ -29,21 +29,16 @@ from builder.ptx.decoder import (
     type_named,
 )
 from builder.ptx.machine import (
+    CLOCKS,
+    FUNCTIONS,
     LOCAL_WINDOW,
+    PARAMETERS,
     SHARED_WINDOW,
     Fault,
-    finite_bf16,
     flush,
     from_bf16,
-    from_e2m1,
-    from_e4m3,
     from_f16,
-    one_nan,
-    saturated,
-    some,
     to_bf16,
-    to_e2m1,
-    to_e4m3,
     to_f16,
 )
 from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
@@ -89,6 +84,8 @@ def _move(d: Decoder, i: Instruction) -> Step:
         return _unpack(d, i, kind, to)
     if isinstance(source, Vector):
         return _pack(d, i, kind, source)
+    if isinstance(source, Name) and source.text in CLOCKS:
+        return _clock(d, i, source.text)
     out = d.out(i, to, kind)
     if kind.view == PRED and isinstance(source, Number):
         value = d.constant(int(source.value != 0), 1)
@@ -101,6 +98,23 @@ def _move(d: Decoder, i: Instruction) -> Step:
         put(rows[out], rows[value], m)
 
     return run
+
+
+def _clock(d: Decoder, i: Instruction, name: str) -> Step:
+    """A clock: it advances whenever it is read."""
+    kind = typed(f"b{CLOCKS[name]}")
+    out, shift = d.out(i, i.operands[0], kind), 32 * name.endswith("hi")
+
+    def run(w: Warp, m: Mask) -> None:
+        state = w.block.state
+        state.clock += _TICKS
+        put(w.views[kind.view][out], state.clock >> shift & (1 << kind.bits) - 1, m)
+
+    return run
+
+
+#: What a clock advances by.  Our choice: loops that wait for a time are short.
+_TICKS = 256
 
 
 #: numpy's type of a part that ``mov`` packs; parts of 8 bits have 16-bit registers.
@@ -308,6 +322,10 @@ def _plain(function: Any, logical: Any = None) -> Emitter:
     """``op.type d, a, b``: the low bits of the result; of predicates, ``logical``."""
 
     def emit(d: Decoder, i: Instruction) -> Step:
+        if i.has("cc"):
+            return _carry(d, i)
+        if i.modifiers[-1] in _HALF_WORDS or i.has("sat"):
+            return _table(d, i)
         kind = _integer(d, i, "lo") if i.opcode == "mul" else _integer(d, i)
         chosen = logical if kind.view == PRED else function
         if chosen is None or i.modifiers[-1][0] == "f":
@@ -319,40 +337,93 @@ def _plain(function: Any, logical: Any = None) -> Emitter:
     return emit
 
 
+def upper(a: Any, b: Any) -> Any:
+    """The upper half of the product of two integers of one type."""
+    bits, kind = 8 * a.itemsize, a.dtype
+    if bits < 64:
+        wide = np.dtype(f"{kind.kind}8")
+        return (a.astype(wide) * b.astype(wide) >> wide.type(bits)).astype(kind)
+    x, y, half = a.view(_U64), b.view(_U64), _U64(32)
+    (x0, x1), (y0, y1) = ((v & _U64(0xFFFFFFFF), v >> half) for v in (x, y))
+    low = (x0 * y0 >> half) + (x1 * y0 & _U64(0xFFFFFFFF)) + (x0 * y1 & _U64(0xFFFFFFFF))
+    high = x1 * y1 + (x1 * y0 >> half) + (x0 * y1 >> half) + (low >> half)
+    if kind.kind == "i":
+        high = high - np.where(a < 0, y, 0) - np.where(b < 0, x, 0)
+    return high.view(kind)
+
+
 def _multiply_integers(d: Decoder, i: Instruction) -> Step:
-    """``mul.lo``, ``mul.hi`` (the upper half of the product), ``mul.wide`` (the whole product)."""
-    if i.has("lo"):
+    """``mul``, ``mad``, ``mul24``, ``mad24``: ``.lo`` or ``.hi``, a half of the product, or
+    ``.wide``, all of it; ``mad`` adds c; ``.sat`` of ``mad.hi.s32``."""
+    if i.opcode == "mul" and i.has("lo"):
         return _plain(np.multiply)(d, i)
-    kind = _integer(d, i, "hi", "wide")
-    wide = type_named(f"{kind.name[0]}{2 * kind.bits}") if kind.bits < 64 else None
-    if wide is None or kind.name[0] not in "us":
+    kind = _integer(d, i, "lo", "hi", "wide", *(("sat",) if i.opcode == "mad" else ()))
+    part, adds, of24 = i.modifiers[0], i.opcode.startswith("mad"), i.opcode.endswith("24")
+    wide = type_named(f"{kind.name[0]}{2 * kind.bits}") if part == "wide" else kind
+    if wide is None or kind.name[0] not in "us" or part not in ("lo", "hi", "wide"):
         raise d.unknown(i)
-    out = d.out(i, i.operands[0], wide if i.has("wide") else kind)
+    if (of24 and (kind.bits != 32 or part == "wide")) or (
+        i.has("sat") and (part, kind.name) != ("hi", "s32")
+    ):
+        raise d.unknown(i)
+    out = d.out(i, i.operands[0], wide)
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
-    whole, shift = np.int64 if kind.signed else np.uint64, kind.bits
-    half = i.has("hi")
+    c = d.source(i, i.operands[3], wide) if adds else -1
+    whole, limited = np.dtype(f"{'i' if kind.signed else 'u'}8").type, i.has("sat")
+
+    def product(x: Any, y: Any) -> Any:
+        if of24:
+            x, y = (v << v.dtype.type(8) >> v.dtype.type(8) for v in (x, y))
+            both = x.astype(whole) * y.astype(whole)
+            return (both >> whole(16 if part == "hi" else 0)).astype(x.dtype)
+        if part == "hi":
+            return upper(x, y)
+        return x * y if part == "lo" else x.astype(whole) * y.astype(whole)
 
     def run(w: Warp, m: Mask) -> None:
-        rows = w.views[kind.view]
-        product = rows[a].astype(whole) * rows[b].astype(whole)
-        target = rows[out] if half else w.views[wide.view][out]
-        product = product >> whole(shift) if half else product
-        put(target, product.astype(target.dtype), m)
+        rows, outs = w.views[kind.view], w.views[wide.view]
+        value = product(rows[a], rows[b])
+        if limited:
+            total = value.astype(np.int64) + outs[c]
+            value = np.clip(total, -(2**31), 2**31 - 1).astype(np.int32)
+        elif adds:
+            value = value.astype(outs[c].dtype) + outs[c]
+        put(outs[out], value.astype(outs[out].dtype), m)
 
     return run
 
 
-def _multiply_add_integers(d: Decoder, i: Instruction) -> Step:
-    """``mad.lo``: a * b + c, the low half."""
-    kind = _integer(d, i, "lo")
-    if not i.has("lo"):
+def _carry(d: Decoder, i: Instruction) -> Step:
+    """``add``, ``sub`` and ``mad`` with the carry flag: ``.cc`` writes it, ``addc`` ... read it.
+
+    "Extended-Precision Integer Arithmetic Instructions": of a difference the flag is the borrow.
+    """
+    reads, writes = i.opcode.endswith("c"), i.has("cc")
+    name, kind = i.opcode.removesuffix("c"), _integer(d, i, "cc", "lo", "hi")
+    if kind.bits < 32:
         raise d.unknown(i)
-    out = d.out(i, i.operands[0], kind)
-    a, b, c = (d.source(i, s, kind) for s in i.operands[1:4])
+    out, *sources = (i.operands[0], *(d.source(i, s, kind) for s in i.operands[1:]))
+    to, minus = d.out(i, out, kind), name == "sub"
+    low, plain = i.has("lo"), typed(f"u{kind.bits}").view
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
-        put(rows[out], rows[a] * rows[b] + rows[c], m)
+        if name == "mad":
+            x = (
+                rows[sources[0]] * rows[sources[1]]
+                if low
+                else upper(*(rows[s] for s in sources[:2]))
+            )
+            a, b = x.view(w.views[plain][to].dtype), w.views[plain][sources[2]]
+        else:
+            a, b = (w.views[plain][s] for s in sources)
+        more = w.carry.astype(a.dtype) if reads else np.zeros_like(a)
+        first = a - b if minus else a + b
+        total = first - more if minus else first + more
+        flag = (a < b) | (first < more) if minus else (first < a) | (total < first)
+        put(w.views[plain][to], total, m)
+        if writes:
+            put(w.carry, flag, m)
 
     return run
 
@@ -430,20 +501,31 @@ def _logic3(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+#: The modes of ``prmt``: the selectors for the values 0 to 3 of c.
+_SELECTORS = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543), "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333), "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210), "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}  # fmt: skip
+
+
 def _permute(d: Decoder, i: Instruction) -> Step:
     """``prmt.b32``: four bytes of two words by selectors; bit 3 of one repeats the byte's sign."""
-    if i.modifiers != ("b32",):
+    mode = i.modifiers[1] if len(i.modifiers) == 2 else ""
+    if i.modifiers[:1] != ("b32",) or (mode and mode not in _SELECTORS):
         raise d.unknown(i)
-    kind = _integer(d, i)
+    kind = typed("b32")
     out = d.out(i, i.operands[0], kind)
     a, b, c = (d.source(i, s, kind) for s in i.operands[1:4])
+    selectors = np.array(_SELECTORS[mode], np.uint32) if mode else None
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
         pool = rows[a].astype(_U64) | rows[b].astype(_U64) << _U64(32)
         value = np.zeros(len(pool), np.uint32)
+        by = rows[c] if selectors is None else selectors[rows[c] & np.uint32(3)]
         for number in range(4):
-            chosen = (rows[c] >> np.uint32(4 * number)) & np.uint32(15)
+            chosen = (by >> np.uint32(4 * number)) & np.uint32(15)
             byte = (pool >> ((chosen & np.uint32(7)).astype(_U64) * _U64(8))).astype(np.uint32)
             byte &= np.uint32(0xFF)
             sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
@@ -454,12 +536,264 @@ def _permute(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _top(a: Any) -> Any:
+    """The position of the highest bit that is set, or -1."""
+    if a.itemsize == 8:
+        high = (a >> _U64(32)).astype(np.uint32)
+        return np.where(high != 0, _top(high) + 32, _top(a.astype(np.uint32)))
+    return np.frexp(a.astype(np.float64))[1] - 1
+
+
+_BYTE = np.arange(256, dtype=np.uint8)[:, None]
+_ONES = np.unpackbits(_BYTE, axis=1).sum(1).astype(np.uint32)
+_TURNED = np.packbits(np.unpackbits(_BYTE, axis=1)[:, ::-1], axis=1)[:, 0]
+
+
+def _ones(_: Any, a: Any) -> Any:
+    return _ONES[a.view(np.uint8).reshape(len(a), -1)].sum(1)
+
+
+def _turned(_: Any, a: Any) -> Any:
+    return np.ascontiguousarray(_TURNED[a.view(np.uint8).reshape(len(a), -1)[:, ::-1]]).view(
+        a.dtype
+    )[:, 0]
+
+
+def _highest(form: Form, a: Any) -> Any:
+    bits = 8 * a.itemsize
+    plain = a.view(f"u{a.itemsize}")
+    top = _top(np.where(a < 0, ~plain, plain) if form.kind.signed else plain)
+    found = np.where(top < 0, -1, bits - 1 - top if "shiftamt" in form.words else top)
+    return found.astype(np.int64) & 0xFFFFFFFF
+
+
+def _mask_of(count: Any, bits: int) -> Any:
+    """So many of the lowest bits; beyond the width, all."""
+    one, many = _U64(1), count.astype(_U64)
+    whole = np.where(many >= 64, ~_U64(0), (one << np.minimum(many, _U64(63))) - one)
+    return whole & _U64((1 << bits) - 1)
+
+
+def _field(bits: int, first: Any, count: Any) -> tuple[Any, Any]:
+    """Position and length: of 8 bits each; the H100 uses all bits in the forms of 64."""
+    kept = 255 if bits == 32 else 0xFFFFFFFF
+    return first.astype(np.int64) & kept, count.astype(np.int64) & kept
+
+
+def _extracted(form: Form, a: Any, b: Any, c: Any) -> Any:
+    bits, plain = form.kind.bits, a.view(f"u{a.itemsize}").astype(_U64)
+    first, count = _field(bits, b, c)
+    inside = _mask_of(np.clip(bits - first, 0, count), bits)
+    value = (plain >> np.minimum(first, 63).astype(_U64)) & inside
+    if not form.kind.signed:
+        return value
+    last = np.minimum(first + count - 1, bits - 1)
+    sign = (count > 0) & (plain >> np.maximum(last, 0).astype(_U64) & _U64(1) == 1)
+    return np.where(sign, value | ~inside, value)
+
+
+def _inserted(form: Form, a: Any, b: Any, c: Any, e: Any) -> Any:
+    bits = form.kind.bits
+    first, count = _field(bits, c, e)
+    by = np.minimum(first, 63).astype(_U64)
+    held = np.where(first < bits, _mask_of(count, bits) << by, _U64(0))
+    return (b.astype(_U64) & ~held) | (a.astype(_U64) << by & held)
+
+
+def _funnel(form: Form, a: Any, b: Any, c: Any) -> Any:
+    pool = b.astype(_U64) << _U64(32) | a.astype(_U64)
+    by = (np.minimum(c, 32) if "clamp" in form.words else c & np.uint32(31)).astype(_U64)
+    return pool << by >> _U64(32) if "l" in form.words else pool >> by
+
+
+def _parts(words: Any, kind: str, bits: int) -> Any:
+    """The signed or unsigned parts of words, the lowest first."""
+    parts = np.ascontiguousarray(words).view(f"{'i' if kind[0] == 's' else 'u'}{bits // 8}")
+    return parts.reshape(len(words), -1).astype(np.int64)
+
+
+def _dot(form: Form, a: Any, b: Any, c: Any) -> Any:
+    *half, left, right = form.words
+    x, y = _parts(a, left, 8 * (1 + len(half))), _parts(b, right, 8)
+    if half:
+        y = y[:, 2:] if half == ["hi"] else y[:, :2]
+    return (x * y).sum(1) + c
+
+
+def _bit_mask(form: Form, a: Any, b: Any) -> Any:
+    first, count = (np.minimum(v, 32) if "clamp" in form.words else v & 31 for v in (a, b))
+    return _mask_of(count, 32) << first.astype(_U64)
+
+
+def _sign_extended(form: Form, a: Any, b: Any) -> Any:
+    count = np.minimum(b, 32) if "clamp" in form.words else b & 31
+    held, value = _mask_of(count, 32), a.view(np.uint32).astype(_U64)
+    sign = value >> np.maximum(count.astype(np.int64) - 1, 0).astype(_U64) & _U64(1) == 1
+    negative = form.kind.signed & sign & (count > 0)
+    return np.where(negative, value | ~held, value & held)
+
+
+def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
+    """``fns``: the n-th set bit from a base on, upwards or downwards."""
+
+    def one(bits: int, first: int, n: int) -> int:
+        if n == 0:
+            return first if bits >> first & 1 else 0xFFFFFFFF
+        order = range(first, 32) if n > 0 else range(first, -1, -1)
+        held = [place for place in order if bits >> place & 1]
+        return held[abs(n) - 1] if len(held) >= abs(n) else 0xFFFFFFFF
+
+    return np.array([one(*map(int, three)) for three in zip(mask, base, offset, strict=True)])
+
+
+_BY_PART: dict[str, Any] = {
+    "add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum,
+    "absdiff": lambda a, b: np.abs(a - b), "avrg": lambda a, b: (a + b + (a + b >= 0)) >> 1,
+}  # fmt: skip
+
+
+def _joined(parts: Any, bits: int) -> Any:
+    return np.ascontiguousarray(parts.astype(f"u{bits // 8}")).view(np.uint32)[:, 0]
+
+
+def _halves_of_words(form: Form, a: Any, b: Any) -> Any:
+    kind = form.name[0]
+    found = _BY_PART[form.opcode](*(_parts(v, kind, 16) for v in (a, b)))
+    low = -(2**15) if kind == "s" else 0
+    return _joined(np.clip(found, low, low + 65535) if "sat" in form.words else found, 16)
+
+
+def _video(form: Form, a: Any, b: Any, c: Any) -> Any:
+    """``vadd2`` ... ``vmax4``: each part by itself; ``.add`` sums them up with c."""
+    operation, bits = form.opcode[1:-1], 32 // int(form.opcode[-1])
+    to, left, right, *more = form.words
+    found = _BY_PART[operation](_parts(a, left, bits), _parts(b, right, bits))
+    if more == ["add"]:
+        return found.sum(1) + c
+    if more == ["sat"]:
+        low = -(1 << bits - 1) if to[0] == "s" else 0
+        found = np.clip(found, low, low + (1 << bits) - 1)
+    return _joined(found, bits)
+
+
+def _saturated_sum(form: Form, a: Any, b: Any) -> Any:
+    total = _BY_PART[form.opcode](a.astype(np.int64), b.astype(np.int64))
+    return np.clip(total, -(2**31), 2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The words of an instruction, and the type that the last one names."""
+
+    opcode: str
+    words: tuple[str, ...]
+    name: str
+    kind: Type
+
+
+#: Forms of modifiers, and the types of the result and of the operands: ``T`` is the last
+#: modifier's own, and a number or a float is that type.
+_SIMPLE: dict[str, list[tuple[str, str, Callable[..., Any]]]] = {
+    "popc": [("b32|b64", "u32 T", _ones)],
+    "clz": [("b32|b64", "u32 T", lambda f, a: f.kind.bits - 1 - _top(a))],
+    "brev": [("b32|b64", "T T", _turned)],
+    "bfind": [(r"(shiftamt\.)?[us](32|64)", "u32 T", _highest)],
+    "bfe": [("[us](32|64)", "T T u32 u32", _extracted)],
+    "bfi": [("b(32|64)", "T T T u32 u32", _inserted)],
+    "shf": [(r"[lr]\.(wrap|clamp)\.b32", "T T T u32", _funnel)],
+    "dp4a": [(r"[us]32\.[us]32", "T u32 u32 T", _dot)],
+    "dp2a": [(r"(lo|hi)\.[us]32\.[us]32", "T u32 u32 T", _dot)],
+    "bmsk": [(r"(clamp|wrap)\.b32", "T T T", _bit_mask)],
+    "szext": [(r"(clamp|wrap)\.[us]32", "T T u32", _sign_extended)],
+    "fns": [("b32", "T T u32 s32", _nth_set)],
+    "sad": [
+        ("[us](16|32|64)", "T T T T", lambda _, a, b, c: np.where(a < b, b - a, a - b) + c)
+    ],
+    "cnot": [("b(16|32|64)", "T T", lambda _, a: a == 0)],
+    **{
+        name: [(r"(sat\.)?[us]16x2", "u32 u32 u32", _halves_of_words),
+               (r"sat\.s32", "T T T", _saturated_sum)]
+        for name in ("add", "sub", "min", "max")
+    },
+    **{
+        f"v{name}{count}": [(r"[us]32\.[us]32\.[us]32(\.sat|\.add)?", "u32 u32 u32 u32", _video)]
+        for name in _BY_PART for count in (2, 4)
+    },
+}  # fmt: skip
+_HALF_WORDS = ("u16x2", "s16x2")
+
+
+def _table(d: Decoder, i: Instruction) -> Step:
+    """An instruction of the table above."""
+    packed = ".".join(i.modifiers)
+    known = [form for form in _SIMPLE[i.opcode] if re.fullmatch(form[0], packed)]
+    if not known:
+        raise d.unknown(i)
+    _, types, function = known[0]
+    name = i.modifiers[-1]
+    own = type_named(name) or typed("u32")
+    to, *kinds = (own if word == "T" else typed(word) for word in types.split())
+    if len(i.operands) != len(kinds) + 1:
+        raise d.unknown(i, f"{len(i.operands)} operands")
+    out = d.out(i, i.operands[0], to)
+    sources = [(k.view, d.source(i, s, k)) for k, s in zip(kinds, i.operands[1:], strict=True)]
+    form = Form(i.opcode, i.modifiers, name, own)
+
+    def run(w: Warp, m: Mask) -> None:
+        row = w.views[to.view][out]
+        value = function(form, *(w.views[view][s] for view, s in sources))
+        put(row, np.asarray(value).astype(row.dtype), m)
+
+    return run
+
+
+def _set(d: Decoder, i: Instruction) -> Step:
+    """``set.cmp.to.from``: all ones, or 1.0, where the comparison holds, else zero."""
+    name, (to, kind) = i.modifiers[0], (d.type(i, -2), d.type(i))
+    floats = kind.name[0] == "f"
+    function = (_COMPARE_FLOATS if floats else _COMPARE).get(name)
+    if function is None or set(i.modifiers[1:-2]) - {"ftz"} or to.bits != 32:
+        raise d.unknown(i)
+    out = d.out(i, i.operands[0], to)
+    a, b = (d.source(i, s, kind) for s in i.operands[1:3])
+    held = flush if i.has("ftz") else lambda v: v
+    one: Any = np.float32(1) if to.name == "f32" else np.array(-1).astype(np.uint32)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[kind.view]
+        row = w.views[to.view][out]
+        put(row, np.where(function(held(rows[a]), held(rows[b])), one, 0).astype(row.dtype), m)
+
+    return run
+
+
+def _which_space(d: Decoder, i: Instruction) -> Step:
+    """``isspacep``: whether a generic address is of a state space."""
+    space = i.modifiers[0].partition("::")[0]
+    if len(i.modifiers) != 1 or space not in ("global", "const", "local", "shared", "param"):
+        raise d.unknown(i)
+    out = d.out(i, i.operands[0], typed("pred"))
+    a = d.source(i, i.operands[1], typed("u64"))
+    windows = {"local": (LOCAL_WINDOW, SHARED_WINDOW), "shared": (SHARED_WINDOW, FUNCTIONS),
+               "param": (PARAMETERS, 2 * PARAMETERS)}  # fmt: skip
+    first, end = (np.uint64(v) for v in windows.get(space, (0, LOCAL_WINDOW)))
+
+    def run(w: Warp, m: Mask) -> None:
+        at = w.views[U64][a]
+        put(w.views[PRED][out], (at >= first) & (at < end), m)
+
+    return run
+
+
 #: Emitters by opcode.
 INTEGER: dict[str, Emitter] = {
     "add": _plain(np.add),
     "sub": _plain(np.subtract),
     "mul": _multiply_integers,
-    "mad": _multiply_add_integers,
+    "mad": lambda d, i: (_carry if i.has("cc") else _multiply_integers)(d, i),
+    "mul24": _multiply_integers,
+    "mad24": _multiply_integers,
+    **dict.fromkeys(("addc", "subc", "madc"), _carry),
     "div": _divide_integers,
     "rem": _divide_integers,
     "neg": _negate,
@@ -474,403 +808,23 @@ INTEGER: dict[str, Emitter] = {
     "shr": _shift,
     "lop3": _logic3,
     "prmt": _permute,
+    "set": _set,
+    "isspacep": _which_space,
 }
+INTEGER |= {name: _table for name in _SIMPLE if name not in INTEGER}
 
+# ------------------------------------------------------------------------------------- extremes
 
-# ----------------------------------------------------------- floats: one, pairs, halves and doubles
 
+#: Conversions of types of 16 bits to float32, exactly, and back.
+HALVES = {"bf16": (from_bf16, to_bf16), "f16": (from_f16, to_f16)}
 
-#: Modifiers without effect: rounding to nearest even is the default.
-_PLAIN = {"rn", "f32"}
 
+def lesser(a: Any, b: Any) -> Any:
+    """The lesser number, the number of a number and a NaN; -0 is less than +0."""
+    return np.where(a == b, np.where(np.signbit(a), a, b), np.fmin(a, b))
 
-def _registers(d: Decoder, i: Instruction, name: str, count: int) -> tuple[int, list[int]]:
-    """The destination and the ``count`` operands, all of one type."""
-    kind = type_named(name)
-    assert kind is not None
-    if len(i.operands) != count + 1:
-        raise d.unknown(i, f"{len(i.operands)} operands")
-    return d.out(i, i.operands[0], kind), [d.source(i, s, kind) for s in i.operands[1:]]
 
-
-def _float(function: Any, count: int, *more: str, paired: bool = False) -> Emitter:
-    """``op{.rn}{.ftz}.f32``; ``paired`` also has ``.f32x2``: both halves of 64 bits."""
-
-    def emit(d: Decoder, i: Instruction) -> Step:
-        if paired and i.modifiers[-1] in _PAIRS:
-            return _pair(d, i, function, count)
-        if i.modifiers[-2:-1] == ("f32",) and i.modifiers[-1] in _WIDENED and i.opcode == "add":
-            return _mixed(d, i)
-        if paired and i.modifiers[-1] == "bf16":
-            return _half(d, i, function, count)
-        if i.modifiers[-1] == "f64" and i.opcode in _DOUBLE:
-            return _double_arithmetic(d, i)
-        if not set(i.modifiers) <= {*_PLAIN, "ftz", *more} or i.modifiers[-1] != "f32":
-            raise d.unknown(i)
-        out, sources = _registers(d, i, "f32", count)
-        ftz = i.has("ftz")
-
-        def run(w: Warp, m: Mask) -> None:
-            rows = w.views[F32]
-            values = [flush(rows[s]) if ftz else rows[s] for s in sources]
-            result = function(*values)
-            put(rows[out], one_nan(flush(result) if ftz else result), m)
-
-        return run
-
-    return emit
-
-
-#: 64-bit operations, rounded once to nearest even by numpy; subnormal numbers are kept.
-_DOUBLE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
-
-
-def _double_arithmetic(d: Decoder, i: Instruction) -> Step:
-    """``op{.rn}.f64`` ("Floating Point Instructions: add, sub, mul, div").
-
-    For two NaNs the result of a sum, difference or product is the second (recorded on an H100).
-    """
-    if not set(i.modifiers[:-1]) <= {"rn"} or (i.opcode == "div" and not i.has("rn")):
-        raise d.unknown(i)
-    function = _DOUBLE[i.opcode]
-    out, (a, b) = _registers(d, i, "f64", 2)
-
-    def run(w: Warp, m: Mask) -> None:
-        rows = w.views[F64]
-        with np.errstate(all="ignore"):
-            result = function(rows[a], rows[b])
-        if i.opcode != "div":
-            result = np.where(np.isnan(rows[b]), rows[b], result)
-        put(rows[out], result, m)
-
-    return run
-
-
-#: Types of two numbers: the register that holds them.
-_PAIRS = {"f32x2": ("b64", U64), "bf16x2": ("b32", U32), "f16x2": ("b32", U32)}
-#: For 16-bit types: the conversions to float32 and back.
-_HALVES = {"bf16x2": (from_bf16, to_bf16), "f16x2": (from_f16, to_f16)}
-
-
-def _pair(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
-    """``op{.rn}{.ftz}.f32x2``, ``op{.rn}.bf16x2`` and ``.f16x2``: two results, each rounded once.
-
-    The sum or product of two halves has, rounded to float32, all bits that rounding needs.
-    """
-    name = i.modifiers[-1]
-    halves = _HALVES.get(name)
-    if not set(i.modifiers[:-1]) <= ({"rn"} if halves else {"rn", "ftz"}) or (halves and count > 2):
-        raise d.unknown(i)
-    held, view = _PAIRS[name]
-    out, sources = _registers(d, i, held, count)
-    ftz = i.has("ftz")
-
-    def run(w: Warp, m: Mask) -> None:
-        rows = w.views[view]
-        if halves:
-            values = [halves[0](rows[s].view(np.uint16)) for s in sources]
-        else:
-            values = [rows[s].view(np.float32) for s in sources]
-        result = function(*(map(flush, values) if ftz else values))
-        if halves:
-            both = halves[1](result).astype(np.uint16).view(np.uint32)
-        else:
-            both = one_nan(flush(result) if ftz else result).view(np.uint64)
-        put(rows[out], both, m)
-
-    return run
-
-
-#: Types of 16 bits that a mixed sum widens first.
-_WIDENED = {"bf16": from_bf16, "f16": from_f16}
-
-
-def _mixed(d: Decoder, i: Instruction) -> Step:
-    """``add{.rn}.f32.bf16`` and ``.f16`` ("Mixed Precision Floating Point Instructions: add"): the
-    first operand has 16 bits, and becomes float32 exactly before it is added."""
-    half, real = type_named("b16"), type_named("f32")
-    assert half is not None
-    assert real is not None
-    if not set(i.modifiers[:-2]) <= {"rn"} or len(i.operands) != 3:
-        raise d.unknown(i)
-    widen = _WIDENED[i.modifiers[-1]]
-    out = d.out(i, i.operands[0], real)
-    a, c = d.source(i, i.operands[1], half), d.source(i, i.operands[2], real)
-
-    def run(w: Warp, m: Mask) -> None:
-        rows = w.views[F32]
-        put(rows[out], one_nan(widen(w.views[U16][a]) + rows[c]), m)
-
-    return run
-
-
-def _half(d: Decoder, i: Instruction, function: Any, count: int) -> Step:
-    """``op{.rn}.bf16`` of two operands: as one half of ``bf16x2``."""
-    if not set(i.modifiers[:-1]) <= {"rn"} or count > 2:
-        raise d.unknown(i)
-    out, sources = _registers(d, i, "b16", count)
-
-    def run(w: Warp, m: Mask) -> None:
-        rows = w.views[U16]
-        result = function(*(from_bf16(rows[s]) for s in sources))
-        put(rows[out], to_bf16(result).astype(np.uint16), m)
-
-    return run
-
-
-def _once(function: Any) -> Any:
-    """Compute in float64, round once."""
-    return lambda *values: function(*(v.astype(np.float64) for v in values)).astype(np.float32)
-
-
-def _fused(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once, to nearest even.
-
-    The sum in float64 may be rounded too: that shows where it lies half-way between two of float32,
-    or where these are subnormal and so lie elsewhere.
-    """
-    total = np.multiply(a, b, dtype=np.float64) + c
-    if some(total.view(np.int64) & _BELOW == _HALF) or some(
-        (np.abs(total) < _NORMAL) & (total != 0)
-    ):
-        return _odd(a, b, c).astype(np.float32)
-    return total.astype(np.float32)
-
-
-#: The bits of float64 that float32 has not, half of its last one, and its smallest normal number.
-_BELOW, _HALF, _NORMAL = np.int64(2**29 - 1), np.int64(2**28), 2.0**-126
-
-
-def _fused_down(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c rounded once, downwards (``.rm``): a sum of zero is -0 unless both parts are +0."""
-    odd = _odd(a, b, c)
-    near = odd.astype(np.float32)
-    down = np.where(near > odd, np.nextafter(near, np.float32(-np.inf)), near)
-    positive = (np.signbit(a) == np.signbit(b)) & ~np.signbit(c)
-    return np.where((odd == 0) & ~positive, np.float32(-0.0), down).astype(np.float32)
-
-
-def _odd(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float64, rounded to odd: another rounding to float32 is then the only one.
-
-    The product is exact in float64.
-    """
-    product = a.astype(np.float64) * b.astype(np.float64)
-    addend = c.astype(np.float64)
-    total = product + addend
-    # what the addition lost (Knuth's two-sum); with it the second rounding is by odd bits right
-    part = total - product
-    lost = (product - (total - part)) + (addend - part)
-    bits = total.view(np.int64)
-    inexact = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
-    away = (lost > 0) == (total > 0)
-    return np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
-
-
-_NEAREST, _DOWN = _float(_fused, 3, paired=True), _float(_fused_down, 3, "rm")
-
-
-def _multiply_add_floats(d: Decoder, i: Instruction) -> Step:
-    """``fma.rn`` and ``fma.rm``."""
-    if i.has("rm") and i.has("rn"):
-        raise d.unknown(i)
-    return (_DOWN if i.has("rm") else _NEAREST)(d, i)
-
-
-#: Emitters by opcode, of those whose type is a float.
-FLOAT: dict[str, Emitter] = {
-    "add": _float(np.add, 2, paired=True),
-    "sub": _float(np.subtract, 2, paired=True),
-    "mul": _float(np.multiply, 2, paired=True),
-    "fma": _multiply_add_floats,
-    # of a number and a NaN, the number
-    "min": _float(np.fmin, 2),
-    "max": _float(np.fmax, 2),
-    "abs": _float(np.abs, 1),
-    "neg": _float(np.negative, 1),
-    "div": _float(_once(np.divide), 2, "approx", "full"),
-    "rcp": _float(_once(np.reciprocal), 1, "approx"),
-    "sqrt": _float(_once(np.sqrt), 1, "approx"),
-    "rsqrt": _float(_once(lambda v: 1 / np.sqrt(v)), 1, "approx"),
-    "ex2": _float(_once(np.exp2), 1, "approx"),
-    "lg2": _float(_once(np.log2), 1, "approx"),
-    "tanh": _float(_once(np.tanh), 1, "approx"),
-}
-
-
-# --------------------------------------------------------------------------------- conversions: cvt
-
-
-_F32 = type_named("f32")
-
-
-def _convert(d: Decoder, i: Instruction) -> Step:
-    """``cvt{.rnd}{.ftz}{.sat}.to.from d, a``; two sources give two packed values."""
-    packed = ".".join(i.modifiers)
-    if packed in _PACKED:
-        return _packed(d, i, *_PACKED[packed])
-    if packed in _UNPACKED:
-        return _unpacked(d, i, *_UNPACKED[packed])
-    if packed in ("f64.f32", "rn.f32.f64"):
-        return _convert_double(d, i)
-    if i.modifiers[-2:] == ("f32", "bf16"):
-        return _from_half(d, i, from_bf16)
-    if i.modifiers[-2:] == ("f32", "f16"):
-        return _from_half(d, i, from_f16)
-    return _numeric(d, i)
-
-
-def _bf16_finite(values: Any) -> Any:
-    return to_bf16(finite_bf16(values))
-
-
-#: By modifiers: how one value is converted, and the bits that it takes.  Of two sources the first
-#: goes into the upper half.
-_PACKED: dict[str, tuple[Callable[[Any], Any], int, int]] = {
-    "rn.bf16x2.f32": (to_bf16, 16, 2),
-    "rn.satfinite.bf16x2.f32": (_bf16_finite, 16, 2),
-    "rn.f16x2.f32": (to_f16, 16, 2),
-    "rn.satfinite.e4m3x2.f32": (to_e4m3, 8, 2),
-    "rn.satfinite.e2m1x2.f32": (to_e2m1, 4, 2),
-    "rn.bf16.f32": (to_bf16, 16, 1),
-    "rn.f16.f32": (to_f16, 16, 1),
-}
-
-
-def _packed(
-    d: Decoder, i: Instruction, function: Callable[[Any], Any], bits: int, count: int
-) -> Step:
-    assert _F32 is not None
-    kind = type_named("b32" if bits * count == 32 else "b16")
-    assert kind is not None
-    if len(i.operands) != count + 1:
-        raise d.unknown(i, f"{len(i.operands)} operands")
-    out = d.out(i, i.operands[0], kind)
-    sources = [d.source(i, s, _F32) for s in i.operands[1:]]
-    shift = np.uint32(bits)
-
-    def run(w: Warp, m: Mask) -> None:
-        rows = w.views[F32]
-        value = function(rows[sources[0]]).astype(np.uint32)
-        for source in sources[1:]:
-            value = value << shift | function(rows[source]).astype(np.uint32)
-        put(w.views[kind.view][out], value, m)
-
-    return run
-
-
-def _halves(values: Any) -> Any:
-    return to_f16(values.reshape(-1)).astype(np.uint16)
-
-
-def _bf16_halves(values: Any) -> Any:
-    return to_bf16(values.reshape(-1)).astype(np.uint16)
-
-
-_BYTES = np.arange(256, dtype=np.uint8)
-#: By modifiers: the half-precision bits of a byte's one value or two, and the bits of the source.
-_UNPACKED: dict[str, tuple[Any, str]] = {
-    "rn.f16x2.e4m3x2": (_halves(from_e4m3(_BYTES)), "b16"),
-    "rn.f16x2.e2m1x2": (_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
-    "rn.bf16x2.e4m3x2": (_bf16_halves(from_e4m3(_BYTES)), "b16"),
-    "rn.bf16x2.e2m1x2": (_bf16_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
-}
-
-
-def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
-    """``cvt.rn`` of ``e4m3x2`` or ``e2m1x2`` to two halves: exact; the low part goes to the low."""
-    source, word = type_named(held), type_named("b32")
-    assert source is not None
-    assert word is not None
-    out, a = d.out(i, i.operands[0], word), d.source(i, i.operands[1], source)
-    kind = np.dtype(f"u{source.bytes}")
-
-    def run(w: Warp, m: Mask) -> None:
-        codes = w.views[U16][a].astype(kind).view(np.uint8)
-        put(w.views[U32][out], table[codes].view(np.uint32), m)
-
-    return run
-
-
-def _convert_double(d: Decoder, i: Instruction) -> Step:
-    """``cvt.f64.f32``, exact, and ``cvt.rn.f32.f64``, rounded to nearest even.
-
-    A NaN keeps its payload, as far as it has room (recorded on an H100).
-    """
-    to, source = d.type(i, -2), d.type(i)
-    out, a = d.out(i, i.operands[0], to), d.source(i, i.operands[1], source)
-
-    def run(w: Warp, m: Mask) -> None:
-        value = w.views[source.view][a]
-        with np.errstate(all="ignore"):
-            value = value.astype(np.float64 if to.bits == 64 else np.float32)
-        put(w.views[to.view][out], value, m)
-
-    return run
-
-
-def _from_half(d: Decoder, i: Instruction, function: Callable[[Any], Any]) -> Step:
-    """``cvt.f32.bf16`` and ``cvt.f32.f16``: exact."""
-    half = type_named("b16")
-    assert _F32 is not None
-    assert half is not None
-    if len(i.modifiers) != 2:
-        raise d.unknown(i)
-    out, a = d.out(i, i.operands[0], _F32), d.source(i, i.operands[1], half)
-
-    def run(w: Warp, m: Mask) -> None:
-        put(w.views[F32][out], function(w.views[U16][a]), m)
-
-    return run
-
-
-def _numeric(d: Decoder, i: Instruction) -> Step:
-    """Integers and float32; ``.sat`` of float32.
-
-    Integers are truncated or sign-extended by the source's type; a destination register that is
-    wider than the type is extended by the destination's type.  Floats become integers with the
-    named rounding; NaN is zero, and values that are too large become the limit.
-    """
-    if len(i.modifiers) < 2:
-        raise d.unknown(i)
-    to, source, rounding = d.type(i, -2), d.type(i), i.modifiers[:-2]
-    floats = (to.name[0] == "f", source.name[0] == "f")
-    allowed: set[str] = set()
-    if floats == (True, False):
-        allowed = {"rn"}
-    elif floats == (False, True):
-        allowed = {"rni", "rzi", "rmi", "rpi", "ftz"}
-    elif floats == (True, True):
-        allowed = {"ftz", "rn", "sat"}
-    if not set(rounding) <= allowed or (any(floats) and 64 in (to.bits, source.bits)):
-        raise d.unknown(i)
-    register = d.register(i, i.operands[0])
-    a = d.source(i, i.operands[1], source)
-    narrow = np.dtype(f"{'if'[floats[1]] if source.signed or floats[1] else 'u'}{source.bytes}")
-    wide = np.dtype(f"{'if'[floats[0]] if to.signed or floats[0] else 'u'}{to.bytes}")
-    held = type_named(f"{to.name[0]}{register.width}")
-    if held is None:
-        raise d.unknown(i)
-    view, index, ftz = held.view, register.index, "ftz" in rounding
-    limited = "sat" in rounding
-    whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-    function = next((whole[r] for r in rounding if r in whole), None)
-
-    def run(w: Warp, m: Mask) -> None:
-        value = w.views[source.view][a]
-        if floats[1]:
-            value = flush(value) if ftz else value
-            value = saturated(value) if limited else value
-            if function is not None:
-                limits = np.iinfo(wide)
-                exact = np.nan_to_num(function(value.astype(np.float64)), nan=0.0)
-                value = np.clip(exact, limits.min, limits.max)
-        else:
-            value = value.astype(narrow)
-        put(w.views[view][index], value.astype(wide), m)
-
-    return run
-
-
-#: Emitters by opcode.
-CONVERT = {"cvt": _convert}
+def greater(a: Any, b: Any) -> Any:
+    """The greater number, the number of a number and a NaN; +0 is greater than -0."""
+    return np.where(a == b, np.where(np.signbit(a), b, a), np.fmax(a, b))

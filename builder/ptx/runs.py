@@ -23,14 +23,14 @@ from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import TYPES, compare, read_launch
 from builder.ptx.machine import Deadlock, Fault, PtxError
 from builder.ptx.program import Program
-from builder.ptx.source import kernels_of, without_places
+from builder.ptx.source import module_of, without_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from builder.ptx.launchfile import Array, LaunchFile
     from builder.ptx.memory import GlobalMemory
-    from builder.ptx.source import Kernel
+    from builder.ptx.source import Module
 
 #: Copies at once, as late as possible, and at random times: each finds other errors.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
@@ -125,22 +125,22 @@ def program_of(file: LaunchFile, path: Path) -> Program:
     Raises:
         UsageError: the PTX cannot be read, or lacks the kernel.
     """
-    kernels = _kernels(file.ptx)
-    name = file.kernel or (next(iter(kernels)) if len(kernels) == 1 else "")
+    kernels = _module(file.ptx).entries
+    name = file.kernel or (kernels[0] if len(kernels) == 1 else "")
     if name not in kernels:
         raise UsageError(f"{path}: no kernel {name}; it has {', '.join(kernels) or 'none'}")
     return _program(file.ptx, name)
 
 
 @lru_cache(maxsize=4)
-def _kernels(ptx: str) -> dict[str, Kernel]:
-    return kernels_of(ptx)
+def _module(ptx: str) -> Module:
+    return module_of(ptx)
 
 
 @lru_cache(maxsize=4)
 def _program(ptx: str, name: str) -> Program:
     """Decode and cache a kernel: its launches follow each other."""
-    return Program(_kernels(ptx)[name])
+    return Program(_module(ptx).kernel(name))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from builder.ptx.machine import PtxError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _DIRECTIVES = re.compile(
     r"//[^\n]*|/\*.*?\*/"
@@ -145,6 +150,25 @@ class Instruction:
         """The opcode with all its modifiers."""
         return ".".join((self.opcode, *self.modifiers))
 
+    @property
+    def names(self) -> Iterator[str]:
+        """The names in its operands."""
+        waiting: list[Operand] = [*self.operands]
+        while waiting:
+            match waiting.pop():
+                case Name(text):
+                    yield text
+                case Vector(parts):
+                    waiting += parts
+                case Pair(first, second):
+                    waiting += (first, second)
+                case Negated(name):
+                    yield name.text
+                case Address(base, _, coordinates):
+                    waiting += (base, *coordinates)
+                case Number():
+                    pass
+
     def has(self, *words: str) -> bool:
         """Whether all these modifiers are there."""
         return all(word in self.modifiers for word in words)
@@ -160,11 +184,31 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in shared or local memory; without a size if the launch sets it."""
+    """A variable; without a size if the launch sets it."""
 
     name: str
     align: int
     size: int | None
+    #: the values of its elements: numbers, or names of variables and functions
+    values: tuple[int | str, ...] = ()
+    #: bytes of an element
+    element: int = 1
+    #: a kernel may store to it
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a kernel calls: its code is behind the kernel's."""
+
+    name: str
+    #: position of its first instruction
+    entry: int
+    registers: tuple[str, ...]
+    #: it may call itself, so that its registers are saved when it is called
+    recursive: bool
+    #: bytes of local memory for its frame, and the parameters of its calls
+    stack: int
 
 
 @dataclass(frozen=True)
@@ -183,6 +227,12 @@ class Kernel:
     labels: frozenset[int]
     places: Places
     target: str = ""
+    #: the functions that it calls, themselves or through others
+    functions: tuple[Function, ...] = ()
+    #: bytes of local memory for the kernel's variables, and the parameters of its calls
+    stack: int = 0
+    #: variables of the module in constant and global memory
+    data: tuple[Variable, ...] = ()
 
     @property
     def parameter_bytes(self) -> int:
@@ -191,22 +241,102 @@ class Kernel:
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?([^{;]*)\{", re.DOTALL)
+_CODE = re.compile(
+    r"\.(?:(entry)\s+|func\b\s*(?:\.\w+\s+)*(?:\(([^)]*)\)\s*)?)([\w$.]+)\s*(?:\(([^)]*)\))?([^{;]*)[{;]"
+)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+(?:\.ptr[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?$"
 )
 _VARIABLE = re.compile(
-    r"(?:\.extern\s+)?\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+([\w$]+)((?:\[\d*\])*)"
+    r"(?:\.extern\s+)?\.(shared|local|global|const)\s+(?:\.attribute\([^)]*\)\s*)?"
+    r"(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+([\w$]+)((?:\[\d*\])*)(?:\s*=\s*([^;]+))?"
 )
-_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.+)", re.DOTALL)
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.+)", re.DOTALL)
 _RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
 _LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
+_AFTER_LABEL = re.compile(r"\s*\.(callprototype|branchtargets)\b([^;]*);")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+")
 _ADDRESS = re.compile(
     r"\[\s*([%\w$.]+)\s*(?:([+-])\s*(-?\w+)\s*)?(?:,\s*\{(.*)\}\s*)?\]", re.DOTALL
 )
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
 _NAME = re.compile(r"[%$_A-Za-z][\w$.%]*|_")
+_WORD = re.compile(r"[%$_A-Za-z][\w$]*")
+#: The register with the address of a function's frame in local memory, and its alignment.
+FRAME, FRAME_ALIGN = "%frame", 16
+#: Functions of the device's runtime that are part of the executor.
+RUNTIME = ("vprintf", "__assertfail", "malloc", "free")
+
+
+@dataclass(frozen=True)
+class _Text:
+    """An entry or a function of a module, not read yet."""
+
+    name: str
+    returns: str
+    parameters: str
+    body: str
+    #: the lines of its name and of its body
+    line: int
+    first: int
+    is_entry: bool
+
+    @cached_property
+    def words(self) -> set[str]:
+        """All names in it."""
+        return {*_WORD.findall(self.body)}
+
+
+@dataclass(frozen=True)
+class Module:
+    """The parts of a PTX module; each kernel is read when it is asked for."""
+
+    texts: dict[str, _Text]
+    variables: dict[str, tuple[str, Variable]]
+    places: Places
+    target: str
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of its kernels."""
+        return tuple(name for name, text in self.texts.items() if text.is_entry)
+
+    def kernel(self, name: str) -> Kernel:
+        """Read a kernel, and the functions that it calls.
+
+        Raises:
+            PtxError: it has an unknown construct.
+        """
+        return _Linker(self, self.texts[name]).kernel()
+
+
+def module_of(text: str) -> Module:
+    """The parts of a PTX module.
+
+    Raises:
+        PtxError: it is not PTX.
+    """
+    plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    target = re.search(r"^\s*\.target\s+([^\s,]+)", plain, re.MULTILINE)
+    if target is None:
+        raise PtxError("there is no .target directive: is this PTX?")
+    outer, texts, at, line, counted = [], {}, 0, 1, 0
+    for found in _CODE.finditer(plain):
+        if found.start() < at:
+            continue
+        outer.append(plain[at : found.start()])
+        at = found.end()
+        if found[0].endswith("{"):
+            at = _closing(plain, found.end() - 1)
+            line += plain.count("\n", counted, found.start())
+            first = line + found[0].count("\n")
+            body, counted = plain[found.end() : at], found.start()
+            texts[found[3]] = _Text(
+                found[3], found[2] or "", found[4] or "", body, line, first, bool(found[1])
+            )
+            at += 1
+    variables = {v.name: (space, v) for space, v in _variables("".join([*outer, plain[at:]]))}
+    return Module(texts, variables, Places(text), target[1])
 
 
 def kernels_of(text: str) -> dict[str, Kernel]:
@@ -215,35 +345,168 @@ def kernels_of(text: str) -> dict[str, Kernel]:
     Raises:
         PtxError: it is not PTX, or has an unknown construct.
     """
-    plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
-    target = re.search(r"^\s*\.target\s+([^\s,]+)", plain, re.MULTILINE)
-    if target is None:
-        raise PtxError("there is no .target directive: is this PTX?")
-    outer, found, at = [], {}, 0
-    for entry in _ENTRY.finditer(plain):
-        if entry.start() < at:
-            continue
-        outer.append(plain[at : entry.start()])
-        at = _closing(plain, entry.end() - 1)
-        found[entry[1]] = (entry, plain[entry.end() : at])
-        at += 1
-    shared = list(_variables("".join([*outer, plain[at:]]), "shared"))
-    kernels, places = {}, Places(text)
-    for name, (entry, body) in found.items():
-        line = plain.count("\n", 0, entry.end()) + 1
-        reader = _Body(body, line)
-        kernels[name] = Kernel(
-            name=name,
-            parameters=_parameters(entry[2] or "", plain.count("\n", 0, entry.start()) + 1),
-            shared=(*shared, *_variables(body, "shared")),
-            local=tuple(_variables(body, "local")),
-            registers=reader.registers,
-            code=tuple(reader.resolved()),
-            labels=frozenset(reader.labels.values()),
-            places=places,
-            target=target[1],
+    module = module_of(text)
+    return {name: module.kernel(name) for name in module.entries}
+
+
+class _Linker:
+    """Joins a kernel and the functions that it calls into one piece of code.
+
+    A function's parameters and variables are in its frame of local memory, at the address in
+    ``FRAME``: first what it returns, then its parameters.  A caller puts them behind its own frame.
+    """
+
+    def __init__(self, module: Module, entry: _Text) -> None:
+        self.module, self.entry = module, entry
+        self.names = self._reached()
+        self.registers: dict[str, str] = {}
+        self.code: list[Instruction] = []
+        self.labels: set[int] = set()
+        self.local: list[Variable] = []
+        self.shared = [v for _, v in module.variables.values() if _ == "shared"]
+
+    def _reached(self) -> list[str]:
+        """The names of functions and variables that the kernel uses, in the module's order."""
+        module, names, new = self.module, set[str](), {self.entry.name}
+        known = module.texts.keys() | module.variables.keys()
+        while new:
+            names |= new
+            words: set[str] = set()
+            for name in new:
+                if name in module.texts:
+                    words |= module.texts[name].words
+                else:
+                    words |= {v for v in module.variables[name][1].values if isinstance(v, str)}
+            new = (words & known) - names
+        return [name for name in (*module.texts, *module.variables) if name in names]
+
+    def kernel(self) -> Kernel:
+        """The kernel with its functions."""
+        entry = self.entry
+        parameters = _parameters(entry.parameters, entry.line)
+        called = [n for n in self.names if n in self.module.texts and n != entry.name]
+        stack = self._add(entry, {}, "" if called else None)
+        functions = []
+        for name in called:
+            text = self.module.texts[name]
+            start, before = len(self.code), len(self.registers)
+            formal = _laid_out(_variables_of(text.returns, text.line), 0)
+            formal |= _laid_out(_variables_of(text.parameters, text.line), _end_of(formal))
+            below = self._add(text, formal, name)
+            registers = tuple(self.registers)[before:]
+            again = name in self._below(name)
+            functions.append(Function(name, start, registers, again, below))
+        data = [self.module.variables[n] for n in self.names if n in self.module.variables]
+        return Kernel(
+            name=entry.name,
+            parameters=parameters,
+            shared=tuple(self.shared),
+            local=tuple(self.local),
+            registers=self.registers,
+            code=tuple(self.code),
+            labels=frozenset({*self.labels, *(one.entry for one in functions)}),
+            places=self.module.places,
+            target=self.module.target,
+            functions=tuple(functions),
+            stack=stack,
+            data=tuple(
+                replace(v, writable=space == "global")
+                for space, v in data
+                if space in ("global", "const")
+            ),
         )
-    return kernels
+
+    def _below(self, name: str) -> set[str]:
+        """The functions that one may call; by a pointer, all whose address is taken."""
+        taken = {
+            v for n in self.names if n in self.module.variables
+            for v in self.module.variables[n][1].values if isinstance(v, str)
+        }  # fmt: skip
+        names, new = set[str](), {name}
+        while new:
+            words: set[str] = set()
+            for one in new & self.module.texts.keys():
+                text = self.module.texts[one]
+                words |= text.words | (taken if ".callprototype" in text.body else set())
+            new = (words & self.module.texts.keys()) - names
+            names |= new
+        return names
+
+    def _add(self, text: _Text, formal: dict[str, Parameter], tag: str | None) -> int:
+        """Append the code of the kernel, or of a function; return the bytes that it needs."""
+        reader = _Body(text.body, text.first, tag or "")
+        base, code = len(self.code), reader.resolved(len(self.code))
+        found = list(_variables(text.body))
+        self.shared += [v for space, v in found if space == "shared"]
+        local = [v for space, v in found if space == "local"]
+        offsets = dict(formal)
+        if tag:
+            offsets |= _laid_out(local, _end_of(formal))
+        else:
+            self.local += local
+        frame = _end_of(offsets if tag else _laid_out(local, 0))
+        frame = -(-frame // FRAME_ALIGN) * FRAME_ALIGN
+        calls = [one for one in code if one.opcode == "call"]
+        for one in calls:
+            names = [p.text for o in one.operands if isinstance(o, Vector) for p in o.parts
+                     if isinstance(p, Name)]  # fmt: skip
+            missing = [name for name in names if name not in reader.variables]
+            if missing:
+                raise PtxError(f"a call with {missing[0]}, which is no .param", one.line)
+            offsets |= _laid_out([reader.variables[name] for name in names], frame)
+        self.registers |= reader.registers
+        if tag is not None:
+            self.registers.setdefault(FRAME, "b64")
+            code.append(Instruction("ret", (), (), None, code[-1].line if code else text.line))
+            code = [_framed(one, offsets, frame, in_function=bool(tag)) for one in code]
+        elif calls:  # only of the runtime
+            self.registers.setdefault(FRAME, "b64")
+            code = [_framed(one, offsets, frame, in_function=False) for one in code]
+        self.code += code
+        self.labels |= {base + place for place in reader.labels.values()}
+        return max(frame, _end_of(offsets))
+
+
+def _laid_out(variables: Iterable[Variable], at: int) -> dict[str, Parameter]:
+    """Place variables one after the other."""
+    found = {}
+    for one in variables:
+        at = -(-at // one.align) * one.align
+        found[one.name] = Parameter(at, one.size or 0)
+        at += one.size or 0
+    return found
+
+
+def _end_of(offsets: dict[str, Parameter]) -> int:
+    return max((one.offset + one.size for one in offsets.values()), default=0)
+
+
+def _framed(
+    one: Instruction, offsets: dict[str, Parameter], frame: int, *, in_function: bool
+) -> Instruction:
+    """An instruction whose parameters and local variables are at offsets from the frame."""
+    if one.opcode == "ret" and in_function:
+        return replace(one, modifiers=("func",))
+    if one.opcode == "call":
+        target = next(o for o in one.operands if not isinstance(o, Vector))
+        return replace(one, operands=(target, Number(frame)))
+    operands, modifiers, local = list(one.operands), one.modifiers, False
+    for place, operand in enumerate(operands):
+        base = operand.base if isinstance(operand, Address) else operand
+        if not isinstance(base, Name) or base.text not in offsets:
+            continue
+        at = offsets[base.text].offset
+        if isinstance(operand, Address):
+            operands[place] = Address(Name(FRAME), at + operand.offset)
+            local = True
+        elif one.opcode in ("mov", "cvta"):
+            moved = Instruction("add", ("s64",), (operands[0], Name(FRAME), Number(at)),
+                                one.guard, one.line)  # fmt: skip
+            return moved if one.opcode == "mov" else replace(moved, opcode="@local")
+    if local:
+        spaces = ("param", "param::func", "param::entry")
+        modifiers = tuple("local" if word in spaces else word for word in modifiers)
+    return replace(one, operands=tuple(operands), modifiers=modifiers)
 
 
 def _closing(text: str, opening: int) -> int:
@@ -269,17 +532,41 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
     return found
 
 
-def _variables(text: str, space: str) -> list[Variable]:
+def _variables_of(text: str, line: int) -> list[Variable]:
+    """The parameters of a function."""
     found = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        match = _PARAMETER.fullmatch(part)
+        if match is None:
+            raise PtxError(f"an unknown form of parameter: {' '.join(part.split())}", line)
+        element = int(match[2]) // 8
+        found.append(Variable(match[3], int(match[1] or element), element * int(match[4] or 1)))
+    return found
+
+
+def _variables(text: str) -> Iterator[tuple[str, Variable]]:
+    """Variables with their state spaces."""
     for match in _VARIABLE.finditer(text):
-        if match[1] != space:
-            continue
-        element, counts = int(match[3]) // 8, re.findall(r"\[(\d*)\]", match[5])
+        element, counts = int(match[4]) // 8, re.findall(r"\[(\d*)\]", match[6])
+        values = tuple(_initial(match[7] or "", match[3]))
         size: int | None = element
         for count in counts:
             size = size * int(count) if size and count else None
-        found.append(Variable(match[4], int(match[2] or element), size))
-    return found
+        if size is None and values:
+            size = element * len(values)
+        yield match[1], Variable(match[5], int(match[2] or element), size, values, element)
+
+
+def _initial(text: str, kind: str) -> Iterator[int | str]:
+    """The values of an initialiser: numbers, and names; ``generic(name)`` is the name."""
+    for part in re.sub(r"[{}]", " ", text).split(","):
+        word = re.sub(r"^generic\((.*)\)$", r"\1", part.strip())
+        if word[:2] in ("0f", "0F", "0d", "0D") and kind == "f":
+            yield int(f"0x{word[2:]}", 0)
+        elif _INTEGER.fullmatch(word):
+            yield int(word.rstrip("U"), 0)
+        elif word:
+            yield word
 
 
 def split(text: str) -> list[str]:
@@ -300,6 +587,11 @@ class _Body:
 
     text: str
     line: int
+    #: makes names of functions unique
+    tag: str = ""
+    #: parameters of calls
+    variables: dict[str, Variable] = field(default_factory=dict)
+    branches: dict[str, tuple[Operand, ...]] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     code: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
@@ -322,8 +614,14 @@ class _Body:
                     self._scopes.pop()
                 at += 1
             elif label := _LABEL.match(self.text, at):
-                self.labels[self._unique(label[1], self._scopes[-1][0])] = len(self.code)
-                at = label.end()
+                at, name = label.end(), self._unique(label[1], self._scopes[-1][0])
+                if directive := _AFTER_LABEL.match(self.text, at):
+                    targets = split(" ".join((directive[2] or "").split()))
+                    self.branches[name] = tuple(map(Name, targets))
+                    self.line += directive[0].count("\n")
+                    at = directive.end()
+                else:
+                    self.labels[name] = len(self.code)
             else:
                 at = self._statement(at)
 
@@ -338,6 +636,11 @@ class _Body:
         try:
             if statement.startswith(".reg"):
                 self._declare(statement)
+            elif statement.startswith(".param"):
+                scope, known = self._scopes[-1]
+                for one in _variables_of(statement, self.line):
+                    known[one.name] = self._unique(one.name, scope)
+                    self.variables[known[one.name]] = replace(one, name=known[one.name])
             elif not statement.startswith("."):
                 self._instruction(statement)
             elif not statement.startswith((".shared", ".local", ".pragma")):
@@ -360,9 +663,8 @@ class _Body:
                 known[name] = self._unique(name, scope)
                 self.registers[known[name]] = match[1]
 
-    @staticmethod
-    def _unique(name: str, scope: int) -> str:
-        return f"{name}@{scope}" if scope else name
+    def _unique(self, name: str, scope: int) -> str:
+        return f"{name}@{self.tag}{scope}" if scope or self.tag else name
 
     def _instruction(self, statement: str) -> None:
         guard: Name | Negated | None = None
@@ -384,7 +686,7 @@ class _Body:
 
     def operand(self, text: str) -> Operand:
         """Read one operand."""
-        if text.startswith("{") and text.endswith("}"):
+        if (text[:1], text[-1:]) in (("{", "}"), ("(", ")")):
             return Vector(tuple(self.operand(part) for part in split(text[1:-1])))
         if text.startswith("["):
             return self._address(text)
@@ -413,19 +715,27 @@ class _Body:
         sign = -1 if match[2] == "-" else 1
         return Address(self._simple(match[1]), sign * offset, coordinates)
 
-    def resolved(self) -> list[Instruction]:
-        """The code, with the targets of branches resolved."""
+    def resolved(self, base: int) -> list[Instruction]:
+        """The code, with the targets of branches resolved; its first position is ``base``."""
         code = []
         for made, scopes in self.code:
             if made.opcode == "bra":
                 target = made.operands[0] if made.operands else None
-                named = target.text if isinstance(target, Name) else ""
-                places = (self.labels.get(self._unique(named, s)) for s in reversed(scopes))
-                place = next((p for p in places if p is not None), None)
-                if place is None:
-                    raise PtxError(f"a branch to a label that does not exist: {named}", made.line)
-                made = Instruction(
-                    made.opcode, made.modifiers, made.operands, made.guard, made.line, place
-                )
+                made = replace(made, target=base + self._label(made, target, scopes))
+            elif made.opcode == "brx":
+                index, table = made.operands
+                named = table.text if isinstance(table, Name) else ""
+                names = (self.branches.get(self._unique(named, s)) for s in reversed(scopes))
+                targets = next((one for one in names if one is not None), ())
+                places = (Number(base + self._label(made, one, scopes)) for one in targets)
+                made = replace(made, operands=(index, *places))
             code.append(made)
         return code
+
+    def _label(self, made: Instruction, target: Operand | None, scopes: tuple[int, ...]) -> int:
+        named = target.text if isinstance(target, Name) else ""
+        places = (self.labels.get(self._unique(named, s)) for s in reversed(scopes))
+        place = next((p for p in places if p is not None), None)
+        if place is None:
+            raise PtxError(f"a branch to a label that does not exist: {named}", made.line)
+        return place

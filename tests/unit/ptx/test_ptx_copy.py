@@ -151,7 +151,7 @@ def test_a_misaligned_or_outside_copy_is_a_fault() -> None:
         "cp.async.cg.shared.global [%r9], [%rd1], 8;",
         "cp.async.ca.shared.global [%r9], [%rd1], 3;",
         "cp.async.ca.shared::cluster.global [%r9], [%rd1], 4;",
-        "cp.async.wait_all;",
+        "cp.async.wait_any;",
         "cp.async.wait_group %r9;",
         "cp.async.mbarrier.arrive.shared.b64 [%r9];",
     ],

@@ -84,7 +84,7 @@ def test_names_in_inner_scopes_are_separate() -> None:
     ("body", "words"),
     [
         ("\nfrobnicate.b32 %r1, %r2;", "PTX line 12: unknown instruction frobnicate.b32"),
-        ("\n\nadd.sat.s32 %r1, %r2, %r3;", "PTX line 13: unknown instruction add.sat.s32"),
+        ("\n\nadd.sat.u32 %r1, %r2, %r3;", "PTX line 13: unknown instruction add.sat.u32"),
         (
             "\nadd.s32 %r1, %r2, %q3;",
             "PTX line 12: unknown instruction add.s32: %q3 is not a register",
@@ -93,8 +93,8 @@ def test_names_in_inner_scopes_are_separate() -> None:
         ("\nbra NOWHERE;", "PTX line 12: a branch to a label that does not exist: NOWHERE"),
         ("\nmov.b32 %r1, a-b-c;", "PTX line 12: an unknown form of operand: a-b-c"),
         ("\n.frob 1;", "PTX line 12: an unknown directive: .frob 1"),
-        ("\nld.b32 %r1, [%rd1];", "unknown instruction ld.b32: of generic addresses"),
-        ("\ncvt.rn.f16x2.e5m2x2 %r1, %rs1;", "unknown instruction cvt.rn.f16x2.e5m2x2"),
+        ("\nld.texture.b32 %r1, [%rd1];", "unknown instruction ld.texture.b32"),
+        ("\ncvt.rz.f16x2.e5m2x2 %r1, %rs1;", "unknown instruction cvt.rz.f16x2.e5m2x2"),
         ("\nshfl.sync.idx.b64 %r1, %r2, 0, 31, -1;", "unknown instruction shfl.sync.idx.b64"),
     ],
 )

@@ -1,0 +1,209 @@
+"""Calls of functions, and the functions of the device's runtime: printf, assert, malloc, free.
+
+PTX ISA, "Control Flow Instructions: call, ret" and "Abstracting the ABI".  The parameters of a call
+are in local memory, where the frame of the called function will be (``source.FRAME``).  CUDA C++
+Programming Guide, "Formatted Output" and "Dynamic Global Memory Allocation".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builder.ptx.accesses import local_row, read_generic
+from builder.ptx.decoder import PRED, U16, U32, U64, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.machine import EXIT, FUNCTIONS, HEAP, LANES, Fault
+from builder.ptx.memory import POISON, Region
+from builder.ptx.registers import typed
+from builder.ptx.source import FRAME, FRAME_ALIGN, RUNTIME, Function, Instruction, Name, Number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from builder.ptx.block import Warp
+
+#: The most local memory of a thread (CUDA C++ Programming Guide, "Technical Specifications").
+_MOST_LOCAL = 512 * 1024
+_FILES = {16: U16, 32: U32, 64: U64, 1: PRED}
+
+
+def _call(d: Decoder, i: Instruction) -> Step:
+    """``call``: of a function of the module, by its name or its address, or of the runtime."""
+    target, frame = i.operands
+    assert isinstance(frame, Number)
+    if isinstance(target, Name) and target.text in RUNTIME:
+        return _runtime(d, target.text, frame.value)
+    known = {FUNCTIONS + one.entry: one for one in d.kernel.functions}
+    given = d.source(i, target, typed("b64"))
+    pointer, added = d.source(i, Name(FRAME), typed("b64")), frame.value
+    ranges = {one.entry: _ranges(d, one) for one in known.values() if one.recursive}
+    place = next(at for at, one in enumerate(d.kernel.code) if one is i)
+
+    def run(w: Warp, m: Mask) -> Target:
+        lanes = w.lanes(m)
+        addresses = w.views[U64][given]
+        targets = np.zeros(LANES, np.int64)
+        for address in {*addresses[lanes].tolist()}:
+            function = known.get(address)
+            if function is None:
+                raise Fault(f"a call of {address:#x}, which is no function")
+            mine = lanes[addresses[lanes] == address]
+            targets[mine] = function.entry
+            saved: Any = ranges.get(function.entry) and [
+                (view, first, w.files[view][first:end].copy())
+                for view, first, end in ranges[function.entry]
+            ]
+            for lane in mine:
+                w.calls[lane].append((place + 1, added, saved))
+            _grow(w, int(w.views[U64][pointer][mine].max()) + added + function.stack)
+        w.views[U64][pointer][lanes] += np.uint64(added)
+        return _one_or_all(targets, lanes)
+
+    return run
+
+
+def _ranges(d: Decoder, function: Function) -> list[tuple[int, int, int]]:
+    """The view, the first and the last register of each width that a function has."""
+    found: dict[int, list[int]] = {}
+    for name in function.registers:
+        slot = d.slots[name]
+        found.setdefault(_FILES[slot.width], []).append(slot.index)
+    return [(view, min(some), max(some) + 1) for view, some in found.items()]
+
+
+def _grow(w: Warp, wanted: int) -> None:
+    held = w.local.shape[1]
+    if wanted > _MOST_LOCAL:
+        raise Fault(f"the stack overflows: {wanted} bytes of local memory")
+    if wanted > held:
+        more = np.full((LANES, max(wanted, 2 * held)), POISON, np.uint8)
+        more[:, :held] = w.local
+        w.local = more
+
+
+def _one_or_all(targets: Any, lanes: Any) -> Target:
+    first = int(targets[lanes[0]])
+    return first if (targets[lanes] == first).all() else targets
+
+
+def _return(d: Decoder, i: Instruction) -> Step:
+    """``ret``: to the caller; of a kernel: the thread ends."""
+    if not i.has("func"):
+        return lambda _w, _m: EXIT
+    pointer = d.source(i, Name(FRAME), typed("b64"))
+
+    def run(w: Warp, m: Mask) -> Target:
+        lanes = w.lanes(m)
+        targets = np.zeros(LANES, np.int64)
+        for lane in lanes:
+            targets[lane], added, saved = w.calls[lane].pop()
+            w.views[U64][pointer][lane] -= np.uint64(added)
+            for view, first, held in saved or ():
+                w.files[view][first : first + len(held), lane] = held[:, lane]
+        return _one_or_all(targets, lanes)
+
+    return run
+
+
+# ------------------------------------------------------------------------------------- the runtime
+
+
+def _runtime(d: Decoder, name: str, frame: int) -> Step:
+    act = {"vprintf": _print, "__assertfail": _assert, "malloc": _allocate, "free": _free}[name]
+    pointer = d.slots[FRAME].index
+
+    def run(w: Warp, m: Mask) -> None:
+        for lane in w.lanes(m):
+            at = int(w.views[U64][pointer][lane]) + frame
+            _grow(w, at + 64)
+            act(w, int(lane), at)
+
+    return run
+
+
+def _given(w: Warp, lane: int, at: int, size: int = 8) -> int:
+    return int.from_bytes(local_row(w, lane, at, size).tobytes(), "little")
+
+
+def _text(w: Warp, lane: int, address: int) -> str:
+    found = bytearray()
+    while (byte := int(read_generic(w, lane, address + len(found), 1)[0])) and len(found) < 4096:
+        found.append(byte)
+    return found.decode("utf-8", "replace")
+
+
+_FORM = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d+|\*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp%])")
+
+
+def _print(w: Warp, lane: int, at: int) -> None:
+    """``printf``: each argument at a multiple of its size of 4 or 8 bytes."""
+    form, held = _text(w, lane, _given(w, lane, at + 8)), _given(w, lane, at + 16)
+    w.block.state.printed.append("".join(_formatted(w, lane, form, held)))
+    local_row(w, lane, at, 4)[...] = np.frombuffer((1).to_bytes(4, "little"), np.uint8)
+
+
+def _formatted(w: Warp, lane: int, form: str, held: int) -> Iterator[str]:
+    def argument(size: int) -> bytes:
+        nonlocal held
+        held = -(-held // size) * size
+        held += size
+        return bytes(read_generic(w, lane, held - size, size))
+
+    def whole(size: int, *, signed: bool) -> int:
+        return int.from_bytes(argument(size), "little", signed=signed)
+
+    end = 0
+    for found in _FORM.finditer(form):
+        yield form[end : found.start()]
+        end = found.end()
+        flags, width, places, size, kind = found.groups()
+        width = str(whole(4, signed=True)) if width == "*" else width or ""
+        places = str(whole(4, signed=True)) if places == "*" else places
+        how = f"%{flags}{width}" + (f".{places}" if places is not None else "")
+        if kind == "%":
+            yield "%"
+        elif kind in "eEfFgGaA":
+            value = float(np.frombuffer(argument(8), np.float64)[0])
+            yield value.hex() if kind in "aA" else f"{how}{kind}" % value
+        elif kind in "sp":
+            given = whole(8, signed=False)
+            yield f"{how}s" % (_text(w, lane, given) if kind == "s" else hex(given))
+        elif kind == "c":
+            yield f"{how}c" % (whole(4, signed=False) & 0xFF)
+        else:
+            wide = 8 if size in ("ll", "l", "z", "j", "t") else 4
+            yield f"{how}{kind}" % whole(wide, signed=kind in "di")
+    yield form[end:]
+
+
+def _assert(w: Warp, lane: int, at: int) -> None:
+    """``assert`` that failed."""
+    message, file, function = (_text(w, lane, _given(w, lane, at + n)) for n in (0, 8, 24))
+    line = _given(w, lane, at + 16, 4)
+    raise Fault(f"assertion {message!r} failed in {function}, {file}:{line}")
+
+
+def _allocate(w: Warp, lane: int, at: int) -> None:
+    """``malloc``: memory that is not initialised, at a multiple of 16."""
+    memory, size = w.block.state.memory, _given(w, lane, at + 8)
+    free = max((r.end for r in memory.regions if HEAP <= r.address < 2 * HEAP), default=HEAP)
+    address = -(-free // FRAME_ALIGN) * FRAME_ALIGN + FRAME_ALIGN
+    data = np.full(size, POISON, np.uint8)
+    memory.regions.append(Region(address, data, name="memory of malloc"))
+    local_row(w, lane, at, 8)[...] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+
+
+def _free(w: Warp, lane: int, at: int) -> None:
+    """``free``: of an address that ``malloc`` gave, or of zero."""
+    memory, address = w.block.state.memory, _given(w, lane, at)
+    region = next((r for r in memory.regions if r.address == address >= HEAP), None)
+    if region is not None:
+        memory.regions[:] = [one for one in memory.regions if one is not region]
+    elif address:
+        raise Fault(f"free of {address:#x}, which malloc did not give")
+
+
+#: Emitters by opcode.
+CALLS: dict[str, Emitter] = {"call": _call, "ret": _return}
