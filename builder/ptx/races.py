@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 #: Lanes by number: an array, or None for all of a warp.
 Lanes = Any
 #: The strength of an access: weak, or strong with the scope of one block, or of all.  ``volatile``
-#: orders as the latter, but says nothing of atomicity: two such accesses race.
-WEAK, BLOCK, GRID, VOLATILE = range(4)
+#: orders as the latter, but says nothing of atomicity: two such accesses race, and a store that no
+#: fence precedes in its thread also races with atomics.
+WEAK, BLOCK, GRID, VOLATILE, _UNORDERED = range(5)
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -494,13 +495,14 @@ class Races:
             if known is not None and known[base : base + LANES].max() >= events.clock[row]:
                 late[at] = False
 
-    def _forgive_strong(self, late: Any, slots: Any, scope: int) -> Any:
+    def _forgive_strong(self, late: Any, slots: Any, scope: int, *, written: bool) -> Any:
         """Two strong accesses whose scopes include each other are no race."""
         events, rows = self.launch.events, slots >> 5
         other = events.scope[rows]
         near = (events.block[rows] == self.number) | ((other >= GRID) & (scope >= GRID))
-        if scope == VOLATILE:
-            near &= other != VOLATILE
+        near &= (other < VOLATILE) | (scope < VOLATILE)
+        if written:
+            near &= (other != _UNORDERED) & (scope != _UNORDERED)
         late &= ~((other != WEAK) & near)
         return late if some(late) else None
 
@@ -516,7 +518,8 @@ class Races:
         """Report the earlier accesses that an access does not know; return which they are."""
         late = self._late(slots, access, shadow)
         if late is not None and scope:
-            late = self._forgive_strong(late, slots, scope)
+            both = access.verb != "read" and noun == "an atomic"
+            late = self._forgive_strong(late, slots, scope, written=both)
         if late is not None and changed is not None:
             late &= changed
         if late is None or not some(late):
@@ -536,7 +539,7 @@ class Races:
         for line in dict.fromkeys(lines.tolist()):
             at = hits[lines == line]
             other, mine = int(slots[at[0]]), int(access.mine[at[0]])
-            volatile = events.scope[other >> 5] == VOLATILE
+            volatile = events.scope[other >> 5] >= VOLATILE
             strong = " of too narrow a scope" if self._both_strong(other, mine) else ""
             what = "a write" if volatile and noun == "an atomic" else noun
             kind = f"{access.verb} without order after {what}{strong}"
@@ -562,9 +565,8 @@ class Races:
         )
 
     def _both_strong(self, *slots: int) -> bool:
-        """Both are strong, but not both volatile."""
-        scopes = [int(self.launch.events.scope[slot >> 5]) for slot in slots]
-        return WEAK not in scopes and scopes != [VOLATILE, VOLATILE]
+        """Both are strong, and neither volatile."""
+        return all(WEAK < self.launch.events.scope[slot >> 5] < VOLATILE for slot in slots)
 
     def _relation(self, mine: int, other: int) -> str:
         events = self.launch.events
@@ -697,6 +699,9 @@ class Races:
         """Lanes are about to store rows of bytes at offsets of a memory."""
         size = rows.shape[1]
         if scope:
+            threads = [warp * LANES + int(lane) for lane in (_ALL if lanes is None else lanes)]
+            if scope == VOLATILE and not all(one in self._fences for one in threads):
+                scope = _UNORDERED
             self.strong(warp, lanes, offsets, size, line, scope, shadow)
             return
         changed = (memory[offsets[:, None] + np.arange(size)] != rows).any(axis=1)
@@ -761,7 +766,7 @@ class Races:
     ) -> None:  # fmt: skip
         """Lanes write with an atomic, or with a strong store."""
         shadow = shadow or self.shared
-        verb = "write" if scope == VOLATILE else "atomic"
+        verb = "write" if scope >= VOLATILE else "atomic"
         for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
             self._check_write(access, shadow, scope)
             shadow.note_atomics(access.places, access.mine, self.launch.events)

@@ -164,6 +164,12 @@ def test_volatile_data_races_but_a_volatile_flag_in_a_loop_does_not() -> None:
     both = "@%p2 st.volatile.global.b32 [%rd5+64], %r10;"
     (race,) = races(both, blocks=2).outcome.races
     assert race.kind == "write without order after a write in another block"
+    mixed = (
+        "@!%p2 bra END; setp.eq.u32 %p3, %r10, 0; {fence} @%p3 st.volatile.global.b32 [%rd5], 1;"
+        "@!%p3 atom.global.exch.b32 %r5, [%rd5], 2; END:"
+    )
+    assert races(mixed.format(fence=""), blocks=2).outcome.races
+    assert races(mixed.format(fence="membar.gl;"), blocks=2).outcome.races == [], "an unlock"
     read = "@%p2 ld.volatile.global.b32 %r5, [%rd5+64]; @%p1 st.volatile.global.b32 [%rd5+64], 1;"
     assert races(read, blocks=2).kinds == {"write without order after a read in another block"}
 
