@@ -76,7 +76,7 @@ class ScheduleRun:
     arrays: tuple[NDArray[Any], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A kernel in every schedule; ``result[x]`` is array ``x`` after the first one."""
 
@@ -111,9 +111,20 @@ class Result:
         left = {tuple(a.tobytes() for a in run.arrays) for run in self.runs if not run.fault}
         return len(left) > 1
 
+    def check(self) -> None:
+        """Check that there is no race and no fault.
+
+        Raises:
+            AssertionError: there is one; the message lists all.
+        """
+        if self.races or self.faults:
+            raise AssertionError(f"{self.kernel}:\n{self}")
+
     def __str__(self) -> str:
         """The findings, one a line."""
         return "\n".join([*map(str, self.races), *self.faults]) or "no race and no fault"
+
+    __repr__ = __str__
 
 
 def run(

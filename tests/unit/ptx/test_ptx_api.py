@@ -46,7 +46,8 @@ def test_arrays_go_in_and_come_out() -> None:
     assert result[out].tolist() == (x + 0.5).tolist()
     assert out.tolist() == [0] * 64, "what was given is left alone"
     assert (result.races, result.faults, result.differ) == ((), (), False)
-    assert str(result) == "no race and no fault"
+    assert str(result) == repr(result) == "no race and no fault"
+    result.check()
     assert [one.schedule for one in result.runs] == ["eager", "lazy", "random 1"]
     last = run(GOOD, "add", 2, 32, [Pointer(x, 128), out, np.uint32(32), np.float32(0)])
     assert last[out][:32].tolist() == x[32:].tolist()
@@ -66,6 +67,8 @@ def test_a_race_is_a_value_with_the_name_of_its_array() -> None:
     }
     assert {race.memory for race in result.races} == {"out"}
     assert "places from out offset 0" in str(result)
+    with pytest.raises(AssertionError, match="add:\nwrite without order after a write in the same"):
+        result.check()
 
 
 def test_a_fault_is_a_value() -> None:
