@@ -127,8 +127,7 @@ def patched_tar(path: Path) -> Path:
 
 def is_patched(repository: Repository, tag: str, platform: Any = None) -> bool:
     """Whether the image under a tag has the new file: a way that changes nothing would be fast."""
-    from builder.images.rootfs.image import find_image
-    from builder.images.rootfs.layers import LayerCache
+    from builder.images.rootfs.image import LayerCache, find_image
     from builder.images.rootfs.view import Rootfs
 
     image = find_image(repository, tag, platform)

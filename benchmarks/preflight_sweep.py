@@ -21,8 +21,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.layers.catalog import Selection
 from builder.pipeline.bases import identify_base
 from builder.proof.trust import TrustedSources

@@ -12,14 +12,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import report, run_once, side_by_side
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources, make_plan
 
 COMMAND = str(Path(sys.executable).with_name("spark-build"))
 RELEASES = ("0.20.1", "0.22.1", "0.33.0")

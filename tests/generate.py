@@ -23,8 +23,7 @@ from builder.errors import Exit
 from builder.layers.catalog import Catalog
 from builder.layers.mods import export, mod_files, outdated
 from builder.proof.levels import LEVELS
-from builder.proof.recorded.record import read_records, stale_records
-from builder.proof.recorded.table import render
+from builder.proof.recorded import read_records, render, stale_records
 from builder.serving.lint import RULES
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from builder.images.registry.model import sha256_digest
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from builder.errors import UsageError
 from builder.pipeline.options import BakeOptions, ImageOptions, PlanOptions, VerifyOptions
 
 if TYPE_CHECKING:
-    from builder.pipeline.image import PlannedBuild
-    from builder.pipeline.result import BuildResult
+    from builder.pipeline.image import BuildResult, PlannedBuild
 
 _VERDICTS = {"proven": "verified", "not-proven": "NOT PROVEN", "failed": "failed"}
 
@@ -35,7 +34,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Plan and print; a plan that cannot be built is printed before the error."""
-    from builder.layers.plan.planner import refuse_nothing, refuse_plan, refuse_unserved
+    from builder.layers.planner import refuse_nothing, refuse_plan, refuse_unserved
     from builder.pipeline.inputs import inputs_of
     from builder.pipeline.show import show_plan
 
@@ -79,8 +78,8 @@ def image(options: ImageOptions, _plain_http: PlainHttp = ()) -> None:
     with time_limit(seconds, limit) if limit and seconds else nullcontext():
         options = check_options(options)
         if options.is_index:
-            from builder.pipeline.index import build_images as build
-            from builder.pipeline.index import planned_index as planning
+            from builder.pipeline.image import build_images as build
+            from builder.pipeline.image import planned_index as planning
         else:
             from builder.pipeline.image import build_image as build
             from builder.pipeline.image import planned_image as planning
@@ -94,8 +93,7 @@ def image(options: ImageOptions, _plain_http: PlainHttp = ()) -> None:
 
 
 def _print_plan(planned: "PlannedBuild", options: ImageOptions) -> None:
-    from builder.pipeline.documents import IndexPlans
-    from builder.pipeline.result import plans_digest
+    from builder.pipeline.image import IndexPlans, plans_digest
 
     entries = planned.entries
     if not options.is_index:
@@ -114,8 +112,7 @@ def _print_plan(planned: "PlannedBuild", options: ImageOptions) -> None:
 
 
 def _print_dockerfile(planned: "PlannedBuild", options: ImageOptions) -> None:
-    from builder.pipeline.documents import DockerfileText
-    from builder.pipeline.image import dockerfile_of
+    from builder.pipeline.image import DockerfileText, dockerfile_of
 
     text = dockerfile_of(options, planned)
     if options.json:

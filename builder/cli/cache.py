@@ -10,7 +10,7 @@ from builder.common.paths import cache_dir
 from builder.errors import Exit, SparkBuildError
 
 if TYPE_CHECKING:
-    from builder.common.cache.prune import Pruned
+    from builder.common.cache import Pruned
 
 #: The age below which ``cache prune`` keeps entries if no age and no size is given.
 _PRUNE_AGE = "30d"
@@ -23,9 +23,15 @@ _cache = Group(
 @_cache.sub("show", "spark-build cache show", "spark-build cache show --json")
 def show(*, json: Json = False) -> None:
     """Show the cache by kind: entries, bytes and last use."""
-    from builder.common.cache.documents import CacheContents, KindRow
-    from builder.common.cache.kinds import KINDS, OTHER
-    from builder.common.cache.scan import CacheEntry, entries, unknown
+    from builder.common.cache import (
+        KINDS,
+        OTHER,
+        CacheContents,
+        CacheEntry,
+        KindRow,
+        entries,
+        unknown,
+    )
 
     cache = cache_dir()
     of_kind: dict[str, list[CacheEntry]] = {}
@@ -82,9 +88,8 @@ def prune(
 
     Safe during other runs: entries used in the last day are then kept.
     """
-    from builder.common.cache.kinds import kinds_named
-    from builder.common.cache.prune import PruneRequest
-    from builder.common.cache.prune import prune as pruned
+    from builder.common.cache import PruneRequest, kinds_named
+    from builder.common.cache import prune as pruned
 
     if older_than is None and keep_bytes is None:
         older_than = _PRUNE_AGE
@@ -118,8 +123,7 @@ def clean(
 
     Safe during other runs: entries used in the last day are then kept.
     """
-    from builder.common.cache.kinds import kinds_named
-    from builder.common.cache.prune import PruneRequest, prune
+    from builder.common.cache import PruneRequest, kinds_named, prune
 
     request = PruneRequest(kinds=kinds_named(kind))
     cache = cache_dir()
@@ -140,8 +144,7 @@ def _tell(done: "Pruned", nothing: str, hint: str, *, dry_run: bool, json: bool)
     Raises:
         SparkBuildError: nothing was removed.
     """
-    from builder.common.cache.documents import Removal
-    from builder.common.cache.prune import IN_USE
+    from builder.common.cache import IN_USE, Removal
 
     cache = cache_dir()
     busy = f"{done.in_use} were kept because other runs may be using them" if done.in_use else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
 from builder.common.console import console, print_json
-from builder.common.model.platform import Platform
+from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
 from builder.compile.changes import named_change, patched

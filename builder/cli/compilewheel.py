@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from builder.applier.outcomes import Target
 from builder.cli.compile import source_tree
 from builder.common.console import console, print_json
-from builder.common.model.platform import Platform
-from builder.common.model.reference import Ref
+from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched

@@ -63,7 +63,7 @@ def models(incomplete: str) -> list[str]:
 
 def kinds(incomplete: str) -> list[str]:
     """Kinds of cache entries that can be removed."""
-    from builder.common.cache.kinds import KINDS
+    from builder.common.cache import KINDS
 
     return [k.name for k in KINDS if k.prunable and k.name.startswith(incomplete)]
 

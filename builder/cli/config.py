@@ -20,7 +20,7 @@ def show(*, json: Json = False) -> None:
     """Show the settings in use and where each comes from."""
     from builder.cli.documents import Setting, Settings
     from builder.common.pypi import pip_index_url
-    from builder.layers.lock.file import lock_path
+    from builder.layers.lock import lock_path
 
     index = pip_index_url()
     lock = lock_path(Path.cwd())

@@ -7,20 +7,18 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from builder.common.console import console, counted, megabytes, print_json
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 from builder.images.registry.reference import parse_reference
-from builder.publishing.distribute.engineimage import layers_of_all, saved
-from builder.publishing.distribute.node import Node
-from builder.publishing.distribute.run import Distribution
+from builder.publishing.distribute import Distribution, Node, layers_of_all, saved
 from builder.publishing.sources import EngineImage, StoredImage, how_to_run, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from builder.publishing.distribute.run import Deliveries
+    from builder.publishing.distribute import Deliveries
     from builder.publishing.sources import Opened
 
 #: What Docker takes for the ID of an image, whole or its beginning.

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 DOCUMENTS = {
     "apply": Entry(
         "`apply --json`: a plan, and whether it was applied",
-        ("builder.common.documents.plan:AppliedPlan",),
+        ("builder.common.plan:AppliedPlan",),
     ),
     "audit": Entry(
         "`audit --json`: the modules of a model by quantisation method; with --inside, the files "
@@ -64,15 +64,15 @@ DOCUMENTS = {
     "bench": Entry("`bench --json`: what a running server does", ("builder.serving.bench:Bench",)),
     "cache-clean": Entry(
         "`cache clean --json`: what was removed; with --dry-run, what would be removed",
-        ("builder.common.cache.documents:Removal",),
+        ("builder.common.cache:Removal",),
     ),
     "cache-prune": Entry(
         "`cache prune --json`: what was removed; with --dry-run, what would be removed",
-        ("builder.common.cache.documents:Removal",),
+        ("builder.common.cache:Removal",),
     ),
     "cache-show": Entry(
         "`cache show --json`: the contents of the cache",
-        ("builder.common.cache.documents:CacheContents",),
+        ("builder.common.cache:CacheContents",),
     ),
     "compile-run": Entry(
         "`compile run --json`: compiled units and their machine code; with --dry-run, the plan",
@@ -109,15 +109,15 @@ DOCUMENTS = {
     ),
     "dispatch-ask": Entry(
         "`dispatch ask --json`: the kernels that releases select, as recorded in docs/evidence",
-        ("builder.proof.recorded.documents:Records",),
+        ("builder.proof.recorded:Records",),
     ),
     "dispatch-table": Entry(
         "`dispatch table --json`: the release table",
-        ("builder.proof.recorded.documents:TableFile",),
+        ("builder.proof.recorded:TableFile",),
     ),
     "distribute": Entry(
         "`distribute --json`: what each host lacked and fetched",
-        ("builder.publishing.distribute.run:Deliveries",),
+        ("builder.publishing.distribute:Deliveries",),
     ),
     "error": Entry(
         "What every command prints with `--json` when it fails before it has a result",
@@ -127,32 +127,32 @@ DOCUMENTS = {
         "`image --json`: what was built, and its verification; or with --dry-run the plan, with "
         "--print-dockerfile the text",
         (
-            "builder.pipeline.documents:VerifiedImage",
-            "builder.pipeline.documents:UnverifiedImage",
-            "builder.common.documents.plan:PlanDocument",
-            "builder.pipeline.documents:DockerfileText",
-            "builder.pipeline.documents:IndexDocument",
-            "builder.pipeline.documents:IndexPlans",
+            "builder.pipeline.image:VerifiedImage",
+            "builder.pipeline.image:UnverifiedImage",
+            "builder.common.plan:PlanDocument",
+            "builder.pipeline.image:DockerfileText",
+            "builder.pipeline.image:IndexDocument",
+            "builder.pipeline.image:IndexPlans",
         ),
     ),
     "image-index": Entry(
         "`image --all-platforms --json`: an index, each entry planned by itself; with --dry-run "
         "only the plans",
-        ("builder.pipeline.documents:IndexDocument", "builder.pipeline.documents:IndexPlans"),
+        ("builder.pipeline.image:IndexDocument", "builder.pipeline.image:IndexPlans"),
     ),
-    "layers-check": Entry("`layers check --json`", ("builder.layers.documents:CheckedLayers",)),
-    "layers-list": Entry("`layers list --json`", ("builder.layers.documents:LayerList",)),
+    "layers-check": Entry("`layers check --json`", ("builder.layers.catalog:CheckedLayers",)),
+    "layers-list": Entry("`layers list --json`", ("builder.layers.catalog:LayerList",)),
     "layers-new": Entry(
-        "`layers new --json`: the new layer folder", ("builder.layers.documents:NewLayer",)
+        "`layers new --json`: the new layer folder", ("builder.layers.catalog:NewLayer",)
     ),
     "layers-pin": Entry(
-        "`layers pin --json`: the pinned inputs", ("builder.layers.documents:PinnedLayer",)
+        "`layers pin --json`: the pinned inputs", ("builder.layers.catalog:PinnedLayer",)
     ),
     "layers-show": Entry(
         "`layers show NAME --json`: a layer as it is applied, or a profile",
         (
-            "builder.layers.documents:LayerShown",
-            "builder.layers.documents:ProfileShown",
+            "builder.layers.catalog:LayerShown",
+            "builder.layers.catalog:ProfileShown",
         ),
     ),
     "lock": Entry(
@@ -160,7 +160,7 @@ DOCUMENTS = {
     ),
     "matrix": Entry(
         "`matrix --json`: every layer on every release",
-        ("builder.proof.recorded.documents:Matrix",),
+        ("builder.proof.recorded:Matrix",),
     ),
     "lint": Entry(
         "`lint --json`: problems in serve commands", ("builder.serving.lint:LintReport",)
@@ -182,11 +182,11 @@ DOCUMENTS = {
     ),
     "mods-export": Entry(
         "`mods export --json`: the mods that were written or are up to date",
-        ("builder.layers.documents:ExportedMods",),
+        ("builder.layers.catalog:ExportedMods",),
     ),
     "plan": Entry(
         "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
-        ("builder.common.documents.plan:PlanDocument",),
+        ("builder.common.plan:PlanDocument",),
     ),
     "preflight": Entry(
         "`preflight --json`: whether a model starts on a release, and with which kernels",
@@ -209,7 +209,7 @@ DOCUMENTS = {
     ),
     "rebuild": Entry(
         "`rebuild --json`: an image rebuilt from its own metadata, and the differences",
-        ("builder.pipeline.rebuild.run:Rebuild",),
+        ("builder.pipeline.rebuild:Rebuild",),
     ),
     "recipes-export": Entry(
         "`recipes export --json`: the recipes that were written or are up to date",

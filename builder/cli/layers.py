@@ -11,9 +11,8 @@ from builder.errors import UsageError
 from builder.pipeline.options import ModOptions
 
 if TYPE_CHECKING:
-    from builder.layers.catalog import Catalog
-    from builder.layers.conversion.layers import Reading, Source
-    from builder.layers.documents import NewLayer
+    from builder.layers.catalog import Catalog, NewLayer
+    from builder.layers.conversion import Reading, Source
 
 _layers = Group(
     "layers", "spark-build layers list", "spark-build layers show b12x-full", default="list"
@@ -26,8 +25,7 @@ LayerName = Annotated[str, Argument("Name of a layer or profile.", "NAME", compl
 @_layers.sub("list", "spark-build layers list")
 def list_all(patches: Patches = (), *, json: Json = False) -> None:
     """List profiles and layers, one line each."""
-    from builder.layers.catalog import Catalog, order
-    from builder.layers.documents import LayerList, LayerRow, ProfileRow
+    from builder.layers.catalog import Catalog, LayerList, LayerRow, ProfileRow, order
 
     catalog = Catalog.discover(patches)
     profiles = [catalog.profile(name) for name in catalog.profile_files]
@@ -58,10 +56,9 @@ def show(
 ) -> None:
     """Show what a layer or profile does, and for which versions."""
     from builder.applier.opkinds import Compile
-    from builder.layers.catalog import Catalog
-    from builder.layers.documents import LayerShown
+    from builder.layers.catalog import Catalog, LayerShown
     from builder.layers.layerfile import description
-    from builder.pipeline.showpulls import print_pulls, pulls_of
+    from builder.pipeline.show import print_pulls, pulls_of
 
     catalog = Catalog.discover(patches)
     if name in catalog.profile_files:
@@ -99,7 +96,7 @@ def show(
 
 
 def _show_profile(catalog: "Catalog", name: str, json: bool) -> None:
-    from builder.layers.documents import ProfileShown, ProfileValues
+    from builder.layers.catalog import ProfileShown, ProfileValues
     from builder.probes.dispatch_expect import describe
 
     profile = catalog.profile(name)
@@ -135,9 +132,8 @@ def check(
     json: Json = False,
 ) -> None:
     """Check layer files; no network."""
-    from builder.layers.catalog import Catalog, order
-    from builder.layers.documents import CheckedLayers
-    from builder.pipeline.layercheck import check_layer, check_name
+    from builder.layers.catalog import Catalog, CheckedLayers, order
+    from builder.pipeline.pins import check_layer, check_name
 
     catalog = Catalog.discover(patches)
     catalog.say_shadows(names)
@@ -198,11 +194,10 @@ def new(
     json: Json = False,
 ) -> None:
     """Create a layer: an example, or from an existing change."""
-    from builder.layers.catalog import Catalog
-    from builder.layers.conversion.layers import Reading, Source
-    from builder.layers.documents import NewLayer
-    from builder.pipeline.layercheck import check_name
+    from builder.layers.catalog import Catalog, NewLayer
+    from builder.layers.conversion import Reading, Source
     from builder.pipeline.newlayer import write_example, write_layer
+    from builder.pipeline.pins import check_name
 
     source = Source(pull=from_pr or "", patches=from_patch, series=from_series, mod=from_mod)
     check_name(name, Catalog.discover().profile_files)
@@ -224,8 +219,8 @@ def _converted(name: str, directory: Path, source: "Source", reading: "Reading")
     """Write layer folders out of patch files, a patch series or a mod."""
     import datetime
 
-    from builder.layers.conversion.layers import write_drafts
-    from builder.layers.documents import NewLayer
+    from builder.layers.catalog import NewLayer
+    from builder.layers.conversion import write_drafts
 
     drafts = source.drafts(name, reading)
     folders = write_drafts(drafts, directory, datetime.datetime.now(datetime.UTC).date())
@@ -247,7 +242,7 @@ def _converted(name: str, directory: Path, source: "Source", reading: "Reading")
 
 def _print_new(made: "NewLayer", directory: Path, *, json: bool) -> None:
     from builder.layers.layerfile import load_layer
-    from builder.pipeline.layercheck import unpinned
+    from builder.pipeline.pins import unpinned
 
     names = made.series or (made.name,)
     for name in names:
@@ -284,8 +279,7 @@ def pin(
     """
     from builder.common.forge import Forges, PullStore
     from builder.common.pypi import PackageIndex
-    from builder.layers.catalog import Catalog
-    from builder.layers.documents import PinnedLayer
+    from builder.layers.catalog import Catalog, PinnedLayer
     from builder.pipeline.pins import write_pins
 
     catalog = Catalog.discover(patches)

@@ -13,12 +13,10 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.options import MatrixOptions
 
 if TYPE_CHECKING:
-    from builder.common.documents.plan import State
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan, State
     from builder.images.rootfs.base import Base
     from builder.proof.checks import Check
-    from builder.proof.recorded import Outcome
-    from builder.proof.recorded.documents import MatrixRow
+    from builder.proof.recorded import MatrixRow, Outcome
 
 _SHORT = {
     "needed": "needed",
@@ -43,14 +41,13 @@ _WIDTH = 100
 def matrix(options: MatrixOptions, *, json: Json = False) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
     from builder.applier.versions import all_match
-    from builder.common.model.reference import Ref
     from builder.common.pypi import PackageIndex, vllm_releases
+    from builder.common.reference import Ref
     from builder.layers.catalog import Catalog
-    from builder.layers.plan.planner import make_plan
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources, make_plan
+    from builder.layers.pulls import without_pulls
     from builder.pipeline import bases
-    from builder.pipeline.select import without_pulls
-    from builder.proof.recorded.documents import Matrix, MatrixRow
+    from builder.proof.recorded import Matrix, MatrixRow
 
     if options.evidence is not None and not options.dispatch:
         raise UsageError("--evidence needs --dispatch", hint="--dispatch")
@@ -143,7 +140,7 @@ def _print_dispatch(rows: list["MatrixRow"]) -> None:
 
 def _choices(plan: "BuildPlan", base: "Base") -> dict[str, dict[str, "Outcome"]]:
     """What the unpatched release selects by default and for each of its choices."""
-    from builder.proof.recorded.record import by_itself
+    from builder.proof.recorded import by_itself
 
     asked = by_itself(plan, base)
     return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}
@@ -255,13 +252,12 @@ def ask(
 
     Covers every backend that they offer, and each profile.
     """
-    from builder.common.model.reference import Ref
     from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+    from builder.common.reference import Ref
     from builder.layers.catalog import Catalog
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
     from builder.pipeline import bases
-    from builder.proof.recorded.documents import Records
-    from builder.proof.recorded.record import RecordInputs, file_of, record_bytes, record_of
+    from builder.proof.recorded import RecordInputs, Records, file_of, record_bytes, record_of
 
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")
@@ -298,9 +294,7 @@ def table(
     """Write the release table from the records, or check it."""
     from builder.common.pypi import write_atomically
     from builder.layers.catalog import Catalog
-    from builder.proof.recorded.documents import TableFile
-    from builder.proof.recorded.record import read_records, stale_records
-    from builder.proof.recorded.table import render
+    from builder.proof.recorded import TableFile, read_records, render, stale_records
 
     catalog = Catalog.discover()
     records = read_records(evidence)

@@ -17,7 +17,7 @@ _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 
 def _ask_for_plain_http(hosts: Iterable[str] | None) -> Iterable[str] | None:
     """Called for every command that has the option, given or not: each run starts afresh."""
-    from builder.images.registry.options import ask_for_plain_http
+    from builder.images.registry.reference import ask_for_plain_http
 
     ask_for_plain_http(hosts or ())
     return hosts

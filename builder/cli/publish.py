@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from builder.common.console import console, counted, megabytes, print_json
 from builder.common.document import plain
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.levels import parse_levels
 from builder.publishing.evidence import REQUIRED, Evidence, prove, read_evidence
@@ -169,9 +169,8 @@ def _proofs(
 def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     """Run ``verify`` on an image without known evidence."""
     from builder.common.pypi import PackageIndex
-    from builder.layers.lock.facts import LockedFacts
-    from builder.layers.lock.file import lock_path
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.lock import LockedFacts, lock_path
+    from builder.layers.planner import IndexSources
     from builder.proof.levels import DEFAULT_LEVELS
     from builder.proof.opening import Opening
     from builder.proof.run import verify

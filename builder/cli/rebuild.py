@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING
 from builder import __version__, settings
 from builder.cli.options import confirm
 from builder.common.console import console, print_json
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.toolchain import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
-from builder.images.registry.locations import Locations
-from builder.layers.plan.sources import IndexSources
+from builder.images.registry.copy import Locations
+from builder.layers.planner import IndexSources
 from builder.pipeline import bases
 from builder.pipeline.inputs import stages_of
 from builder.pipeline.options import toolkit_choice
-from builder.pipeline.rebuild.replan import with_own_hooks
-from builder.pipeline.rebuild.run import Original, Rebuild, Rebuilt, StoredOriginal, rebuild
-from builder.publishing.documents import toolkit_of_layer
+from builder.pipeline.rebuild import (
+    Original,
+    Rebuild,
+    Rebuilt,
+    StoredOriginal,
+    rebuild,
+    with_own_hooks,
+)
+from builder.publishing.evidence import toolkit_of_layer
 from builder.publishing.run import mirrored_base
 from builder.publishing.sources import EngineImage, open_source
 
@@ -29,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.common.documents.plan import PlannedLayer
+    from builder.common.plan import PlannedLayer
     from builder.compile.executor import ToolkitChoice
     from builder.images.rootfs.base import Base
-    from builder.pipeline.rebuild.replan import BaseLookup
+    from builder.pipeline.rebuild import BaseLookup
     from builder.publishing.sources import Opened
 
 #: The most differences that are printed; the JSON document has all.
@@ -109,7 +115,7 @@ def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:
 
 def _originals(opened: Opened, text: str) -> list[Original]:
     if isinstance(opened, EngineImage):
-        from builder.pipeline.rebuild.run import EngineOriginal
+        from builder.pipeline.rebuild import EngineOriginal
 
         return [EngineOriginal(opened)]
     found: list[Original] = [

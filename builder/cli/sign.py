@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.common.console import console, print_json
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 from builder.images.registry.reference import parse_reference
 from builder.publishing.cosign import Trust, sign, verify_signature
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console, megabytes, print_json
 from builder.errors import UsageError
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 from builder.publishing.repository import TaggedManifests, parse_target
 from builder.publishing.tags import (
     HeldRow,

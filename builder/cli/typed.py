@@ -130,7 +130,7 @@ Patches = Annotated[
 
 def _plain_http(hosts: list[str] | None) -> list[str] | None:
     """Called for every command that has the option, given or not: each run starts afresh."""
-    from builder.images.registry.options import ask_for_plain_http
+    from builder.images.registry.reference import ask_for_plain_http
 
     ask_for_plain_http(hosts or ())
     return hosts

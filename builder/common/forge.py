@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
-from msgspec import Meta, Struct
-from msgspec.structs import replace as replaced
+from msgspec import Meta, Struct, structs
 from packaging.version import Version
 
 from builder import settings
@@ -26,8 +25,8 @@ from builder.applier.digests import sha256_hex
 from builder.common.console import console
 from builder.common.diffs import MAX_DIFF, normalise
 from builder.common.document import plain, read
-from builder.common.documents.pulls import Pin, read_pin
 from builder.common.paths import cache_dir
+from builder.common.plan import Pin, read_pin
 from builder.common.pypi import write_atomically
 from builder.common.retry import NoAnswer, Retries, RetryPolicy, host_of, resolved
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -1204,7 +1203,7 @@ class PullStore:
 
     def released(self, pin: Pin, release: str) -> Pin:
         """The pin with the first release that has the change; cached."""
-        found = replaced(pin, release=release)
+        found = structs.replace(pin, release=release)
         write_atomically(self._pin_file(pin.forge, pin.request), _json(found))
         return found
 

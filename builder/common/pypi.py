@@ -36,16 +36,16 @@ from builder.common.diskspace import Need, check_room
 from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.common.leftovers import making
 from builder.common.locks import locked
-from builder.common.model.base import NEWEST_VLLM
 from builder.common.paths import cache_dir
+from builder.common.reference import NEWEST_VLLM
 from builder.common.retry import host_of, shown
 from builder.errors import BuildFailed, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from builder.common.model.platform import Platform
     from builder.common.net import Session
+    from builder.common.plan import Platform
 
 
 # ------------------------------------------------------------------------------------------- pages

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from builder.common.escape import no_commands, plain_data
+from builder.common.console import no_commands, plain_data
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

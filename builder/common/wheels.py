@@ -25,10 +25,9 @@ from builder.applier.sources import Member
 from builder.applier.trees import Distribution, distribution_of
 from builder.applier.versions import normalize
 from builder.applier.wheels import DAMAGED, FILE_BYTES, RangeFile, wheel_members
-from builder.common.console import console, megabytes
+from builder.common.console import Bar, console, megabytes
 from builder.common.hints import CACHE, TEMPORARY, os_hint
 from builder.common.paths import cache_dir, package_file
-from builder.common.progress import Bar
 from builder.common.pypi import download, downloaded, write_atomically
 from builder.errors import RemoteError, UsageError
 

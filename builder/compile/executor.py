@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.console import console
-from builder.common.documents.compiled import ToolkitImage
 from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
+from builder.common.plan import ToolkitImage
 from builder.common.pypi import write_atomically
 from builder.compile.host import NATIVE, release_in, version_in
 from builder.errors import BuildFailed, EngineError

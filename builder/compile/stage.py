@@ -35,19 +35,19 @@ from builder.applier.versions import normalize
 from builder.applier.wheels import wheel_members
 from builder.common.console import console
 from builder.common.document import plain
-from builder.common.documents.compiled import (
+from builder.common.locks import locked
+from builder.common.paths import cache_dir, package_file
+from builder.common.plan import (
     CompiledPull,
     FoundSources,
     Input,
+    Platform,
     SourceFile,
     SourceUnit,
     StageRequest,
 )
-from builder.common.locks import locked
-from builder.common.model.platform import Platform
-from builder.common.model.reference import Ref
-from builder.common.paths import cache_dir, package_file
 from builder.common.pypi import write_atomically
+from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units, free_here, refuse_machine

@@ -24,11 +24,10 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
 from builder.common.console import console
 from builder.common.document import load_toml
-from builder.common.documents.compiled import Input
 from builder.common.leftovers import making
 from builder.common.locks import locked
-from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
+from builder.common.plan import Input, Platform
 from builder.common.pypi import download
 from builder.common.wheels import RemoteWheel
 from builder.compile.executor import LocalExecutor

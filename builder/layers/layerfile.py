@@ -19,28 +19,88 @@ from builder.applier.digests import is_sha256
 from builder.applier.failures import ApplyError
 from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, WheelPin
 from builder.applier.machinecode import CODE
+from builder.applier.opkinds import Env, Graft, Pull, Remove, Wheel
 from builder.applier.targets import path_problem
 from builder.applier.values import keys_of
 from builder.applier.versions import normalize
 from builder.common.diffs import read_sections
 from builder.common.document import load_toml, plain
-from builder.common.documents.pulls import read_pin
 from builder.common.forge import parse_pull
+from builder.common.plan import read_pin
 from builder.compile.units import gencode_flags
 from builder.errors import KINDS, UsageError, did_you_mean
-from builder.layers.keys import (
-    COMMON,
-    LAYER,
-    NOT_APPLICABLE,
-    OPS,
-    PROVENANCE,
-    UPSTREAM,
-    VARIANT,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+
+# ---------------------------------------------------------------- keys of layer.toml and pins.toml
+
+#: key -> (type, required).  Unknown keys are errors, because a misspelt one would have no effect.
+LAYER = {
+    "summary": (str, True),
+    "description": (str, False),
+    "order": (int, True),
+    "after": (list, False),
+    "series": (str, False),
+    "package": (str, True),
+    "provenance": (dict, True),
+    "upstream": (list, False),
+    "not-applicable": (list, False),
+    "variant": (list, True),
+}
+#: DEP-3 fields; https://dep-team.pages.debian.net/deps/dep3/
+PROVENANCE = {
+    "origin": (str, True),
+    "bug": (list, False),
+    "forwarded": (str, True),
+    "applied-upstream": (str, True),
+    "last-update": (datetime.date, True),
+}
+UPSTREAM = {
+    "when": (dict, True),
+    "since": (str, True),
+    "reason": (str, True),
+    "probe": (list, True),
+}
+NOT_APPLICABLE = {"when": (dict, True), "reason": (str, True)}
+VARIANT = {
+    "name": (str, True),
+    "when": (dict, True),
+    "notes": (list, False),
+    "serve-flags": (list, False),
+    "moe-serve-flags": (list, False),
+    "op": (list, False),
+}
+COMMON = {"op": (str, True), "if": (dict, False)}
+OPS: dict[str, dict[str, tuple[type, bool]]] = {
+    "replace": {
+        "file": (str, True),
+        "old": (str, False),
+        "old-file": (str, False),
+        "new": (str, False),
+        "new-file": (str, False),
+        "count": (int, False),
+    },
+    "diff": {"file": (str, True)},
+    "graft": keys_of(Graft),
+    "copy": {"from": (str, True), "to": (str, True)},
+    "wheel": {**keys_of(Wheel), "wins-over": (list, False)},
+    "remove": keys_of(Remove),
+    "env": keys_of(Env),
+    "hook": {"file": (str, True), "hook": (str, True)},
+    "compile": {
+        "source": (str, True),
+        "change": (str, False),
+        "file": (str, False),
+        "arch": (str, True),
+    },
+    "pull": keys_of(Pull),
+}
+
+
+# --------------------------------------------------------------------------------------- the layer
 
 Table = dict[str, Any]
 #: Characters of a problem in a message.

@@ -20,7 +20,7 @@ from builder import __version__
 from builder.applier.digests import sha256_hex
 from builder.common.paths import project_file
 from builder.common.pypi import write_atomically
-from builder.images.engines.toolfiles import APPLIER, applier_bundle
+from builder.images.engines.metadata import APPLIER, applier_bundle
 from builder.probes import TERMS
 
 if TYPE_CHECKING:

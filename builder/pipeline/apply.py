@@ -13,11 +13,11 @@ from builder.applier.store import Store
 from builder.applier.trees import DirTree
 from builder.common.console import console, counted, print_json
 from builder.common.document import Document, Text
-from builder.common.documents.plan import AppliedPlan
-from builder.common.model.reference import Ref
+from builder.common.plan import AppliedPlan
+from builder.common.reference import Ref
 from builder.images.bases.directory import find_site_packages
 from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import refuse_nothing, refuse_plan
+from builder.layers.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 

@@ -17,20 +17,20 @@ from msgspec import Meta, ValidationError
 from builder.common.console import console
 from builder.common.document import Count, Digest, Document, Part, Text, plain, read
 from builder.common.hints import ELSEWHERE, instead, os_hint
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, Exit, SparkBuildError, UsageError, did_you_mean
 from builder.images.engines.buildkit import write_pinned_context
 from builder.images.registry.layout import work_folder
 from builder.images.registry.reference import parse_reference
 from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import refuse_nothing, refuse_plan
+from builder.layers.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.pipeline.options import BakeOptions, PlanOptions
 
 #: The file name that ``docker buildx bake`` reads by default.

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.model.base import NEWEST_VLLM
-from builder.common.model.reference import Ref
+from builder.common.reference import NEWEST_VLLM, Ref
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for

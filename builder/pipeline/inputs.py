@@ -11,30 +11,38 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.forge import Forges, PullStore, parse_pull
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
-from builder.layers.lock.document import LockEntry, Request
-from builder.layers.lock.entry import differences, entry_of, layer_differences, stale, wheels_of
-from builder.layers.lock.facts import LockedFacts
-from builder.layers.lock.file import NAME, Lock, lock_path, read_lock
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
-from builder.layers.pulls.report import report_pulls
-from builder.layers.pulls.resolve import Resolver
+from builder.layers.lock import (
+    NAME,
+    Lock,
+    LockedFacts,
+    LockEntry,
+    Request,
+    differences,
+    entry_of,
+    layer_differences,
+    lock_path,
+    read_lock,
+    stale,
+    wheels_of,
+)
+from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pulls import Resolver, report_pulls
 from builder.pipeline import bases
 from builder.pipeline.options import PlanOptions, toolkit_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.images.rootfs.base import Base
-    from builder.layers.pulls.resolve import Resolved
+    from builder.layers.pulls import Resolved
 
     Identify = Callable[[Ref], Base]
 

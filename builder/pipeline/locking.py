@@ -13,20 +13,30 @@ from builder.common.console import console
 from builder.common.document import Document, Text
 from builder.common.locks import locked
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.images.engines.patched import check_writable_base
+from builder.images.engines.oci import check_writable_base
 from builder.images.rootfs.facts import RecordedFiles
-from builder.layers.lock.entry import differences, stale
-from builder.layers.lock.facts import chain, pins_of, read_facts, remove_unnamed, write_facts
-from builder.layers.lock.file import NAME, Lock, lock_path, read_lock
-from builder.layers.plan.planner import refuse_nothing, refuse_plan
+from builder.layers.lock import (
+    NAME,
+    Lock,
+    chain,
+    differences,
+    lock_path,
+    pins_of,
+    read_facts,
+    read_lock,
+    remove_unnamed,
+    stale,
+    write_facts,
+)
+from builder.layers.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.common.model.plan import BuildPlan
-    from builder.layers.lock.document import FactsPin, LockEntry
+    from builder.common.plan import BuildPlan
+    from builder.layers.lock import FactsPin, LockEntry
     from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import PlanOptions
 

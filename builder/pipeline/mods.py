@@ -10,12 +10,11 @@ from builder.common.hints import again
 from builder.common.paths import data_dir, in_checkout
 from builder.common.pypi import PackageIndex
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.layers.catalog import Catalog, Selection
-from builder.layers.documents import ExportedMods
-from builder.layers.lock.file import lock_path, read_lock
+from builder.layers.catalog import Catalog, ExportedMods, Selection
+from builder.layers.lock import lock_path, read_lock
 from builder.layers.mods import export, mod_files, outdated
-from builder.pipeline.layercheck import check_layer, check_name, check_together
-from builder.pipeline.select import without_pulls
+from builder.layers.pulls import without_pulls
+from builder.pipeline.pins import check_layer, check_name, check_together
 from builder.pipeline.vendored import vendored_files
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from builder.applier.opkinds import Pull
 from builder.common.console import console
 from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.pypi import PackageIndex, write_atomically
-from builder.layers.conversion.layers import toml_value
-from builder.layers.pulls.resolve import ORDER, pin_pull, provenance
+from builder.layers.conversion import toml_value
+from builder.layers.pulls import ORDER, pin_pull, provenance
 from builder.pipeline.pins import pins_text
-from builder.pipeline.showpulls import state_of
+from builder.pipeline.show import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.common.documents.pulls import Pin
-    from builder.layers.pulls.parts import Parts
+    from builder.common.plan import Pin
+    from builder.layers.pulls import Parts
 
 _DESCRIPTION = """
 Why this project needs it, and what goes wrong without it.

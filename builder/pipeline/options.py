@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from builder import settings
 from builder.common import options as opt
-from builder.common.model.reference import Ref
 from builder.common.options import Argument, Fields, Option
+from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines.choice import AUTO, ENGINES
 
@@ -108,7 +108,7 @@ def toolkit_choice(image: str | None, builder: str | None) -> "ToolkitChoice | N
     if not image:
         return None
     from builder.compile.executor import ToolkitChoice
-    from builder.images.engines.buildx import check_name
+    from builder.images.engines.buildkit import check_name
     from builder.images.engines.containers import Containers
 
     return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))

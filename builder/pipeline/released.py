@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.common.model.reference import Ref
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.reference import Ref
 from builder.images.bases.model import BaseRequest, tracked_for
 from builder.images.bases.pypi import released_wheels
 from builder.layers.catalog import Catalog

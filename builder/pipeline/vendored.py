@@ -9,10 +9,9 @@ from builder.applier.keeping import VENDORED
 from builder.applier.layers import DonorPin
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.versions import all_match
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources, make_plan
 from builder.pipeline.bases import identify_base
 
 if TYPE_CHECKING:

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.hints import ELSEWHERE, os_hint
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.layers.lock.entry import plan_differences, stale, wheels_of
-from builder.layers.lock.facts import LockedFacts
-from builder.layers.lock.file import NAME, lock_path, read_lock
-from builder.layers.plan.sources import IndexSources
+from builder.layers.lock import (
+    NAME,
+    LockedFacts,
+    lock_path,
+    plan_differences,
+    read_lock,
+    stale,
+    wheels_of,
+)
+from builder.layers.planner import IndexSources
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
@@ -28,8 +34,7 @@ from builder.proof.trust import TrustedSources
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.common.documents.plan import PlanDocument
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan, PlanDocument
     from builder.layers.catalog import Selection
     from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
@@ -80,8 +85,7 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
     Raises:
         UsageError: the options contradict each other, or the expected state is unknown.
     """
-    from builder.proof.html import render_html
-    from builder.proof.summary import render_summary
+    from builder.proof.report import render_html, render_summary
 
     default = PROOF_LEVELS if options.prove_necessary else DEFAULT_LEVELS
     chosen = parse_levels(options.level, default=default)

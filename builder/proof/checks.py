@@ -8,11 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from msgspec import Meta
 
 from builder.common.document import Digest, Document, Part, Text, always
-from builder.common.documents.plan import State
+from builder.common.plan import State
 from builder.proof.levels import Level
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+
+# --------------------------------------------------------------------------------- kinds of layers
+
+#: Kinds of layers in the order of the table's columns, and what people call them.
+KINDS = {
+    "nvfp4-linear": "NVFP4 linear",
+    "nvfp4-moe": "NVFP4 MoE",
+    "fp8-linear": "FP8 linear, per tensor",
+    "fp8-block": "FP8 linear, 128x128 blocks",
+    "w4a16-linear": "W4A16 NVFP4 linear",
+    "w4a16-moe": "W4A16 NVFP4 MoE",
+}
+
+
+# ------------------------------------------------------------------------------------------ checks
 
 Status = Literal["pass", "fail", "not-run"]
 

@@ -20,7 +20,6 @@ from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disas
 from builder.common.programs import CODEGEN
 from builder.proof.checks import Check
 from builder.proof.dispatch import lacking
-from builder.proof.dslmirror import NoDsl, mirror, texts_of
 from builder.proof.kernels import (
     ADVICE,
     PACKAGE,
@@ -37,18 +36,23 @@ from builder.proof.replies import (
     CodegenRequest,
     KernelReply,
     MalformedReply,
+    Results,
+    cached,
 )
-from builder.proof.results import Results, cached
 from builder.proof.sandbox import (
+    NoDsl,
     Sandbox,
     ask_probe,
     folder_of,
     lay_out,
+    mirror,
     python_files,
     requirements_for,
+    texts_of,
+    torch_folder,
+    wanted_torch,
 )
 from builder.proof.target import Refusal
-from builder.proof.torchfolder import torch_folder, wanted_torch
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:

@@ -15,14 +15,13 @@ from builder.common.document import read
 from builder.probes.dispatch_expect import asks, describe, found, headline, limit
 from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
-from builder.proof.replies import Ask, DispatchRequest, MalformedReply
-from builder.proof.results import cached
+from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached
 from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.common.documents.plan import ExpectedChoice, PlanDocument
+    from builder.common.plan import ExpectedChoice, PlanDocument
     from builder.probes.dispatch_expect import Answer, Failure
     from builder.proof.replies import DispatchReply
     from builder.proof.target import VerifyTarget

@@ -14,7 +14,7 @@ from builder.applier.sources import Member, Stage, Unstaged
 from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
 from builder.applier.versions import normalize
-from builder.common.documents.compiled import StageRequest
+from builder.common.plan import StageRequest
 from builder.compile.changes import stage_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlannedLayer
+    from builder.common.plan import PlannedLayer
 
 
 #: State of the sources in a plan -> the layer's state.

@@ -20,13 +20,8 @@ from msgspec.structs import replace
 from builder.applier.trees import OverlayTree
 from builder.common.document import Part, plain
 from builder.common.programs import IN_CONTAINER
-from builder.proof.installer import SandboxUnavailable
-from builder.proof.replies import (
-    CodegenRequest,
-    DispatchRequest,
-    ProbeReply,
-    reply_of,
-)
+from builder.proof.isolation import SandboxUnavailable
+from builder.proof.replies import CodegenRequest, DispatchRequest, ProbeReply, reply_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

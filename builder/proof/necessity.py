@@ -18,8 +18,7 @@ from builder.applier.states import APPLIED, NEEDED, UPSTREAM
 from builder.common.console import console
 from builder.errors import SparkBuildError
 from builder.proof.checks import Check, Necessity
-from builder.proof.kernels import wanted_kernels
-from builder.proof.launches import wanted_launches
+from builder.proof.kernels import wanted_kernels, wanted_launches
 from builder.proof.levels import PROOF_LEVELS
 from builder.proof.parts import difference, put_together
 from builder.proof.run import verify
@@ -27,7 +26,7 @@ from builder.proof.run import verify
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.common.documents.plan import PlannedLayer
+    from builder.common.plan import PlannedLayer
     from builder.proof.report import Report
     from builder.proof.target import Parts, VerifyTarget
 

@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING
 from builder.probes.dispatch_expect import backends
 from builder.proof.checks import Check
 from builder.proof.codegen import ARCH
-from builder.proof.dslmirror import NoDsl
-from builder.proof.kernels import PACKAGE, headline
-from builder.proof.launches import ABSENT, NO_LAYER, UNREAD, launch_request, wanted_launches
-from builder.proof.results import cached
+from builder.proof.kernels import (
+    ABSENT,
+    NO_LAYER,
+    PACKAGE,
+    UNREAD,
+    headline,
+    launch_request,
+    wanted_launches,
+)
+from builder.proof.replies import cached
+from builder.proof.sandbox import NoDsl
 from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.proof.checks import Status
-    from builder.proof.launched import Launched
-    from builder.proof.launches import Replies, Reply
+    from builder.proof.kernels import Launched, Replies, Reply
     from builder.proof.target import VerifyTarget
     from builder.ptx.findings import FoundRace, Run
 

@@ -24,10 +24,9 @@ from msgspec.structs import replace
 from builder import settings
 from builder.common.console import console
 from builder.common.document import read
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import SparkBuildError, UsageError
-from builder.images.engines.metadata import device_data
-from builder.images.engines.toolfiles import VERIFIER, programs
+from builder.images.engines.metadata import VERIFIER, device_data, programs
 from builder.proof.checks import Check, VerifierDocument
 from builder.proof.target import Refusal
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from docker.models.containers import Container
 
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.proof.levels import Level
     from builder.proof.target import VerifyTarget
 

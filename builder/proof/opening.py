@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.trees import Content, OverlayTree
 from builder.common.console import console
-from builder.common.model.base import base_kind
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref, base_kind
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.identify import asks_engine, identify
 from builder.images.bases.image import InEngine, base_of, embedded_in, with_files
@@ -23,22 +22,21 @@ from builder.images.bases.model import BaseRequest, no_facts, tracked_for
 from builder.images.engines import metadata
 from builder.images.engines.docker import without_engine
 from builder.images.engines.metadata import BIN, SHARE
-from builder.images.engines.overlay import (
+from builder.images.engines.oci import (
     labels_of_layout,
     layout_digest,
     name_of_both,
     overlay_files,
     read_layout,
 )
-from builder.images.registry.copy import refuse_missing
+from builder.images.registry.copy import layout_place, refuse_missing
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import layout_place
 from builder.images.registry.model import blobs
 from builder.images.registry.reference import refuse_wrong_kind
 from builder.images.rootfs.base import Base
 from builder.images.rootfs.image import open_image
 from builder.images.rootfs.tar import DIR
-from builder.layers.plan.planner import make_plan
+from builder.layers.planner import make_plan
 from builder.proof.ongpu import GpuOptions
 from builder.proof.parts import of_backup, parts_of_image, without_foreign_hooks, without_layers
 from builder.proof.runners import InContainer, InSandbox, runner_of
@@ -51,9 +49,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import BakedPlan, PlanDocument
-    from builder.common.model.base import BaseIdentity
-    from builder.common.model.plan import BuildPlan, RecordedPlan
+    from builder.common.plan import BakedPlan, BaseIdentity, BuildPlan, PlanDocument, RecordedPlan
     from builder.common.pypi import PackageIndex
     from builder.images.bases.image import Embedded
     from builder.images.bases.model import FactsOf
@@ -61,7 +57,7 @@ if TYPE_CHECKING:
     from builder.images.rootfs.base import InLayers
     from builder.images.rootfs.image import Image
     from builder.layers.catalog import Selection
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
 
 
 @dataclass(frozen=True, kw_only=True)

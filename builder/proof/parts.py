@@ -13,13 +13,13 @@ from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_pat
 from builder.applier.receipts import originals as digests_before
 from builder.applier.records import true_records
 from builder.applier.trees import Content, OverlayTree, versions
-from builder.common.model.base import LAYOUT
+from builder.common.reference import LAYOUT
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import TRACKED, BaseRequest
 from builder.images.rootfs.base import Base
 from builder.layers.catalog import Selection
-from builder.layers.plan.planner import make_plan
+from builder.layers.planner import make_plan
 from builder.proof.installedwheels import InstalledWheelSources
 from builder.proof.target import Parts
 from builder.proof.trust import has_hook

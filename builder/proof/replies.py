@@ -1,16 +1,28 @@
-"""The requests and replies of probes, as typed values of their JSON."""
+"""The requests and replies of probes, as typed values of their JSON, and the cache of results."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
-from typing import Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
-from builder.common.document import Part, read
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.common.document import Part, plain, read
+from builder.common.paths import cache_dir, package_file
+from builder.common.programs import Program
+from builder.common.pypi import write_atomically
 from builder.errors import SparkBuildError
 from builder.probes.dispatch_expect import Answer, Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 
 T = TypeVar("T", bound=Part)
 
@@ -187,3 +199,55 @@ class LaunchReply(ProbeReply, frozen=True, kw_only=True):
     versions: Mapping[str, str | None]
     #: why nothing could be launched
     fatal: LaunchFailure | None = None
+
+
+# ---------------------------------------------------------------------------------- cached results
+
+
+def cached(kept: bool) -> str:
+    """What the place of a check adds if its result is from the cache."""
+    return ", cached from the same files" if kept else ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """One kind of results, in a folder of the cache."""
+
+    folder: str
+    #: our programs that produce them, or a module of ours as folder and file name
+    programs: tuple[Program | tuple[str, str], ...]
+    most: int
+    suffix: str = ".json"
+
+    def file(self, inputs: Sequence[object]) -> Path:
+        """The path of the result for these inputs."""
+        name = sha256_hex(canonical_json([*map(_text, self.programs), *inputs]))
+        return cache_dir() / self.folder / f"{name}{self.suffix}"
+
+    def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
+        """The cached result for the same inputs, or None."""
+        file = self.file(inputs)
+        try:
+            result = read({**json.loads(file.read_bytes()), "kept": True}, form)
+            os.utime(file)
+        except (OSError, ValueError, TypeError):
+            return None
+        return result
+
+    def put(self, inputs: Sequence[object], result: Part) -> None:
+        """Cache a result; the oldest ones are removed."""
+        file = self.file(inputs)
+        write_atomically(file, json.dumps(plain(result)).encode())
+        self.remove_oldest()
+
+    def remove_oldest(self) -> None:
+        """Remove all but the latest results."""
+        files = list((cache_dir() / self.folder).glob(f"*{self.suffix}"))
+        for old in sorted(files, key=lambda path: path.stat().st_mtime)[: -self.most]:
+            old.unlink(missing_ok=True)
+
+
+def _text(program: Program | tuple[str, str]) -> str:
+    if isinstance(program, Program):
+        return program.digest
+    return package_file(*program).read_text("utf-8")

@@ -5,6 +5,7 @@ Text, JSON, the page and the Markdown summary all print this verdict.
 
 from __future__ import annotations
 
+import datetime
 import re
 import shlex
 from contextlib import suppress
@@ -13,19 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from builder import __version__, settings
+from builder.common.console import plain
 from builder.common.document import Count, Digest, Document, Part, Text
-from builder.common.model.base import LAYOUT, base_kind
-from builder.common.model.reference import Ref
+from builder.common.paths import package_file
+from builder.common.reference import LAYOUT, Ref, base_kind
 from builder.errors import SparkBuildError
+from builder.images.engines.oci import name_of_both
+from builder.images.engines.runcommands import RUN
 from builder.layers.catalog import Catalog
-from builder.proof.checks import Check, Necessity
+from builder.proof.checks import KINDS, Check, Necessity
 from builder.proof.levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.common.documents.plan import PlanDocument, PlannedLayer
+    from markupsafe import Markup
+
+    from builder.common.plan import PlanDocument, PlannedLayer
     from builder.proof.checks import Status
+
 
 #: The main kinds of layer of a profile; other kinds are in the list of kernels.
 _MAIN = {"nvfp4-linear": "linear", "nvfp4-moe": "MoE"}
@@ -317,3 +325,308 @@ def _hardware(report: Report) -> str:
         and all(check.status == "pass" for check in checks)
     ]
     return f"Run on a GB10: {' and '.join(passed)}." if passed else "Not run on a GB10."
+
+
+# ---------------------------------------------------------------------------------------- Markdown
+
+#: A word for each status, readable without colour or images.
+_WORDS: dict[Status, str] = {"pass": "✅ pass", "fail": "❌ FAIL", "not-run": "⚪ not run"}
+
+
+_VERDICTS = {"proven": "passed", "not-proven": "**NOT PROVEN**", "failed": "**did not pass**"}
+_NECESSARY = {True: "**yes**", False: "no", "unknown": "unknown"}
+
+
+def render_summary(report: Report, require: Sequence[str] = ()) -> str:
+    """The verdict first, then one table of layers, one of checks; ends with a newline."""
+    verdict = report.verdict(require)
+    vllm = report.plan.base.packages.get("vllm", "?")
+    lines = [
+        f"### {_cell(report.target)}: {_VERDICTS[verdict.status]}",
+        "",
+        f"**{_cell(verdict.sentence, 1000)}**",
+        "",
+        *(f"- {_cell(limit)}" for limit in verdict.limits),
+        *(f"- try: `{command}`" for command in verdict.todo),
+        "",
+        *_code(verdict),
+        f"vLLM {vllm} · plan `{report.plan.plan_digest}` · {', '.join(report.counts())}",
+        "",
+        "| layer | state | why |",
+        "|---|---|---|",
+    ]
+    for layer in report.plan.layers:
+        state, reason = layer_words(report, layer)
+        lines.append(f"| `{layer.name}` | {state} | {_cell(reason)} |")
+    if report.necessity is not None:
+        lines += ["", "| layer | necessary | without it |", "|---|---|---|"]
+        lines += [_verdict(verdict) for verdict in report.necessity]
+    lines += ["", "| status | check | seen |", "|---|---|---|"]
+    lines += [_row(check) for check in report.checks]
+    parts = sorted({part for check in report.checks for part in check.simulated})
+    if parts:
+        lines += ["", "Simulated: " + "; ".join(_cell(part) for part in parts)]
+    return "\n".join(lines) + "\n"
+
+
+def _code(verdict: Verdict) -> list[str]:
+    """The command to serve with the verified target."""
+    return ["```sh", *verdict.serve, "```", ""] if verdict.status == "proven" else []
+
+
+def _row(check: Check) -> str:
+    seen = _cell(check.refusal or check.seen or check.reason)
+    if check.status != "pass":
+        seen = f"expected {_cell(check.expected)}; seen {seen}"
+    word = "⛔ expected refusal" if check.refusal else _WORDS[check.status]
+    return f"| {word} | {check.level} {_cell(check.name)} | {seen} |"
+
+
+def _verdict(verdict: Necessity) -> str:
+    seen = f"{verdict.level} {verdict.check} fails: {verdict.seen}"
+    seen = seen if verdict.check else verdict.reason
+    return f"| `{verdict.layer}` | {_NECESSARY[verdict.necessary]} | {_cell(seen)} |"
+
+
+def _cell(text: object, limit: int = 240) -> str:
+    """Text of the target for a table cell: without line breaks, columns and markup."""
+    flat = " ".join(str(text).split())
+    short = flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+    return short.translate(_ESCAPES)
+
+
+_ESCAPES = {ord(c): f"\\{c}" for c in "\\`*_[]|"} | {ord("<"): "&lt;", ord(">"): "&gt;"}
+
+
+# ---------------------------------------------------------------------------------------- the page
+#
+# Status is told three ways, so that it is clear without colour too: by a word, by a sign, and by
+# the form of the mark (filled, outlined or dashed) and of the edge beside it.
+
+STATUSES: tuple[Status, ...] = ("pass", "fail", "not-run")
+#: Figures of a table that ought to be zero, and how a sentence says them.
+BAD = {
+    "wrong": ("wrong value", "wrong values"),
+    "races": ("race", "races"),
+    "did not end": ("run that did not end", "runs that did not end"),
+}
+
+
+def counted(checks: Sequence[Check]) -> dict[str, int]:
+    """Checks by status; expected refusals, and what a release does not have, by themselves."""
+    counts: dict[str, int] = {
+        s: sum(c.status == s and not c.refusal and not c.idle for c in checks) for s in STATUSES
+    }
+    refused = sum(bool(check.refusal) for check in checks)
+    return {**counts, "refused": refused, "idle": sum(check.idle for check in checks)}
+
+
+def _in_table(level: str) -> bool:
+    return level in LEVELS and LEVELS[level].one_table
+
+
+def _plain(check: Check) -> bool:
+    """Whether there is nothing to see in a check but that it passed."""
+    drawn = check.figures and not _in_table(check.level)
+    return check.status == "pass" and not check.refusal and not drawn
+
+
+@dataclass(frozen=True)
+class Level:
+    """The checks of a level."""
+
+    name: str
+    checks: Sequence[Check]
+
+    @property
+    def about(self) -> str:
+        """What it looks at."""
+        return LEVELS[self.name].about if self.name in LEVELS else ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Checks by status, with expected refusals beside the passes."""
+        return counted(self.checks)
+
+    @property
+    def status(self) -> Status:
+        """The worst of its checks' status: a level that did not wholly run did not pass."""
+        counts = self.counts
+        if counts["fail"]:
+            return "fail"
+        return "not-run" if counts["not-run"] or counts["idle"] == len(self.checks) else "pass"
+
+    @property
+    def open(self) -> list[Check]:
+        """The checks that are to be seen at once: all but plain passes."""
+        return [check for check in self.checks if not _plain(check)]
+
+    @property
+    def folded(self) -> list[Check]:
+        """The plain passes."""
+        return [check for check in self.checks if _plain(check)]
+
+    @property
+    def total(self) -> str:
+        """What its table comes to, in one sentence."""
+        rows = [check.figures for check in self.rows]
+        values = sum(figures.get("values", 0) for figures in rows)
+        bad = {name: sum(figures.get(name, 0) for figures in rows) for name in BAD}
+        schedules = max((figures.get("schedules", 0) for figures in rows), default=0)
+        failed = sum(check.status == "fail" for check in self.rows)
+        found = ", ".join(
+            f"{figure(bad[name])} {words[bad[name] != 1]}"
+            for name, words in BAD.items()
+            if bad[name]
+        )
+        said = f"{failed} of them failed: {found}." if failed else "Nothing wrong was found."
+        return (
+            f"{len(rows)} checks computed {figure(values)} values, each input in "
+            f"{figure(schedules)} schedules. {said}"
+        )
+
+    @property
+    def rows(self) -> list[Check]:
+        """The checks of its table, where it has one."""
+        return [check for check in self.checks if check.figures and _in_table(self.name)]
+
+    def compared(self, check: Check) -> dict[str, float]:
+        """Those figures that other checks have too, as percent of the largest of their name."""
+        shares = {}
+        for name, value in check.figures.items():
+            same = [other.figures[name] for other in self.checks if name in other.figures]
+            if len(same) > 1 and max(same) > 0:
+                shares[name] = round(100 * max(value, 0) / max(same), 1)
+        return shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What vLLM selects for one kind of layer."""
+
+    kind: str
+    name: str
+    check: Check
+
+
+def render_html(
+    report: Report,
+    require: Sequence[str] = (),
+    made: datetime.datetime | None = None,
+) -> str:
+    """A page for people; everything from the target is escaped.
+
+    ``made`` is when that was: now, or ``SOURCE_DATE_EPOCH``.
+    """
+    return render_page(
+        "report.html.j2",
+        report=report,
+        plan=report.plan,
+        made=made or now(),
+        kernels=kernels_of(report),
+        run=run_lines(report),
+        overlay=is_overlay(report),
+        links=links_of(report.plan),
+        tag=tag_of(report.target),
+        words=lambda layer: layer_words(report, layer),
+        verdict=report.verdict(require),
+        required=list(require),
+        failed=report.of("fail"),
+        bad=BAD,
+        anchor=lambda check: f"check-{report.checks.index(check) + 1}",
+        counts=counted(report.checks),
+        levels=levels_of(report),
+        verdicts=verdicts_of(report.necessity),
+        simulated=sorted({part for check in report.checks for part in check.simulated}),
+    )
+
+
+def render_page(template: str, **values: object) -> str:
+    """A page of ``builder/data``; everything in it is escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(package_file("data")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(figure=figure, breakable=breakable)
+    page = environment.get_template(template).render(version=__version__, **values)
+    return plain(page)  # no control or bidirectional character, as on a terminal
+
+
+def levels_of(report: Report) -> list[Level]:
+    """Every level that there is, with or without checks."""
+    names = dict.fromkeys([*LEVELS, *(check.level for check in report.checks)])
+    return [Level(n, [check for check in report.checks if check.level == n]) for n in names]
+
+
+def now() -> datetime.datetime:
+    """The time on a page: now, or ``SOURCE_DATE_EPOCH``."""
+    named = settings.EPOCH.value
+    if named.isdigit():
+        return datetime.datetime.fromtimestamp(int(named), datetime.UTC)
+    return datetime.datetime.now(datetime.UTC)
+
+
+def kernels_of(report: Report) -> list[Kernel]:
+    """The kernel of each kind of layer, or why there is none."""
+    asked = [check for check in report.checks if check.level == "dispatch" and not check.moot]
+    return [
+        Kernel(
+            kind=KINDS.get(check.name, check.name),
+            name=kernel_of(check.seen) if check.status == "pass" and not check.refusal else "",
+            check=check,
+        )
+        for check in asked
+    ]
+
+
+def tag_of(target: str) -> str:
+    """The tag of an image in a registry or an engine; empty for what has none."""
+    name = target.partition("@")[0].rpartition("/")[2]
+    return name.partition(":")[2] if Ref(target).has_name else ""
+
+
+def is_overlay(report: Report) -> bool:
+    """Whether a target is the changed files alone, in a layout."""
+    return Ref(report.target).in_layout and base_kind(report.plan.base.kind).is_wheels
+
+
+def run_lines(report: Report) -> list[str]:
+    """What starts the server: in a container where this is an image, else in its environment."""
+    ref = Ref(name_of_both(report.plan) if is_overlay(report) else report.target)
+    if not (ref.has_name and report.digests):
+        return list(serve_lines(report.plan))
+    return [f"{RUN} {ref.place} {line.removeprefix('vllm ')}" for line in serve_lines(report.plan)]
+
+
+def links_of(plan: PlanDocument) -> dict[str, str]:
+    """Pages about what the image is made of: the release, and pull requests among the layers."""
+    vllm = plan.base.packages.get("vllm", "")
+    found = {}
+    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)+(?:\.post[0-9]+|rc[0-9]+)?", vllm):
+        page = "https://github.com/vllm-project/vllm/releases/tag"
+        found[f"vLLM {vllm}"] = f"{page}/v{vllm}"
+    pulls = {pull.request: pull.url for pull in plan.pulls}
+    return {**found, **{n: url for n, url in pulls.items() if url.startswith("https://")}}
+
+
+def verdicts_of(necessity: Sequence[Necessity] | None) -> dict[str, Necessity]:
+    """Verdicts by layer; none where none was asked for."""
+    return {verdict.layer: verdict for verdict in necessity or ()}
+
+
+def figure(value: float) -> str:
+    """A number as people read it: ``12,800``, ``17.5``."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
+def breakable(text: str) -> Markup:
+    """A path or reference that may be broken after its separators, and not within a word."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"(?<=[/:@.,_=])", text)
+    return Markup("<wbr>").join(escape(part) for part in parts)

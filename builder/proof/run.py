@@ -14,16 +14,15 @@ from builder.proof.imports import check_imports
 from builder.proof.numbers import check_numbers
 from builder.proof.ongpu import check_on_gpu
 from builder.proof.report import Report
-from builder.proof.shadows import shadows_of
-from builder.proof.static import check_static
+from builder.proof.static import check_static, shadows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from builder.proof.checks import Listener
-    from builder.proof.finders import Shadow
     from builder.proof.levels import Level
     from builder.proof.target import VerifyTarget
+    from builder.proof.unrecorded import Shadow
 
 #: Levels whose probes import copies of the target's Python files, outside of the target.
 _OF_COPIES = ("dispatch", "codegen", "numbers")

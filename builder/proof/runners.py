@@ -18,16 +18,15 @@ from builder.applier.trees import OverlayTree, versions
 from builder.common.document import plain
 from builder.common.programs import CODEGEN, DISPATCH
 from builder.errors import SparkBuildError
-from builder.proof import operators
+from builder.proof import sandbox
 from builder.proof.codegen import sandbox_compiler
-from builder.proof.dslmirror import NoDsl
 from builder.proof.interpreters import (
     ask_in_container,
     link_out,
     net_changes,
     unsetting,
 )
-from builder.proof.launches import sandbox_launcher
+from builder.proof.kernels import sandbox_launcher
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
@@ -35,9 +34,10 @@ from builder.proof.replies import (
     DispatchReply,
     LocalFiles,
     MalformedReply,
+    Results,
 )
-from builder.proof.results import Results
 from builder.proof.sandbox import (
+    NoDsl,
     Sandbox,
     ask_probe,
     folder_of,
@@ -45,21 +45,20 @@ from builder.proof.sandbox import (
     make,
     python_files,
     requirements_for,
+    wanted_torch,
 )
 from builder.proof.target import Refusal
-from builder.proof.torchfolder import wanted_torch
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlanDocument
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan, PlanDocument
     from builder.common.programs import Program
     from builder.images.rootfs.base import Base
     from builder.proof.checks import VerifierDocument
-    from builder.proof.launches import Replies
+    from builder.proof.kernels import Replies
     from builder.proof.replies import CodegenRequest, DispatchRequest, ProbeReply
     from builder.proof.sandbox import PreparedSandbox
     from builder.proof.target import Runner
@@ -160,7 +159,7 @@ class InSandbox:
         if not Sandbox(requirements_for(release)).complete:
             lay_out(self._tree)  # while it may still be made beside this
         made = make_it()
-        real = operators.operators(release) if operators.wanted(release) else LocalFiles()
+        real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
         # every path is named by a digest of its contents
         full = {
             **plain(request),

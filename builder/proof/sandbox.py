@@ -1,58 +1,79 @@
 """A managed Python environment that runs a vLLM that is not installed.
 
-It has the few packages that vLLM's kernel selection imports, and a torch that needs no CUDA
-(`builder.proof.torchfolder`); vLLM's and FlashInfer's own Python files come from the target, file
-by file.  There is one cached environment for each set of versions.
+It has the few packages that vLLM's kernel selection imports, and a torch that needs no CUDA;
+vLLM's and FlashInfer's own Python files come from the target, file by file.  There is one cached
+environment for each set of versions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass
+import zipfile
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
+from builder import settings
 from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.outcomes import Target
+from builder.applier.records import record_of
 from builder.common.background import in_background, wait_for_background
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.document import read
 from builder.common.leftovers import making
 from builder.common.locks import locked
+from builder.common.machinecode import read_elf
 from builder.common.paths import cache_dir, package_file
+from builder.common.plan import Platform
 from builder.common.programs import DISPATCH
-from builder.errors import UsageError
+from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.wheels import RemoteWheel
+from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.model import TRACKED
-from builder.proof.installer import (
+from builder.images.bases.pypi import requirements_of
+from builder.layers.planner import preload
+from builder.probes.stub_driver import (
+    NO_DEVICE,
+    UnknownMachineError,
+    needed_libraries,
+    shared_library,
+)
+from builder.proof.isolation import (
     SandboxUnavailable,
     call,
     environment_command,
     install_command,
+    interpreter_folders,
 )
-from builder.proof.isolation import interpreter_folders
 from builder.proof.replies import DispatchReply, LocalFiles, ProbeReply, reply_of
-from builder.proof.torchfolder import torch_folder, torch_need, wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from builder.applier.trees import Tree
+    from builder.applier.trees import Distribution, Tree
+    from builder.common.machinecode import ElfFacts
     from builder.common.programs import Program
-    from builder.proof.torchfolder import Torch
+    from builder.common.pypi import WheelFile
     from builder.proof.trust import IsolatedRun
+
 
 T = TypeVar("T", bound=ProbeReply)
 
@@ -333,7 +354,7 @@ def folder_of(tree: Tree) -> Path:
 
 def lay_out(tree: Tree) -> Path:
     """The target's Python files as a directory, cached by content."""
-    from builder.layers.plan.sources import preload
+    from builder.layers.planner import preload
 
     paths = sorted(python_files(tree))
     folder = folder_of(tree)
@@ -372,3 +393,523 @@ def _prune(parent: Path, keep: int) -> None:
         if used < settled:
             with contextlib.suppress(OSError), making(old) as gone:  # another run was first
                 old.rename(gone)  # never leave half of it under its name
+
+
+# ------------------------------------------------------------------------------ torch without CUDA
+#
+# Linux wheels of torch on the package index are CUDA builds: with their dependencies they take
+# gigabytes, and alone they do not load.  Kernel selection is host code.  So the wheel is read by
+# range without the parts that selection never loads, and each linked CUDA library gets a
+# generated stub (`builder.probes.stub_driver`).  If the index has a CPU build, it is used.
+
+#: The torch version if neither the target nor vLLM's metadata has one.
+DEFAULT = "2.13.0"
+#: Maximum size of a CUDA build: measured 0.61 GB for 2.11.0 on x86-64 and 0.67 GB for
+#: 2.10.0.
+ON_DISK = 1_300_000_000
+#: Version of the folders in the cache.
+_FORM = 1
+#: File in a folder with the sha256 of the RECORD that its files were held against.
+_RECORD = "spark-build-record.txt"
+#: Parts that selection never loads: solvers, NVSHMEM, headers, tests, compilers, static libraries.
+_LEFT_OUT = re.compile(
+    r"torch/lib/lib(torch_cuda_linalg|caffe2_nvrtc)\.so|torch/(include|share|test)/.*"
+    r"|torch/bin/(?!torch_shm_manager).*|.*\.(a|pyi)"
+)
+#: Libraries that every glibc system has (PEP 600's policy for manylinux), and torch's own OpenMP.
+_SYSTEM = re.compile(
+    r"(lib(c|m|dl|rt|pthread|util|nsl|resolv|gcc_s|stdc\+\+|atomic|z|gomp)|ld-linux[-\w]*)\.so.*"
+)
+#: Those of them that a system may lack: soname and Debian package.
+_CPP_RUNTIME = {"libstdc++.so.6": "libstdc++6", "libgcc_s.so.1": "libgcc-s1"}
+#: Undefined symbols that the interpreter or the C++ runtime provides.
+_NOT_CUDA = ("_Z", "Py", "_Py")
+#: ``fallocate(2)``: keep the size, make a hole.
+_PUNCH = 1 | 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """An unpacked torch: put ``folder`` on ``sys.path``."""
+
+    folder: Path
+    version: str
+    #: text in the evidence
+    what: str
+
+
+def wanted_torch(tree: Tree, packages: Mapping[str, str]) -> str:
+    """The target's torch version, else the one that its vLLM pins."""
+    if named := settings.TORCH.value:
+        return named
+    installed = packages.get("torch")
+    with suppress(InvalidVersion):
+        if installed:
+            return Version(installed).public
+    vllm = tree.distributions().get("vllm")
+    text = (tree.read(f"{vllm.info_dir}/METADATA") or b"") if vllm else b""
+    pins = (
+        spec.version
+        for requirement in requirements_of(text)
+        if requirement.name == "torch"
+        for spec in requirement.specifier
+        if spec.operator == "=="
+    )
+    return next(pins, DEFAULT)
+
+
+def torch_folder(wanted: str) -> Torch:
+    """An importable torch of a version for this machine and interpreter, created once.
+
+    Raises:
+        SparkBuildError: the index has none or does not respond, or the disk is full.
+    """
+    _check_cpp_runtime()
+    index = PackageIndex(settings.TORCH_INDEX.value or None)
+    file = _choose(index, wanted)
+    wheel = RemoteWheel(file, index)
+    key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:12]
+    folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
+    with locked(str(folder)):
+        # what is unpacked is held against RECORD, not against the wheel's sha256: with a RECORD
+        # from another index, or of an older spark-build, it is unpacked again
+        if not _is_of(folder, wheel.record):
+            with making(folder) as partial, making(folder) as old:
+                _unpack(wheel, partial)
+                (partial / _RECORD).write_text(wheel.record, "ascii")
+                with suppress(FileNotFoundError):
+                    folder.rename(old)
+                partial.rename(folder)
+        os.utime(folder)
+    return Torch(folder=folder, version=file.version, what=_what(file, folder, wanted))
+
+
+def _is_of(folder: Path, record: str) -> bool:
+    with suppress(OSError):
+        return (folder / _RECORD).read_text("ascii") == record
+    return False
+
+
+def _check_cpp_runtime() -> None:
+    """Check for the only system library besides glibc that torch needs; containers may lack it."""
+    for library, package in _CPP_RUNTIME.items():
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            raise SparkBuildError(
+                f"torch needs {library}, which this machine does not have",
+                hint=f"apt-get install {package}",
+            ) from None
+
+
+def torch_need(wanted: str) -> Need | None:
+    """The disk space that `torch_folder` may need; None if that version already exists."""
+    kept = cache_dir() / "sandbox"
+    if any(kept.glob(f"torch-{wanted}-*")) or any(kept.glob(f"torch-{wanted}+*-*")):
+        return None
+    return Need.cache(ON_DISK, f"torch {wanted}, which verification imports")
+
+
+def _choose(index: PackageIndex, wanted: str) -> WheelFile:
+    """The CPU build of a release, else its CUDA build; else the next release for this Python."""
+    here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    releases = [Version(release) for release in index.releases("torch")]
+    same = [release for release in releases if release.public == wanted]
+    if not same:
+        index.choose("torch", wanted, here)  # says what there is
+    same.sort(key=lambda release: (release.local != "cpu", release.local or ""))
+    newer = [r for r in releases if r > Version(wanted) and not r.is_prerelease and not r.local]
+    refusal: UsageError | None = None
+    for release in (*same, *newer):
+        try:
+            return index.choose("torch", str(release), here)
+        except UsageError as error:
+            refusal = refusal or error
+            if settings.TORCH.is_set and release == same[-1]:
+                break
+    assert refusal is not None
+    raise refusal
+
+
+def _what(file: WheelFile, folder: Path, wanted: str) -> str:
+    cuda = (folder / "torch" / "lib" / STAND_INS).is_file()
+    build = "CUDA build, with generated stand-ins for CUDA's libraries" if cuda else "CPU build"
+    instead = (
+        ""
+        if Version(file.version).public == wanted
+        else f" ({wanted} has no wheel for this Python)"
+    )
+    return f"torch {file.version} ({build}) and this machine's Python, in a sandbox{instead}"
+
+
+# --- unpacking -----------------------------------------------------------------------------------
+
+#: File with the names of the stubs, one a line.
+STAND_INS = "spark-build-stand-ins.txt"
+
+
+def _unpack(wheel: RemoteWheel, folder: Path) -> None:
+    paths = [path for path in wheel.members if not _LEFT_OUT.fullmatch(path)]
+    size = sum(wheel.packed_size(path) for path in paths)
+    kept = sum(wheel.members[path].size for path in paths)
+    check_room([Need.cache(kept, f"{wheel.file.filename}, unpacked")])
+    version = wheel.file.version
+    with console.progress(f"downloading torch {version} for verification", size) as bar:
+        wheel.unpack(paths, folder, bar)
+    metadata = (folder / wheel.info_dir / "METADATA").read_bytes()
+    if _needs_cuda(metadata):
+        write_stand_ins(folder)
+
+
+def _needs_cuda(metadata: bytes) -> bool:
+    """Whether torch's metadata requires CUDA packages on this machine."""
+    return any(
+        requirement.name.startswith(("nvidia-", "cuda-"))
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        for requirement in requirements_of(metadata)
+    )
+
+
+# --- stand-ins -----------------------------------------------------------------------------------
+
+
+def write_stand_ins(folder: Path) -> list[str]:
+    """Write a stub for each CUDA library that an unpacked torch links; returns their names.
+
+    Raises:
+        SparkBuildError: a library of torch cannot be read, or this machine's architecture is
+        unsupported.
+    """
+    place = folder / "torch" / "lib"
+    libraries = sorted(path for path in place.iterdir() if ".so" in path.name)
+    wanted = wanted_of_cuda({path.name: read_elf(path) for path in libraries})
+    for soname, versions in wanted.items():
+        try:
+            data = shared_library(soname, versions, platform.machine(), versions, NO_DEVICE)
+        except UnknownMachineError as error:
+            raise SparkBuildError(str(error)) from None
+        (place / soname).write_bytes(data)
+    for path in libraries:
+        drop_device_code(path)
+    (place / STAND_INS).write_text("".join(f"{name}\n" for name in wanted), "utf-8")
+    return list(wanted)
+
+
+def wanted_of_cuda(facts: Mapping[str, ElfFacts]) -> dict[str, dict[str, str]]:
+    """Missing libraries that these need, each with the symbols that it must define.
+
+    A symbol has its required version, or "".  A symbol without a library is assigned to
+    the missing library with the same prefix, such as ``ncclAllGather`` to ``libnccl.so.2``.
+    """
+    exported = frozenset[str]().union(*(fact.exported for fact in facts.values()))
+    wanted: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for fact in facts.values():
+        missing = [n for n in fact.needed if n not in facts and not _SYSTEM.fullmatch(n)]
+        for soname in missing:
+            wanted[soname]  # also one that nothing is asked of
+        for symbol, (library, version) in fact.undefined.items():
+            if library in missing:
+                wanted[library][symbol] = version
+            elif not missing or library or symbol in exported:
+                continue
+            elif not symbol.startswith(_NOT_CUDA):
+                wanted[_owner(symbol, missing)].setdefault(symbol, "")
+    return {soname: wanted[soname] for soname in sorted(wanted)}
+
+
+def _owner(symbol: str, missing: list[str]) -> str:
+    stems = {soname: soname.removeprefix("lib").split(".")[0].lower() for soname in missing}
+    fitting = [soname for soname in missing if symbol.lower().startswith(stems[soname])]
+    return max(fitting, key=lambda soname: len(stems[soname]), default=missing[0])
+
+
+def drop_device_code(path: Path) -> None:
+    """Free the disk space of a library's kernels, which are not used here.
+
+    The file keeps its size, and the hole reads as zeros.  If the file system does not support
+    holes, the file is unchanged.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("r+b") as stream:
+        section: Any = ELFFile(stream).get_section_by_name(".nv_fatbin")
+        if section is None:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        offset, size = ctypes.c_int64(section["sh_offset"]), ctypes.c_int64(section["sh_size"])
+        libc.fallocate(stream.fileno(), _PUNCH, offset, size)
+
+
+# ------------------------------------------------------------------------------------ the CuTe DSL
+#
+# Two DSL wheels may have the same path, and layers edit its Python; the effective file decides
+# what is compiled.  So the mirror copies the target file by file: Python comes from the target, and
+# each shared library from this machine's build of the wheel that the target's library is from.
+
+DSL = "nvidia-cutlass-dsl"
+_PACKAGE = "nvidia_cutlass_dsl"
+_CUDA_12, _CUDA_13 = f"{DSL}-libs-cu12", f"{DSL}-libs-cu13"
+#: Static libraries and headers, used only for ahead-of-time builds.
+_UNUSED = (".a", ".h", ".pyi")
+#: ``_cutlass_ir.cpython-312-aarch64-linux-gnu.so`` -> ``_cutlass_ir.so``
+_ABI = re.compile(r"\.cpython-\d+-\w+-linux-gnu(?=\.so$)")
+#: Number of cached mirrors; each has its own Python files and shares the large libraries.
+_KEEP = 12
+
+
+class NoDsl(SparkBuildError):
+    """The target has no CuTe DSL."""
+
+
+class CannotMirror(SparkBuildError):
+    """A file of the target's DSL has no counterpart for this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A shared library of the target: its path and its wheel."""
+
+    path: str
+    distribution: str
+    version: str
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """The contents of a mirror."""
+
+    #: path -> sha256 in the target
+    texts: dict[str, str] = field(default_factory=dict)
+    libraries: list[Origin] = field(default_factory=list)
+
+
+def neutral(path: str) -> str:
+    """A library's path without its interpreter and machine tags."""
+    return _ABI.sub("", path)
+
+
+def dsl_distributions(tree: Tree) -> dict[str, Distribution]:
+    """The DSL's distributions in a tree, by name."""
+    every = tree.distributions().values()
+    return {
+        dist.name: dist
+        for dist in every
+        if dist.name.startswith(DSL) and dist.name in TRACKED  # libraries come from the index
+    }
+
+
+def contents_of(tree: Tree) -> Contents:
+    """The target's DSL, file by file.
+
+    Raises:
+        NoDsl: the target has none.
+        CannotMirror: a shared library is not from one of the target's wheels.
+    """
+    dists = dsl_distributions(tree)
+    if DSL not in dists:
+        raise NoDsl(f"{DSL} is not in the target")
+    rows = {
+        name: {row.path: row.sha256 for row in record_of(tree, dist)}
+        for name, dist in dists.items()
+    }
+    newest = None if _CUDA_13 not in dists else _CUDA_12
+    found = Contents()
+    for path in _files(tree, dists):
+        digest = tree.digest(path)
+        if not path.endswith(".so"):
+            found.texts[path] = str(digest)
+            continue
+        owners = sorted(name for name, record in rows.items() if record.get(path) == digest)
+        if not owners:
+            raise CannotMirror(
+                f"{path} matches no {DSL} wheel of the target, so it cannot be adapted to this "
+                f"machine"
+            )
+        if owners != [newest]:
+            owner = dists[owners[-1]]
+            found.libraries.append(
+                Origin(path=path, distribution=owner.name, version=owner.version)
+            )
+    return found
+
+
+def texts_of(tree: Tree) -> list[str]:
+    """The target's own files in a mirror.
+
+    Raises:
+        NoDsl: the target has none.
+        CannotMirror: a shared library is not from one of the target's wheels.
+    """
+    return sorted(contents_of(tree).texts)
+
+
+def _files(tree: Tree, dists: Mapping[str, Distribution]) -> Iterator[str]:
+    pending = [n for n in tree.children("") if n.startswith(_PACKAGE) and n.endswith(".pth")]
+    pending += [_PACKAGE, *(f"{dist.info_dir}/METADATA" for dist in dists.values())]
+    while pending:
+        path = pending.pop()
+        children = tree.children(path)
+        pending.extend(f"{path}/{name}" for name in children if name != "__pycache__")
+        if not children and not path.endswith(_UNUSED) and tree.digest(path) is not None:
+            yield path
+
+
+class Wheels:
+    """This machine's builds of the target's DSL wheels."""
+
+    def __init__(self, dists: Mapping[str, Distribution], index: PackageIndex) -> None:
+        here = Target.here()
+        self.platform = Platform.parse(here.platform, here.python)
+        self._dists = dists
+        self._index = index
+        self._opened: dict[str, RemoteWheel] = {}
+
+    def of(self, distribution: str) -> RemoteWheel:
+        """One of them, with the target's version."""
+        if distribution not in self._opened:
+            version = self._dists[distribution].version
+            file = self._index.choose(distribution, version, self.platform)
+            self._opened[distribution] = RemoteWheel(file, self._index)
+        return self._opened[distribution]
+
+    def counterpart(self, origin: Origin) -> tuple[str, str]:
+        """Path and sha256 of a library in this machine's build of its wheel.
+
+        Raises:
+            CannotMirror: the build has no such library.
+        """
+        members = self.of(origin.distribution).members
+        for path, member in members.items():
+            if neutral(path) == neutral(origin.path) and member.sha256:
+                return path, member.sha256
+        raise CannotMirror(
+            f"{origin.distribution} {origin.version} for {self.platform.oci} has no "
+            f"{neutral(origin.path)}"
+        )
+
+    def library(self, origin: Origin) -> Path:
+        """The library's file, cached by content."""
+        path, digest = self.counterpart(origin)
+        kept = cache_dir() / "dsl" / "libraries" / digest
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            wheel = self.of(origin.distribution).download()
+            with making(kept) as partial:
+                with (
+                    zipfile.ZipFile(wheel) as archive,
+                    archive.open(path) as source,
+                    partial.open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target, 1 << 20)
+                partial.chmod(0o755)
+                partial.replace(kept)
+        return kept
+
+
+def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
+    """A directory with the target's DSL for this machine, for ``sys.path``.
+
+    Raises:
+        NoDsl: the target has none.
+        CannotMirror: a file of it has no counterpart here.
+    """
+    contents = contents_of(tree)
+    wheels = Wheels(dsl_distributions(tree), index or PackageIndex())
+    libraries = {wheels.counterpart(origin): origin for origin in contents.libraries}
+    key = sha256_hex(canonical_json([sorted(contents.texts.items()), sorted(libraries)]))
+    folder = cache_dir() / "dsl" / "mirrors" / key[:24]
+    with locked(str(cache_dir() / "dsl")):  # one lock: what one run prunes, another may need
+        if folder.exists():
+            os.utime(folder)
+            return folder
+        console.detail(f"extracting the target's CuTe DSL for this machine in {folder}")
+        with making(folder) as partial:
+            for (path, _), origin in libraries.items():
+                _link(wheels.library(origin), partial / path)
+            preload(tree, sorted(contents.texts))
+            for path in contents.texts:
+                target = partial / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                data = tree.read(path) or b""
+                if sha256_hex(data) != contents.texts[path]:
+                    raise CannotMirror(f"{path} does not match its sha256")
+                target.write_bytes(data)
+            partial.rename(folder)
+    _prune_mirrors(folder.parent)
+    return folder
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _prune_mirrors(parent: Path) -> None:
+    folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    for old in folders[:-_KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    in_use = {file.stat().st_ino for file in parent.rglob("*.so")}
+    for library in (parent.parent / "libraries").iterdir():
+        if library.stat().st_ino not in in_use and not library.name.endswith(".part"):
+            library.unlink(missing_ok=True)
+
+
+# -------------------------------------------------------------------------------- vLLM's operators
+#
+# From 0.20.0 on vLLM has the host functions for kernel selection in a module that is linked
+# only against torch's stable ABI, so this machine's build of it loads with a CPU build of torch,
+# with generated stubs for the driver and for torch's CUDA part.  The download has 7 to 90 MB,
+# so it is not the default.
+
+MODULE = "vllm._C_stable_libtorch"
+#: The first release with host functions in that module.
+SINCE = (0, 20)
+_MEMBER = "vllm/_C_stable_libtorch.abi3.so"
+_RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
+
+
+def wanted(vllm: str) -> bool:
+    """Whether the user requested it, and the release has it."""
+    parts = [int(word) for word in re.findall(r"\d+", vllm)[:2]]
+    return settings.REAL_EXTENSIONS.value == "1" and tuple(parts) >= SINCE
+
+
+def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
+    """The files for the probe: the CUDA runtime library, then the module.
+
+    Raises:
+        SparkBuildError: the index has no build for this machine, or does not respond.
+    """
+    index = index or PackageIndex()
+    here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    wheel = RemoteWheel(index.choose("vllm", vllm, here), index)
+    if _MEMBER not in wheel.members:
+        raise SparkBuildError(f"{wheel.file.filename} has no {_MEMBER}")
+    module = _kept(wheel, _MEMBER)
+    needed = " ".join(needed_libraries(str(module)))
+    found = _RUNTIME.search(needed)
+    libraries = (str(_runtime(found[0], found[1], here, index)),) if found else ()
+    return LocalFiles(extensions={MODULE: str(module)}, libraries=libraries)
+
+
+def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Path:
+    """The CUDA runtime library of a major version, from its wheel."""
+    releases = [v for v in index.releases("nvidia-cuda-runtime") if v.split(".")[0] == major]
+    if not releases:
+        raise SparkBuildError(f"the package index has no wheel with {soname}")
+    wheel = RemoteWheel(index.choose("nvidia-cuda-runtime", releases[-1], here), index)
+    member = next((path for path in wheel.members if path.endswith(f"/{soname}")), None)
+    if member is None:
+        raise SparkBuildError(f"{wheel.file.filename} has no {soname}")
+    return _kept(wheel, member)
+
+
+def _kept(wheel: RemoteWheel, member: str) -> Path:
+    """A file of a wheel in the cache, with its own name."""
+    path = cache_dir() / "operators" / wheel.record[:24] / member.rpartition("/")[2]
+    if not path.is_file():
+        write_atomically(path, wheel.read(member))
+    return path

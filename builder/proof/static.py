@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import csv
+import json
 from posixpath import join, normpath
 from typing import TYPE_CHECKING
 
@@ -15,20 +18,45 @@ from builder.applier.receipts import (
     receipts_of,
     unexplained,
 )
-from builder.applier.records import parse_record
+from builder.applier.records import parse_record, recorded_paths
+from builder.applier.versions import normalize
 from builder.common.console import counted
-from builder.images.engines.metadata import SHARE
+from builder.common.document import plain
+from builder.images.engines.metadata import (
+    BIN,
+    COMMAND,
+    COMMAND_TEXT,
+    ENTRY_POINTS,
+    OWNERS,
+    SHARE,
+    WRITTEN,
+    command_text,
+    device_data,
+    digest_of_files,
+    indented,
+    maker,
+    scripts,
+)
+from builder.images.rootfs.view import DEFAULT_PATH
+from builder.probes import TERMS
 from builder.proof.checks import Check, few
-from builder.proof.ownfiles import check_own_files, own_paths
-from builder.proof.shadows import shadows_of
+from builder.proof.unrecorded import (
+    Finder,
+    Naming,
+    Shadow,
+    changed_packages,
+    folders_below,
+    is_unchecked,
+    may_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from builder.applier.receipts import Receipt
-    from builder.common.documents.plan import PlannedLayer
-    from builder.proof.finders import Shadow
+    from builder.applier.trees import Tree
+    from builder.common.plan import PlannedLayer
     from builder.proof.target import VerifyTarget
     from builder.proof.unrecorded import Unrecorded
 
@@ -321,3 +349,195 @@ def _outside(target: VerifyTarget, path: str, digests: set[str]) -> bool:
 
 def _laid_out(dist: Any, receipts: Sequence[Receipt]) -> bool:
     return any(f"{dist.info_dir}/RECORD" in receipt.files for receipt in receipts)
+
+
+# -------------------------------------------------------- modules that Python would import instead
+
+#: Packages that level ``dispatch`` imports, whether or not a layer changes them.
+_RUN = ("vllm", "flashinfer", "b12x")
+
+
+def shadows_of(target: VerifyTarget) -> list[Shadow]:
+    """The shadows in a target: in the packages that layers change, and earlier on ``sys.path``.
+
+    A patched file must be what Python imports.  Of other modules, a file in a RECORD may not be
+    hidden by one in no RECORD.
+    """
+    base = target.plan.base
+    finder = Finder(target.tree, Naming.of(base.python, base.platform))
+    found = list(_in_packages(target, finder))
+    if target.unrecorded is not None:
+        found += target.unrecorded().shadows
+    return list(dict.fromkeys(found))
+
+
+def _in_packages(target: VerifyTarget, finder: Finder) -> Iterator[Shadow]:
+    tree = target.tree
+    receipts = receipts_of(tree)
+    patched = {path for r in receipts for path, entry in r.files.items() if entry.after}
+    listed = patched | _recorded(tree)
+    folders = {name.rpartition("/")[0] + "/" for name in listed}
+    listed |= {folder[:end] for folder in folders for end in _ends(folder)}
+    tops = changed_packages(tree) | {name for name in tree.children("") if name in _RUN}
+    for folder in ("", *folders_below(tree, tops)):
+        for first, *others in finder.contested(folder):
+            if not folder and first.partition("/")[0] not in tops:
+                continue
+            hidden = [path for path in others if path in patched]
+            if first not in listed:
+                hidden += [path for path in others if path in listed]
+            if first not in patched and hidden:
+                yield Shadow(first, hidden[0])
+    for path in sorted(patched):
+        for compiled in finder.compiled(path):
+            if _runs(target, compiled, path):
+                yield Shadow(compiled, path)
+
+
+def _runs(target: VerifyTarget, compiled: str, path: str) -> bool:
+    """Whether Python may run a compiled file instead of a patched one.
+
+    A layer removes the compiled files of what it patches.  In an environment of this machine Python
+    has written new ones since then, always with a time stamp.
+    """
+    data = target.tree.read(compiled) or b""
+    if target.kind == "dir":
+        return is_unchecked(data)
+    return may_run(data, target.tree.read(path))
+
+
+def _ends(folder: str) -> Iterator[int]:
+    return (end + 1 for end, letter in enumerate(folder) if letter == "/")
+
+
+def _recorded(tree: Tree) -> set[str]:
+    """The paths in every RECORD of a tree; a damaged one names none."""
+    found: set[str] = set()
+    for dist in tree.distributions().values():
+        with contextlib.suppress(ValueError, csv.Error):
+            found.update(recorded_paths(tree.read(f"{dist.info_dir}/RECORD") or b""))
+    return found
+
+
+# ------------------------------------------------------------------------ the files of spark-build
+
+_NAME = "files of spark-build"
+_EXPECTED = "the verifier, its commands and its settings are as spark-build wrote them"
+#: Files that other checks compare, or that no program runs.
+_COMPARED = {f"{SHARE}/plan.json", f"{SHARE}/layers.json", OWNERS}
+#: How the names of programs begin without which an image cannot be checked from inside.
+_PROGRAM = "spark_"
+
+
+def check_own_files(target: VerifyTarget) -> Check | None:
+    """The check for a target with a baked-in plan whose files outside the packages can be read."""
+    build = target.plan.build
+    if target.outside is None or target.label is None or build is None:
+        return None
+    held = target.outside(SHARE)
+    listed = _listed(held.get(WRITTEN), build.files)
+    if listed is None and (WRITTEN in held or build.files == maker().files):
+        return _check("fail", f"{WRITTEN} does not have the digest that the plan states", WRITTEN)
+    if listed is None:
+        reason = f"spark-build {build.version} made this image, and wrote no list of its files"
+        return _check("not-run", reason, SHARE, reason=f"{reason}: build the image again")
+    wrong = sorted({*_in_share(target, held, listed), *_commands(target, listed)})
+    if not wrong:
+        return _check("pass", f"{counted(len(held), 'file')} as written", SHARE)
+    seen = f"{counted(len(wrong), 'file')} changed, missing or added: {few(wrong)}"
+    return _check("fail", seen, wrong[0], reason="changed after the image was built")
+
+
+def _check(status: str, seen: str, where: str, reason: str = "") -> Check:
+    return Check(
+        level="static",
+        name=_NAME,
+        status=status,  # type: ignore[arg-type]
+        expected=_EXPECTED,
+        seen=seen,
+        where=where,
+        reason=reason or ("changed after the image was built" if status == "fail" else ""),
+    )
+
+
+def _listed(data: bytes | None, digest: str) -> dict[str, str] | None:
+    """The files that the image lists, if their digest is the one in its plan."""
+    try:
+        value = json.loads(data or b"")
+        return value if isinstance(value, dict) and digest_of_files(value) == digest else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _in_share(
+    target: VerifyTarget, held: Mapping[str, bytes], listed: Mapping[str, str]
+) -> Iterator[str]:
+    """The files in spark-build's own folder that differ, or are missing."""
+    for path, data in held.items():
+        if path == WRITTEN or path in _COMPARED:
+            continue
+        name = path.removeprefix(f"{SHARE}/")
+        if path in (settings := _settings(target)):
+            if data != settings[path]:
+                yield path
+        elif path == f"{SHARE}/device.json":
+            continue  # of a spark-build with other tables
+        elif listed.get(name) != sha256_hex(data):
+            yield path
+    needed = [name for name in listed if name.startswith(_PROGRAM)]
+    for name in (*needed, *TERMS):
+        if f"{SHARE}/{name}" not in held:
+            yield f"{SHARE}/{name}"
+    yield from (path for path in _settings(target) if path not in held)
+
+
+def _settings(target: VerifyTarget) -> dict[str, bytes]:
+    """The files that follow from the plan."""
+    plan = target.plan
+    flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
+    found = {f"{SHARE}/serve-flags.json": indented(flags)}
+    if plan.build.files == maker().files:
+        found[f"{SHARE}/device.json"] = indented(plain(device_data(plan)))
+    return found
+
+
+def own_paths(target: VerifyTarget) -> set[str]:
+    """The files that spark-build adds outside of site-packages and of its own folder."""
+    names = (COMMAND, *_scripts_of(target))
+    return {"/workspace/build-metadata.yaml", *(f"{BIN}/{name}" for name in names)}
+
+
+def _scripts_of(target: VerifyTarget) -> dict[str, bytes]:
+    """The commands of distributions that the base does not have."""
+    found: dict[str, bytes] = {}
+    plan = target.plan
+    for layer in plan.layers:
+        for file in layer.files:
+            match = ENTRY_POINTS.fullmatch(file.path)
+            if match and file.after and normalize(match["name"]) not in plan.base.packages:
+                text = (target.tree.read(file.path) or b"").decode("utf-8", "replace")
+                found.update(scripts(text, plan.base.interpreter))
+    return found
+
+
+def _commands(target: VerifyTarget, listed: Mapping[str, str]) -> Iterator[str]:
+    """The commands that differ, and others that a shell would find before them."""
+    assert target.outside is not None
+    interpreter = target.plan.base.interpreter
+    for name, script in _scripts_of(target).items():
+        if target.outside(f"{BIN}/{name}").get(f"{BIN}/{name}") != script:
+            yield f"{BIN}/{name}"
+    path = f"{BIN}/{COMMAND}"
+    data = target.outside(path).get(path, b"")
+    template = data.replace(interpreter.encode(), b"{interpreter}").replace(
+        SHARE.encode(), b"{share}"
+    )
+    same = data == command_text(interpreter) and COMMAND_TEXT.encode() == template
+    if not same and listed.get(COMMAND) != sha256_hex(template):
+        yield path
+    for folder in target.env.get("PATH", DEFAULT_PATH).split(":"):
+        other = f"{folder.rstrip('/')}/{COMMAND}"
+        if other == path:
+            break
+        if folder.startswith("/") and target.outside(other):
+            yield other

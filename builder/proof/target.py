@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.errors import SparkBuildError
     from builder.images.rootfs.base import Base
     from builder.proof.checks import VerifierDocument
-    from builder.proof.launches import Replies
+    from builder.proof.kernels import Replies
     from builder.proof.replies import CodegenReply, CodegenRequest, DispatchReply, DispatchRequest
     from builder.proof.unrecorded import Unrecorded
 

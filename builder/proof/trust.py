@@ -20,15 +20,14 @@ from builder.applier.receipts import receipts_of
 from builder.applier.sequence import judge_in_order
 from builder.applier.trees import OverlayTree
 from builder.common.console import console
-from builder.common.model.platform import Platform
+from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 from builder.images.bases.model import TRACKED
 from builder.layers.catalog import Catalog, order
-from builder.layers.plan.sources import IndexSources
-from builder.proof.installer import SandboxUnavailable
-from builder.proof.isolation import find_isolation
+from builder.layers.planner import IndexSources
+from builder.proof.isolation import SandboxUnavailable, find_isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.proof.isolation import Isolation
 
 #: Stands for the sha256 of a file that the user's own layers made.

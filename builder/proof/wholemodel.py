@@ -38,9 +38,8 @@ from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
 from builder.errors import RemoteError, SparkBuildError, UsageError
-from builder.proof.installer import SandboxUnavailable, call, install_command
-from builder.proof.replies import ProbeReply, reply_of
-from builder.proof.results import Results
+from builder.proof.isolation import SandboxUnavailable, call, install_command
+from builder.proof.replies import ProbeReply, Results, reply_of
 from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,
@@ -50,15 +49,14 @@ from builder.proof.sandbox import (
     probe_environment,
     python_files,
     requirements_for,
+    wanted_torch,
 )
-from builder.proof.torchfolder import wanted_torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlanDocument
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan, PlanDocument
     from builder.images.rootfs.base import Base
     from builder.proof.trust import IsolatedRun, TrustedSources
 

@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from builder.common.document import Count, Digest, Document, Text
 from builder.errors import EngineError, Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.registry.auth import find_credential
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
+from builder.images.registry.transport import find_credential
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,30 +1,44 @@
-"""The evidence of an image: only verified images are published.
+"""The evidence of an image, and the documents that are attached to a published one.
 
-Evidence is the document that ``verify --json`` writes: given on the command line, attached to the
-image, or from a new run.  It is accepted for an image only if it names that image's digest, and its
-verdict is computed from its checks, not read from its own summary.
+Only verified images are published.  Evidence is the document that ``verify --json`` writes: given
+on the command line, attached to the image, or from a new run.  It is accepted for an image only if
+it names that image's digest, and its verdict is computed from its checks, not read from its own
+summary.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
+import uuid
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from builder import __version__, settings
+from builder.applier.digests import sha256_hex
 from builder.common.console import console
-from builder.common.document import Part, read
+from builder.common.document import Part, moment, read
+from builder.common.paths import in_checkout, package_file
+from builder.common.reference import base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.metadata import LABEL_PREFIX, SHARE, programs
 from builder.images.registry.model import blobs
+from builder.publishing.repository import Attachment
 from builder.publishing.subject import read_blob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from builder.common.plan import BakedPlan, Input, PlannedLayer, ToolkitImage
     from builder.proof.levels import Level
     from builder.publishing.repository import PublishTarget
+    from builder.publishing.subject import Baked, Image
+
 
 EVIDENCE_TYPE = "application/vnd.spark-build.evidence.v1+json"
 #: Annotation of attached evidence: ``true`` or ``false``.
@@ -301,3 +315,318 @@ def _proof(claim: Claim, given: list[Evidence], search: _Search) -> Proof:
         raise refuse_unproven(claim, reasons)
     console.warn(f"{claim.digest} is not verified: {'; '.join(reasons[:3]) or 'nothing was run'}")
     return Proof(evidence=failed_evidence(claim, pool, reasons), verified=False)
+
+
+# ---------------------------------------------------------------- provenance and bill of materials
+#
+# The bill of materials (CycloneDX 1.6) has the files that layers add, and their origin: only what
+# spark-build adds; the base's publisher provides the base's own.  It is written here and not with a
+# library, so that a plan gives the same bytes with any installed versions; the tests validate it
+# with CycloneDX's own schema.
+#
+# Provenance is an in-toto statement (v1) with a SLSA predicate (v1).  It contains no time, host
+# name or path of this machine: the same plan and spark-build version give the same statement.  On
+# GitHub Actions it also names the workflow and its run, because there the platform is the builder;
+# that part differs between runs.
+
+# -------------------------------------------------------------------------------- bill of materials
+
+
+BOM_TYPE = "application/vnd.cyclonedx+json"
+SPEC_VERSION = "1.6"
+
+
+def bill_of_materials(image: Image, baked: Baked) -> bytes:
+    """The document as canonical JSON: the source wheels, then the files."""
+    plan = baked.plan
+    parts = [*_wheels(plan), *_files(plan, baked.files)]
+    root = f"image:{image.digest}"
+    document = {
+        "$schema": f"http://cyclonedx.org/schema/bom-{SPEC_VERSION}.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": SPEC_VERSION,
+        # the serial number is derived from the image: no clock, no randomness
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, image.digest)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": image.created,
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "spark-build", "version": __version__}
+                ]
+            },
+            "component": {
+                "type": "container",
+                "bom-ref": root,
+                "name": plan.name,
+                "version": image.digest,
+                "hashes": [_hash(image.digest)],
+                "properties": _properties(
+                    {
+                        "plan": plan.plan_digest,
+                        "base": plan.base.ref,
+                        "base-digest": plan.base.digest,
+                        "platform": plan.base.platform,
+                    }
+                ),
+            },
+        },
+        "components": parts,
+        "dependencies": [
+            {"ref": root, "dependsOn": sorted(p["bom-ref"] for p in parts)},
+            *({"ref": ref} for ref in sorted(p["bom-ref"] for p in parts)),
+        ],
+    }
+    if not image.created:
+        del document["metadata"]["timestamp"]  # type: ignore[attr-defined]
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _hash(digest: str) -> dict[str, str]:
+    return {"alg": "SHA-256", "content": digest.removeprefix("sha256:")}
+
+
+def _properties(values: Mapping[str, object]) -> list[dict[str, str]]:
+    return [{"name": f"{LABEL_PREFIX}:{k}", "value": str(v)} for k, v in values.items()]
+
+
+def purl(distribution: str, version: str, filename: str = "") -> str:
+    """The package URL of a release on the package index, or of sources in a repository."""
+    name = f"pkg:pypi/{quote(distribution, safe='')}@{quote(version, safe='')}"
+    kind = "vcs_url" if filename.startswith("git+") else "file_name"
+    return f"{name}?{kind}={quote(filename, safe='')}" if filename else name
+
+
+def inputs_of_layer(layer: PlannedLayer) -> list[Input]:
+    """A layer's inputs: wheels, and the inputs of its compile stage."""
+    stage = layer.compile.stage if layer.compile else None
+    return [*layer.inputs, *(stage.inputs if stage else ())]
+
+
+def toolkit_of_layer(layer: PlannedLayer) -> ToolkitImage | None:
+    """The image in which a layer's change was compiled."""
+    return layer.compile.stage.toolkit if layer.compile and layer.compile.stage else None
+
+
+def inputs_of(plan: BakedPlan) -> Iterable[Input]:
+    """Every wheel that the plan uses, once, sorted by file name."""
+    seen = {
+        item.filename: item
+        for layer in plan.layers
+        if layer.state == "needed"
+        for item in inputs_of_layer(layer)
+    }
+    return [seen[name] for name in sorted(seen)]
+
+
+def _wheels(plan: BakedPlan) -> Iterable[dict[str, Any]]:
+    """Releases that provide files, with the file names if not the whole wheel."""
+    taken: dict[str, set[str]] = {}
+    for layer in plan.layers:
+        for item in inputs_of_layer(layer):
+            taken.setdefault(item.filename, set()).add(item.member or "the whole wheel")
+    for item in inputs_of(plan):
+        yield {
+            "type": "library",
+            "bom-ref": f"wheel:{item.filename}",
+            "name": item.distribution,
+            "version": item.version,
+            "purl": purl(item.distribution, item.version, item.filename),
+            "hashes": [_hash(item.sha256)],
+            "properties": [
+                {"name": f"{LABEL_PREFIX}:taken", "value": member}
+                for member in sorted(taken[item.filename])
+            ],
+        }
+
+
+def _files(plan: BakedPlan, baked: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+    """Patched files in their final form, without removed ones, and
+    the files that spark-build itself adds."""
+    site = plan.base.site_packages
+    last: dict[str, tuple[str, str | None]] = {
+        path: ("spark-build", digest) for path, digest in baked.items()
+    }
+    for layer in plan.layers:
+        for entry in layer.files:
+            last[f"{site}/{entry.path}"] = (layer.name, entry.after)
+    for path, (name, digest) in sorted(last.items()):
+        if digest is not None:
+            yield {
+                "type": "file",
+                "bom-ref": f"file:{path}",
+                "name": path,
+                "hashes": [_hash(digest)],
+                "properties": _properties({"layer": name}),
+            }
+
+
+# --------------------------------------------------------------------------------------- provenance
+
+
+PROVENANCE_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+#: Described in docs/publishing.md, "Provenance".
+BUILD_TYPE = "https://spark-build.github.io/buildtypes/plan/v1"
+LOCAL_BUILDER = "https://spark-build.github.io/builders/local/v1"
+
+
+def provenance(image: Image, baked: Baked) -> bytes:
+    """The statement for one image, as canonical JSON; the same for every repository."""
+    plan = baked.plan
+    base = plan.base
+    run = {"builder": _builder(baked), "metadata": _metadata(plan.plan_digest)}
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": plan.name, "digest": _digest(image.digest)}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "name": plan.name,
+                    "profiles": plan.profiles,
+                    "layers": [layer.name for layer in plan.layers],
+                    "base": base.ref,
+                    "platform": base.platform,
+                    "python": base.python,
+                    "site_packages": base.site_packages,
+                },
+                "internalParameters": {
+                    "plan_digest": plan.plan_digest,
+                    "states": {layer.name: layer.state for layer in plan.layers},
+                    "created": image.created,
+                },
+                "resolvedDependencies": list(_dependencies(plan)),
+            },
+            "runDetails": run,
+        },
+    }
+    return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digest(digest: str) -> dict[str, str]:
+    return {"sha256": digest.removeprefix("sha256:")}
+
+
+def _dependencies(plan: BakedPlan) -> Iterable[dict[str, Any]]:
+    """The base, its wheels, the wheels that layers use, the images that layers were compiled
+    in, and the layers' own definitions."""
+    if base_kind(plan.base.kind).is_image:
+        uri = f"docker://{plan.base.ref.removeprefix('docker://')}"
+        yield {"name": "base", "uri": uri, "digest": _digest(plan.base.digest)}
+    for wheel in plan.base.wheels:
+        yield {"name": "base", "uri": _wheel_uri(wheel.filename), "digest": _digest(wheel.sha256)}
+    for item in inputs_of(plan):
+        yield {
+            "name": "input",
+            "uri": purl(item.distribution, item.version, item.filename),
+            "digest": _digest(item.sha256),
+        }
+    for layer in plan.layers:
+        if toolkit := toolkit_of_layer(layer):
+            uri = f"docker://{toolkit.image}"
+            yield {"name": "toolkit", "uri": uri, "digest": _digest(toolkit.digest)}
+        yield {"name": f"layer {layer.name}", "digest": _digest(layer.digest)}
+
+
+def _wheel_uri(filename: str) -> str:
+    distribution, version = filename.split("-")[:2]
+    return purl(distribution.replace("_", "-"), version, filename)
+
+
+def _builder(baked: Baked) -> dict[str, Any]:
+    builder: dict[str, Any] = {
+        "id": _workflow() or LOCAL_BUILDER,
+        "version": {"spark-build": baked.version},
+    }
+    commit = source_commit() if _made_by_this(baked) else ""
+    if commit:
+        builder["builderDependencies"] = [{"name": "spark-build", "digest": {"gitCommit": commit}}]
+    return builder
+
+
+def _made_by_this(baked: Baked) -> bool:
+    """Whether the image has this version and exactly its runtime files: an image may be published
+    by another spark-build than the one that made it."""
+    ours = {f"{SHARE}/{name}": sha256_hex(data) for name, data in programs().items()}
+    return baked.version == __version__ and ours.items() <= baked.files.items()
+
+
+def _workflow() -> str:
+    """The current GitHub Actions workflow, or ``""``."""
+    reference = os.environ.get("GITHUB_WORKFLOW_REF", "")
+    if os.environ.get("GITHUB_ACTIONS") != "true" or not reference:
+        return ""
+    return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{reference}"
+
+
+def _metadata(plan_digest: str) -> dict[str, str]:
+    """The identifier of this run: the plan, or the workflow run."""
+    names = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    server, repository, run = (os.environ.get(name, "") for name in names)
+    if _workflow() and repository and run:
+        attempt = os.environ.get("GITHUB_RUN_ATTEMPT", "1")
+        return {"invocationId": f"{server}/{repository}/actions/runs/{run}/attempts/{attempt}"}
+    return {"invocationId": plan_digest}
+
+
+@cache
+def source_commit() -> str:
+    """The commit of this checkout, or ``""`` if it is not a checkout or has changes."""
+    if not in_checkout():
+        return ""
+    root = package_file("..").resolve()
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "builder", "patches", "dockerfiles")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return "" if changed else commit
+
+
+def _git(root: object, *words: str) -> str:
+    command = ["git", "-C", str(root), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+# -------------------------------------------------------------------------------------- all of them
+
+
+#: The annotation of BuildKit and cosign for the predicate type of an in-toto statement.
+PREDICATE_ANNOTATION = "in-toto.io/predicate-type"
+CREATED = "org.opencontainers.image.created"
+
+
+def published_at() -> str:
+    """The time now, or ``SOURCE_DATE_EPOCH``: the only timestamp of a publication (RFC 3339, UTC).
+
+    Only the evidence has it, so image, provenance and bill of materials are reproducible.
+    """
+    named = settings.EPOCH.value
+    seconds = int(named) if named.isdigit() else int(time.time())
+    return moment(seconds)
+
+
+def documents(image: Image, baked: Baked, claim: Claim, proof: Proof) -> list[Attachment]:
+    """The documents that are attached to one image."""
+    levels = ",".join(proof.evidence.levels())
+    return [
+        Attachment(
+            artifact_type=EVIDENCE_TYPE,
+            data=proof.evidence.about(claim),
+            annotations={
+                CREATED: published_at(),
+                PASSED: "true" if proof.verified else "false",
+                PASSED_LEVELS: levels,
+            },
+        ),
+        Attachment(
+            artifact_type=PROVENANCE_TYPE,
+            data=provenance(image, baked),
+            annotations={PREDICATE_ANNOTATION: PREDICATE_TYPE},
+        ),
+        Attachment(artifact_type=BOM_TYPE, data=bill_of_materials(image, baked)),
+    ]

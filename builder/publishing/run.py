@@ -21,15 +21,13 @@ from msgspec import Meta
 
 from builder.common.console import console, counted, megabytes
 from builder.common.document import Count, Digest, Document, Part, Text
-from builder.common.model.base import base_kind
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref, base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
 from builder.images.registry.copy import copy_image, missing_blobs, origin
 from builder.images.registry.reference import check_tag, is_digest, parse_reference
-from builder.publishing.documents import documents
-from builder.publishing.evidence import PASSED
+from builder.publishing.evidence import PASSED, documents
 from builder.publishing.repository import Attachment, attach, is_fallback_tag, with_retries
 from builder.publishing.sources import EngineImage, StoredImage
 from builder.publishing.subject import read_subject
@@ -37,11 +35,10 @@ from builder.publishing.subject import read_subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from builder.common.documents.plan import PlannedBase
-    from builder.images.registry.copy import Copied
-    from builder.images.registry.locations import Locations
+    from builder.common.plan import PlannedBase
+    from builder.images.registry.copy import Copied, Locations
     from builder.images.registry.model import Descriptor, ImageSource, RawManifest
-    from builder.images.registry.options import Traffic
+    from builder.images.registry.reference import Traffic
     from builder.publishing.evidence import Proof
     from builder.publishing.repository import PublishTarget
     from builder.publishing.subject import Image, Subject

@@ -12,24 +12,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.image import InEngine
 from builder.images.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
-from builder.images.engines.overlay import find_dockerfile, overlay_onto
+from builder.images.engines.oci import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
+from builder.images.registry.copy import layout_place
 from builder.images.registry.layout import FallbackSource
-from builder.images.registry.locations import layout_place
 from builder.publishing.evidence import Claim
 from builder.publishing.subject import Baked, Name, Subject, name_of, read_baked, read_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.common.model.plan import RecordedPlan
-    from builder.images.engines.overlay import Overlay
+    from builder.common.plan import RecordedPlan
+    from builder.images.engines.oci import Overlay
+    from builder.images.registry.copy import Locations
     from builder.images.registry.layout import LayoutDirectory
-    from builder.images.registry.locations import Locations
     from builder.images.registry.model import ImageSource
     from builder.proof.opening import Opening
     from builder.proof.target import VerifyTarget

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.common.documents.plan import BakedPlan
-    from builder.common.model.plan import RecordedPlan
+    from builder.common.plan import BakedPlan, RecordedPlan
     from builder.images.registry.model import ImageSource, RawManifest
 
 # -------------------------------------------------------------------------------- the immutable tag

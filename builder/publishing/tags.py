@@ -20,8 +20,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import TagTaken
 from builder.images.registry.copy import refuse_missing
-from builder.publishing.documents import CREATED
-from builder.publishing.evidence import EVIDENCE_TYPE, PASSED, PASSED_LEVELS
+from builder.publishing.evidence import CREATED, EVIDENCE_TYPE, PASSED, PASSED_LEVELS
 from builder.publishing.repository import (
     OURS,
     holds_signatures,

@@ -13,8 +13,8 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder.errors import UsageError
-from builder.layers.conversion import shell
-from builder.layers.conversion.shell import UNKNOWN, read_script
+from builder.layers import shell
+from builder.layers.shell import UNKNOWN, read_script
 from builder.serving.interface import canonical
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from yaml import SafeLoader
     from yaml.nodes import MappingNode, Node, ScalarNode
 
-    from builder.layers.conversion.shell import Command
+    from builder.layers.shell import Command
     from builder.serving.interface import ServeInterface
 
 

@@ -22,14 +22,14 @@ from msgspec import Meta
 from builder.applier.environment import read_envs
 from builder.common.console import console
 from builder.common.document import Part, Sha256, Text
-from builder.common.model.reference import Ref
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.errors import UsageError, did_you_mean
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
-from builder.layers.plan.sources import preload
-from builder.proof.results import Results
+from builder.layers.planner import preload
+from builder.proof.replies import Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -18,7 +18,7 @@ from builder.common.document import Document, Part, Text
 from builder.common.hints import again, reason
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
-from builder.layers.conversion.shell import UNKNOWN
+from builder.layers.shell import UNKNOWN
 from builder.serving.asked import Question, ask_release
 from builder.serving.commands import (
     GivenVariable,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 #: Kinds of layers in a checkpoint.  The first six are those that level dispatch queries
-#: (``builder/proof/kinds.py``).
+#: (``builder/proof/checks.py``).
 LayerKind = Literal[
     "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
     "mxfp4-moe", "unquantized",

@@ -19,14 +19,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from builder.common.document import Count, Document, Part, Text, always
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
-from builder.layers.plan.planner import refuse_plan
+from builder.layers.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import inputs_of
-from builder.proof.installer import SandboxUnavailable
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
     CacheRow,

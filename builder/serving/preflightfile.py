@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.errors import UsageError
-from builder.layers.conversion.shell import UNKNOWN
+from builder.layers.shell import UNKNOWN
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import READ, is_path
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from builder.proof.html import now, render_page
+from builder.proof.report import now, render_page
 from builder.proof.wholemodel import sentence
 from builder.serving.preflight import ModelMatrix, gibibytes, in_short, layers_to_show
 

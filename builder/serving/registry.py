@@ -18,7 +18,7 @@ from builder.common.document import Document, Part, Text, read
 from builder.common.paths import data_dir, in_checkout
 from builder.common.pypi import write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.proof.recorded.record import read_records
+from builder.proof.recorded import read_records
 from builder.publishing.tags import Listing
 from builder.serving.formats import rendered, yaml_text
 from builder.serving.recipe import Place, RecipeRequest, Topology, recipe_of, selects_for

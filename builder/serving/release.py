@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.trees import OverlayTree
-from builder.common.model.reference import Ref
 from builder.common.pypi import OLDEST_VLLM
+from builder.common.reference import Ref
 from builder.errors import NotServed, UsageError
 from builder.images.registry.reference import parse_reference
-from builder.layers.plan.planner import refuse_plan, refuse_unserved
-from builder.pipeline.destination import default_tag
+from builder.layers.planner import refuse_plan, refuse_unserved
+from builder.pipeline.image import default_tag
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
 from builder.serving.interface import ServeInterface, interface_in

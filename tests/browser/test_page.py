@@ -9,9 +9,8 @@ import pytest
 
 from builder.common.document import plain
 from builder.proof.checks import Check, Necessity
-from builder.proof.html import render_html
 from builder.proof.levels import LEVELS
-from builder.proof.report import Report
+from builder.proof.report import Report, render_html
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.common.document import plain
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
 from builder.compile.extensionwheel import WheelRequest, build_extension_wheel

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.proof.torchfolder import torch_folder
+from builder.proof.sandbox import torch_folder
 
 from . import cache, debs, ocilayout
 from .cache import MachineError, call, megabytes, say

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.images.engines.layers import WHITEOUT
+from builder.images.engines.oci import WHITEOUT
 from builder.images.registry.client import Registry as Client
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory

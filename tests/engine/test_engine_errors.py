@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, Exit
 from builder.images.engines.buildkit import BuildkitEngine
 from builder.images.engines.model import BuildRequest
 from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources, make_plan
 from builder.pipeline.bases import identify_base
 
 from . import base, cache, machine, support

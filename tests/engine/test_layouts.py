@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import SparkBuildError
-from builder.images.rootfs.image import open_image
-from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
 from tests.unit import layoutcases
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.common.model.base import BaseIdentity
-from builder.common.model.platform import Platform
+from builder.common.plan import BaseIdentity, Platform
 from builder.common.programs import Program
 from builder.images.rootfs.base import Base
 from builder.proof import runners

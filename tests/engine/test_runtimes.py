@@ -16,7 +16,7 @@ import pytest
 from builder.errors import RemoteError
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import Descriptor
-from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.view import Rootfs
 from tests.unit import tarcases
 from tests.unit.imagefiles import put_image

@@ -13,7 +13,7 @@ import pytest
 
 from builder import __version__
 from builder.probes import TERMS
-from builder.proof.installer import uv_environment, uv_index
+from builder.proof.isolation import uv_environment, uv_index
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.images.registry.locations import Locations
-from builder.images.registry.options import Options
+from builder.images.registry.copy import Locations
+from builder.images.registry.reference import Options
 from tests.engine import cache, machine
 from tests.faultproxy import FaultProxy
 from tests.unit.caller import call

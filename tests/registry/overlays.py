@@ -7,17 +7,15 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
-from builder.common.documents.plan import ExpectedChoice
-from builder.common.model.platform import Platform
-from builder.common.model.reference import Ref
+from builder.common.plan import ExpectedChoice, Platform
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
-from builder.images.registry.copy import copy_image
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
 from builder.images.registry.model import OCI_INDEX, RawManifest
 from builder.publishing.subject import read_subject
 from tests.unit.fakes import (
@@ -46,7 +44,7 @@ from . import images
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": ""})
 PASS: dict[str, Any] = {"status": "pass", "expected": "x", "seen": "x", "where": "", "reason": ""}

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trustme
 
-from builder.common.model.reference import Ref
 from builder.common.net import speaks_tls
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
-from builder.images.registry.copy import Copied, copy_image
+from builder.images.registry.copy import Copied, Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
 from tests.faultproxy import Fault, FaultProxy
 
 from . import images

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError, SparkBuildError
-from builder.images.registry.copy import copy_image
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
 from builder.images.registry.model import blobs
 from tests.faultproxy import Always, Fault, FaultProxy
 
@@ -258,7 +257,7 @@ def test_output_is_short(
 _COPY = """
 import sys
 from builder.images.registry.copy import copy_image
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 with Locations() as locations:
     source, target = (locations.open(Ref(text)) for text in sys.argv[1:3])
     copy_image(source.image, source.reference, target.image, target.reference)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.common.model.reference import Ref
-from builder.images.registry.copy import copy_image
+from builder.common.reference import Ref
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
 from tests.unit.fakes import write_tree
 from tests.unit.imagefiles import folder, put_index, put_vllm
 

@@ -13,11 +13,10 @@ import pytest
 
 from builder.__main__ import run
 from builder.applier.digests import sha256_hex
-from builder.common.model.reference import Ref
-from builder.images.registry.copy import copy_image
+from builder.common.reference import Ref
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
-from builder.layers.lock.file import NAME
+from builder.layers.lock import NAME
 from builder.proof import levels
 from tests.countproxy import CountProxy
 from tests.unit.fakes import REPLACE, layer_text, write_tree

@@ -180,7 +180,7 @@ def test_an_index_in_a_registry(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little patience, so that faults take no time."""
-    from builder.images.registry.options import Options
+    from builder.images.registry.reference import Options
 
     quick = Options(backoff=0.01, read_timeout=1.0, connect_timeout=5.0)
     monkeypatch.setattr(Options, "from_environment", classmethod(lambda _cls: quick))

@@ -15,10 +15,9 @@ from builder.cli import publish as command
 from builder.errors import RemoteError
 from builder.images.engines import metadata
 from builder.images.registry.client import Repository
-from builder.images.registry.copy import copy_image
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
-from builder.publishing import documents
+from builder.publishing import evidence
 from builder.publishing import evidence as proof
 from builder.publishing.evidence import Evidence, attached_evidence
 from builder.publishing.run import _push_from_engine
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from tests.engine.machine import Programs, Registry
     from tests.faultproxy import FaultProxy
 
-TYPES = {proof.EVIDENCE_TYPE, documents.PROVENANCE_TYPE, documents.BOM_TYPE}
+TYPES = {proof.EVIDENCE_TYPE, evidence.PROVENANCE_TYPE, evidence.BOM_TYPE}
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.registry.client import Registry

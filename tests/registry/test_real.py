@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import copy_image
@@ -26,7 +26,7 @@ from . import images, servers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.images.registry.locations import Locations
+    from builder.images.registry.copy import Locations
     from tests.engine.machine import Programs
 
     from .servers import Crane, DockerRegistry

@@ -12,7 +12,7 @@ import pytest
 from builder.__main__ import run
 from builder.cli import publish as publish_command
 from builder.cli import tags as command
-from builder.images.registry.locations import Locations
+from builder.images.registry.copy import Locations
 
 from . import images, overlays, servers
 from .conftest import QUICK

@@ -20,8 +20,8 @@ from builder.__main__ import run
 from builder.cli import nextcommand
 from builder.cli.nextcommand import next_command
 from builder.common.retry import RetryPolicy
-from builder.images.engines import layers
-from builder.images.registry.options import Options
+from builder.images.engines import oci
+from builder.images.registry.reference import Options
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem
@@ -116,7 +116,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     monkeypatch.setenv("REGISTRY_AUTH_FILE", f"{own}/docker/none.json")
     monkeypatch.setenv("SPARK_BUILD_CACHE", f"{own}/cache")
     # the same files in a layer, in a fourth of the time
-    monkeypatch.setattr(layers, "LEVEL", 1)
+    monkeypatch.setattr(oci, "LEVEL", 1)
     # servers are tried again as often as for users, without their pauses
     for policy in (RetryPolicy, Options):
         monkeypatch.setitem(policy.__init__.__kwdefaults__ or {}, "backoff", 0.001)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.images.registry.client import Registry, Repository
 from builder.images.registry.model import OCI_CONFIG, OCI_MANIFEST, sha256_digest
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
 from tests.loopback import LoopbackHandler, LoopbackServer
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from builder.applier.sequence import Step, judge_in_order
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.wheels import wheel_members
-from builder.common.model.base import BaseIdentity
-from builder.common.model.plan import BuildPlan, LayerDecision
-from builder.common.model.platform import Platform
+from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.images.bases.identify import IDENTIFIERS
-from builder.images.engines.toolfiles import maker
+from builder.images.engines.metadata import maker
 from builder.images.rootfs.base import Base
-from builder.layers.plan.planner import epoch_for
+from builder.layers.planner import epoch_for
 from builder.proof.runners import InSandbox, attempt
 from builder.proof.target import Refusal
 
@@ -39,9 +37,9 @@ if TYPE_CHECKING:
     from builder.applier.layers import DonorPin, InputPin
     from builder.applier.opkinds import Compile, Kernels
     from builder.applier.sources import Member, Stage, Unstaged
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.proof.checks import VerifierDocument
-    from builder.proof.launches import Replies
+    from builder.proof.kernels import Replies
     from builder.proof.replies import CodegenReply, CodegenRequest, DispatchReply, DispatchRequest
 
 Files = dict[str, bytes]

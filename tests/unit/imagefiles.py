@@ -22,7 +22,7 @@ from builder.images.registry.model import (
     RawManifest,
     sha256_digest,
 )
-from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.view import Rootfs
 from tests.unit.fakes import vllm_files
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from builder.common.document import plain, read
-from builder.common.documents.plan import PlanDocument
-from builder.common.documents.pulls import PullReport
+from builder.common.plan import PlanDocument, PullReport
 from tests.unit.fakes import fake_base, make_plan_of, vllm_files
 
 if TYPE_CHECKING:
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 PULL = PullReport(
     base="a" * 40, commit="b" * 40, date="2026-01-01", forge="f", repository="o/r",

@@ -13,15 +13,15 @@ import pytest
 from packaging.version import Version
 
 from builder import bootstrap
-from builder.common.model.base import NEWEST_VLLM
+from builder.common.reference import NEWEST_VLLM
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
 from builder.proof.levels import DEFAULT_LEVELS, LEVELS
-from builder.proof.recorded.record import read_records
+from builder.proof.recorded import read_records
 from tests.unit.commandlines import parse, root
 
 if TYPE_CHECKING:
-    from builder.proof.recorded.documents import Record
+    from builder.proof.recorded import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

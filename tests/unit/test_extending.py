@@ -17,12 +17,11 @@ import pytest
 from builder.applier.digests import sha256_hex
 from builder.applier.opkinds import FORMS
 from builder.applier.ops import Ops
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.images.engines.choice import ENGINES, EngineKind
 from builder.images.engines.metadata import image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
-from builder.layers.keys import OPS
-from builder.layers.layerfile import _Reader
+from builder.layers.layerfile import OPS, _Reader
 from builder.proof.checks import Check
 from builder.proof.levels import LEVELS, LevelKind
 from builder.proof.run import RUNNERS
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from builder.common.diskspace import Need
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.proof.target import VerifyTarget
     from tests.unit.caller import Call
 

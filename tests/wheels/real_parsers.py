@@ -18,7 +18,7 @@ import msgspec
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common.pypi import PackageIndex
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources
 from builder.serving.interface import ServeInterface, interface_in, wrong_kind
 
 from .sandboxed import release_of

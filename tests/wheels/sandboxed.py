@@ -15,9 +15,8 @@ from builder.applier.trees import versions
 from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.programs import VERIFIER
-from builder.proof.installer import call, install_command
-from builder.proof.sandbox import Sandbox, lay_out, make, requirements_for
-from builder.proof.torchfolder import wanted_torch
+from builder.proof.isolation import call, install_command
+from builder.proof.sandbox import Sandbox, lay_out, make, requirements_for, wanted_torch
 from tests.engine import cache
 
 from .support import snapshot, write

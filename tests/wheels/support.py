@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from builder.applier.opkinds import Env
 from builder.applier.records import parse_record
 from builder.applier.trees import OverlayTree
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.layers.catalog import Catalog
-from builder.layers.plan.planner import make_plan
+from builder.layers.planner import make_plan
 from builder.pipeline.bases import identify_base
-from builder.proof.launches import Replies
+from builder.proof.kernels import Replies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.records import RecordRow
     from builder.applier.trees import Changes, Tree
-    from builder.common.model.plan import BuildPlan, LayerDecision
+    from builder.common.plan import BuildPlan, LayerDecision
     from builder.common.pypi import PackageIndex
     from builder.images.rootfs.base import Base
     from builder.layers.catalog import Selection
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
     from builder.proof.target import VerifyTarget
 
 HERE = Path(__file__).parent

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
 from builder.common.paths import data_dir
+from builder.common.reference import Ref
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
-from builder.layers.plan.sources import preload
-from builder.proof.recorded.record import read_records
+from builder.layers.planner import preload
+from builder.proof.recorded import read_records
 from builder.serving.audit import AuditRequest, audit, write_inside
 
 from ..unit.inimage import load

@@ -20,13 +20,11 @@ from builder import settings
 from builder.applier.trees import Content, OverlayTree
 from builder.common.paths import package_file
 from builder.images.rootfs.base import Base
-from builder.proof import operators
+from builder.proof.checks import KINDS
 from builder.proof.dispatch import check_dispatch
-from builder.proof.kinds import KINDS
 from builder.proof.opening import target_of_plan
-from builder.proof.recorded.record import by_itself, read_records
-from builder.proof.sandbox import Sandbox, requirements_for
-from builder.proof.torchfolder import torch_folder
+from builder.proof.recorded import by_itself, read_records
+from builder.proof.sandbox import MODULE, Sandbox, operators, requirements_for, torch_folder
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
@@ -268,7 +266,7 @@ def test_each_simulated_host_function_matches_the_real_one(
     planned: Planner, index: PackageIndex, tmp_path: Path
 ) -> None:
     planned("pypi:vllm==0.20.1", "marlin")
-    real = operators.operators("0.20.1", index)
+    real = operators("0.20.1", index)
     sandbox = Sandbox(requirements_for("0.20.1"))
     sandbox.prepare()
     torch = torch_folder("2.11.0").folder
@@ -278,7 +276,7 @@ def test_each_simulated_host_function_matches_the_real_one(
             "-c",
             HOST_FUNCTIONS,
             str(package_file().parent),
-            real.extensions[operators.MODULE],
+            real.extensions[MODULE],
             json.dumps(real.libraries),
             str(tmp_path),
         ],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.outcomes import Outcome
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
 
     from .support import Planned, Planner
 

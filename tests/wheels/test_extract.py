@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common import net, wheels
-from builder.common.progress import Bar
+from builder.common.console import Bar
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError, UsageError

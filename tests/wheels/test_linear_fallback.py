@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.diagnose.verdict import diagnose
-from builder.proof.kinds import KINDS
+from builder.proof.checks import KINDS
 from builder.proof.opening import target_of_plan
-from builder.proof.recorded import Outcome, setting
-from builder.proof.recorded.record import read_records
+from builder.proof.recorded import Outcome, read_records, setting
 from builder.proof.replies import Ask, DispatchReply, DispatchRequest
 
 if TYPE_CHECKING:

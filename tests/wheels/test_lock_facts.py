@@ -6,21 +6,21 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.applier.digests import sha256_hex
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.common.wheels import WheelTree
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
 from builder.images.rootfs.facts import RecordedFiles
 from builder.images.rootfs.index import Row
 from builder.layers.catalog import Catalog
-from builder.layers.lock.facts import pack
-from builder.layers.plan.planner import make_plan
+from builder.layers.lock import pack
+from builder.layers.planner import make_plan
 
 if TYPE_CHECKING:
     import pytest
 
     from builder.common.pypi import PackageIndex
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
 
 SITE = "usr/local/lib/python3.12/dist-packages"
 #: vLLM's images have FlashInfer's kernels installed, which are most of the files.

@@ -18,8 +18,7 @@ import pytest
 from builder.applier.receipts import receipt_path
 from builder.applier.trees import Content, OverlayTree
 from builder.common.document import plain, read
-from builder.common.documents.plan import BakedPlan
-from builder.common.model.plan import digest_of
+from builder.common.plan import BakedPlan, digest_of
 from builder.common.wheels import WheelTree
 from builder.images.engines.metadata import read_plan
 from builder.proof.opening import target_of_plan

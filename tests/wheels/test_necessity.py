@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.layers.catalog import Catalog
 from builder.proof.levels import PROOF_LEVELS
 from builder.proof.necessity import prove, whole
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.pypi import PackageIndex
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
     from builder.proof.checks import Necessity
 
 TARGET = "pypi:vllm==0.20.1"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
+from builder.common.plan import Platform
 from builder.common.wheels import RemoteWheel
 from tests.forge import LocalForge, Pull, Repository
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.proof.sandbox import Sandbox, requirements_for
-from builder.proof.torchfolder import torch_folder
+from builder.proof.sandbox import Sandbox, requirements_for, torch_folder
 
 from ..unit.inimage import load
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from builder.common.model.base import NEWEST_VLLM
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex
+from builder.common.reference import NEWEST_VLLM
 from builder.pipeline.released import rows
 
 

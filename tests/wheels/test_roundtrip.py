@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from builder.applier.outcomes import Outcome
     from builder.common.wheels import RemoteWheel
-    from builder.layers.plan.sources import IndexSources
+    from builder.layers.planner import IndexSources
     from builder.proof.checks import Check
 
     from .support import Planned, Planner

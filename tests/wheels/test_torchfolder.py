@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.probes.stub_driver import sysv_hash
-from builder.proof.torchfolder import STAND_INS, Torch, torch_folder, write_stand_ins
+from builder.proof.sandbox import STAND_INS, Torch, torch_folder, write_stand_ins
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
 from builder.applier.receipts import env_of, originals
 from builder.applier.trees import DirTree, versions
-from builder.common.model.base import BaseIdentity
-from builder.common.model.platform import Platform
+from builder.common.plan import BaseIdentity, Platform
 from builder.errors import UsageError
 from builder.images.rootfs.base import Base
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from builder.common.hints import in_place_of, instead, words
-from builder.common.model.base import NEWEST_VLLM
+from builder.common.reference import NEWEST_VLLM
 from builder.errors import RemoteError
 from builder.images.engines.choice import may_use_docker, named
 from builder.images.registry.reference import refuse_wrong_kind
@@ -14,7 +14,7 @@ from builder.images.registry.reference import refuse_wrong_kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.model.reference import Ref
+    from builder.common.reference import Ref
     from builder.images.bases.model import BaseRequest
     from builder.images.rootfs.base import Base
 

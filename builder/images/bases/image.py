@@ -21,7 +21,7 @@ from builder.applier.failures import ApplyError
 from builder.applier.records import parse_record
 from builder.applier.trees import distribution_of
 from builder.common.console import console
-from builder.common.model.platform import Platform
+from builder.common.plan import Platform
 from builder.common.programs import IDENTIFY, IN_CONTAINER
 from builder.common.wheels import RemoteWheel
 from builder.errors import BuildFailed, EngineError, RemoteError, SparkBuildError, UsageError
@@ -36,12 +36,10 @@ from builder.images.bases.imagetree import (
 from builder.images.engines import docker, metadata
 from builder.images.rootfs.base import InLayers
 from builder.images.rootfs.facts import RecordedFiles
-from builder.images.rootfs.image import open_image
+from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.index import is_text
-from builder.images.rootfs.layers import LayerCache
-from builder.images.rootfs.python import interpreters
 from builder.images.rootfs.tar import DIR, FILE, SYMLINK
-from builder.images.rootfs.view import Rootfs
+from builder.images.rootfs.view import Rootfs, interpreters
 from builder.probes import identify_probe as probe
 
 if TYPE_CHECKING:
@@ -53,14 +51,13 @@ if TYPE_CHECKING:
     from docker.models.images import Image as EngineImageModel
 
     from builder.applier.layers import Layer
-    from builder.common.model.plan import RecordedPlan
+    from builder.common.plan import RecordedPlan
     from builder.common.pypi import PackageIndex
     from builder.images.bases.imagetree import FileFacts
     from builder.images.bases.model import BaseRequest, FactsOf
     from builder.images.rootfs.base import Base
     from builder.images.rootfs.image import Image
-    from builder.images.rootfs.python import Interpreter
-    from builder.images.rootfs.view import Entry
+    from builder.images.rootfs.view import Entry, Interpreter
 
 
 # ------------------------------------------------------------------------------- in a Docker Engine

@@ -15,8 +15,7 @@ from builder.applier.records import parse_record
 from builder.applier.trees import Distribution, distribution_of
 from builder.common.document import Part, read
 from builder.common.hints import TEMPORARY, os_hint
-from builder.common.model.base import BaseIdentity
-from builder.common.model.platform import Platform
+from builder.common.plan import BaseIdentity, Platform
 from builder.errors import UsageError
 from builder.images.registry.model import parse_json
 from builder.images.rootfs.base import Base
@@ -48,7 +47,7 @@ class Survey(Part, frozen=True, kw_only=True):
     roots: dict[str, str]
     #: the files of tracked distributions, by path below ``site_packages``
     files: dict[str, FileFacts]
-    #: as in :class:`builder.common.model.base.BaseIdentity`
+    #: as in :class:`builder.common.reference.BaseIdentity`
     owners: dict[str, list[int]]
     links: dict[str, str]
     folders: dict[str, list[int]]

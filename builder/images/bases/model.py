@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.common.model.reference import Ref
     from builder.common.pypi import PackageIndex
+    from builder.common.reference import Ref
     from builder.images.registry.model import Descriptor
     from builder.images.rootfs.facts import RecordedFiles
 

@@ -13,10 +13,9 @@ from packaging.version import InvalidVersion, Version
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.versions import normalize
 from builder.common.document import plain
-from builder.common.documents.compiled import PinnedWheel
 from builder.common.hints import instead
-from builder.common.model.base import NEWEST_VLLM, BaseIdentity
-from builder.common.model.platform import Platform
+from builder.common.plan import BaseIdentity, PinnedWheel, Platform
+from builder.common.reference import NEWEST_VLLM
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import RemoteError, UsageError
 from builder.images.rootfs.base import Base

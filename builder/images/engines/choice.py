@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder import settings
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.images.engines.model import Engine
     from builder.images.rootfs.base import Base
 
@@ -130,7 +130,7 @@ def engine_for(
         EngineError: it is missing, or cannot build this plan.
         UsageError: no layer can be added to the base.
     """
-    from builder.images.engines.patched import check_depth
+    from builder.images.engines.oci import check_depth
 
     wanted, why = wanted_engine(name, output), ""
     if name == AUTO and wanted != AUTO:

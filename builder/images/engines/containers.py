@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker
-from builder.images.engines.buildx import (
+from builder.images.engines.buildkit import (
     ENGINE,
     Cli,
     engine_environment,

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 from builder import settings
 from builder.common.console import console, megabytes
 from builder.common.diskspace import Need
-from builder.common.model.reference import Ref
 from builder.common.programs import IN_CONTAINER
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError, SparkBuildError, UsageError
-from builder.images.registry.locations import Locations
-from builder.images.registry.options import Options
+from builder.images.registry.copy import Locations
+from builder.images.registry.reference import Options
 from builder.images.rootfs.image import find_image as stored_image
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
+    from builder.common.console import Bar
     from builder.common.programs import Program
-    from builder.common.progress import Bar
     from builder.images.registry.model import ImageConfig
 
 

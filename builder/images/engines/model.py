@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from builder.common.model.base import base_kind
+from builder.common.reference import base_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from builder.common.diskspace import Need
-    from builder.common.model.plan import BuildPlan
-    from builder.common.model.reference import Ref
+    from builder.common.plan import BuildPlan
+    from builder.common.reference import Ref
     from builder.images.rootfs.base import Base
 
 

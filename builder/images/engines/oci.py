@@ -1,36 +1,1321 @@
 """The embedded engine: writes images itself; needs no daemon, no root and no GPU.
 
-For a ``pypi:`` base it makes an overlay (``engines/overlay.py``); for an image in a registry or a
-layout, the patched image (``engines/patched.py``).  Either goes into an OCI layout, a registry or a
-Docker Engine, and its bytes depend on the plan alone.  For several platforms it patches entries of
-the base's index, in a new index; the others are kept byte for byte, or left out.
+For a ``pypi:`` base it makes an overlay; for an image in a registry or a layout, the patched image.
+Either goes into an OCI layout, a registry or a Docker Engine, and its bytes depend on the plan
+alone.  For several platforms it patches entries of the base's index, in a new index; the others are
+kept byte for byte, or left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import struct
+import tarfile
+import tempfile
+import zlib
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
+from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.finishing import leftovers
+from builder.applier.receipts import final_digests, receipts_of
+from builder.applier.trees import OverlayTree
+from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
-from builder.common.model.reference import Ref
-from builder.errors import EngineError, UsageError
+from builder.common.document import plain
+from builder.common.hints import OUTPUT, os_hint, reason
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.paths import cache_dir
+from builder.common.pypi import write_atomically
+from builder.common.reference import Ref
+from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker, metadata
-from builder.images.engines.deliver import Delivery, deliver
 from builder.images.engines.docker import engine_needs
-from builder.images.engines.metadata import added_bytes, image_layers
-from builder.images.engines.model import refuses_base
-from builder.images.engines.overlay import overlay_recipe, write_overlay
-from builder.images.engines.patched import merged_annotations, write_patched
-from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.model import OCI_INDEX, RawManifest, entries
+from builder.images.engines.metadata import added_bytes, content_bytes, image_layers
+from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
+from builder.images.registry.copy import layout_place
+from builder.images.registry.layout import (
+    FallbackSource,
+    LayoutDirectory,
+    LayoutWriter,
+    add_image,
+    check_layout_target,
+    work_folder,
+)
+from builder.images.registry.model import (
+    DOCKER_LAYER_GZIP,
+    DOCKER_MANIFEST,
+    OCI_CONFIG,
+    OCI_INDEX,
+    OCI_LAYER_GZIP,
+    OCI_MANIFEST,
+    Descriptor,
+    ImageConfig,
+    RawManifest,
+    blobs,
+    check_manifest,
+    entries,
+    is_index,
+    parse_config,
+    sha256_digest,
+)
+from builder.images.rootfs import limits
+from builder.images.rootfs.image import LayerCache, find_image, read_config
+from builder.images.rootfs.tar import DIR, FILE
+from builder.images.rootfs.view import Rootfs
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from builder.common.model.plan import BuildPlan
-    from builder.images.engines.layers import Scratch
-    from builder.images.engines.model import BuildRequest, BuiltImage
-    from builder.images.rootfs.base import InLayers
+    from docker import DockerClient
+
+    from builder.applier.trees import Changes, Content, Distribution, Tree
+    from builder.common.plan import BuildPlan, LayerDecision, PlanDocument, RecordedPlan
+    from builder.images.registry.copy import Locations
+    from builder.images.registry.model import ImageSource
+    from builder.images.rootfs.base import Base, InLayers
+
+
+# ------------------------------------------------------------------------------------------ layers
+#
+# The same files give the same bytes: entries sorted by name, one timestamp, no user names; gzip
+# level 6 in members of 4 MiB each, with no name and no time in their headers.  Other zlib builds
+# may compress to different bytes; the tar, and so the diff_id, is the same.
+#
+# A layer with the same inputs is reused: ``blobs/KEY/`` holds a compressed layer and a record of
+# it.  The key is a digest of everything that decides the layer's bytes: its part of the plan, every
+# tar entry, the timestamp, and the compression.  It does not depend on other layers.
+
+# --------------------------------------------------------------------------------------------- tars
+
+
+WHITEOUT = ".wh."
+#: Deflate's own default; 9 takes three times as long for 1 % less of Python source.
+LEVEL = 6
+#: Bytes of the tar in one gzip member; RFC 1952 lets a file have many.
+PIECE = 4 << 20
+#: ``[mode, uid, gid]`` by default.
+FOLDER = (0o755, 0, 0)
+
+
+class _Hashed:
+    """Forwards bytes, and computes their sha256 and count."""
+
+    def __init__(self, write: Callable[[bytes], Any]) -> None:
+        self._write, self._sha, self.size = write, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        self._sha.update(data)
+        self.size += len(data)
+        self._write(data)
+        return len(data)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._sha.hexdigest()}"
+
+
+class _Counted(io.BytesIO):
+    """Reports the bytes read."""
+
+    def __init__(self, data: bytes, moved: Callable[[int], object]) -> None:
+        super().__init__(data)
+        self._moved = moved
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._moved(len(data))
+        return data
+
+
+def _member(data: bytes) -> bytes:
+    """One gzip member; its header does not depend on the machine (RFC 1952, section 2.3)."""
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = packer.compress(data) + packer.flush()
+    sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + body + sums
+
+
+class _Packer:
+    """Compresses fixed-size pieces in parallel; the output is the same on any machine."""
+
+    def __init__(self, write: Callable[[bytes], Any]) -> None:
+        self._write, self._buffer = write, bytearray()
+        self._workers = min(os.cpu_count() or 1, 16)
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="gzip")
+        self._pending: deque[Future[bytes]] = deque()
+
+    def write(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= PIECE:
+            self._submit(bytes(self._buffer[:PIECE]))
+            del self._buffer[:PIECE]
+
+    def _submit(self, piece: bytes) -> None:
+        self._pending.append(self._pool.submit(_member, piece))
+        while len(self._pending) > 2 * self._workers:
+            self._write(self._pending.popleft().result())
+
+    def __enter__(self) -> _Packer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        try:
+            if kind is None:
+                self._submit(bytes(self._buffer))
+                while self._pending:
+                    self._write(self._pending.popleft().result())
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Owners:
+    """``[mode, uid, gid]`` by absolute path: of folders, and of files that are not root's."""
+
+    folder: Callable[[str], Sequence[int]] = lambda _path: FOLDER
+    files: Mapping[str, Sequence[int]] | None = None
+
+    def of(self, path: str, content: Content | None) -> Sequence[int]:
+        """Mode and owner of a file's entry; a whiteout (None) is an empty file owned by root."""
+        if content is None:
+            return (0o644, 0, 0)
+        known = (self.files or {}).get(path)
+        return known if known is not None else (content.mode, 0, 0)
+
+
+def tar_layer(
+    out: IO[bytes],
+    files: Mapping[str, Content | None],
+    epoch: int,
+    owners: Owners | None = None,
+    moved: Callable[[int], object] = lambda _size: None,
+) -> tuple[str, str, int]:
+    """Write a gzipped layer tar; returns ``(digest, diff_id, compressed size)``.
+
+    ``moved`` is called with the number of bytes written.
+
+    ``files`` maps absolute paths to content, or None for a removed file (a whiteout).
+    Every parent folder has an entry, so that runtimes need not guess its mode.
+    """
+    owners = owners or Owners()
+    compressed = _Hashed(out.write)
+    with _Packer(compressed.write) as packer:
+        plain = _Hashed(packer.write)
+        with tarfile.open(
+            None, "w|", fileobj=cast("IO[bytes]", plain), format=tarfile.PAX_FORMAT
+        ) as tar:
+            for name, path, content in layer_entries(files):
+                info = tarfile.TarInfo(name)
+                info.mtime = epoch
+                if content == "dir":
+                    info.type = tarfile.DIRTYPE
+                    info.mode, info.uid, info.gid = owners.folder(path)
+                    tar.addfile(info)
+                    continue
+                info.mode, info.uid, info.gid = owners.of(path, content)
+                info.size = 0 if content is None else content.size
+                read = None if content is None else _Counted(content.read(), moved)
+                tar.addfile(info, read)
+    return compressed.digest, plain.digest, compressed.size
+
+
+def layer_entries(files: Mapping[str, Content | None]) -> Iterable[tuple[str, str, Any]]:
+    """Name in the tar, absolute path, and content: folders before their files, all sorted."""
+    named: dict[str, tuple[str, Any]] = {}
+    for path, content in files.items():
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts)):
+            above = "/".join(parts[:depth])
+            named.setdefault(above, (f"/{above}", "dir"))
+        if content is None:
+            named["/".join([*parts[:-1], WHITEOUT + parts[-1]])] = (path, None)
+        else:
+            named["/".join(parts)] = (path, content)
+    return [(name, *what) for name, what in sorted(named.items())]
+
+
+# ------------------------------------------------------------------------------------ cached layers
+
+
+#: Increased when the same entries would give different bytes.
+RECIPE = 1
+#: Size limit of all cached layers; the least recently used are removed first.
+MOST_BYTES = 2 << 30
+#: A layer is cached only if this many times its size is free, because the build needs space too.
+_ROOM = 4
+_CHUNK = 1 << 20
+_PLANNED = ("digest", "variant", "inputs", "files")
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of an image layer: patch layers of a plan, or baked-in files."""
+
+    platform: str
+    names: tuple[str, ...]
+    planned: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, plan: BuildPlan, names: Sequence[str]) -> LayerInputs:
+        """The part of a plan for some of its layers.
+
+        Only what the bytes depend on is included: the layer's digest, its variant
+        and pinned inputs, and the hash of each file before and after.
+        """
+        planned = tuple(_planned(d) for d in plan.needed if d.name in names)
+        return cls(plan.base.platform.oci, tuple(names), planned)
+
+
+def _planned(decision: LayerDecision) -> dict[str, Any]:
+    fields = plain(decision.document)
+    return {name: fields[name] for name in _PLANNED if name in fields}
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """A finished layer: digest and size of the compressed tar, and its diff_id."""
+
+    digest: str
+    diff_id: str
+    size: int
+
+
+def layer_key(
+    made_of: LayerInputs, files: Mapping[str, Content | None], epoch: int, owners: Owners
+) -> str:
+    """The key of a layer, from its entries and its part of the plan; reads no content."""
+    rows: list[list[Any]] = []
+    for name, path, content in layer_entries(files):
+        if content == "dir":
+            rows.append([name, "dir", *owners.folder(path)])
+        else:
+            held = None if content is None else content.sha256
+            rows.append([name, held, *owners.of(path, content)])
+    value = {
+        "recipe": RECIPE,
+        "compression": ["gzip", LEVEL, PIECE, zlib.ZLIB_RUNTIME_VERSION],
+        "platform": made_of.platform,
+        "planned": [dict(part) for part in made_of.planned],
+        "epoch": epoch,
+        "entries": rows,
+    }
+    return sha256_hex(canonical_json(value))
+
+
+def _folder(key: str) -> Path:
+    return cache_dir() / "blobs" / key
+
+
+def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
+    """Copy a cached layer to ``target``, checked against its digest; None if there is none.
+
+    A damaged one is reported and removed.
+    """
+    folder = _folder(key)
+    try:
+        record = json.loads((folder / "record.json").read_bytes())
+        kept = CachedLayer(**{name: record[name] for name in CachedLayer.__dataclass_fields__})
+        if record["check"] != _check(key, kept):
+            raise ValueError("its record is damaged")
+        with (folder / "layer").open("rb") as source, target.open("wb") as out:
+            found, size = _copied(source, out)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        _damaged(folder, str(error))
+        return None
+    if (found, size) != (kept.digest, kept.size):
+        target.unlink()
+        _damaged(folder, f"its digest is {found}, expected {kept.digest}")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+    return kept
+
+
+def _damaged(folder: Path, how: str) -> None:
+    console.warn(f"a cached layer is damaged and will be rebuilt: {folder}: {how}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(key: str, kept: CachedLayer) -> str:
+    return sha256_hex(canonical_json([key, kept.digest, kept.diff_id, kept.size]))
+
+
+def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
+    sha, size = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK):
+        sha.update(chunk)
+        out.write(chunk)
+        size += len(chunk)
+    return f"sha256:{sha.hexdigest()}", size
+
+
+def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
+    """Cache a new layer; a full disk is not an error."""
+    folder = _folder(key)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if kept.size > MOST_BYTES or free < _ROOM * kept.size:
+            console.detail(f"not cached: {megabytes(kept.size)}")
+            return
+        _make_room(folder.parent, kept.size)
+        with making(folder) as work:
+            work.mkdir()
+            shutil.copyfile(source, work / "layer")
+            record = {**vars(kept), "check": _check(key, kept)}
+            (work / "record.json").write_text(json.dumps(record))
+            shutil.rmtree(folder, ignore_errors=True)
+            work.rename(folder)
+    except OSError as error:
+        console.detail(f"not cached: {error}")
+
+
+def _make_room(parent: Path, size: int) -> None:
+    """Remove the least recently used layers until one more fits."""
+    found = sorted(
+        (p for p in parent.iterdir() if (p / "layer").is_file()), key=lambda p: p.stat().st_mtime
+    )
+    total = size + sum((p / "layer").stat().st_size for p in found)
+    for oldest in found:
+        if total <= MOST_BYTES:
+            return
+        total -= (oldest / "layer").stat().st_size
+        shutil.rmtree(oldest, ignore_errors=True)
+
+
+# -------------------------------------------------------------- the layout that they are written to
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob in the layout; ``diff_id`` is the digest of a layer's uncompressed tar."""
+
+    digest: str
+    size: int
+    media_type: str
+    diff_id: str = ""
+    #: whether it came from the cache
+    cached: bool = False
+
+    def descriptor(self) -> dict[str, str | int]:
+        """The OCI content descriptor."""
+        return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+
+
+def say_layer(name: str, files: int, blob: Blob) -> None:
+    """Print one line about an added layer."""
+    kept = "  (kept from an earlier build)" if blob.cached else ""
+    number = counted(files, "file")
+    console.say(f"  {name:<28.28}{number:>11} {megabytes(blob.size):>10}{kept}")
+
+
+class Scratch:
+    """A layout being written next to its destination, or in a temporary folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        #: (platform, patch layer) -> whether it came from the cache
+        self.cached: dict[tuple[str, str], bool] = {}
+        (root / "blobs" / "sha256").mkdir(parents=True)
+
+    def _path(self, digest: str) -> Path:
+        return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def add_layer(
+        self,
+        files: Mapping[str, Content | None],
+        epoch: int,
+        made_of: LayerInputs,
+        owners: Owners | None = None,
+    ) -> Blob:
+        """Add a layer from absolute paths, or reuse the cached layer with the same inputs."""
+        partial = self.root / "blobs" / "partial"
+        owners = owners or Owners()
+        key = layer_key(made_of, files, epoch, owners)
+        with locked(f"layer {key}"):
+            kept = take_cached_layer(key, partial)
+            cached = kept is not None
+            if kept is None:
+                title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
+                with console.progress(title, total, said=False) as bar, partial.open("wb") as out:
+                    digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
+                kept = CachedLayer(digest, diff_id, size)
+                cache_layer(key, kept, partial)
+        partial.replace(self._path(kept.digest))
+        self.cached |= {(made_of.platform, name): cached for name in made_of.names}
+        return Blob(kept.digest, kept.size, OCI_LAYER_GZIP, kept.diff_id, cached)
+
+    def add_json(self, value: object, media_type: str) -> Blob:
+        """Add a JSON blob."""
+        data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        digest = sha256_digest(data)
+        self._path(digest).write_bytes(data)
+        return Blob(digest, len(data), media_type)
+
+    def add_manifest(self, value: object, media_type: str) -> RawManifest:
+        """Add a manifest or an index."""
+        blob = self.add_json(value, media_type)
+        return RawManifest(data=self._path(blob.digest).read_bytes(), media_type=media_type)
+
+    def finish(self, manifest: RawManifest, platform: Mapping[str, str], name: str) -> None:
+        """Write ``index.json`` and ``oci-layout``; ``platform`` is empty for an index."""
+        entry = {
+            **manifest.descriptor.as_json(),
+            **({"platform": dict(platform)} if platform else {}),
+            "annotations": {"org.opencontainers.image.ref.name": name},
+        }
+        index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
+        (self.root / "index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+        (self.root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}\n')
+
+
+# ---------------------------------------------------------------------------------------- overlays
+#
+# They lie at the paths that they have in the image they are meant for.  Removed files stand in the
+# receipts.
+
+
+def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
+    """Write layers, configuration and manifest; returns the manifest and the layers' size."""
+    epoch, created = plan.epoch, metadata.created(plan)
+    made, history = [], []
+    for name, files in image_layers(plan):
+        blob = scratch.add_layer(files, epoch, LayerInputs.of(plan, [name]))
+        say_layer(name, len(files), blob)
+        made.append(blob)
+        history.append({"created": created, "created_by": f"spark-build layer {name}"})
+    config = scratch.add_json(
+        {
+            "architecture": plan.base.platform.architecture,
+            "os": "linux",
+            "created": created,
+            "config": {
+                "Env": [f"{k}={v}" for k, v in sorted(plan.env.items())],
+                "Labels": metadata.labels(plan),
+            },
+            "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in made]},
+            "history": history,
+        },
+        OCI_CONFIG,
+    )
+    manifest = scratch.add_manifest(
+        {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "artifactType": metadata.OVERLAY_TYPE,
+            "config": config.descriptor(),
+            "layers": [b.descriptor() for b in made],
+            "annotations": metadata.labels(plan),
+        },
+        OCI_MANIFEST,
+    )
+    return manifest, sum(b.size for b in made)
+
+
+def layout_digest(layout: Path, reference: str = "") -> str:
+    """The manifest digest of the image of that name in a layout; ``""`` is the only one.
+
+    Raises:
+        UsageError: no single image is meant, or the directory is no layout.
+    """
+    try:
+        return LayoutDirectory(layout).resolve(reference)
+    except RemoteError as error:
+        raise UsageError(f"{layout} is not an OCI layout: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """How an overlay goes onto the image that it is meant for."""
+
+    base: str
+    #: name of the image made from base and overlay
+    image: str
+    dockerfile: str
+    #: the build command without the Dockerfile's path
+    build: str
+
+    def named(self, image: str) -> Overlay:
+        """The same, for an image of another name."""
+        old, new = (f" -t {shlex.quote(name)}" for name in (self.image, image))
+        return replace(self, image=image, build=self.build.replace(old, new, 1))
+
+    def command(self, dockerfile: Path | None = None) -> str:
+        """The build command for a Dockerfile with that path."""
+        return f"{self.build} - <{shlex.quote(str(dockerfile or 'Dockerfile'))}"
+
+
+def overlay_of(plan: BuildPlan, built: BuiltImage) -> Overlay:
+    """How an overlay that was built goes onto its image."""
+    return overlay_onto(plan.document, metadata.labels(plan), built.subject)
+
+
+def overlay_recipe(plan: BuildPlan, overlay: Ref) -> str:
+    """The Dockerfile for an overlay: ``oci:DIR@DIGEST`` or an image name."""
+    return overlay_onto(plan.document, metadata.labels(plan), overlay).dockerfile
+
+
+def name_of_both(plan: PlanDocument) -> str:
+    """Name of the image made from a plan's overlay and its base."""
+    return f"spark-build/{plan.name}:{plan.base.packages['vllm'].replace('+', '-')}"
+
+
+def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: Ref) -> Overlay:
+    """How to put an overlay (``oci:DIR@DIGEST`` or an image name) on its base image.
+
+    A Dockerfile that copies files, then removes replaced files in one step and checks the others
+    against their receipts.  Its labels mark it as built by spark-build, so it can be published.
+    """
+    base, image = f"vllm/vllm-openai:v{plan.base.packages['vllm']}", name_of_both(plan)
+    finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages)
+    source, words = overlay.place, ["docker", "buildx", "build", "--platform", plan.base.platform]
+    if overlay.in_layout:
+        folder, reference = layout_place(overlay)
+        # some releases of buildx need a tag before a digest; the tag is ignored
+        pinned = f":overlay@{reference}" if reference else ""
+        source = "overlay"
+        words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
+    build = shlex.join([*words, "-t", image])
+    ours = {**labels, metadata.BASE_LABEL: base, f"{metadata.LABEL_PREFIX}.base-digest": ""}
+    lines = [
+        f"# {build} - <this file",
+        f"FROM {base}",
+        f"COPY --from={source} / /",
+        f"RUN --network=none {json.dumps(finish)}",
+        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())),
+        *(
+            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
+            for name, value in sorted(ours.items())
+        ),
+    ]
+    dockerfile = "\n".join(lines) + "\n"
+    return Overlay(base=base, image=image, dockerfile=dockerfile, build=build)
+
+
+def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
+    """Write the Dockerfile beside the overlay's layout; returns its path, None on failure."""
+    if not plan.base.is_wheels or not built.ref.in_layout:
+        return None
+    layout = Path(built.ref.place).absolute()
+    text = f"{_MADE_FOR} {built.name}\n{overlay_of(plan, built).dockerfile}"
+    path, other = _dockerfiles(layout, built.digest)
+    if path.exists() and not _begins(path, f"{_MADE_FOR} {built.name}\n"):
+        path = other  # that one is of another overlay, or the user's
+    try:
+        write_atomically(path, text.encode())
+    except UsageError as error:  # the image is there, and its Dockerfile is printed
+        console.warn(str(error))
+        return None
+    return path
+
+
+def find_dockerfile(layout: Path, digest: str) -> Path | None:
+    """The Dockerfile of an overlay in a layout, if it still exists."""
+    ours = (path for path in _dockerfiles(layout.absolute(), digest) if _begins(path, _MADE_FOR))
+    return next((path for path in ours if f"@{digest}" in path.read_text("utf-8")), None)
+
+
+#: First line of a Dockerfile written by spark-build.
+_MADE_FOR = "# spark-build: the image of the overlay"
+
+
+def _dockerfiles(layout: Path, digest: str) -> tuple[Path, Path]:
+    short = digest.removeprefix("sha256:")[:12]
+    first, second = f"{layout.name}.Dockerfile", f"{layout.name}-{short}.Dockerfile"
+    return layout.with_name(first), layout.with_name(second)
+
+
+def _begins(path: Path, words: str) -> bool:
+    try:
+        return path.read_text("utf-8").startswith(words)
+    except (OSError, ValueError):
+        return False
+
+
+def _layout_blob(layout: Path, digest: str) -> bytes:
+    try:
+        data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+        raise UsageError(f"{layout}: blob {digest} is damaged")
+    return data
+
+
+def _refuse_damaged(layout: Path, digest: str) -> None:
+    """Read a blob of any size, and compare its bytes with its name."""
+    try:
+        with (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).open("rb") as blob:
+            seen = hashlib.file_digest(blob, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None
+    if f"sha256:{seen}" != digest:
+        raise UsageError(f"{layout}: blob {digest} is damaged")
+
+
+def _manifest_and_config(layout: Path, reference: str) -> tuple[RawManifest, ImageConfig]:
+    digest = layout_digest(layout, reference)
+    data = _layout_blob(layout, digest)
+    raw = check_manifest(data, content_type="", digest=digest, where=f"{layout}: {digest}")
+    if is_index(raw):  # which no overlay is
+        return raw, ImageConfig()
+    return raw, parse_config(_layout_blob(layout, blobs(raw)[0].digest), str(layout))
+
+
+def labels_of_layout(layout: Path, reference: str = "") -> dict[str, str]:
+    """The labels of an image in a layout.
+
+    Raises:
+        UsageError: the name does not identify a single image, or a blob is damaged.
+    """
+    return _manifest_and_config(layout, reference)[1].labels
+
+
+def read_layout(
+    layout: Path, reference: str = ""
+) -> tuple[RecordedPlan, dict[str, bytes], dict[str, str]]:
+    """An overlay layout as ``(plan, absolute path -> bytes, env)``.
+
+    It is read like every other image, so what a runtime does not unpack is refused.
+
+    Raises:
+        UsageError: spark-build did not write the layout.
+        RemoteError: it is malformed, or a blob is damaged.
+    """
+    image = find_image(LayoutDirectory(layout), reference, None)
+    for layer in image.layers:  # an index of the same layer, damaged since, may be in the cache
+        _refuse_damaged(layout, layer.digest)
+    cache = LayerCache(image.source, diff_ids=image.diff_ids)
+    with contextlib.closing(Rootfs(image.layers, cache)) as view:
+        files = overlay_files(view, str(layout))
+    plan = files.get(f"{metadata.SHARE}/plan.json")
+    if plan is None:
+        raise UsageError(f"{layout} was not made by spark-build: it has no plan")
+    return metadata.read_plan(plan, str(layout)), files, image.config.env
+
+
+def overlay_files(view: Rootfs, where: str) -> dict[str, bytes]:
+    """Absolute path -> bytes of every file of an overlay.
+
+    Raises:
+        UsageError: it has something other than files and folders, which no overlay has.
+        RemoteError: a layer is malformed.
+    """
+    entries = {f"/{path}": entry.kind for path, entry in view.below("/").items()}
+    odd = next((path for path, kind in entries.items() if kind not in (FILE, DIR)), None)
+    if odd is not None:
+        raise UsageError(
+            f"{where} is not an overlay of spark-build: {odd} is a {entries[odd]}, and overlays "
+            "have only files and folders",
+            hint="build it again with spark-build image",
+        )
+    paths = [path for path, kind in entries.items() if kind == FILE]
+    view.fetch(paths)
+    return {path: view.read(path) or b"" for path in paths}
+
+
+# ---------------------------------------------------------------------------------- patched images
+#
+# The base's layers keep their descriptors byte for byte, with any media type and compression.
+# ``spark_apply.pyz finish`` deletes files inside an image; here the same decision is made from the
+# image's layers, and the result is whiteouts.
+
+# ------------------------------------------------------------------------------------ removed files
+
+
+_CACHE = "__pycache__"
+
+
+def removed_paths(tree: Tree, view: Rootfs, site: str, changes: Changes) -> list[str]:
+    """Paths below ``site`` of the base's files and whole folders to remove."""
+    copied = OverlayTree(_Seen(tree, view, site))
+    copied.update({path: content for path, content in changes.items() if content is not None})
+    final = final_digests(receipts_of(copied))
+    folders = _Folders(view, site, changes)
+    for path in leftovers(copied, final):
+        if copied.digest(path) is not None and not folders.replaced(path):
+            folders.remove(path)
+    return folders.topmost()
+
+
+class _Seen:
+    """A site-packages directory with all names in it, of any distribution."""
+
+    def __init__(self, tree: Tree, view: Rootfs, site: str) -> None:
+        self._tree, self._view, self._site = tree, view, site
+
+    def read(self, path: str) -> bytes | None:
+        return self._tree.read(path)
+
+    def digest(self, path: str) -> str | None:
+        entry = self._view.stat(f"{self._site}/{path}")
+        return entry.row.sha256 if entry is not None and entry.kind == FILE else None
+
+    def mode(self, path: str) -> int:
+        return self._tree.mode(path)
+
+    def children(self, directory: str) -> list[str]:
+        return self._view.names(f"{self._site}/{directory}".rstrip("/"))
+
+    def distributions(self) -> dict[str, Distribution]:
+        return self._tree.distributions()
+
+
+class _Folders:
+    """Names in the folders of site-packages during the removal."""
+
+    def __init__(self, view: Rootfs, site: str, changes: Changes) -> None:
+        self._view, self._site = view, site
+        self._names: dict[str, set[str]] = {}
+        self._new: dict[str, set[str]] = {}
+        self._files = {path for path, content in changes.items() if content is not None}
+        self._gone: set[str] = set()
+        for path in self._files:
+            while path:
+                folder, _, name = path.rpartition("/")
+                self._new.setdefault(folder, set()).add(name)
+                path = folder
+
+    def replaced(self, path: str) -> bool:
+        """Whether a new file or folder replaces this path or a parent of it."""
+        if path in self._new:
+            return True
+        while path:
+            if path in self._files or path in self._gone:
+                return True
+            path = path.rpartition("/")[0]
+        return False
+
+    def names(self, folder: str) -> set[str]:
+        """The current names in a folder."""
+        if folder not in self._names:
+            found = self._view.names(f"{self._site}/{folder}".rstrip("/"))
+            self._names[folder] = set(found) | self._new.get(folder, set())
+        return self._names[folder]
+
+    def remove(self, path: str) -> None:
+        """Remove a file, and parent folders that then have only caches."""
+        self._drop(path)
+        folder = path.rpartition("/")[0]
+        while folder:
+            names = self.names(folder)
+            if _CACHE in names and not any(name.endswith(".py") for name in names):
+                self._drop(f"{folder}/{_CACHE}")
+            if names:
+                return
+            self._drop(folder)
+            folder = folder.rpartition("/")[0]
+
+    def _drop(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self.names(folder).discard(name)
+        self._gone.add(path)
+
+    def topmost(self) -> list[str]:
+        """The removed paths, without those inside a removed folder."""
+        return sorted(path for path in self._gone if not self._inside(path))
+
+    def _inside(self, path: str) -> bool:
+        folder = path.rpartition("/")[0]
+        return bool(folder) and (folder in self._gone or self._inside(folder))
+
+
+# ------------------------------------------------------------------------------------ the new image
+
+
+Files = dict[str, "Content | None"]
+#: Layers of an image in Docker's classic image store (``maxLayerDepth`` in moby's
+#: ``layer/layer_store.go``: two more make a container of it, and overlay2 stacks 127).
+_MOST_LAYERS = 125
+#: Annotations (OCI image specification, "Pre-Defined Annotation Keys") that are not inherited.
+_OF_THE_BASE = ("org.opencontainers.image.base.", "org.opencontainers.image.ref.name")
+
+
+def write_patched(
+    scratch: Scratch, request: BuildRequest, opened: InLayers
+) -> tuple[RawManifest, int]:
+    """Write layers, configuration and manifest; returns the manifest and the layers' size in bytes.
+
+    Raises:
+        UsageError: the base already has the maximum number of layers.
+        BuildFailed: the base has a file where a folder is needed.
+        RemoteError: the base's layers can no longer be read.
+    """
+    assert request.base is not None
+    check_depth(opened)
+    plan, view = request.plan, opened.view
+    layers = _layers(request, view)
+    groups = [[name] for name, _ in layers]
+    single = plan.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
+    if single:
+        if len(opened.image.layers) >= _MOST_LAYERS:
+            console.warn(
+                f"the base has {len(opened.image.layers)} layers; a Docker Engine with its classic "
+                f"image store does not load images with more than {_MOST_LAYERS}"
+            )
+        merged: Files = {}
+        for _, files in layers:
+            merged.update(files)
+        groups = [[name for name, _ in layers]]
+        layers = [("+".join(groups[0]), merged)]
+    epoch = plan.epoch
+    owners = Owners(folder=_folders(view), files=metadata.restored(plan))
+    blobs = []
+    for (name, files), group in zip(layers, groups, strict=True):
+        _check_places(files, view)
+        blobs.append(scratch.add_layer(files, epoch, LayerInputs.of(plan, group), owners))
+        say_layer(name, len(files), blobs[-1])
+    config = _config(opened.image.config, plan, blobs, [name for name, _ in layers])
+    manifest = _manifest(scratch, opened.image.manifest, plan, blobs, config)
+    return manifest, sum(blob.size for blob in blobs)
+
+
+def check_depth(opened: InLayers) -> None:
+    """Refuse a base to which no layer can be added.
+
+    Raises:
+        UsageError: that.
+    """
+    count = len(opened.image.layers)
+    if count >= limits.LAYERS:
+        raise UsageError(
+            f"the base has {count} layers, and a container cannot have more than {limits.LAYERS} "
+            "(overlayfs), so no layer can be added",
+            hint="create a base with fewer layers, and name it with --base",
+        )
+
+
+def check_writable_base(plan: BuildPlan, base: Base) -> None:
+    """Read everything that :func:`write_patched` will read of a base, and write nothing.
+
+    Raises:
+        UsageError: the base already has the maximum number of layers.
+        BuildFailed: the base has a file where a folder is needed.
+        RemoteError: the base's layers can no longer be read.
+    """
+    if base.opened is None:
+        return
+    check_depth(base.opened)
+    view = base.opened.view
+    folder = _folders(view)
+    for _, files in _layers(BuildRequest(plan=plan, tag="", base=base), view):
+        _check_places(files, view)
+        for _, path, content in layer_entries(files):
+            if content == "dir":
+                folder(path)
+
+
+def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
+    """New files layer by layer; removals are in the last layer."""
+    assert request.base is not None
+    plan, site = request.plan, request.plan.base.site_packages
+    layers: list[tuple[str, Files]] = []
+    for name, files in image_layers(plan):
+        layers.append((name, {path: file for path, file in files.items() if file is not None}))
+    gone = {
+        metadata.placed(f"{site}/{p}", plan.base.links) for p, c in plan.changes.items() if not c
+    }
+    for _, files in layers:  # added by one layer, removed by a later one
+        for path in gone & files.keys():
+            del files[path]
+    for path in removed_paths(request.base.tree, view, site, plan.changes):
+        layers[-1][1][metadata.placed(f"{site}/{path}", plan.base.links)] = None
+    return layers
+
+
+def _folders(view: Rootfs) -> Callable[[str], Sequence[int]]:
+    """Mode and owner of the base's folders, which new entries must keep."""
+    known: dict[str, Sequence[int]] = {}
+
+    def folder(path: str) -> Sequence[int]:
+        if path not in known:
+            entry = view.lstat(path)
+            if entry is not None and entry.kind != DIR:
+                raise BuildFailed(f"the base has a {entry.kind} at {path}, where a folder must be")
+            row = None if entry is None else entry.row
+            known[path] = FOLDER if row is None else (row.mode, row.uid, row.gid)
+        return known[path]
+
+    return folder
+
+
+def _check_places(files: Files, view: Rootfs) -> None:
+    for path, content in files.items():
+        entry = view.lstat(path) if content is not None else None
+        if entry is not None and entry.kind == DIR:
+            raise BuildFailed(f"the base has a folder at {path}, where a file must be")
+
+
+def _config(
+    base: ImageConfig,
+    plan: BuildPlan,
+    blobs: Sequence[Blob],
+    names: Sequence[str],
+) -> ImageConfig:
+    """The base's configuration with added layers, variables and labels; the rest is unchanged."""
+    document, diff_ids, created = base.document, base.diff_ids or (), metadata.created(plan)
+    changed: dict[str, object] = {
+        "created": created,
+        "config": {
+            **base.settings,
+            "Env": merged_env(base.env_lines, plan.env),
+            "Labels": {**base.labels, **metadata.labels(plan)},
+        },
+        "rootfs": {**document["rootfs"], "diff_ids": [*diff_ids, *(b.diff_id for b in blobs)]},
+    }
+    made_layers = [step for step in base.history if not step.empty_layer]
+    if len(made_layers) == len(diff_ids):  # else it is no history of these layers
+        steps = [{"created": created, "created_by": f"spark-build layer {name}"} for name in names]
+        changed["history"] = [*(document.get("history") or []), *steps]
+    return ImageConfig({**document, **changed})
+
+
+def merged_env(env: Sequence[str], new: Mapping[str, str]) -> list[str]:
+    """``NAME=value`` lines with new values; existing variables keep their position."""
+    left = dict(new)
+    lines = []
+    for line in env:
+        name = line.partition("=")[0]
+        lines.append(f"{name}={left.pop(name)}" if name in left else line)
+    return lines + [f"{name}={value}" for name, value in sorted(left.items())]
+
+
+def _manifest(
+    scratch: Scratch,
+    base: RawManifest,
+    plan: BuildPlan,
+    blobs: Sequence[Blob],
+    config: ImageConfig,
+) -> RawManifest:
+    """The base's manifest, in Docker's or OCI's format as before, with the new layers appended."""
+    was = base.json()
+    docker = base.media_type == DOCKER_MANIFEST
+    layer_type = DOCKER_LAYER_GZIP if docker else OCI_LAYER_GZIP
+    added = scratch.add_json(config.document, str(was["config"]["mediaType"]))
+    value: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": base.media_type,
+        "config": added.descriptor(),
+        "layers": [
+            *was["layers"],
+            *({**blob.descriptor(), "mediaType": layer_type} for blob in blobs),
+        ],
+    }
+    if not docker:  # whose manifests have no annotations
+        value["annotations"] = merged_annotations(base, plan)
+    return scratch.add_manifest(value, base.media_type)
+
+
+def merged_annotations(base: RawManifest, plan: BuildPlan) -> dict[str, str]:
+    """The base's annotations, with ours added or replaced.
+
+    Annotations about the base's own name and base are dropped.
+    """
+    held = base.json().get("annotations")
+    kept = {
+        name: value
+        for name, value in (held.items() if isinstance(held, dict) else ())
+        if isinstance(value, str) and not name.startswith(_OF_THE_BASE)
+    }
+    return dict(sorted({**kept, **metadata.labels(plan)}.items()))
+
+
+# ---------------------------------------------------------------------------------------- delivery
+#
+# An engine gets it as a stream, like ``docker load``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What to write, and where.  ``write`` returns the manifest and the size of new layers."""
+
+    write: Callable[[Scratch], tuple[RawManifest, int]]
+    tag: str
+    output: Path | None
+    push: bool
+    #: where the base's manifests and blobs are; None for an image without a base
+    base: ImageSource | None = None
+    #: connections to the base's registry, if there is one
+    locations: Locations | None = None
+    thin: bool = False
+    platform: Mapping[str, str] = field(default_factory=dict)
+
+
+def deliver(delivery: Delivery) -> BuiltImage:
+    """Write the image and deliver it; a failure leaves the destination unchanged.
+
+    Raises:
+        UsageError: the destination is not writable.
+        BuildFailed: the disk is full, or the Docker Engine rejects it.
+        RemoteError: a registry failed; no tag was moved.
+    """
+    cached: dict[tuple[str, str], bool] = {}
+
+    def write(scratch: Scratch) -> tuple[RawManifest, int]:
+        made = delivery.write(scratch)
+        cached.update(scratch.cached)
+        return made
+
+    return replace(_deliver(replace(delivery, write=write)), cached=cached)
+
+
+def _deliver(delivery: Delivery) -> BuiltImage:
+    if delivery.output is not None:
+        return _to_layout(delivery, delivery.output)
+    if not delivery.push:
+        docker.connect().close()  # before anything is written, because it may not be there
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder, _disk(Path(folder)):
+        scratch = Scratch(Path(folder) / "layout")
+        manifest, added = delivery.write(scratch)
+        source = _source(scratch.root, delivery)
+        if delivery.push:
+            return _to_registry(delivery, source, manifest, added)
+        return _to_docker(delivery, source, manifest, added)
+
+
+def _source(scratch: Path, delivery: Delivery) -> ImageSource:
+    """The new image as a source for copies."""
+    own = LayoutDirectory(scratch)
+    return own if delivery.base is None else FallbackSource(own, delivery.base)
+
+
+def _to_registry(
+    delivery: Delivery, source: ImageSource, manifest: RawManifest, added: int
+) -> BuiltImage:
+    """Push missing blobs, then the manifests, and the tag last."""
+    from builder.images.registry.copy import Locations, copy_image
+
+    with contextlib.ExitStack() as stack:
+        locations = delivery.locations or stack.enter_context(Locations())
+        place = locations.open(Ref(delivery.tag))
+        copy_image(source, manifest.digest, place.image, place.reference)
+    if not is_index(manifest):
+        _remember(source, manifest)
+    return BuiltImage(
+        ref=Ref(delivery.tag),
+        digest=manifest.digest,
+        added_bytes=added,
+        engine="oci",
+        target=Ref(f"docker://{delivery.tag}@{manifest.digest}"),
+    )
+
+
+def _remember(source: ImageSource, manifest: RawManifest) -> None:
+    """Index our own layers now, because verification will look them up by digest."""
+    own = source.own if isinstance(source, FallbackSource) else source
+    cache = LayerCache(own)
+    for layer in blobs(manifest)[1:]:
+        if isinstance(own, LayoutDirectory) and own.has(layer.digest):
+            cache.index(layer).close()
+
+
+def _to_docker(
+    delivery: Delivery, source: ImageSource, manifest: RawManifest, added: int
+) -> BuiltImage:
+
+    if is_index(manifest):
+        raise UsageError(
+            "an image for several platforms must go into a registry or a layout",
+            hint="--output oci:DIR",
+        )
+    digest = load_image(source, manifest, delivery.tag)
+    return BuiltImage(ref=Ref(delivery.tag), digest=digest, added_bytes=added, engine="oci")
+
+
+def _to_layout(delivery: Delivery, output: Path) -> BuiltImage:
+    from builder.images.registry.copy import copy_image
+
+    target = output.absolute()
+    base = delivery.base
+    if isinstance(base, LayoutDirectory) and base.path.resolve() == target.resolve():
+        raise UsageError(
+            f"{target} contains the base image, so it cannot be the output too",
+            hint="--output oci:DIR",
+        )
+    with new_layout(output, delivery.tag) as layout:
+        scratch = Scratch(layout)
+        manifest, added = delivery.write(scratch)
+        if delivery.base is not None and not delivery.thin:
+            source = _source(layout, delivery)
+            copy_image(source, manifest.digest, LayoutWriter(layout, target), manifest.digest)
+        scratch.finish(manifest, delivery.platform, delivery.tag)
+    ref = Ref(delivery.tag)
+    built = BuiltImage(ref=ref, digest=manifest.digest, added_bytes=added, engine="oci")
+    return in_layout(built, output)
+
+
+def in_layout(built: BuiltImage, output: Path) -> BuiltImage:
+    """An image in a layout, which may have other images."""
+    ref = Ref(f"oci:{output}")
+    return replace(built, ref=ref, name=built.ref.text, target=Ref(f"{ref}@{built.digest}"))
+
+
+@contextlib.contextmanager
+def new_layout(output: Path, name: str) -> Iterator[Path]:
+    """A temporary layout for one image, which is added to ``output`` on success.
+
+    Raises:
+        UsageError: ``output`` is something else.
+        RemoteError: ``output`` is a layout with a damaged index.
+        BuildFailed: the disk is full or not writable.
+    """
+    target = output.absolute()
+    with _disk(target):
+        check_layout_target(target)
+        with work_folder(target) as work:
+            yield work / "layout"
+            add_image(work / "layout", target, name)
+
+
+@contextlib.contextmanager
+def _disk(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BuildFailed(
+            f"cannot write {target}: {error.strerror}; no partial output was left",
+            hint=os_hint(error, OUTPUT),
+        ) from error
+
+
+# ----------------------------------------------------------------------------- into a Docker Engine
+
+
+_BLOCK = 512
+
+
+def load_image(source: ImageSource, manifest: RawManifest, tag: str) -> str:
+    """Load an image under a tag; returns its ID in the engine.
+
+    Layers that the engine already has are not sent.  With the containerd image
+    store the ID is the manifest's digest.
+
+    Raises:
+        EngineError: no Docker Engine responds.
+        BuildFailed: the engine rejects it.
+        RemoteError: a blob of the base cannot be read.
+    """
+    import requests
+    from docker.errors import DockerException
+
+    client = docker.connect()
+    try:
+        diff_ids = read_config(source, manifest).diff_ids or ()
+        known = _known_layers(client, diff_ids)
+        if known:
+            with contextlib.suppress(DockerException, requests.RequestException):
+                return _load(client, archive(source, manifest, tag, skip=known), tag, diff_ids)
+            # the engine needs all of them
+        return _load(client, archive(source, manifest, tag), tag, diff_ids)
+    except (DockerException, requests.RequestException) as error:
+        words = getattr(error, "explanation", None) or error.__class__.__name__
+        raise BuildFailed(f"{tag}: the Docker Engine cannot load it: {words}") from None
+    finally:
+        client.close()
+
+
+def _load(client: DockerClient, tar: Iterator[bytes], tag: str, diff_ids: Sequence[str]) -> str:
+    from docker.errors import ImageLoadError
+
+    client.images.load(cast("Any", tar))
+    image = client.images.get(tag)
+    if image.attrs["RootFS"]["Layers"] != list(diff_ids):
+        raise ImageLoadError(f"{tag} was loaded with different layers")
+    return str(image.id)
+
+
+def _known_layers(client: DockerClient, diff_ids: Sequence[str]) -> int:
+    """The number of lowest layers that the engine already has in some image."""
+    from docker.errors import DockerException
+
+    best = 0
+    try:
+        for image in client.images.list():
+            held = image.attrs.get("RootFS", {}).get("Layers") or []
+            pairs = enumerate(zip(held, diff_ids, strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(held), len(diff_ids)))
+            best = max(best, same)
+    except DockerException:
+        return 0
+    return best
+
+
+def archive(
+    source: ImageSource, manifest: RawManifest, tag: str, *, skip: int = 0
+) -> Iterator[bytes]:
+    """The tar for ``docker load``: an OCI layout, with Docker's older ``manifest.json``.
+
+    The first ``skip`` layers are left out.
+    """
+    config, *layers = blobs(manifest)
+    named = {
+        "io.containerd.image.name": _full_name(tag),
+        "org.opencontainers.image.ref.name": tag.rpartition(":")[2],
+    }
+    index = {
+        "schemaVersion": 2,
+        "mediaType": OCI_INDEX,
+        "manifests": [{**manifest.descriptor.as_json(), "annotations": named}],
+    }
+    older = {
+        "Config": _path(config),
+        "RepoTags": [tag],
+        "Layers": [_path(layer) for layer in layers],
+    }
+    yield from _file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+    yield from _file("index.json", json.dumps(index).encode())
+    yield from _file("manifest.json", json.dumps([older]).encode())
+    yield from _file(_path(manifest.descriptor), manifest.data)
+    sent = {layer.digest for layer in layers[:skip]}
+    for blob in (config, *layers):
+        if blob.digest not in sent:
+            sent.add(blob.digest)
+            yield from _blob(source, blob)
+    yield bytes(2 * _BLOCK)
+
+
+def _full_name(tag: str) -> str:
+    from builder.images.registry.reference import parse_reference
+
+    return str(parse_reference(tag))
+
+
+def _path(blob: Descriptor) -> str:
+    return f"blobs/sha256/{blob.digest.removeprefix('sha256:')}"
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT if size < 8 << 30 else tarfile.GNU_FORMAT)
+
+
+def _file(name: str, data: bytes) -> Iterator[bytes]:
+    yield _header(name, len(data)) + data + bytes(-len(data) % _BLOCK)
+
+
+def _blob(source: ImageSource, blob: Descriptor) -> Iterator[bytes]:
+    yield _header(_path(blob), blob.size)
+    with source.open(blob) as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+    yield bytes(-blob.size % _BLOCK)
+
+
+# -------------------------------------------------------------------------------------- the engine
 
 
 class OciEngine:

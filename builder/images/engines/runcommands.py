@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.common.document import Part, Text
-from builder.images.engines.overlay import Overlay, overlay_of
+from builder.images.engines.oci import Overlay, overlay_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.images.engines.model import BuiltImage
 
 #: Options for GPU access, shared memory for vLLM's processes, and models on the host.

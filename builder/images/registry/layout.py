@@ -24,7 +24,7 @@ from builder.common.hints import ELSEWHERE, instead, os_hint
 from builder.common.leftovers import identity, making, noted
 from builder.common.locks import locked
 from builder.errors import RemoteError, UsageError
-from builder.images.registry.blobs import verified
+from builder.images.registry.client import verified
 from builder.images.registry.model import (
     MANIFEST_LIMIT,
     OCI_INDEX,

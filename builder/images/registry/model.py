@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.common.model.platform import is_default
+from builder.common.plan import is_default
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.applier.trees import Tree
-    from builder.common.model.base import BaseIdentity
+    from builder.common.plan import BaseIdentity
     from builder.images.rootfs.image import Image
     from builder.images.rootfs.view import Rootfs
 

@@ -1,13 +1,24 @@
-"""Resolves an image reference: tag to digest, index to platform, manifest, configuration."""
+"""Resolves an image reference (tag to digest, index to platform), and reads its layers' indexes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from builder.common.model.platform import Platform
-from builder.common.model.reference import Ref
+from builder.common.console import console, counted, megabytes
+from builder.common.hints import CACHE, os_hint
+from builder.common.leftovers import making
+from builder.common.locks import locked
+from builder.common.paths import cache_dir
+from builder.common.plan import Platform
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (
     DOCKER_CONFIG,
@@ -20,13 +31,281 @@ from builder.images.registry.model import (
     platform_name,
 )
 from builder.images.rootfs import limits
-from builder.images.rootfs.layers import LAYER_FORMS
+from builder.images.rootfs.index import VERSION, LayerIndex, LayerWriter, Row, scan
+from builder.images.rootfs.tar import FILE, GZIP, TAR, ZSTD, LayerTar, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
-    from builder.images.registry.locations import Locations
+    from builder.common.console import Bar
+    from builder.images.registry.copy import Locations
     from builder.images.registry.model import Descriptor, ImageConfig, ImageSource, RawManifest
+
+
+# ------------------------------------------------------------------------------- indexes of layers
+#
+# A layer is read as a stream, and never kept as a whole.
+
+_OCI_LAYER, _DOCKER = "application/vnd.oci.image.layer", "application/vnd.docker.image.rootfs"
+#: The compression of each media type of a layer (OCI image specification, "Layer"; Docker's types
+#: as containerd knows them, ``core/images/mediatypes.go``).
+LAYER_FORMS = {
+    **{f"{_OCI_LAYER}{kind}.v1.tar{end}": form
+       for kind in ("", ".nondistributable")
+       for end, form in (("", TAR), ("+gzip", GZIP), ("+zstd", ZSTD))},
+    f"{_DOCKER}.diff.tar": TAR,
+    f"{_DOCKER}.diff.tar.gzip": GZIP,
+    f"{_DOCKER}.diff.tar.zstd": ZSTD,
+    f"{_DOCKER}.foreign.diff.tar": TAR,
+    f"{_DOCKER}.foreign.diff.tar.gzip": GZIP,
+}  # fmt: skip
+#: Size limit of indexes in the cache; the least recently used are removed first.
+_CACHE_BYTES = 4 << 30
+#: Layers read in parallel, and the size of a layer that takes noticeable time.
+_JOBS = 3
+_WORTH_SAYING = 50_000_000
+
+
+@dataclass
+class Meter:
+    """Counts of compressed bytes and layers read."""
+
+    packed: int = 0
+    layers: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, packed: int) -> None:
+        """Add to the counts; thread-safe."""
+        with self._lock:
+            self.packed += packed
+
+
+class _Counted:
+    """Counts the bytes read from a blob, and stops when the work is cancelled."""
+
+    def __init__(
+        self, stream: IO[bytes], meter: Meter, stop: threading.Event, bar: Bar | None = None
+    ) -> None:
+        self._stream, self._meter, self._stop, self._bar = stream, meter, stop, bar
+
+    def read(self, size: int) -> bytes:
+        if self._stop.is_set():
+            raise RemoteError("reading was cancelled")
+        data = self._stream.read(size)
+        self._meter.add(len(data))
+        if self._bar is not None:
+            self._bar.advance(len(data))
+        return data
+
+
+class LayerCache:
+    """Layer indexes, created on first use."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        meter: Meter | None = None,
+        diff_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        """``diff_ids`` are those of the configuration, by layer digest; they are checked."""
+        self.source = source
+        self._diff_ids = diff_ids or {}
+        self.meter = meter or Meter()
+        self._root = cache_dir() / "layers"
+        self._known: dict[Path, LayerIndex] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: dict[str, Future[None]] = {}
+        self._stop = threading.Event()
+
+    def _path(self, layer: Descriptor) -> Path:
+        return self._root / f"{layer.digest.removeprefix('sha256:')}.v{VERSION}.sqlite"
+
+    def index(self, layer: Descriptor) -> LayerIndex:
+        """The index of a layer, from the cache or from its stream.
+
+        Raises:
+            RemoteError: the layer cannot be read, is damaged, exceeds a limit, or does not
+                match its diff_id.
+            UsageError: the cache cannot be written.
+        """
+        path = self._path(layer)
+        if layer.digest in self._ahead:
+            self._ahead.pop(layer.digest).result()
+        found = self._open(path)
+        if found is None:
+            self._make(layer)
+            found = LayerIndex(path)
+        try:
+            self._check(layer, *found.unpacked())
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def _check(self, layer: Descriptor, diff_id: str, form: str) -> None:
+        stated = LAYER_FORMS.get(layer.media_type, form)
+        if form and form != stated:
+            raise RemoteError(
+                f"{self.source.name}: layer {layer.digest[:19]} is packed as {form}, but its type "
+                f"is {layer.media_type}; some runtimes would not unpack it",
+                hint="use another image, or rebuild this one",
+            )
+        said = self._diff_ids.get(layer.digest, "")
+        if said and diff_id and said != diff_id:
+            raise RemoteError(
+                f"{self.source.name}: layer {layer.digest[:19]} unpacks to {diff_id}, but the "
+                f"image's configuration says {said}; no runtime would accept it",
+                hint="use another image, or rebuild this one",
+            )
+
+    def knows(self, layer: Descriptor) -> bool:
+        """Whether a layer has been read before."""
+        return self._path(layer).is_file()
+
+    def read_ahead(self, layers: Iterable[Descriptor]) -> None:
+        """Start to read several layers in parallel; ``index`` waits for them."""
+        for layer in layers:
+            if not self.knows(layer) and layer.digest not in self._ahead:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(_JOBS, thread_name_prefix="layer")
+                self._ahead[layer.digest] = self._pool.submit(self._make, layer)
+
+    def _make(self, layer: Descriptor) -> None:
+        path = self._path(layer)
+        with locked(f"layer {layer.digest}"):
+            if not path.is_file():
+                self._scan(layer, path)
+
+    def content(self, layer: Descriptor, sha256: str) -> bytes | None:
+        """The stored bytes of a file of an indexed layer; reads no layer."""
+        path = self._path(layer)
+        index = self._known.get(path) or self._open(path)
+        if index is None:
+            return None
+        self._known[path] = index
+        return index.content(sha256)
+
+    def close(self) -> None:
+        """Close the cache's files, and stop reading ahead."""
+        self._stop.set()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        for index in self._known.values():
+            index.close()
+        self._known.clear()
+
+    @staticmethod
+    def _open(path: Path) -> LayerIndex | None:
+        if not path.is_file():
+            return None
+        try:
+            index = LayerIndex(path)
+        except sqlite3.DatabaseError:  # damaged, so it is made again
+            path.unlink()
+            return None
+        os.utime(path)
+        return index
+
+    def _scan(self, layer: Descriptor, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _prune(path.parent)
+            title, said = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
+            with making(path) as partial:
+                with (
+                    contextlib.closing(LayerWriter(partial)) as writer,
+                    console.progress(title, layer.size, said=said) as bar,
+                ):
+                    writer.finish(*self._read(layer, writer, bar))
+                partial.replace(path)
+        except (sqlite3.OperationalError, OSError) as error:
+            raise UsageError(
+                f"cannot cache the contents of layer {layer.digest[:19]} in {path.parent}: {error}",
+                hint=os_hint(error, CACHE),
+            ) from error
+
+    def _read(self, layer: Descriptor, writer: LayerWriter, bar: Bar) -> tuple[str, str]:
+        """Read a whole layer; returns the digest of its tar, and how the blob is packed."""
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        self.meter.layers.append(layer.digest)
+        with self.source.open(layer) as blob:
+            counted_blob = _Counted(blob, self.meter, self._stop, bar)
+            stream = Unpacked(counted_blob, where, hashed=True)
+            scan(stream, writer, where)
+            return stream.finish(), stream.form
+
+    def fetch(self, layer: Descriptor, wanted: Collection[Row]) -> None:
+        """Store the bytes of some files of a layer, checked against their sha256.
+
+        Raises:
+            RemoteError: the layer cannot be read, or no longer has the files.
+        """
+        missing = {row.path: row for row in wanted}
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        index = LayerIndex(self._path(layer))
+        title = f"reading {counted(len(missing), 'file')} of layer {layer.digest[:19]}"
+        console.detail(title)
+        with (
+            contextlib.closing(index),
+            self.source.open(layer) as blob,
+            console.progress(title, layer.size, said=False) as bar,
+        ):
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
+            for member in tar:
+                row = missing.get(member.path)
+                if row is None or member.kind != FILE:
+                    continue
+                if member.size > limits.FILE_BYTES:
+                    raise RemoteError(f"{where}: {member.path} has {megabytes(member.size)}")
+                data = b"".join(tar.chunks())
+                if hashlib.sha256(data).hexdigest() != row.sha256:
+                    continue  # a later entry replaces this one
+                index.keep(row.sha256, data)
+                del missing[member.path]
+                if not missing:
+                    return
+        raise RemoteError(f"{where}: {min(missing)} has changed")
+
+    def copy(self, layer: Descriptor, row: Row, out: IO[bytes]) -> None:
+        """Stream one file of a layer to ``out``; only its sha256 is stored.
+
+        Raises:
+            RemoteError: the layer cannot be read, or no longer has the file.
+        """
+        where = f"{self.source.name}: layer {layer.digest[:19]}"
+        console.say(f"  reading /{row.path} ({megabytes(row.size)}) out of {where}")
+        title = f"reading layer {layer.digest[:19]}"
+        with (
+            self.source.open(layer) as blob,
+            console.progress(title, layer.size, said=False) as bar,
+        ):
+            tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
+            for member in tar:
+                if member.path != row.path or member.kind != FILE:
+                    continue
+                hasher = hashlib.sha256()
+                for chunk in tar.chunks():
+                    hasher.update(chunk)
+                    out.write(chunk)
+                if hasher.hexdigest() == row.sha256:
+                    return
+                out.seek(0)  # a later entry replaces this one
+                out.truncate()
+        raise RemoteError(f"{where}: {row.path} has changed")
+
+
+def _prune(folder: Path) -> None:
+    """Remove the least recently used indexes above the size limit."""
+    found = sorted(folder.glob("*.sqlite"), key=lambda p: p.stat().st_mtime, reverse=True)
+    total = 0
+    for path in found:
+        total += path.stat().st_size
+        if total > _CACHE_BYTES:
+            path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------ images
 
 #: The label for the base image's name (OCI image specification, annotations).
 BASE_NAME = "org.opencontainers.image.base.name"
@@ -71,8 +350,8 @@ def open_image(ref: Ref, platform: str | None = None) -> Image:
         RemoteError: it does not exist, or it is malformed.
         UsageError: the reference is malformed, or has no image for the platform.
     """
+    from builder.images.registry.copy import Locations
     from builder.images.registry.layout import LayoutDirectory
-    from builder.images.registry.locations import Locations
 
     locations = Locations()
     location = locations.open(ref)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.document import plain, read
-from builder.common.documents.plan import BakedPlan
+from builder.common.plan import BakedPlan
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import OCI_EMPTY
-from builder.publishing import documents
-from builder.publishing import documents as made_by
-from builder.publishing.documents import provenance
+from builder.publishing import evidence
+from builder.publishing import evidence as made_by
+from builder.publishing.evidence import provenance
 from builder.publishing.repository import Attachment
 from builder.publishing.subject import Baked, Image, read_baked, read_subject
 from tests.unit.fakes import (
@@ -58,17 +58,17 @@ def test_bill_of_materials_is_cyclonedx(made: tuple[Image, Baked]) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    data = documents.bill_of_materials(*made)
+    data = evidence.bill_of_materials(*made)
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     assert validator.validate_str(data.decode()) is None
-    assert data == documents.bill_of_materials(*made), "the same every time"
+    assert data == evidence.bill_of_materials(*made), "the same every time"
     document = json.loads(data)
     del document["components"][0]["name"]
     assert validator.validate_str(json.dumps(document)) is not None, "the schema is looked at"
 
 
 def test_bill_of_materials_lists_the_additions(made: tuple[Image, Baked]) -> None:
-    document = json.loads(documents.bill_of_materials(*made))
+    document = json.loads(evidence.bill_of_materials(*made))
     parts = {part["bom-ref"]: part for part in document["components"]}
     wheel = parts[f"wheel:{WHEEL.filename}"]
     assert wheel["purl"].startswith("pkg:pypi/lib@2?file_name=")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.model.base import NEWEST_VLLM
+from builder.common.reference import NEWEST_VLLM
 from builder.errors import EngineError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines import docker

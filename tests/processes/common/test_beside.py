@@ -12,8 +12,8 @@ import pytest
 from builder.common.background import check_cancelled, in_background, wait_for_background
 from builder.common.console import Console
 from builder.proof import sandbox
-from builder.proof.installer import Command, SandboxUnavailable, call
-from builder.proof.torchfolder import Torch
+from builder.proof.isolation import Command, SandboxUnavailable, call
+from builder.proof.sandbox import Torch
 
 
 def test_it_runs_in_the_background() -> None:

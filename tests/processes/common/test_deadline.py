@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.locks import locked
-from builder.images.engines import layers
-from builder.images.engines.layers import tar_layer
+from builder.images.engines import oci
+from builder.images.engines.oci import tar_layer
 from tests.unit.fakes import REPLACE, every_base_is, fake_base, layer_text, vllm_files
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         whole.append(made)
         return made
 
-    monkeypatch.setattr(layers, "tar_layer", stopping)
+    monkeypatch.setattr(oci, "tar_layer", stopping)
     return whole
 
 
@@ -87,7 +87,7 @@ def test_an_interruption_is_still_reported_as_one(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layers, "tar_layer", interrupted)
+    monkeypatch.setattr(oci, "tar_layer", interrupted)
     assert image("--time-limit", "1h").code == 130
 
 

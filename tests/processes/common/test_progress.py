@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from builder.common import progress
+from builder.common import console as bars
 from builder.common.console import Console
 from builder.errors import RemoteError
 from builder.images.engines import docker
@@ -33,7 +33,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars at once, lines all the time."""
     for name, seconds in (("_MOMENT", 0.0), ("_LOOK", 0.01), ("_EVERY", 0.03)):
-        monkeypatch.setattr(progress, name, seconds)
+        monkeypatch.setattr(bars, name, seconds)
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def work(console: Console, *, said: bool = True) -> None:
         for _ in range(8):
             bar.advance(11_000_000)
             time.sleep(0.02)
-        if progress._LOOK < 0.1 and not console.quiet:  # on a busy machine it is looked at later
+        if bars._LOOK < 0.1 and not console.quiet:  # on a busy machine it is looked at later
             wait_for(lambda: shown(console, bar))
         console.say("something else")
 
 
-def shown(console: Console, bar: progress.Bar) -> bool:
+def shown(console: Console, bar: bars.Bar) -> bool:
     drawn = console._bars._drawn
     return bar.spoke > bar.began or (drawn is not None and any(t.visible for t in drawn.tasks))
 
@@ -198,7 +198,7 @@ def test_short_work_does_not_import_rich() -> None:
 def test_a_long_step_without_parts_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_LONG_MOMENT", 0.0)
+    monkeypatch.setattr(bars, "_LONG_MOMENT", 0.0)
     console = Console()
     with console.step("build with oci"):
         time.sleep(0.1)
@@ -243,13 +243,13 @@ def test_a_pull_is_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counted: list[tuple[int, int | None]] = []
-    advance = progress.Bar.advance
+    advance = bars.Bar.advance
 
-    def seen(bar: progress.Bar, count: int = 1) -> None:
+    def seen(bar: bars.Bar, count: int = 1) -> None:
         advance(bar, count)
         counted.append((bar.done, bar.total))
 
-    monkeypatch.setattr(progress.Bar, "advance", seen)
+    monkeypatch.setattr(bars.Bar, "advance", seen)
     monkeypatch.setattr(docker, "pull_needs", lambda *_: [])
     engine = Pulling({"status": "Pulling"}, part("a", 1), part("b", 2_000_000), part("a", 5))
     assert find_image(cast("Any", engine), "host/vllm:v1", None) == "image of host/vllm:v1"

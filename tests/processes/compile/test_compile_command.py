@@ -12,8 +12,7 @@ from builder.applier.compiled import KernelCode
 from builder.applier.outcomes import Target
 from builder.common import machinecode
 from builder.common.document import plain, read
-from builder.common.documents.compiled import StageRequest
-from builder.common.documents.plan import PlannedLayer
+from builder.common.plan import PlannedLayer, StageRequest
 from builder.compile import stage
 from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.errors import BuildFailed, EngineError
@@ -256,7 +255,7 @@ def test_2_not_for_several_platforms(call: Call) -> None:
 
 
 def test_an_image_contains_the_compiled_wheel(call: Call, built: Built, tmp_path: Path) -> None:
-    from builder.images.engines.overlay import read_layout
+    from builder.images.engines.oci import read_layout
 
     planned = call("plan", *WORDS, "--compile", "--json").json
     ended = call("image", *WORDS, "--compile", "--engine", "oci", "-o", "oci:out", "--json")

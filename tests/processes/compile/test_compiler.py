@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from builder.applier.outcomes import Target
-from builder.common.documents.compiled import Input
+from builder.common.plan import Input
 from builder.common.pypi import PackageIndex
 from builder.compile import host
 from builder.compile.host import NATIVE, TARGETS, where_to_compile
@@ -264,7 +264,7 @@ def test_a_stage_names_its_compiler() -> None:
 
 
 def test_the_cache_lists_the_compiler(index: FakeIndex, tools: Path) -> None:
-    from builder.common.cache.kinds import KINDS
+    from builder.common.cache import KINDS
 
     publish(index)
     del tools

@@ -12,7 +12,7 @@ from builder.common.forge import Forges
 from builder.common.paths import cache_dir
 from builder.compile.source import source_of
 from builder.errors import RemoteError, UsageError
-from builder.publishing.documents import purl
+from builder.publishing.evidence import purl
 from tests.forge import Fault, LocalForge, Repository
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from builder.errors import RemoteError
-from builder.proof.installer import Command, call
+from builder.proof.isolation import Command, call
 from builder.proof.wholemodel import Release
 
 

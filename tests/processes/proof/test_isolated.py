@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.platform import Platform
 from builder.common.paths import cache_dir
+from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.proof import isolation, runners, trust
 from builder.proof import sandbox as sandbox_module
-from builder.proof.installer import SandboxUnavailable
-from builder.proof.sandbox import PreparedSandbox, Sandbox, lay_out
-from builder.proof.torchfolder import Torch
+from builder.proof.isolation import SandboxUnavailable
+from builder.proof.sandbox import PreparedSandbox, Sandbox, Torch, lay_out
 from builder.proof.trust import TrustedSources, has_hook
 from tests.unit.caller import Call
 from tests.unit.fakes import (

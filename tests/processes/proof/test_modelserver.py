@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.proof import wholemodel
-from builder.proof.installer import SandboxUnavailable
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.wholemodel import Server, ask_server, close_servers
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common.document import plain
-from builder.common.documents.plan import ExpectedChoice
+from builder.common.plan import ExpectedChoice
 from builder.errors import UsageError
-from builder.images.engines.toolfiles import VERIFIER, programs
+from builder.images.engines.metadata import VERIFIER, programs
 from builder.probes import verify_checks
 from builder.probes.dispatch_expect import limit
 from builder.proof.ongpu import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.proof.installer import SandboxUnavailable
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import ProbeReply
 from builder.proof.sandbox import ask_probe
 

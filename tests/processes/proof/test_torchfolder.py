@@ -8,9 +8,9 @@ import pytest
 
 from builder.common.machinecode import ElfFacts
 from builder.errors import SparkBuildError
-from builder.proof import torchfolder
-from builder.proof.torchfolder import DEFAULT, torch_folder, torch_need, wanted_of_cuda
-from builder.proof.torchfolder import wanted_torch as wanted
+from builder.proof import sandbox
+from builder.proof.sandbox import DEFAULT, torch_folder, torch_need, wanted_of_cuda
+from builder.proof.sandbox import wanted_torch as wanted
 from tests.unit.fakes import MemoryTree
 from tests.wheels.fakeindex import FakeIndex
 
@@ -108,7 +108,7 @@ def test_a_system_without_a_cpp_runtime_is_told_what_to_install(
     index: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add("torch", "2.11.0", FILES, CUDA)
-    monkeypatch.setattr(torchfolder, "_CPP_RUNTIME", {"libnobody.so.1": "libnobody1"})
+    monkeypatch.setattr(sandbox, "_CPP_RUNTIME", {"libnobody.so.1": "libnobody1"})
     with pytest.raises(SparkBuildError, match=r"torch needs libnobody\.so\.1, which") as caught:
         torch_folder("2.11.0")
     assert caught.value.hint == "apt-get install libnobody1"

@@ -26,24 +26,22 @@ from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import read_value
 from builder.common import machinecode
 from builder.common.document import read
-from builder.common.documents.compiled import StageRequest
-from builder.common.documents.plan import BakedPlan
 from builder.common.machinecode import KernelSummary as Reading
 from builder.common.machinecode import Summary, ToolMissing, read_module
-from builder.common.model.plan import digest_of
 from builder.common.paths import data_dir
+from builder.common.plan import BakedPlan, StageRequest, digest_of
 from builder.compile.build import cost_of_units, refuse_machine
 from builder.compile.changes import rendered_change
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
-from builder.layers.plan.planner import hints, refuse_plan
+from builder.layers.planner import hints, refuse_plan
 from builder.proof import binaries
 from builder.proof.necessity import prove, whole
 from builder.proof.parts import difference, put_together
-from builder.proof.recorded.record import decides
+from builder.proof.recorded import decides
 from builder.proof.run import verify
 from builder.proof.target import Parts, VerifyTarget
-from builder.publishing.documents import inputs_of
+from builder.publishing.evidence import inputs_of
 from tests.documents import validated
 from tests.unit.fakes import (
     TARGET,
@@ -205,7 +203,7 @@ def planned(stage: Stage | None) -> Any:
     sources = FakeSources(WHEEL, code={MODULE: NOT_LOADED}, stage=stage)
     steps = judge_in_order([LAYER], base.tree, sources, TARGET, {})
     plan = make_plan_of(base)
-    from builder.common.model.plan import LayerDecision
+    from builder.common.plan import LayerDecision
 
     made = tuple(
         LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)

@@ -20,7 +20,7 @@ from builder.applier.opkinds import (
 )
 from builder.applier.ops import Ops
 from builder.layers.catalog import Catalog
-from builder.layers.keys import OPS
+from builder.layers.layerfile import OPS
 from tests.unit.fakes import (
     altered,
     fake_base,

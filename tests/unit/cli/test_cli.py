@@ -12,7 +12,7 @@ from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
 from builder.errors import RemoteError
 from builder.images.bases.identify import IDENTIFIERS
-from builder.images.engines.layers import Scratch
+from builder.images.engines.oci import Scratch
 from builder.pipeline import verify
 from builder.proof.checks import Check
 from builder.proof.report import Report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.pipeline.layercheck import _both
+from builder.pipeline.pins import _both
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.background import wait_for_background
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
@@ -186,7 +186,7 @@ def entries_of(name: str) -> list[dict[str, Any]]:
 
 
 def core_of(call_dir: Path, platform: str) -> bytes:
-    from builder.images.rootfs.layers import LayerCache
+    from builder.images.rootfs.image import LayerCache
     from builder.images.rootfs.view import Rootfs
 
     image = open_image(Ref(f"oci:{call_dir}"), platform)

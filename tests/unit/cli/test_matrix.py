@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from builder.cli.matrix import print_table
 from builder.common.paths import data_dir
 from builder.layers.catalog import Catalog
-from builder.proof.recorded.documents import MatrixRow
-from builder.proof.recorded.record import read_records
+from builder.proof.recorded import MatrixRow, read_records
 
 if TYPE_CHECKING:
     import pytest
 
-    from builder.common.documents.plan import State
+    from builder.common.plan import State
 
 
 def row(vllm: str, *states: State, served: bool = True) -> MatrixRow:

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from builder.common.console import Console
-from builder.common.escape import below, no_commands, plain, plain_data
+from builder.common.console import Console, below, no_commands, plain, plain_data
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\b\r\u202eevil\u2028\udcff"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b1A\x7f\x08\x0d\u202eevil\u2028\xff"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 
 DIGEST = f"sha256:{'a' * 64}"
 

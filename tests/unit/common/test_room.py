@@ -14,8 +14,8 @@ from builder.errors import BuildFailed
 from builder.images.engines.docker import engine_needs, pull_needs
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
+from builder.images.registry.copy import Location, Locations
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Location, Locations
 from builder.proof.sandbox import Sandbox, requirements_for, sandbox_needs
 from tests.unit.fakes import (
     copy_op,

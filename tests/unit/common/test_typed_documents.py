@@ -20,7 +20,7 @@ from builder.common.document import (
     plain,
     read,
 )
-from builder.common.documents.pulls import Commit, Day
+from builder.common.plan import Commit, Day
 
 
 class Row(Part, frozen=True, kw_only=True):

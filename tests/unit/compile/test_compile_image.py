@@ -9,12 +9,11 @@ import pytest
 
 from builder.applier.sources import Stage
 from builder.common import machinecode
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS
 from builder.layers.catalog import Selection
-from builder.layers.plan.planner import make_plan
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources, make_plan
 from builder.pipeline.bases import identify_base
 from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, STAGE
 from tests.unit.fakes import dist_files, vllm_files

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.base import NEWEST_VLLM
 from builder.common.paths import package_file
+from builder.common.reference import NEWEST_VLLM
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, load_profile, order
-from builder.layers.plan.planner import hints, make_plan, refuse_nothing, refuse_plan
+from builder.layers.planner import hints, make_plan, refuse_nothing, refuse_plan
 from tests.unit.fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.layers.test_layerfile import GOOD
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.common.document import read
-from builder.common.documents.pulls import Pin
+from builder.common.plan import Pin
 from builder.common.pypi import WheelFile
 from builder.layers.catalog import Catalog
 from builder.pipeline.pins import pins_text, wheel_place

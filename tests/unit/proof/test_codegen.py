@@ -13,16 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common import machinecode
-from builder.common.documents.plan import ExpectedChoice
 from builder.common.machinecode import BadCubin, ToolMissing, parse_sass, resources
 from builder.common.paths import cache_dir
+from builder.common.plan import ExpectedChoice
 from builder.common.programs import DISPATCH
 from builder.errors import SparkBuildError
 from builder.proof import codegen
 from builder.proof.codegen import RESULTS, check_codegen, keep_result
-from builder.proof.dslmirror import CannotMirror, NoDsl, contents_of, neutral
 from builder.proof.kernels import KERNELS, headline, wanted_kernels
 from builder.proof.replies import CodegenReply, CodegenRequest, reply_of
+from builder.proof.sandbox import CannotMirror, NoDsl, contents_of, neutral
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import FakeRunner, MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
 from tests.unit.inimage import load

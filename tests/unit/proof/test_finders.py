@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.proof.finders import Finder, Naming, is_unchecked, may_run
+from builder.proof.unrecorded import Finder, Naming, is_unchecked, may_run
 from tests.unit.fakes import write_tree
 
 if TYPE_CHECKING:

@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from builder.common.escape import plain
-from builder.images.engines.overlay import name_of_both
+from builder.common.console import plain
+from builder.images.engines.oci import name_of_both
 from builder.proof.checks import Check, Necessity, Status
-from builder.proof.html import (
+from builder.proof.levels import LEVELS
+from builder.proof.report import (
     Level,
+    Report,
     breakable,
     counted,
     figure,
+    layer_words,
     levels_of,
     links_of,
     render_html,
+    render_summary,
     run_lines,
     tag_of,
 )
-from builder.proof.levels import LEVELS
-from builder.proof.report import Report, layer_words
-from builder.proof.summary import render_summary
 from tests.unit.common.test_plain import EVIL
 from tests.unit.fakes import BACKEND, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.plans import PULL, planned

@@ -23,7 +23,7 @@ from tests.unit.fakes import (
 
 if TYPE_CHECKING:
     from builder.applier.trees import Tree
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.proof.checks import Check
 
 OTHER = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.proof import installer
-from builder.proof.installer import environment_command, install_command
+from builder.proof import isolation
+from builder.proof.isolation import environment_command, install_command
 
 PYTHON = Path("/sandbox/bin/python")
 
@@ -45,7 +45,7 @@ def test_without_uv_pip_is_used(
 ) -> None:
     """This environment's, where it has one: a second one would have to be unpacked first."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(installer, "_pip_here", lambda: here)
+    monkeypatch.setattr(isolation, "_pip_here", lambda: here)
     made = environment_command(tmp_path / "v").words
     install = install_command(PYTHON, ["a==1"], tmp_path / "dsl").words
     what = ("install", "-q", "--no-compile", "--no-deps", "--target", str(tmp_path / "dsl"), "a==1")

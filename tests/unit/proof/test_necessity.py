@@ -23,7 +23,7 @@ from builder.proof.interpreters import (
     unsetting,
     write_tar,
 )
-from builder.proof.launches import Replies, Reply
+from builder.proof.kernels import Replies, Reply
 from builder.proof.levels import LEVELS, PROOF_LEVELS
 from builder.proof.necessity import prove, whole
 from builder.proof.parts import CannotTakeApart, of_backup, of_tree, without_layers

@@ -14,20 +14,20 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common.document import plain, read
-from builder.common.documents.plan import ExpectedChoice
 from builder.common.paths import cache_dir, package_file
+from builder.common.plan import ExpectedChoice
 from builder.common.programs import LAUNCH, Program
 from builder.errors import SparkBuildError, UsageError
-from builder.proof import launches, recordings, replies
-from builder.proof.dslmirror import NoDsl
-from builder.proof.installer import SandboxUnavailable
-from builder.proof.isolation import Bubblewrap
-from builder.proof.kernels import PACKAGE
-from builder.proof.launched import LAYER, MOE_LAYER, OF_PACKAGE
-from builder.proof.launches import (
+from builder.proof import kernels, replies
+from builder.proof.isolation import Bubblewrap, SandboxUnavailable
+from builder.proof.kernels import (
     ABSENT,
     LAUNCHED,
+    LAYER,
+    MOE_LAYER,
     NO_LAYER,
+    OF_PACKAGE,
+    PACKAGE,
     Replies,
     Reply,
     launch_request,
@@ -36,6 +36,7 @@ from builder.proof.launches import (
 )
 from builder.proof.numbers import check_numbers
 from builder.proof.runners import NO_LAUNCH
+from builder.proof.sandbox import NoDsl
 from builder.proof.target import VerifyTarget
 from builder.proof.trust import IsolatedRun, TrustedSources
 from builder.ptx import runs
@@ -512,14 +513,14 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         }
         return replies.reply_of(said, form)
 
-    monkeypatch.setattr(launches, "Sandbox", FakeSandbox)
-    monkeypatch.setattr(launches, "requirements_for", lambda _release: None)
-    monkeypatch.setattr(launches, "texts_of", lambda _tree: [])
-    monkeypatch.setattr(launches, "mirror", lambda _tree: tmp_path / "dsl")
-    monkeypatch.setattr(launches, "lay_out", lambda _tree: tmp_path / "files")
-    monkeypatch.setattr(launches, "torch_folder", lambda _expected: Folder())
-    monkeypatch.setattr(launches, "wanted_torch", lambda _tree, _packages: "2")
-    monkeypatch.setattr(launches, "ask_probe", ask)
+    monkeypatch.setattr(kernels, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(kernels, "requirements_for", lambda _release: None)
+    monkeypatch.setattr(kernels, "texts_of", lambda _tree: [])
+    monkeypatch.setattr(kernels, "mirror", lambda _tree: tmp_path / "dsl")
+    monkeypatch.setattr(kernels, "lay_out", lambda _tree: tmp_path / "files")
+    monkeypatch.setattr(kernels, "torch_folder", lambda _expected: Folder())
+    monkeypatch.setattr(kernels, "wanted_torch", lambda _tree, _packages: "2")
+    monkeypatch.setattr(kernels, "ask_probe", ask)
     return asked
 
 
@@ -532,7 +533,7 @@ def test_a_malformed_reply_gives_no_traceback(
 ) -> None:
     for answer in ({}, {"kernels": [{}], "versions": {}, "simulated": "it"}):
         monkeypatch.setattr(
-            launches,
+            kernels,
             "ask_probe",
             lambda *_, answer=answer: replies.reply_of(answer, replies.LaunchReply),
         )
@@ -602,7 +603,7 @@ def test_kernels_are_not_compiled_again_for_another_executor(
         shutil.rmtree(cache_dir() / "numbers")
         assert launch(request) == first
     assert len(recorded) == 3
-    assert recordings.RECORDINGS.programs == (LAUNCH,)
+    assert kernels.RECORDINGS.programs == (LAUNCH,)
     assert "builder/probes/device_cases.py" in LAUNCH.sources
 
 
@@ -637,7 +638,7 @@ def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> N
 
 def test_another_executor_runs_it_again() -> None:
     """The name of a kept result holds every module of the executor and the probe."""
-    first, *modules = launches.results().programs
+    first, *modules = kernels.results().programs
     assert first is LAUNCH
     names = {module[1] for module in modules if isinstance(module, tuple)}
     folder = package_file("ptx", "runs.py").parent

@@ -7,7 +7,7 @@ import pytest
 from builder import settings
 from builder.common.pypi import PackageIndex, WheelFile
 from builder.errors import SparkBuildError, UsageError
-from builder.proof import operators
+from builder.proof import sandbox
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ def test_only_on_request_and_only_where_it_is_a_module_of_its_own(
     release: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(settings.REAL_EXTENSIONS.name, raising=False)
-    assert not operators.wanted(release)
+    assert not sandbox.wanted(release)
     monkeypatch.setenv(settings.REAL_EXTENSIONS.name, "0")
-    assert not operators.wanted(release)
+    assert not sandbox.wanted(release)
     monkeypatch.setenv(settings.REAL_EXTENSIONS.name, "1")
-    assert operators.wanted(release) is has_it
+    assert sandbox.wanted(release) is has_it
 
 
 def test_a_release_without_a_build_for_this_machine_says_so(
@@ -33,4 +33,4 @@ def test_a_release_without_a_build_for_this_machine_says_so(
     )
     monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [other])
     with pytest.raises((UsageError, SparkBuildError), match=r"vllm.*0\.20\.1"):
-        operators.operators("0.20.1")
+        sandbox.operators("0.20.1")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.cli.documents import schema
-from builder.common.model.plan import Maker
-from builder.common.model.reference import Ref
+from builder.common.plan import Maker
+from builder.common.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
     OCI_CONFIG,
@@ -18,10 +18,9 @@ from builder.images.registry.model import (
     OCI_MANIFEST,
     RawManifest,
 )
-from builder.images.rootfs.image import open_image
-from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
-from builder.proof import ownfiles
+from builder.proof import static
 from tests.unit.fakes import dist_files, record_line
 from tests.unit.imagefiles import (
     SITE,
@@ -377,7 +376,7 @@ def test_an_image_of_another_spark_build(
 ) -> None:
     """Its own list of files has the digest that its plan states."""
     layout = built()
-    monkeypatch.setattr(ownfiles, "maker", lambda: Maker(version="9", files="sha256:9"))
+    monkeypatch.setattr(static, "maker", lambda: Maker(version="9", files="sha256:9"))
     assert not failed(call)
     on_top(layout, OWN["verifier"])
     assert failed(call)["files of spark-build"]["where"] == f"/{SHARE}/spark_verify.pyz"

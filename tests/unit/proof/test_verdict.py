@@ -9,16 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common.document import plain
-from builder.common.documents.plan import ExpectedChoice
+from builder.common.plan import ExpectedChoice
 from builder.errors import SparkBuildError
 from builder.pipeline import verify as verify_module
 from builder.pipeline.show import CheckLines
 from builder.pipeline.verify import Verified
 from builder.probes.dispatch_expect import limit
 from builder.proof.checks import Check
-from builder.proof.html import render_html
-from builder.proof.report import Report, family_of, kernel_of, serve_lines
-from builder.proof.summary import render_summary
+from builder.proof.report import (
+    Report,
+    family_of,
+    kernel_of,
+    render_html,
+    render_summary,
+    serve_lines,
+)
 from tests.documents import validated
 from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.imagefiles import put_vllm
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.common.documents.plan import PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.proof.levels import Level
     from tests.unit.caller import Call
 

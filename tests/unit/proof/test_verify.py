@@ -13,7 +13,7 @@ import pytest
 from builder.applier.receipts import RECEIPTS
 from builder.applier.trees import OverlayTree
 from builder.common.document import plain
-from builder.common.model.plan import digest_of
+from builder.common.plan import digest_of
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import SHARE, read_layers, read_plan
 from builder.proof.checks import Check, Status

@@ -9,7 +9,7 @@ import pytest
 
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
-from builder.publishing.distribute.endpoint import parts_of
+from builder.publishing.distribute import parts_of
 from builder.publishing.subject import Image, read_subject
 from tests.unit.imagefiles import Item, put_image, tar_of
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from builder.errors import UsageError
-from builder.layers.conversion.shell import UNKNOWN
+from builder.layers.shell import UNKNOWN
 from builder.serving.commands import ServeCommand, open_quotes, read_commands
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import UsageError
-from builder.layers.conversion import shell
+from builder.layers import shell
 from builder.serving.commands import open_quotes, read_commands
 from builder.serving.lint import lint
 from builder.serving.models import Models

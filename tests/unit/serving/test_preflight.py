@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
 from builder.proof import wholemodel as asked
-from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox
-from builder.proof.torchfolder import Torch
+from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox, Torch
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
     CacheRow,

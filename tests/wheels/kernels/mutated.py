@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.proof.launches import launch_request
+from builder.proof.kernels import launch_request
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of
 from builder.ptx.source import Instruction, Name
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from builder.proof.launched import Launched
+    from builder.proof.kernels import Launched
     from builder.proof.target import VerifyTarget
     from builder.ptx.findings import Ran
     from builder.ptx.launchfile import LaunchFile

@@ -17,16 +17,16 @@ from builder.applier.outcomes import Target
 from builder.applier.sources import Stage
 from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.common.document import plain, read
-from builder.common.documents.compiled import StageRequest
 from builder.common.forge import Forges
 from builder.common.machinecode import read_module
+from builder.common.plan import StageRequest
 from builder.common.pypi import PackageIndex
 from builder.compile.changes import compile_ops
 from builder.compile.source import release_source
 from builder.compile.stage import Stages, refuse_cpu_torch
 from builder.errors import SparkBuildError
 from builder.layers.catalog import Catalog
-from builder.layers.plan.sources import IndexSources
+from builder.layers.planner import IndexSources
 from tests.forge import Repository
 from tests.wheels.support import Planner
 

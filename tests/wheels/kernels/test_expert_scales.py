@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.layers.catalog import Catalog
-from builder.proof.launched import MOE_LAYER
-from builder.proof.launches import LAUNCHED, launch_request
+from builder.proof.kernels import LAUNCHED, MOE_LAYER, launch_request
 from builder.proof.numbers import UNWRITTEN
 from builder.proof.opening import target_of_plan
 from tests.wheels.support import replies_of
 
 if TYPE_CHECKING:
-    from builder.proof.launches import Reply
+    from builder.proof.kernels import Reply
     from tests.wheels.support import Planner
 
 BACKENDS = {"linear_backend": "auto", "moe_backend": "flashinfer_b12x"}

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from builder.common.console import Bar
 from builder.common.paths import package_file
-from builder.common.progress import Bar
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.compile.operators import Operator, load_operators, registration_source
-from builder.proof.sandbox import Sandbox, requirements_for
-from builder.proof.torchfolder import _choose, torch_folder
+from builder.proof.sandbox import Sandbox, _choose, requirements_for, torch_folder
 
 MARK = "spark-build/override/1"
 TORCH = "2.11.0"

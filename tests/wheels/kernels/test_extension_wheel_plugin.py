@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.model.platform import Platform
 from builder.common.paths import package_file
+from builder.common.plan import Platform
 from builder.common.wheels import RemoteWheel
 from builder.compile.extensionwheel import WheelNames, wheel_bytes
 

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.proof import launches
-from builder.proof.launched import MOE_LAYER, Launched
-from builder.proof.launches import LAUNCHED, Replies, Reply, launch_request, sandbox_launcher
+from builder.proof import kernels
+from builder.proof.kernels import (
+    LAUNCHED,
+    MOE_LAYER,
+    Launched,
+    Replies,
+    Reply,
+    launch_request,
+    sandbox_launcher,
+)
 from builder.proof.numbers import UNWRITTEN, check_numbers
 from builder.proof.opening import target_of_plan
 from builder.proof.parts import put_together
@@ -119,7 +126,7 @@ def test_without_the_layer_the_values_are_wrong(
     assert set(SCATTER) == MOE
     defects = DEFECTS[layer]
     affected = tuple(one for one in LAUNCHED if one.name in defects)
-    monkeypatch.setattr(launches, "LAUNCHED", affected)
+    monkeypatch.setattr(kernels, "LAUNCHED", affected)
     made = planned(AFFECTED.get(layer, "pypi:vllm==0.20.1"))
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     parts = Parts(base=made.base, sources=planned.sources)
@@ -153,7 +160,7 @@ def test_narrow_experts_are_right_with_the_layer(
 ) -> None:
     """FlashInfer 0.6.18.post1 with all layers of the profile."""
     kernels = tuple(one for one in LAUNCHED if one.name in NARROW)
-    monkeypatch.setattr(launches, "LAUNCHED", kernels)
+    monkeypatch.setattr(kernels, "LAUNCHED", kernels)
     made = planned(UNPADDED)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {one.name: one for one in check_numbers(target)}
@@ -178,11 +185,11 @@ def test_the_list_of_needed_instructions_is_complete(
         nothing = tuple(Reply(error="not run", stage="test", ran=()) for _ in reply.kernels)
         return Replies(replies=nothing, versions=reply.versions, simulated=())
 
-    monkeypatch.setattr(launches, "_run_all", recorded)
+    monkeypatch.setattr(kernels, "_run_all", recorded)
     list(check_numbers(target))
     texts = {path.read_text("utf-8") for path in (tmp_path / "kept").rglob("kernel.ptx")}
-    kernels = [kernel for text in texts for kernel in kernels_of(text).values()]
-    found = {one.name for kernel in kernels for one in kernel.code}
+    parsed = [kernel for text in texts for kernel in kernels_of(text).values()]
+    found = {one.name for kernel in parsed for one in kernel.code}
     assert len(found) > 100
     assert found <= set(NEEDED.read_text("utf-8").split())
 
@@ -220,7 +227,7 @@ def test_w4a16_experts_are_right_but_for_what_vllm_rounds(
 ) -> None:
     """Tokens that FP4 holds are right; of others it is seen that vLLM lets them be rounded."""
     (experts,) = (one for one in LAUNCHED if one.serves == "w4a16-moe")
-    monkeypatch.setattr(launches, "LAUNCHED", (experts,))
+    monkeypatch.setattr(kernels, "LAUNCHED", (experts,))
     made = planned(NEWEST)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     (check,) = check_numbers(target)
@@ -242,7 +249,7 @@ def test_both_kinds_of_vllms_experts_run_in_one_process(
 ) -> None:
     """vLLM 0.23.0 keeps the function of FlashInfer that it found first."""
     kernels = tuple(one for one in LAUNCHED if one.request["kind"] == MOE_LAYER)
-    monkeypatch.setattr(launches, "LAUNCHED", kernels)
+    monkeypatch.setattr(kernels, "LAUNCHED", kernels)
     made = planned("pypi:vllm==0.23.0")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     seen = {check.name: (check.status, check.seen) for check in check_numbers(target)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.proof.launches import LAUNCHED, launch_request
+from builder.proof.kernels import LAUNCHED, launch_request
 from builder.proof.opening import target_of_plan
 from builder.ptx.launchfile import read_launch
 from builder.ptx.runs import program_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from builder.proof import launches
-from builder.proof.launched import OF_PACKAGE
+from builder.proof import kernels
+from builder.proof.kernels import OF_PACKAGE
 from builder.proof.numbers import check_numbers
 from builder.proof.opening import target_of_plan
 
@@ -28,7 +28,7 @@ RACE = "race, write without order after a read: line "
 def test_every_kernel_of_the_package_is_run(
     planned: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "LAUNCHED", ())
+    monkeypatch.setattr(kernels, "LAUNCHED", ())
     made = planned(RELEASE)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
@@ -39,8 +39,8 @@ def test_every_kernel_of_the_package_is_run(
     for one in checks.values():
         assert one.where.startswith("b12x 1.5.1 + CuTe DSL 4.8.0 of ")
         assert any("package b12x: its tensors" in words for words in one.simulated)
-    kernels = checks["package b12x, vLLM's W4A16 experts"]
-    assert "rounded to FP4" not in kernels.seen
+    experts = checks["package b12x, vLLM's W4A16 experts"]
+    assert "rounded to FP4" not in experts.seen
 
 
 #: What is made of all instructions of a name, and what notices that.

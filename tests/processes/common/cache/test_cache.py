@@ -52,7 +52,7 @@ def test_recent_entries_are_kept_during_another_run(spark_build: SparkBuild, cac
 
 
 def test_a_run_that_starts_meanwhile_waits(cache: Path) -> None:
-    from builder.common.cache.prune import _alone
+    from builder.common.cache import _alone
 
     with _alone(cache) as alone:
         assert alone

@@ -65,7 +65,7 @@ def test_without_a_proxy_none_is_named() -> None:
 @pytest.mark.parametrize("html", [False, True], ids=["json", "html"])
 def test_a_warm_cache_needs_no_network(wheels: FakeIndex, html: bool) -> None:
     """Also where the index does not say how large a wheel is."""
-    from builder.common.model.platform import Platform
+    from builder.common.plan import Platform
     from builder.common.wheels import RemoteWheel
 
     wheels.faults.html = html

@@ -26,7 +26,7 @@ from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError
 from builder.images.registry.client import Registry, Repository
 from builder.images.registry.model import Descriptor, sha256_digest
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
 from tests.dripping import Dripping
 from tests.unit.imagefiles import put_image
 
@@ -221,7 +221,7 @@ WORK = """
     from builder.common.shutdown import time_limit
     from builder.images.registry.copy import copy_image
     from builder.images.registry.layout import LayoutDirectory
-    from builder.images.registry.locations import Locations
+    from builder.images.registry.copy import Locations
 
     address, layout, limit = sys.argv[1:]
 

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.failures import ApplyError
-from builder.common.model.reference import Ref
 from builder.common.net import Answer
 from builder.common.pypi import PAGE_BYTES, PackageIndex, parse_page
+from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 from builder.images.bases.model import BaseRequest
 from builder.images.bases.pypi import identify_pypi
-from builder.layers.lock.entry import wheels_of
-from builder.layers.lock.file import NAME, read_lock
+from builder.layers.lock import NAME, read_lock, wheels_of
 from tests.unit.layers.lock.test_hostile_lock import lock_with
 from tests.wheels.fakeindex import build_wheel
 
@@ -257,7 +256,7 @@ def read_wheel(chance: Chance, data: bytes) -> None:
 
 
 def _bar() -> Any:
-    from builder.common.progress import Bar
+    from builder.common.console import Bar
 
     return Bar("", None, "bytes")
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import RemoteError
-from builder.images.registry import auth
-from builder.images.registry.auth import Credential, find_credential
+from builder.images.registry import transport
+from builder.images.registry.transport import Credential, find_credential
 from tests.unit.images.registry.test_credentials import AUTH, SECRET, docker, folder  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_helper_without_a_credential_falls_back_to_the_file(
 def test_a_helper_that_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, why: str
 ) -> None:
-    monkeypatch.setattr(auth, "HELPER_TIMEOUT", 0.4 if "sleep" in body else 9)
+    monkeypatch.setattr(transport, "HELPER_TIMEOUT", 0.4 if "sleep" in body else 9)
     helper(folder, monkeypatch, body)
     with pytest.raises(RemoteError, match="docker-credential-test") as caught:
         find_credential("ghcr.io")

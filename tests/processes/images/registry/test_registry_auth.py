@@ -11,7 +11,7 @@ import pytest
 from requests.adapters import HTTPAdapter
 
 from builder.errors import RemoteError
-from builder.images.registry.auth import parse_challenge
+from builder.images.registry.transport import parse_challenge
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from builder.errors import RemoteError, UsageError
 from builder.images.registry import transport
 from builder.images.registry.client import Registry
 from builder.images.registry.model import Descriptor, sha256_digest
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
 from tests.unit.fakeregistry import QUICK, FakeRegistry, Reply, Request, serve
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import pytest
 import requests
 
 from builder.errors import RemoteError
-from builder.images.registry import blobs as uploads
-from builder.images.registry.blobs import UploadFailed
-from builder.images.registry.client import Repository
+from builder.images.registry import client as uploads
+from builder.images.registry.client import Repository, UploadFailed
 from builder.images.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 from tests.unit.fakeregistry import QUICK, FakeRegistry, Reply, Request, manifest, serve
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
-from builder.images.registry.options import Options
+from builder.images.registry.reference import Options
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 from tests.unit.images.rootfs.test_fuzz import (  # noqa: F401 - two fixtures
     Made,

@@ -13,15 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from builder.common import locks
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
 from builder.images.rootfs.base import Base
-from builder.layers.lock import file
-from builder.layers.lock.facts import read_facts, write_facts
-from builder.layers.lock.file import NAME, lock_path, read_lock
+from builder.layers import lock
+from builder.layers.lock import NAME, lock_path, read_facts, read_lock, write_facts
 from builder.pipeline import bases, locking
 from tests.forge import Fault, LocalForge, Pull
 from tests.processes import pullworld as pw
@@ -188,7 +187,7 @@ class TestWriting:
         def full(path: Path, _data: bytes) -> None:
             raise UsageError(f"cannot write {path}: no space left")
 
-        monkeypatch.setattr(file, "write_atomically", full)
+        monkeypatch.setattr(lock, "write_atomically", full)
         assert spark_build("lock", "-l", "fix", "--base", "pypi:vllm==1.1.0").code == 2
         assert (project / NAME).read_bytes() == before
         assert sorted(p.name for p in project.iterdir()) == [NAME]

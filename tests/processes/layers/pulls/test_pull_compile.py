@@ -16,7 +16,7 @@ from builder.common.diffs import read_sections
 from builder.common.document import plain
 from builder.compile import stage as stage_module
 from builder.compile.toolchain import Compiler
-from builder.layers.pulls.resolve import ops_of, parts_of
+from builder.layers.pulls import ops_of, parts_of
 from tests.unit import cudaworld as cw
 from tests.unit.applier.test_compile_op import NOT_LOADED, TEXT
 from tests.unit.fakes import dist_files, make_wheel, snapshot, write_tree
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from builder.common.documents.compiled import StageRequest
+    from builder.common.plan import StageRequest
     from tests.forge import LocalForge
     from tests.unit.conftest import Called
 
@@ -150,7 +150,7 @@ def test_its_cuda_hunks_become_a_stage(
 def test_an_image_has_the_compiled_code_and_the_python_changes(
     spark_build: Call, plan: Call, cuda_forge: LocalForge, built: list[Any], tmp_path: Path
 ) -> None:
-    from builder.images.engines.overlay import read_layout
+    from builder.images.engines.oci import read_layout
 
     planned = plan(cw.BOTH).json
     said = planned["layers"][0]["reason"]
@@ -407,7 +407,7 @@ def test_a_deleted_header(plan: Call, spark_build: Call, built: list[Any]) -> No
 def test_a_series_is_compiled_once(
     plan: Call, spark_build: Call, built: list[Any], tmp_path: Path
 ) -> None:
-    from builder.images.engines.overlay import read_layout
+    from builder.images.engines.oci import read_layout
 
     result = plan(cw.FAMILY, cw.UPPER)
     assert states(result) == {"pr-vllm-1": "needed", "pr-vllm-17": "needed"}

@@ -9,11 +9,10 @@ import pytest
 
 from builder.applier.opkinds import Pull
 from builder.common.diffs import read_sections
-from builder.common.documents.pulls import read_pin
+from builder.common.plan import read_pin
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
-from builder.layers.pulls.parts import project_of, take_apart
-from builder.layers.pulls.resolve import notes_of, parts_of
+from builder.layers.pulls import notes_of, parts_of, project_of, take_apart
 from tests.processes import pullworld as pw
 from tests.unit.fakes import write_tree
 

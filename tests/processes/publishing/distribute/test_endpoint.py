@@ -11,8 +11,7 @@ import requests
 
 from builder.errors import UsageError
 from builder.images.registry.layout import LayoutDirectory
-from builder.publishing.distribute.endpoint import Endpoint
-from builder.publishing.distribute.node import Node, _parse_survey
+from builder.publishing.distribute import Endpoint, Node, _parse_survey
 from builder.publishing.subject import Subject, read_subject
 from tests.unit.imagefiles import put_index, put_vllm
 

@@ -18,9 +18,7 @@ import builder
 from builder.__main__ import run
 from builder.cli import complete
 from builder.cli.options import bytes_of, seconds_of
-from builder.common.cache.kinds import KINDS
-from builder.common.cache.prune import PruneRequest, prune
-from builder.common.cache.scan import entries
+from builder.common.cache import KINDS, PruneRequest, entries, prune
 from builder.common.locks import locked
 from builder.common.paths import _in_use, cache_dir, in_use_lock
 from builder.errors import UsageError
@@ -285,7 +283,7 @@ def test_completion() -> None:
 
 
 def test_every_kind_in_the_cache_is_described() -> None:
-    """Who adds a folder to the cache says in ``builder/common/cache/kinds.py`` what lies there."""
+    """Who adds a folder to the cache says in ``builder/common/cache.py`` what lies there."""
     pattern = re.compile(r'cache_dir\(\) / "([\w-]+)"')
     used = {
         name

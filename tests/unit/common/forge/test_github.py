@@ -14,11 +14,11 @@ from builder.applier.failures import ApplyError
 from builder.applier.files import judge_diff
 from builder.common.diffs import normalise, read_sections
 from builder.common.document import plain
-from builder.common.documents.pulls import read_pin
 from builder.common.forge import ForgeClient, Forges, GitHub, PullStore, Site, parse_pull
+from builder.common.plan import read_pin
 from builder.common.retry import RetryPolicy
 from builder.errors import RemoteError, SparkBuildError, UsageError
-from builder.layers.pulls.report import conflicts_of
+from builder.layers.pulls import conflicts_of
 from tests.unit.chance import CASES
 from tests.unit.fakes import MemoryTree, vllm_files
 from tests.unit.images.rootfs.test_fuzz import (  # noqa: F401 - a fixture

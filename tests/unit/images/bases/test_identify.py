@@ -12,8 +12,8 @@ from builder.applier.environment import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
 from builder.common.document import plain
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex, WheelFile
+from builder.common.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases import image as image_module
 from builder.images.bases.identify import asks_engine, identify
@@ -35,10 +35,8 @@ from builder.images.registry.model import (
 )
 from builder.images.rootfs import index
 from builder.images.rootfs.base import Base, InLayers
-from builder.images.rootfs.image import find_image, open_image
-from builder.images.rootfs.layers import LayerCache
-from builder.images.rootfs.python import interpreters
-from builder.images.rootfs.view import Rootfs
+from builder.images.rootfs.image import LayerCache, find_image, open_image
+from builder.images.rootfs.view import Rootfs, interpreters
 from builder.publishing.subject import read_subject
 from tests.unit.fakes import dist_files, make_layer, make_plan_of, replace_op, vllm_files
 from tests.unit.imagefiles import (

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 import builder
-from builder.common.model.base import KINDS, BaseKind, schemes
+from builder.common.reference import KINDS, BaseKind, schemes
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.buildkit import BuildkitEngine
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.overlay import read_layout
+from builder.images.engines.oci import OciEngine, read_layout
 from tests.unit.fakes import copy_op, fake_base, make_layer, make_plan_of, vllm_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.images.bases.model import BaseRequest
     from builder.images.rootfs.base import Base
     from tests.unit.caller import Call

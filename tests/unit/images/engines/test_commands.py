@@ -11,7 +11,7 @@ from tests.unit.fakes import Table, dist_files, fake_base, make_layer, make_plan
 from tests.unit.fakes import vllm_files as files_of_vllm
 
 if TYPE_CHECKING:
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 MODULE = """import sys
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content
-from builder.common.model.reference import Ref
 from builder.common.programs import VERIFIER
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.buildkit import BuildkitEngine, write_context
-from builder.images.engines.overlay import overlay_recipe
-from builder.images.engines.toolfiles import applier_bundle
+from builder.images.engines.metadata import applier_bundle
+from builder.images.engines.oci import overlay_recipe
 from tests.unit.fakes import (
     BACKEND,
     copy_op,

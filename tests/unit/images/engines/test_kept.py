@@ -13,11 +13,9 @@ import pytest
 
 from builder.applier.trees import Content
 from builder.common.paths import cache_dir
-from builder.images.engines import layers
-from builder.images.engines.layers import LayerInputs, Owners, layer_key
+from builder.images.engines import oci
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.overlay import layout_digest
+from builder.images.engines.oci import LayerInputs, OciEngine, Owners, layer_key, layout_digest
 from tests.unit.fakes import (
     copy_op,
     dist_files,
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 FIX = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": ""})
@@ -61,7 +59,7 @@ def test_an_unchanged_layer_is_not_made_again(
 ) -> None:
     first = build(tmp_path / "a", plan_of())
     assert cached(first) == {"fix": False, "more": False, "spark-build": False}
-    monkeypatch.setattr(layers, "tar_layer", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(oci, "tar_layer", lambda *_: pytest.fail("made again"))
     again = build(tmp_path / "b", plan_of())
     assert cached(again) == {"fix": True, "more": True, "spark-build": True}
     assert again.digest == first.digest == layout_digest(tmp_path / "b")
@@ -112,7 +110,7 @@ def test_the_key_depends_on_every_input_of_a_layer(monkeypatch: pytest.MonkeyPat
         ),
         "mode of a folder": key_of(plan_of(), owners=Owners(folder=lambda _: (0o700, 0, 0))),
     }  # fmt: skip
-    monkeypatch.setattr(layers, "LEVEL", 9)
+    monkeypatch.setattr(oci, "LEVEL", 9)
     others["compression"] = key_of(plan_of())
     monkeypatch.undo()
     monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9")
@@ -166,14 +164,14 @@ def test_a_damaged_layer_is_detected_and_made_again(
 
 
 def test_a_full_cache_disk_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MOST_BYTES", 10)
+    monkeypatch.setattr(oci, "MOST_BYTES", 10)
     build(tmp_path / "a", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(layers, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(oci, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(shutil, "copyfile", full)
     build(tmp_path / "b", plan_of())
     assert not list((cache_dir() / "blobs").iterdir())
@@ -184,7 +182,7 @@ def test_the_least_recently_used_is_removed_first(
 ) -> None:
     build(tmp_path / "a", plan_of())
     sizes = [(p / "layer").stat().st_size for p in (cache_dir() / "blobs").iterdir()]
-    monkeypatch.setattr(layers, "MOST_BYTES", sum(sizes) + 600)
+    monkeypatch.setattr(oci, "MOST_BYTES", sum(sizes) + 600)
     for number in range(2, 6):
         build(tmp_path / str(number), plan_of(number=number))
     assert sum(p.stat().st_size for p in (cache_dir() / "blobs").glob("*/layer")) < sum(sizes) + 600

@@ -20,10 +20,8 @@ from builder.common.paths import cache_dir
 from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.choice import get_engine
-from builder.images.engines.layers import tar_layer
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.overlay import layout_digest, read_layout
+from builder.images.engines.oci import OciEngine, layout_digest, read_layout, tar_layer
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
@@ -38,7 +36,7 @@ from tests.unit.fakes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 SITE = "/usr/lib/python3/dist-packages"
 FILES = vllm_files() | dist_files("lib", "1", {"lib/__init__.py": "", "lib/x.py": ""})

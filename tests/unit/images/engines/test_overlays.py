@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines import metadata
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.overlay import write_dockerfile
+from builder.images.engines.oci import OciEngine, write_dockerfile
+from builder.images.registry.copy import Locations
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.locations import Locations
 from builder.publishing.sources import check_overlay, how_to_run, open_source
 from builder.publishing.subject import read_subject
 from builder.publishing.tags import HeldRow, StoredManifest
@@ -24,7 +23,7 @@ from tests.unit.imagefiles import put_vllm
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from tests.unit.caller import Call
 
 TO = ("--to", "h.example/me/x")

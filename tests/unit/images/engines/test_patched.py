@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.finishing import finish
-from builder.common.model.reference import Ref
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
-from builder.images.engines import metadata, patched
+from builder.images.engines import metadata, oci
 from builder.images.engines.choice import engine_for
-from builder.images.engines.deliver import archive
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.patched import check_writable_base, merged_env
+from builder.images.engines.oci import OciEngine, archive, check_writable_base, merged_env
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
     DOCKER_CONFIG,
@@ -35,8 +33,7 @@ from builder.images.registry.model import (
     sha256_digest,
 )
 from builder.images.rootfs import limits
-from builder.images.rootfs.image import open_image
-from builder.images.rootfs.layers import LayerCache
+from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
 from tests.unit.fakes import (
     copy_op,
@@ -65,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from builder.images.rootfs.base import Base
 
 EDIT = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
@@ -408,7 +405,7 @@ def test_a_single_layer_gives_the_same_tree(tmp_path: Path) -> None:
 
 
 def test_too_many_layers_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patched, "_MOST_LAYERS", 8)
+    monkeypatch.setattr(oci, "_MOST_LAYERS", 8)
     more = [packed(tar_of(Item(f"n{n}"))) for n in range(3)]
     put_vllm(tmp_path / "base", *more, items=EXTRA)
     base = identify(BaseRequest(ref=Ref(f"oci:{tmp_path}/base"), pins={}, index=PackageIndex()))

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import UsageError
-from builder.images.engines import overlay
+from builder.images.engines import oci
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine
-from builder.images.engines.overlay import write_dockerfile
+from builder.images.engines.oci import OciEngine, write_dockerfile
 from builder.images.engines.runcommands import run_commands, serve_line
 from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 DIGEST = "sha256:" + "a" * 64
 NAME = "spark-build/test:0.20.1-abc"
@@ -148,7 +147,7 @@ def test_an_unwritable_dockerfile_is_printed_instead(
 
     plan = plan_of("pypi")
     made = OciEngine().build(BuildRequest(plan=plan, tag="me/a:1", output=tmp_path / "out"))
-    monkeypatch.setattr(overlay, "write_atomically", full)
+    monkeypatch.setattr(oci, "write_atomically", full)
     assert write_dockerfile(plan, made) is None
     assert "cannot write out.Dockerfile" in capsys.readouterr().err
     assert "    COPY --from=overlay / /" in run_commands(plan, made).text().splitlines()

@@ -10,10 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common import progress
+from builder.common import console as bars
 from builder.errors import RemoteError, UsageError
 from builder.images.registry import copy
-from builder.images.registry.blobs import UploadFailed
+from builder.images.registry.client import UploadFailed
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
@@ -233,13 +233,13 @@ def test_one_failure_ends_the_others() -> None:
 def test_progress_is_reported_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_EVERY", 0.0)
-    monkeypatch.setattr(progress, "_LOOK", 0.001)
+    monkeypatch.setattr(bars, "_EVERY", 0.0)
+    monkeypatch.setattr(bars, "_LOOK", 0.001)
     data = b"x" * 3_000_000
     source = Fake({"v1": layers((sha256_digest(data), len(data), "x"))})
     source.blobs[sha256_digest(data)] = data
     target = LayoutDirectory(tmp_path / "to")
-    put, say, reported = LayoutDirectory.put_blob, progress.Bars.say, threading.Event()
+    put, say, reported = LayoutDirectory.put_blob, bars.Bars.say, threading.Event()
 
     def slow(self: LayoutDirectory, blob: Descriptor, content: IO[bytes]) -> None:
         put(self, blob, content)
@@ -247,12 +247,12 @@ def test_progress_is_reported_at_intervals(
             reported.clear()
             assert reported.wait(600)
 
-    def seen(self: progress.Bars, line: str) -> None:
+    def seen(self: bars.Bars, line: str) -> None:
         say(self, line)
         reported.set()
 
     monkeypatch.setattr(LayoutDirectory, "put_blob", slow)
-    monkeypatch.setattr(progress.Bars, "say", seen)
+    monkeypatch.setattr(bars.Bars, "say", seen)
     copy_image(source, "v1", target, "v1", jobs=1)
     said = capsys.readouterr()
     assert said.out == ""

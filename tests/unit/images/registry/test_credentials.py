@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.images.registry.auth import find_credential
+from builder.images.registry.transport import find_credential
 
 if TYPE_CHECKING:
     from pathlib import Path

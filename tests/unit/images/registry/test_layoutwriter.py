@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.images.engines.model import BuildRequest, BuiltImage
 from builder.images.engines.oci import OciEngine, base_bytes
+from builder.images.registry.copy import layout_place
 from builder.images.registry.layout import (
     REF_NAME,
     LayoutDirectory,
@@ -21,7 +22,6 @@ from builder.images.registry.layout import (
     check_layout_target,
     work_folder,
 )
-from builder.images.registry.locations import layout_place
 from builder.images.registry.model import OCI_MANIFEST, Descriptor, RawManifest, sha256_digest
 from tests.unit.fakeregistry import manifest
 from tests.unit.fakes import BACKEND, copy_op, fake_base, make_layer, make_plan_of, vllm_files
@@ -29,7 +29,7 @@ from tests.unit.imagefiles import put_vllm
 from tests.unit.images.engines.test_patched import base_of
 
 if TYPE_CHECKING:
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
     from tests.unit.caller import Call
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
+from builder.images.registry.copy import Locations
 from builder.images.registry.layout import REF_NAME, LayoutDirectory
-from builder.images.registry.locations import Locations
 from builder.images.registry.model import (
     MANIFEST_LIMIT,
     OCI_INDEX,

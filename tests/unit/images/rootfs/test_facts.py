@@ -13,8 +13,8 @@ from builder.errors import RemoteError
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import OCI_LAYER_GZIP
 from builder.images.rootfs.facts import CONTENT_BYTES, NotRecorded, RecordedFiles
+from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.index import Row
-from builder.images.rootfs.layers import LayerCache
 from builder.images.rootfs.view import Rootfs
 from tests.unit.fakes import dist_files
 from tests.unit.imagefiles import Item, folder, hardlink, packed, put, symlink, tar_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builder.errors import UsageError
-from builder.layers.conversion.layers import ModOps, mod_files, read_mod
+from builder.layers.conversion import ModOps, mod_files, read_mod
 
 HUNK = "@@ -1,4 +1,4 @@\n one\n two\n-three\n+drei\n four\n"
 PATCH = f"--- a/vllm/x.py\n+++ b/vllm/x.py\n{HUNK}".encode()

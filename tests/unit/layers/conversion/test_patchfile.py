@@ -1,7 +1,7 @@
 import pytest
 
 from builder.errors import UsageError
-from builder.layers.conversion.layers import patch_ops, read_patch
+from builder.layers.conversion import patch_ops, read_patch
 
 HUNK = "@@ -1,4 +1,4 @@\n one\n two\n-three\n+drei\n four\n"
 

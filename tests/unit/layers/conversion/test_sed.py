@@ -1,6 +1,6 @@
 import pytest
 
-from builder.layers.conversion.layers import Replacement, read_sed
+from builder.layers.conversion import Replacement, read_sed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from builder.layers.conversion.shell import UNKNOWN, Command, read_script
+from builder.layers.shell import UNKNOWN, Command, read_script
 
 
 def read(text: str) -> list[Command]:

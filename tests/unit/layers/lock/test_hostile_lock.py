@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.documents.pulls import Pin
+from builder.common.plan import Pin
 from builder.errors import Exit, SparkBuildError
 from builder.images.rootfs.facts import RecordedFiles
-from builder.layers.lock.entry import wheels_of
-from builder.layers.lock.facts import folder_of, read_facts, write_facts
-from builder.layers.lock.file import NAME, Lock, read_lock
+from builder.layers.lock import NAME, Lock, folder_of, read_facts, read_lock, wheels_of, write_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,22 +12,21 @@ import pytest
 
 from builder.applier.digests import canonical_json, sha256_hex
 from builder.common import paths
-from builder.common.model.plan import PLAN_SCHEMA
-from builder.common.model.reference import Ref
+from builder.common.plan import PLAN_SCHEMA
 from builder.common.programs import APPLIER, VERIFIER
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.diagnose.catalog import load_catalog
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
-from builder.images.engines import metadata, toolfiles
-from builder.images.engines.metadata import read_plan
+from builder.images.engines import metadata
+from builder.images.engines.metadata import maker, programs, read_plan, written
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
-from builder.images.engines.toolfiles import maker, programs, written
 from builder.layers.catalog import Expectation, Profile, Selection
-from builder.layers.plan.planner import make_plan
-from builder.pipeline.rebuild.replan import replan
+from builder.layers.planner import make_plan
+from builder.pipeline.rebuild import replan
 from builder.probes import TERMS
 from builder.publishing.subject import Baked
 from tests.unit.fakes import (
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from builder.common.model.plan import BuildPlan
+    from builder.common.plan import BuildPlan
 
 LINE = Expectation(when={}, kind="nvfp4-linear", line="MarlinNvFp4LinearKernel")
 PROFILE = Profile(
@@ -134,7 +133,7 @@ def at_another_time(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_another_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(toolfiles, "__version__", "99.0")
+    patch.setattr(metadata, "__version__", "99.0")
 
 
 def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
@@ -216,7 +215,7 @@ def test_after_the_plan_clock_and_environment_are_ignored(
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         monkeypatch.setattr("time.time", lambda: 4e9)
         monkeypatch.setattr("sys.argv", ["spark-build", "image", "--single-layer"])
-        monkeypatch.setattr(toolfiles, "__version__", "99.0")
+        monkeypatch.setattr(metadata, "__version__", "99.0")
         monkeypatch.chdir("/")
 
     before = Asked(tmp_path / "one")()

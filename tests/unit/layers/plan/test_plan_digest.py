@@ -12,9 +12,16 @@ from builder.applier.receipts import FileEntry, Receipt
 from builder.applier.trees import Content
 from builder.applier.values import read_value
 from builder.common.document import read
-from builder.common.documents.compiled import FoundSources, PinnedWheel, StageRequest
-from builder.common.documents.plan import ExpectedChoice
-from builder.common.model.plan import BuildPlan, LayerDecision, Maker, digest_of
+from builder.common.plan import (
+    BuildPlan,
+    ExpectedChoice,
+    FoundSources,
+    LayerDecision,
+    Maker,
+    PinnedWheel,
+    StageRequest,
+    digest_of,
+)
 from tests.unit.fakes import BACKEND, fake_base, make_layer, vllm_files
 
 PIN = WheelPin("lib", "2", "lib-2-py3-none-any.whl", "1" * 64, 7, "any", "py3")

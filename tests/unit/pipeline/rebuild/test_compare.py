@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.pipeline.rebuild.compare import (
-    by_variable,
-    byte_range,
-    compare_documents,
-    compare_rows,
-)
+from builder.pipeline.rebuild import by_variable, byte_range, compare_documents, compare_rows
 
 
 @pytest.mark.parametrize(

@@ -16,23 +16,24 @@ from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.probes.dispatch_expect import Answer, Failure
-from builder.proof.checks import Check
-from builder.proof.kinds import KINDS
-from builder.proof.recorded import Outcome, setting
-from builder.proof.recorded.documents import Matrix, MatrixRow, Record, Records
-from builder.proof.recorded.record import (
-    file_of,
-    inputs_digest,
-    read_records,
-    record_bytes,
-    stale_records,
-)
-from builder.proof.recorded.table import (
+from builder.proof.checks import KINDS, Check
+from builder.proof.recorded import (
+    Matrix,
+    MatrixRow,
+    Outcome,
+    Record,
+    Records,
     choices_table,
     default_table,
+    file_of,
+    inputs_digest,
     profile_parts,
     ranges,
+    read_records,
+    record_bytes,
     render,
+    setting,
+    stale_records,
     unmet,
 )
 from tests.documents import validated, validator

@@ -12,14 +12,13 @@ from docker.errors import APIError
 from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's own name
 
 from builder.cli.distribute import name_on_nodes
-from builder.common.model.reference import Ref
+from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.image import InEngine
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
-from builder.publishing.distribute.engineimage import layers_of_all, saved, store
-from builder.publishing.distribute.node import NodeFacts
+from builder.publishing.distribute import NodeFacts, layers_of_all, saved, store
 from builder.publishing.sources import EngineImage
 from builder.publishing.subject import read_subject
 from tests.unit.imagefiles import Item, put_image, put_index, tar_of
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from builder.publishing.distribute.node import Node
+    from builder.publishing.distribute import Node
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 BASE, PATCH = tar_of(Item("base", b"b" * 5000)), tar_of(Item("patch", b"p" * 700))

@@ -1,1 +1,0 @@
-"""The local cache: list its contents, and free space."""

@@ -1,1 +1,0 @@
-"""JSON documents that several packages share: plans, and pinned pull requests."""

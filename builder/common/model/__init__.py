@@ -1,1 +1,0 @@
-"""Values that every step of a build uses: base, platform, plan."""

@@ -1,0 +1,831 @@
+"""Turns patches, patch series and mods that users already have into layers.
+
+A patch file is as git or as ``diff -u`` writes it.  A mod is a folder or zip file with ``run.sh``:
+eugr's scripts and sparkrun run it in a container before the server starts.  The script is read, not
+run.  Its changes to files of installed packages become ops; other commands are reported with their
+line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from builder.applier.versions import normalize
+from builder.common.diffs import Section, read_sections
+from builder.common.pypi import write_atomically
+from builder.errors import UsageError
+from builder.layers.layerfile import load_layer
+from builder.layers.pulls import Layout, Project, described_projects, project_of, take_apart
+from builder.layers.shell import UNKNOWN, Command, read_script
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from builder.layers.pulls import Parts
+
+
+# -------------------------------------------------------------------------------------- a new layer
+
+
+#: After layers that replace whole distributions (10 to 40), like those that edit vLLM.
+ORDER = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOp:
+    """One ``[[variant.op]]`` table; ``comments`` go above it."""
+
+    keys: Mapping[str, str | int | Sequence[str] | Mapping[str, str]]
+    comments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A new layer."""
+
+    name: str
+    package: str
+    summary: str
+    origin: str
+    ops: tuple[DraftOp, ...]
+    #: name in the layer's folder -> content
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    #: changes of the source that do not affect an installed package, with the reason
+    dropped: tuple[str, ...] = ()
+    #: parts that could not be converted, with their position in the source
+    unconverted: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    series: str = ""
+
+
+def layer_text(draft: Draft, today: datetime.date) -> str:
+    """The ``layer.toml`` of a draft."""
+    lines = [f"# NOT CONVERTED, add it or leave it out: {text}" for text in draft.unconverted]
+    lines += [
+        f"summary = {toml_value(draft.summary)}",
+        'description = """',
+        "Why it exists, and what goes wrong without it.",
+        '"""',
+        f"order = {ORDER}",
+    ]
+    if draft.after:
+        lines.append(f"after = {toml_value(draft.after)}")
+    if draft.series:
+        lines.append(f"series = {toml_value(draft.series)}")
+    lines += [
+        f"package = {toml_value(draft.package)}",
+        "",
+        "[provenance]",
+        f"origin = {toml_value(draft.origin)}",
+        'forwarded = "no"',
+        'applied-upstream = "no"',
+        f"last-update = {today.isoformat()}",
+        "",
+        "[[variant]]",
+        'name = "every-release"',
+        "# Every release in this range is searched for the text; narrow it to leave releases out.",
+        f'when = {{ {toml_value(draft.package)} = ">=0" }}',
+    ]
+    lines += [f"# left out: {text}" for text in draft.dropped]
+    for op in draft.ops:
+        lines += ["", *(f"# {text}" for text in op.comments), "[[variant.op]]"]
+        lines += [f"{key} = {toml_value(value)}" for key, value in op.keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: str | int | Sequence[str] | Mapping[str, str]) -> str:
+    """A TOML value; JSON's strings are TOML's basic strings, except for surrogate pairs."""
+    if isinstance(value, (str, int)):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return (
+            "{ " + ", ".join(f"{toml_value(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
+        )
+    return "[" + ", ".join(toml_value(item) for item in value) + "]"
+
+
+# -------------------------------------------------------------------------------------- patch files
+
+
+#: A file of an installed package in any environment.
+_INSTALLED = re.compile(r"^.*?/?(?:site|dist)-packages/")
+#: The keys of an op, as TOML has them.
+OpKeys = dict[str, "str | int | Sequence[str] | Mapping[str, str]"]
+#: Maximum number of leading folders to strip, as with ``patch -p``.
+_STRIPPED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One patch file, taken apart: which of its files are installed, compiled or neither."""
+
+    name: str
+    parts: Parts
+
+    @property
+    def package(self) -> str:
+        """The distribution that it changes."""
+        return self.parts.project.package
+
+
+def read_patch(
+    name: str,
+    data: bytes,
+    *,
+    repository: str = "",
+    package: str = "",
+    exclude: Sequence[str] = (),
+) -> Patch:
+    """Parse a patch file.
+
+    Args:
+        name: its name in messages.
+        data: the unified diff, with or without a mail header.
+        repository: the ``OWNER/REPO`` of its paths; by default the paths decide.
+        package: the distribution of an unknown repository; by default the paths decide.
+        exclude: ``fnmatch`` patterns of paths to leave out.
+
+    Raises:
+        UsageError: it is not a diff, changes one file twice, changes several packages, or changes
+            an installed file in a way that a text diff cannot express.
+    """
+    try:
+        sections = read_sections(_as_git(data))
+    except UsageError as error:
+        raise UsageError(
+            f"{name}: {error}",
+            hint="one patch per file: git format-patch writes a folder of them, "
+            "and --from-series reads it",
+        ) from None
+    sections = [_installed(section) for section in sections]
+    stripped = _stripped(name, sections, repository, package)
+    if stripped is None:
+        paths = ", ".join(section.path for section in sections[:3])
+        raise UsageError(
+            f"{name}: cannot tell which package has these files: {paths}",
+            hint="give --project OWNER/REPO or --package DISTRIBUTION",
+        )
+    project, sections = stripped
+    return Patch(name=name, parts=take_apart(name, sections, project, exclude=exclude))
+
+
+def _as_git(data: bytes) -> bytes:
+    """The diff with a ``diff --git`` line for each file."""
+    if re.search(rb"^diff --git ", data, re.MULTILINE):
+        return data
+    lines = data.replace(b"\r\n", b"\n").split(b"\n")
+    out: list[bytes] = []
+    at = 0
+    while at < len(lines):
+        three = [line[:4] for line in lines[at : at + 3]]
+        if three == [b"--- ", b"+++ ", b"@@ -"]:
+            out += _git_header(lines[at][4:], lines[at + 1][4:])
+            at += 2
+            continue
+        out += lines[at : at + 1] if out else []
+        at += 1
+    if not out:
+        raise UsageError("it is not a unified diff")
+    return b"\n".join(out)
+
+
+def _git_header(old: bytes, new: bytes) -> list[bytes]:
+    before, after = (side.split(b"\t")[0].strip() for side in (old, new))
+    path = _plain(before if after == b"/dev/null" else after)
+    lines = [b"diff --git a/%s b/%s" % (path, path)]
+    if before == b"/dev/null":
+        lines += [b"new file mode 100644", b"--- /dev/null"]
+    else:
+        lines.append(b"--- a/" + path)
+    if after == b"/dev/null":
+        lines.insert(1, b"deleted file mode 100644")
+    return [*lines, b"+++ /dev/null" if after == b"/dev/null" else b"+++ b/" + path]
+
+
+def _plain(path: bytes) -> bytes:
+    """A path without ``a/`` or ``b/``, and below site-packages if it is in one."""
+    text = re.sub(rb"^[ab]/", b"", path)
+    return re.sub(rb"^.*?(?:site|dist)-packages/", b"", text).lstrip(b"/")
+
+
+def _installed(section: Section) -> Section:
+    old, new = (_INSTALLED.sub("", path) if path else path for path in (section.old, section.new))
+    return section.moved(old, new)
+
+
+def _stripped(
+    name: str, sections: Sequence[Section], repository: str, package: str
+) -> tuple[Project, list[Section]] | None:
+    """The project that matches the paths, and the sections with its paths."""
+    for level in range(_STRIPPED + 1):
+        moved = [s.moved(_strip(s.old, level), _strip(s.new, level)) for s in sections]
+        paths = [section.path for section in moved]
+        if repository:
+            project = project_of(repository, paths)
+            if project and any(
+                project.compiled(path) or any(layout.target(path) for layout in project.layouts)
+                for path in paths
+            ):
+                return project, moved
+            continue
+        found = [p for p in described_projects() if any(map(p.owns, paths))]
+        if len(found) > 1:
+            names = " and ".join(project.package for project in found)
+            raise UsageError(
+                f"{name} changes {names}", hint="split it: a layer changes one package"
+            )
+        if found:
+            return found[0], moved
+    if package:
+        module = sections[0].path.partition("/")[0]
+        roots = ((f"{module}/", f"{module}/"),)
+        layouts = (Layout(when={}, roots=roots),)
+        return Project(
+            repository="", package=normalize(package), layouts=layouts, described=False
+        ), list(sections)
+    return None
+
+
+def _strip(path: str | None, level: int) -> str | None:
+    """``patch -p``: the path without its first ``level`` folders, if it has so many."""
+    if path is None or not level:
+        return path
+    parts = path.split("/", level)
+    return parts[-1] if len(parts) > level else path
+
+
+def patch_ops(patch: Patch) -> list[tuple[OpKeys, bytes]]:
+    """The ops of a patch, and the text of each op's file."""
+    ops: list[tuple[OpKeys, bytes]] = []
+    stem = PurePosixPath(patch.name).stem
+    several = sum(1 for _, sections in patch.parts.installed if sections) > 1
+    for number, (layout, sections) in enumerate(patch.parts.installed, 1):
+        if not sections:
+            continue
+        file = f"{stem}-{number}.patch" if several else f"{stem}.patch"
+        op: OpKeys = {"op": "diff", "file": file}
+        if layout.when:
+            op["if"] = dict(layout.when)
+        ops.append((op, b"".join(section.render() for section in sections)))
+    if patch.parts.compiled:
+        file = f"{stem}-compiled.patch"
+        op = {"op": "compile", "source": "vllm", "file": file, "arch": "12.1a"}
+        ops.append((op, b"".join(s.render() for s in patch.parts.compiled)))
+    return ops
+
+
+# ------------------------------------------------------------------------------------------- sed -i
+
+
+#: Special characters of basic regular expressions; a dot is literal (see ``Replacement``).
+_SPECIAL = re.compile(r"(?<!\\)[*\[\]^$]|\\[(){}+?|<>bwWsS1-9]")
+_SPECIAL_EXTENDED = re.compile(r"(?<!\\)[*\[\]^$(){}+?|]|\\[<>bwWsS1-9]")
+_ESCAPED = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A literal text and what replaces it.
+
+    A dot in the pattern is read literally: the layer then requires exactly this text, and a
+    file without it is drift.
+    """
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SedCommand:
+    """A ``sed`` command line: the replacements and the files, or why it cannot be converted."""
+
+    replacements: tuple[Replacement, ...] = ()
+    files: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def read_sed(words: Sequence[str]) -> SedCommand:
+    """Read the words of a ``sed`` command, including its name."""
+    scripts: list[str] = []
+    rest: list[str] = []
+    in_place = extended = False
+    arguments = iter(words[1:])
+    for word in arguments:
+        if word in ("-e", "--expression"):
+            scripts.append(next(arguments, ""))
+        elif word.startswith("--in-place") or re.fullmatch(r"-[nErsz]*i.*", word):
+            in_place = True
+            extended |= bool(re.match(r"-[nsz]*[Er]", word))
+        elif word in ("-E", "-r", "--regexp-extended"):
+            extended = True
+        elif word.startswith("-"):
+            return SedCommand(problem=f"its option {word}")
+        else:
+            rest.append(word)
+    if not scripts and rest:
+        scripts.append(rest.pop(0))
+    if not in_place:
+        return SedCommand(problem="it changes no file (no -i)")
+    made: list[Replacement] = []
+    for script in scripts:
+        found = _substitution(script.strip(), extended=extended)
+        if isinstance(found, str):
+            return SedCommand(problem=found, files=tuple(rest))
+        made.append(found)
+    return SedCommand(replacements=tuple(made), files=tuple(rest))
+
+
+def _substitution(script: str, *, extended: bool) -> Replacement | str:
+    """The replacement of one ``s`` command, or why it is not a literal one."""
+    if len(script) < 4 or script[0] != "s" or script[1].isalnum():
+        return f"the sed command {script!r} is not a plain s/old/new/"
+    mark = re.escape(script[1])
+    match = re.fullmatch(
+        rf"s{mark}((?:\\.|(?!{mark}).)*){mark}((?:\\.|(?!{mark}).)*){mark}(g?)", script
+    )
+    if match is None:
+        return f"the sed command {script!r} is not a plain s/old/new/"
+    old, new = match[1], match[2]
+    if (_SPECIAL_EXTENDED if extended else _SPECIAL).search(old):
+        return f"the pattern {old!r} is a regular expression"
+    if re.search(r"(?<!\\)&|\\[1-9]", new):
+        return f"the replacement {new!r} refers to what was matched"
+    return Replacement(old=_literal(old), new=_literal(new.replace(r"\n", "\n")))
+
+
+def _literal(text: str) -> str:
+    return _ESCAPED.sub(r"\1", text)
+
+
+# --------------------------------------------------------------------------------------------- mods
+
+
+#: Size limit of a file in a mod's zip; patches and Python files are far smaller.
+_LARGEST = 16 << 20
+#: Commands that change nothing in an installed package.
+_HARMLESS = frozenset(
+    (  # noqa: SIM905 - readable as a list of commands
+        "set cd echo printf test [ [[ : true false exit return shift local readonly declare chmod "
+        "command which grep egrep cat head tail awk tee mkdir ls pwd dirname basename id trap "
+        "unset source . shopt find sleep wait export wc sort tr cut"
+    ).split()
+)
+_SITE = re.compile(r"(?:site|dist)-packages/?(.*)$", re.DOTALL)
+_PULL = re.compile(
+    r"[/.]github(?:usercontent)?\.com/(?:raw/)?([\w.-]+/[\w.-]+)/pull/(\d+)\.(?:diff|patch)"
+)
+_SERVER = "VLLM_"
+
+
+@dataclass
+class ModOps:
+    """The result of reading a mod."""
+
+    ops: list[DraftOp] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    unconverted: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+
+
+def mod_files(path: Path) -> dict[str, bytes]:
+    """The files of a mod, by their path in it; large ones, which no op holds, are left out.
+
+    Raises:
+        UsageError: it is neither a folder nor a zip file with ``run.sh``.
+    """
+    files: dict[str, bytes] = {}
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.stat().st_size <= _LARGEST:
+                files[file.relative_to(path).as_posix()] = file.read_bytes()
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if not info.is_dir() and info.file_size <= _LARGEST:
+                    files[info.filename] = archive.read(info)
+    if "run.sh" not in files:
+        raise UsageError(f"{path} is not a mod: it has no run.sh")
+    return files
+
+
+def read_mod(name: str, files: Mapping[str, bytes], package: str = "") -> ModOps:
+    """Convert a mod to ops.
+
+    Raises:
+        UsageError: a patch of the mod is malformed or changes several packages.
+    """
+    reader = _Mod(name, files, package)
+    for command in read_script(files["run.sh"]):
+        reader.command(command)
+    return reader.found
+
+
+class _Mod:
+    def __init__(self, name: str, files: Mapping[str, bytes], package: str) -> None:
+        self.name, self.files, self.package = name, files, package
+        self.found = ModOps()
+
+    def command(self, command: Command) -> None:
+        if command.exports:
+            self.export(command)
+            return
+        name = command.name.replace("-", "_")
+        if name in ("python3", "python", "pip", "pip3", "uv"):
+            self.python(command)
+            return
+        handler = getattr(self, f"do_{name}", None) if name.isidentifier() else None
+        if handler:
+            handler(command)
+        elif name not in _HARMLESS and not (name == "rm" and "__pycache__" in command.text):
+            self.skip(command, "spark-build has no op for it")
+
+    def skip(self, command: Command, why: str) -> None:
+        first = command.text.splitlines()[0] if command.text else command.name
+        text = first if len(first) <= 100 else first[:97] + "..."
+        self.found.unconverted.append(f"run.sh line {command.line}: {text} ({why})")
+
+    def add(self, command: Command, keys: OpKeys) -> None:
+        comments = [f"run.sh line {command.line}"]
+        if command.inside:
+            comments.append(f"the mod does this only inside {', '.join(command.inside)}")
+        op = DraftOp(keys=dict(keys), comments=(", ".join(comments),))
+        if all(op.keys != other.keys for other in self.found.ops):
+            self.found.ops.append(op)
+
+    # -- one method for each command
+
+    def do_patch(self, command: Command) -> None:
+        words = list(command.words[1:])
+        if "--dry-run" in words:
+            return
+        named = [words[i + 1] for i, w in enumerate(words[:-1]) if w in ("-i", "--input")]
+        self.patch(command, named[0] if named else command.stdin)
+
+    def do_git(self, command: Command) -> None:
+        words = command.words
+        if "apply" not in words:
+            self.skip(command, "spark-build has no op for it")
+            return
+        arguments = words[words.index("apply") + 1 :]
+        if any(word in ("--check", "--stat", "--summary") for word in arguments):
+            return
+        if any(word in ("-R", "--reverse") for word in arguments):
+            self.skip(command, "it reverts a patch")
+            return
+        exclude = [w.partition("=")[2] for w in arguments if w.startswith("--exclude=")]
+        files = [w for w in arguments if not w.startswith("-")]
+        for file in files or [command.stdin]:
+            self.patch(command, file, exclude)
+
+    def patch(self, command: Command, file: str, exclude: list[str] | None = None) -> None:
+        """A patch in the mod's folder, or a pull request that the mod downloads."""
+        source = command.source
+        if source is not None and source.name in ("curl", "wget"):
+            self.pull(command, source, exclude or [])
+            return
+        name = self.own_file(file)
+        if name is None:
+            self.skip(command, "the patch is not a file of the mod")
+            return
+        patch = read_patch(name, self.files[name], package=self.package, exclude=exclude or ())
+        self.package_of(patch)
+        for op, text in patch_ops(patch):
+            stored = str(op["file"])
+            self.found.files[stored] = text
+            self.add(command, op)
+        self.found.dropped += [f"{path} of {name} ({why})" for path, why in patch.parts.dropped]
+
+    def package_of(self, patch: Patch) -> None:
+        if patch.package not in self.found.packages:
+            self.found.packages.append(patch.package)
+
+    def pull(self, command: Command, source: Command, exclude: list[str]) -> None:
+        match = next(filter(None, (_PULL.search(word) for word in source.words)), None)
+        if match is None:
+            self.skip(command, "it downloads a patch that is not a pull request of GitHub")
+            return
+        keys: OpKeys = {"op": "pull", "pull": f"{match[1]}#{match[2]}"}
+        if exclude:
+            keys["exclude"] = exclude
+        self.add(command, keys)
+
+    def do_curl(self, command: Command) -> None:
+        if not any(_PULL.search(word) for word in command.words):
+            self.skip(command, "it downloads a file that is not pinned")
+
+    do_wget = do_curl
+
+    def do_sed(self, command: Command) -> None:
+        if not any(re.match(r"-\w*i|--in-place", word) for word in command.words[1:]):
+            return  # it prints: nothing changes
+        read = read_sed(command.words)
+        if read.problem:
+            self.skip(command, read.problem)
+            return
+        for file in read.files:
+            path = self.installed(command, file)
+            if path is None:
+                self.skip(command, "which file it edits is known only when it runs")
+                return
+            for one in read.replacements:
+                if UNKNOWN in one.old + one.new:
+                    self.skip(command, "its texts are known only when it runs")
+                    return
+                keys: OpKeys = {
+                    "op": "replace",
+                    "file": path,
+                    "old": one.old,
+                    "new": one.new,
+                    "count": 1,
+                }
+                self.add(command, keys)
+
+    def do_cp(self, command: Command) -> None:
+        words = [word for word in command.words[1:] if not word.startswith("-")]
+        target = self.installed(command, words[-1]) if len(words) > 1 else None
+        if target is None:
+            self.skip(command, "it does not copy into an installed package")
+            return
+        for word in words[:-1]:
+            names = self.own_files(word)
+            if not names:
+                self.skip(command, f"{word.replace(UNKNOWN, '...')} is not a file of the mod")
+            for name in names:
+                folder = words[-1].endswith("/") or not PurePosixPath(target).suffix
+                base = PurePosixPath(name).name
+                to = str(PurePosixPath(target) / base) if folder else target
+                self.found.files[base] = self.files[name]
+                self.add(command, {"op": "copy", "from": base, "to": to})
+
+    do_install = do_cp
+
+    def python(self, command: Command) -> None:
+        words = [w for w in command.words if w != "-m"]
+        if "install" in words and any(w in ("pip", "pip3") or w.endswith("/pip") for w in words):
+            self.pip(command, words[words.index("install") + 1 :])
+        elif command.words[0] in ("pip", "pip3", "uv") and not {"uninstall"} & set(words):
+            return  # it prints
+        elif "-c" in words and not re.search(r"\bwrite|open\([^)]*['\"]w", command.text):
+            return  # it looks
+        else:
+            self.skip(command, "a Python program: write what it edits as replace ops, or as a hook")
+
+    def pip(self, command: Command, words: list[str]) -> None:
+        for word in words:
+            if word.startswith("-"):
+                continue
+            try:
+                wanted = Requirement(word)
+            except InvalidRequirement:
+                self.skip(command, f"{word.replace(UNKNOWN, '...')} is not a released wheel")
+                continue
+            exact = [s.version for s in wanted.specifier if s.operator == "=="]
+            if len(exact) != 1 or exact[0].endswith(".*"):
+                self.skip(command, f"{word} has no exact version")
+                continue
+            keys: OpKeys = {"op": "wheel", "distribution": wanted.name, "version": exact[0]}
+            self.add(command, keys)
+
+    def export(self, command: Command) -> None:
+        """A variable: ``export`` in ``run.sh`` does not reach the server, an ``env`` op does."""
+        for name, value in command.exports:
+            if UNKNOWN in value:
+                self.skip(command, "its value is known only when it runs")
+            elif name.startswith(_SERVER):
+                self.add(command, {"op": "env", "name": name, "value": value})
+            elif name not in ("PATH", "PYTHONPATH"):
+                why = f"give its op the reader: the file that reads {name}"
+                self.skip(command, why)
+
+    # -- paths
+
+    def own_file(self, word: str) -> str | None:
+        return next(iter(self.own_files(word)), None)
+
+    def own_files(self, word: str) -> list[str]:
+        """The mod's files for a word, which may have an unknown folder or be a pattern."""
+        name = word.rpartition(UNKNOWN)[2].removeprefix("/").removeprefix("./")
+        name = re.sub(rf"^/?workspace/mods/{re.escape(self.name)}/", "", name)
+        return [file for file in self.files if fnmatchcase(file, name)] if name else []
+
+    def installed(self, command: Command, word: str) -> str | None:
+        """The path below site-packages for a word, or None."""
+        match = _SITE.search(word)
+        if match:
+            return None if UNKNOWN in match[1] else match[1] or "."
+        if UNKNOWN in word or word.startswith("/"):
+            return None
+        folder = _SITE.search(command.folder)
+        return str(PurePosixPath(folder[1]) / word) if folder else None
+
+
+# ------------------------------------------------------------------------------------ layer folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How to map the paths of a patch; empty means from the paths themselves."""
+
+    #: ``OWNER/REPO`` that the paths belong to
+    repository: str = ""
+    #: the distribution that changes
+    package: str = ""
+    #: ``fnmatch`` patterns of paths to leave out
+    exclude: tuple[str, ...] = ()
+
+    def patch(self, file: Path) -> Patch:
+        """One patch file.
+
+        Raises:
+            UsageError: it cannot be read, or is not a diff of one package.
+        """
+        return read_patch(
+            file.name,
+            _read(file),
+            repository=self.repository,
+            package=self.package,
+            exclude=self.exclude,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source of new layers: a pull request, patch files, a series' folder, or a mod.
+
+    Raises:
+        UsageError: several sources are given.
+    """
+
+    pull: str = ""
+    patches: tuple[Path, ...] = ()
+    series: Path | None = None
+    mod: Path | None = None
+
+    def __post_init__(self) -> None:
+        options = {
+            "--from-pr": self.pull,
+            "--from-patch": self.patches,
+            "--from-series": self.series,
+            "--from-mod": self.mod,
+        }
+        given = [option for option, value in options.items() if value]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} cannot be combined", hint="use one of them")
+
+    @property
+    def converts(self) -> bool:
+        """Whether there are files to convert."""
+        return bool(self.patches or self.series or self.mod)
+
+    def drafts(self, name: str, reading: Reading) -> list[Draft]:
+        """The layers, in the order in which they apply.
+
+        Raises:
+            UsageError: it cannot be read or converted.
+        """
+        if self.series is not None:
+            return from_series(name, self.series, reading)
+        if self.mod is not None:
+            return [from_mod(name, self.mod, reading)]
+        return [from_patches(name, self.patches, reading)]
+
+
+def from_patches(name: str, files: Sequence[Path], reading: Reading) -> Draft:
+    """One layer with the changes of patch files, in their order.
+
+    Raises:
+        UsageError: a file is not a diff, the files change several packages, or none of them
+            changes an installed package.
+    """
+    patches = [reading.patch(file) for file in files]
+    packages = sorted({patch.package for patch in patches})
+    if len(packages) > 1:
+        raise UsageError(
+            f"the patches change {' and '.join(packages)}, but a layer changes one package",
+            hint="create one layer for each package",
+        )
+    ops, contents = [], {}
+    for patch in patches:
+        for op, text in patch_ops(patch):
+            if str(op["file"]) in contents:
+                raise UsageError(f"two patches are called {op['file']}", hint="rename one")
+            contents[str(op["file"])] = text
+            ops.append(DraftOp(keys=op))
+    return _checked(
+        Draft(
+            name=name,
+            package=packages[0],
+            summary=_subject(files[0]) or ", ".join(file.name for file in files),
+            origin=f"vendor, {', '.join(file.name for file in files)}",
+            ops=tuple(ops),
+            files=contents,
+            dropped=tuple(f"{path} ({why})" for p in patches for path, why in p.parts.dropped),
+        ),
+        ", ".join(file.name for file in files),
+    )
+
+
+def from_series(name: str, folder: Path, reading: Reading) -> list[Draft]:
+    """A layer for each patch of a quilt series, each after the one before it.
+
+    Raises:
+        UsageError: ``folder`` has no ``series`` file, or a patch of it cannot be read.
+    """
+    file = folder / "series"
+    lines = _read(file).decode("utf-8", "replace").splitlines()
+    names = [line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip()]
+    if not names:
+        raise UsageError(f"{file} lists no patch")
+    drafts: list[Draft] = []
+    for one in names:
+        stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(one).stem.lower()).strip("-.")
+        draft = from_patches(f"{name}-{stem}", [folder / one], reading)
+        after = (drafts[-1].name,) if drafts else ()
+        drafts.append(replace(draft, after=after, series=name))
+    return drafts
+
+
+def from_mod(name: str, path: Path, reading: Reading) -> Draft:
+    """A layer with the changes of a mod's ``run.sh`` to installed packages, as far as readable.
+
+    Raises:
+        UsageError: it is not a mod, or nothing can be converted.
+    """
+    found = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
+    tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in found.ops]
+    if not found.ops:
+        raise UsageError(
+            f"nothing in {path} can be converted; start from an example instead:\n  "
+            + "\n  ".join(found.unconverted),
+            hint="spark-build layers new NAME",
+        )
+    guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
+    return Draft(
+        name=name,
+        package=reading.package or (found.packages or [guess])[0],
+        summary=f"what the mod {path.name} does",
+        origin=f"vendor, mod {path.name}",
+        ops=tuple(found.ops),
+        files=found.files,
+        dropped=tuple(found.dropped),
+        unconverted=tuple(found.unconverted),
+    )
+
+
+def write_drafts(drafts: Sequence[Draft], directory: Path, today: datetime.date) -> list[Path]:
+    """Write each draft as a folder below ``directory`` and load it, as ``layers check`` does.
+
+    All folders are written, or none.
+
+    Raises:
+        UsageError: a folder exists, or a layer would not be valid.
+    """
+    folders = [directory / draft.name for draft in drafts]
+    for folder in folders:
+        if folder.exists():
+            raise UsageError(f"{folder} already exists", hint="--in DIR")
+    try:
+        for folder, draft in zip(folders, drafts, strict=True):
+            folder.mkdir(parents=True)
+            for name, content in draft.files.items():
+                write_atomically(folder / name, content)
+            write_atomically(folder / "layer.toml", layer_text(draft, today).encode())
+            load_layer(folder)
+    except BaseException:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folders
+
+
+def _checked(draft: Draft, subject: str) -> Draft:
+    if not draft.ops:
+        dropped = ", ".join(draft.dropped) or "nothing"
+        raise UsageError(f"{subject} changes no file of an installed package: {dropped}")
+    return draft
+
+
+def _subject(file: Path) -> str:
+    """The subject of a mail, as ``git format-patch`` writes it."""
+    head = _read(file)[:4096].decode("utf-8", "replace")
+    match = re.search(r"^Subject: (?:\[PATCH[^\]]*\] )?(.+)$", head, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None

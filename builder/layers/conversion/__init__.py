@@ -1,1 +1,0 @@
-"""Turns patches, patch series and mods that users already have into layers."""

@@ -1,1 +1,0 @@
-"""Make plans: judge each layer on a base, and pin its inputs."""

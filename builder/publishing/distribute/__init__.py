@@ -1,1 +1,0 @@
-"""Copy an image to machines over SSH; each fetches only the layers that it lacks."""
