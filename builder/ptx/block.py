@@ -184,6 +184,13 @@ class Views(dict[int, list["NDArray[Any]"]]):
         return rows
 
 
+#: The numbers of all lanes, and masks of all and of none; they are never changed.
+_LANES = np.arange(LANES)
+ALL, _NONE = np.full(LANES, True), np.full(LANES, False)
+for _fixed in (_LANES, ALL, _NONE):
+    _fixed.flags.writeable = False
+
+
 class Warp:
     """32 lanes of a block."""
 
@@ -274,12 +281,12 @@ class Warp:
     def live(self) -> NDArray[np.bool_]:
         """The lanes that have not ended."""
         if self.pcs is None:
-            return np.full(LANES, not self.done)
+            return _NONE if self.done else ALL
         return self.pcs < EXIT
 
     def lanes(self, mask: Any) -> NDArray[np.intp]:
         """The numbers of the lanes that take part."""
-        return np.arange(LANES) if mask is True else np.flatnonzero(mask)
+        return _LANES if mask is True else np.flatnonzero(mask)
 
 
 @dataclass
@@ -359,7 +366,7 @@ class Block:
             named.waiting[warp.number] = lanes if held is None else held | lanes
             warp.held |= lanes
             warp.yielded = True
-            if warp.held[warp.live].all():
+            if lanes is ALL or warp.held[warp.live].all():
                 warp.blocked = f"waits at barrier {number}"
         return named
 
@@ -393,6 +400,8 @@ class Block:
 
     def _arrived(self, named: NamedBarrier) -> Callable[[int], int]:
         def threads(one: int) -> int:
+            if named.arrived[one] is ALL:
+                return LANES
             lanes, live = named.arrived[one], self.warps[one].live
             return int(lanes.sum()) if (live & ~lanes).any() else LANES
 

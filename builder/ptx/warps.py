@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.block import ALL
 from builder.ptx.decoder import (
     PRED,
     U32,
@@ -320,8 +321,8 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
     waits, aligned = words != ["arrive"], i.opcode == "bar" or i.has("aligned")
 
     def run(w: Warp, m: Mask) -> None:
-        lanes = np.full(LANES, True) if m is True else m
-        if aligned and (w.live & ~lanes).any():
+        lanes = ALL if m is True else m
+        if aligned and m is not True and (w.live & ~lanes).any():
             whole_warp(i, w, m)
         which = int(w.views[U32][number][w.lanes(m)[0]])
         if which > 15:
