@@ -116,9 +116,6 @@ class Grid:
         #: parts of basic blocks, at whose start lanes have waited
         self._added: set[int] = set()
         self._blocks = dict(program.blocks)
-        x, y, z = launch.grid
-        places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
-        self.blocks = [Block(self._state, place) for place in places]
 
     def _late(self, block: Block) -> bool:
         """No warp can continue: perform the first copy that one may be waiting for."""
@@ -146,9 +143,21 @@ class Grid:
         )
         return self.outcome
 
+    def _first_turns(self, *, by_chance: bool) -> list[Block]:
+        """The blocks that go on after their first turn; the others are gone before the next."""
+        x, y, z = self._state.launch.grid
+        places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+        live = {}
+        for number in self.random.permutation(len(places)) if by_chance else range(len(places)):
+            block = Block(self._state, places[number])
+            self._turn(block)
+            if block.queue or not self._ended(block):
+                live[number] = block
+        return [live[number] for number in sorted(live)]
+
     def _run(self) -> None:
-        live, idle = list(self.blocks), 0
         by_chance = self.schedule.order == "random"
+        live, idle = self._first_turns(by_chance=by_chance), 0
         while live:
             before, busy = self._state.events, False
             for number in self.random.permutation(len(live)) if by_chance else range(len(live)):
