@@ -635,11 +635,8 @@ def test_rollback_to_an_incomplete_image_is_refused(
 class PushedByEngine:
     """An image of a Docker Engine, as publishing sees it; pushing is what a test says."""
 
-    text = "local/image:1"
-
     def __init__(self, digest: str, push: Callable[[], object]) -> None:
-        self.digests = (digest,)
-        self.image = SimpleNamespace(id=digest)
+        self.held = SimpleNamespace(id=digest, digests=(digest,))
         self._push = push
         self.pushes = 0
 
