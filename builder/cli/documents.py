@@ -176,6 +176,10 @@ DOCUMENTS = {
         "`models list --json`: the models that recipes exist for",
         ("builder.serving.models:ModelList",),
     ),
+    "models-add": Entry(
+        "`models add DIR --json`: the model's file that was written",
+        ("builder.serving.models:ModelShown",),
+    ),
     "models-show": Entry(
         "`models show NAME --json`: a model, with the source of each value",
         ("builder.serving.models:ModelShown",),

@@ -1,4 +1,4 @@
-"""``spark-build models list|show``."""
+"""``spark-build models list|show|add``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,52 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from builder.common.console import print_json
-from builder.serving.models import Models
+from builder.common.hints import again
+from builder.errors import UsageError
+from builder.serving.modelfile import model_of, model_text
+from builder.serving.models import Models, ModelShown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from builder.common.document import Part
+
+
+def add_command(folder: Path, model_id: str, models: Path, *, dry_run: bool, json: bool) -> None:
+    """Write the file of a model, or print it.
+
+    Raises:
+        UsageError: the checkpoint cannot be read, or there is such a file.
+    """
+    name = Models({}).model_or_generic(model_id).name
+    text = model_text(folder, model_id)
+    file = models / f"{name}.toml"
+    if dry_run:
+        _print_added(file, text, json=json)
+        return
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{file} exists, perhaps with what people measured", hint=again("--dry-run")
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    if json:
+        _print_added(file, text, json=True)
+    else:
+        print(file)
+
+
+def _print_added(file: Path, text: str, *, json: bool) -> None:
+    if json:
+        model = model_of(text, file.stem)
+        print_json(ModelShown(file=str(file), model=model, unknown=tuple(model.unknown())))
+    else:
+        print(text, end="")
 
 
 def list_command(folders: list[Path] | None, *, json: bool) -> None:

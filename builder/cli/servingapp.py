@@ -50,6 +50,39 @@ def models_show(
     show_command(name, models, json=json)
 
 
+@models_app.command(
+    "add",
+    epilog=examples(
+        "spark-build models add ./checkpoint --id me/mine --models my-models",
+        "spark-build models add ./checkpoint --id me/mine --dry-run",
+    ),
+)
+def models_add(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder with a checkpoint; its weights are not read.", metavar="DIR"),
+    ],
+    model_id: Annotated[
+        str, typer.Option("--id", help="The model's id on Hugging Face.", metavar="OWNER/NAME")
+    ],
+    models: Annotated[
+        Path, typer.Option(help="The folder to write NAME.toml to.", metavar="DIR")
+    ] = Path("models"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print it, and write nothing.")
+    ] = False,
+    json: opt.Json = False,
+) -> None:
+    """Write a model's file from its checkpoint.
+
+    Reads config.json, hf_quant_config.json and the headers of safetensors files. What people
+    measured is added by hand, with its source.
+    """
+    from builder.cli.models import add_command
+
+    add_command(folder, model_id, models, dry_run=dry_run, json=json)
+
+
 recipe_app = App()
 
 

@@ -1,0 +1,111 @@
+"""A model's file from its checkpoint says what the checkpoint says, and can be read again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.serving.models import Models, read_model
+from tests.unit.caller import Call
+
+from .checkpoints import checkpoint
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+BASE: dict[str, Any] = {
+    "architectures": ["X"], "model_type": "x", "max_position_embeddings": 4096, "scale": None,
+}  # fmt: skip
+
+
+def added(call: Call, config: dict[str, Any], **beside: Any) -> Any:
+    folder = Path("checkpoint")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, value in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    done = call("models", "add", "checkpoint", "--id", "me/My_Model", "--models", "own")
+    assert done.code == 0, done.err
+    return read_model(Path(done.out.strip()))
+
+
+@pytest.mark.parametrize(
+    ("quantised", "more", "kinds"),
+    [
+        (NVFP4, {}, {"nvfp4-linear"}),
+        (NVFP4, {"num_experts": 8}, {"nvfp4-linear", "nvfp4-moe"}),
+        ({"quant_method": "mxfp4"}, {"num_local_experts": 8}, {"mxfp4-moe"}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {}, {"fp8-block"}),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, {}, {"w4a16-linear"}),
+        (None, {}, {"unquantized"}),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}},
+            },
+            {},
+            {"fp8-linear", "nvfp4-linear"},
+        ),
+    ],
+)
+def test_kinds_of_layers(call: Call, quantised: Any, more: Any, kinds: set[str]) -> None:
+    model = added(call, {**BASE, **more, "quantization_config": quantised})
+    assert model.kinds() == kinds
+    assert model.maximum_context.value == 4096
+    assert model.config.value["model_type"] == "x"
+    assert "scale" not in model.config.value
+    assert Models.discover([Path("own")]).model("me/My_Model").name == "my-model"
+
+
+def test_what_modelopt_says_beside_the_configuration(call: Call) -> None:
+    beside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    model = added(call, {**BASE, "num_experts": 2, "hidden_act": "silu"}, hf_quant_config=beside)
+    assert model.kinds() == {"nvfp4-linear", "nvfp4-moe"}
+    assert model.config.value["quantization_config"]["quant_algo"] == "NVFP4"
+    assert (model.experts.value, model.kv_cache_dtype.value) == ("silu", "fp8")
+
+
+def test_values_of_all_forms_come_back(call: Call) -> None:
+    value = {
+        "odd key.x": [1, 2.5, True, "a\"b\n\x7f"], "nested": {"a": {"b": [{"c": 1}]}},
+        "many": [f"layers.{n}.x" for n in range(300)], "text": "ü\\u",
+    }  # fmt: skip
+    model = added(call, {**BASE, **value})
+    assert {name: model.config.value[name] for name in value} == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[1]", "is not a JSON object"),
+        ("{", "is not JSON"),
+        ('{"a":' * 30 + "1" + "}" * 30, "nested too deep"),
+        ('{"model_type": "\\ud800"}', ""),
+        (None, "No such file"),
+    ],
+)
+def test_a_broken_configuration_is_refused(call: Call, text: str | None, why: str) -> None:
+    Path("checkpoint").mkdir()
+    if text is not None:
+        Path("checkpoint/config.json").write_text(text)
+    done = call("models", "add", "checkpoint", "--id", "me/mine")
+    assert done.code == 2
+    assert why in done.err
+    assert not Path("models/mine.toml").exists()
+
+
+def test_a_file_is_not_replaced(call: Call) -> None:
+    added(call, BASE)
+    words = ("models", "add", "checkpoint", "--id", "me/My_Model", "--models", "own")
+    assert "exists" in call(*words).err
+    assert 'value = "me/My_Model"' in call(*words, "--dry-run").out
+    assert call("models", "add", "checkpoint", "--id", "no id").code == 2
+
+
+def test_kinds_come_from_the_headers(call: Call) -> None:
+    Path("checkpoint").mkdir()
+    checkpoint(Path("checkpoint"), {"lm_head.weight": ("BF16", [2, 4])}, BASE)
+    done = call("models", "add", "checkpoint", "--id", "me/mine", "--dry-run", "--json")
+    model = done.json["model"]
+    assert model["weight-bytes"] == {"value": 16, "source": "headers of the safetensors files"}
+    assert [one["kind"] for one in model["holds"]] == ["unquantized"]
+    assert not Path("models").exists()
