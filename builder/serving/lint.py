@@ -160,7 +160,7 @@ RULES = {
               "on a Spark, no share of the memory that the system uses too",
               "vllm/config/cache.py: 0.92 from 0.20.0 on; vllm-project/vllm#56824"),
         _rule("many-batched-tokens", "warning",
-              "batched tokens whose buffers exhaust a GB10's memory",
+              "batched tokens whose activations take much of a GB10's memory",
               "AEON-7/vllm-dflash#1: a GB10 hangs with 65536, and served with 32768"),
         _rule("draft-experts", "error",
               "--moe-backend is for the draft's experts too, which are mostly unquantised",
@@ -439,7 +439,7 @@ def _batched(checked: Checked) -> Iterator[Finding]:
     tokens = checked.last(_BATCHED)
     given = _whole(checked.value(_BATCHED))
     if tokens and given > _MOST_BATCHED and not checked.elsewhere:
-        message = f"{given} batched tokens: their buffers and the caches exhausted a GB10"
+        message = f"{given} batched tokens: activations of 15 GiB and more, and one GB10 hung"
         yield checked.finding(
             "many-batched-tokens", tokens.line, message, f"{_MOST_BATCHED} at most"
         )

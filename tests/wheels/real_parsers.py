@@ -71,7 +71,9 @@ def as_read(read: ServeInterface) -> dict[str, Any]:
     flags = {}
     for flag in read.flags:
         tried = [v for v in TRIED if not wrong_kind(flag.kind, v, nullable=flag.nullable)]
-        keys = sorted(key.name for key in flag.keys)
+        # of plain JSON the configuration checks the keys, not the parser
+        own = () if flag.kind == "json" else flag.keys
+        keys = sorted(key.name for key in own)
         flags[_key(flag.names)] = _row(flag.names, flag.takes, list(flag.choices), tried, keys)
     return {
         "flags": flags,
