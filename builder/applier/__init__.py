@@ -12,9 +12,7 @@ Terms: a *layer* is a rendered ``layer.toml`` (a JSON object with every file inl
 with one of the seven states and the exact new bytes, and writes nothing; *committing* writes
 all of them or none, and a receipt.
 
-Bottom to top: ``digests``, ``failures``, ``states``, ``text`` (no imports); ``versions``,
-``values``, ``opkinds``, ``layers``, ``compiled``; ``trees``, ``records``, ``outcomes``,
-``receipts``; ``sources``, ``wheels``, ``index``, ``machinecode``; ``diff``, ``hunks``, ``edits``,
-``files``, ``environment``; ``ops``, ``variants``, ``judging``, ``sequence``; ``journal``,
-``store``, ``applying``, ``finishing``; ``commandline``.
+Bottom to top: ``values``; ``trees``, ``layers``; ``machinecode``; ``outcomes``; ``diff``,
+``receipts``; ``edits``, ``sources``; ``ops``, ``store``; ``judging``; ``applying``;
+``commandline``.
 """

@@ -5,46 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.applier.applying import apply_layers
-from builder.applier.environment import ENV_PTH
-from builder.applier.failures import EXIT_MISSING, EXIT_USAGE, ApplyError, say
-from builder.applier.finishing import finish
-from builder.applier.index import IndexSources
-from builder.applier.keeping import VENDORED, Keeper, cache_folders
+from builder.applier.applying import apply_layers, finish
+from builder.applier.edits import ENV_PTH
 from builder.applier.layers import Layer
-from builder.applier.outcomes import Outcome, Target
+from builder.applier.outcomes import NEEDED, Outcome, Target
 from builder.applier.receipts import env_of, receipts_of
-from builder.applier.states import NEEDED
+from builder.applier.sources import VENDORED, Keeper, PipSources, cache_folders
 from builder.applier.store import Store
-from builder.applier.trees import DirTree, versions
-from builder.applier.values import part, read_value
-from builder.applier.versions import all_match
+from builder.applier.trees import DirTree, find_site_packages, versions
+from builder.applier.values import (
+    EXIT_USAGE,
+    ApplyError,
+    all_match,
+    part,
+    read_value,
+    say,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-def find_site_packages() -> Path:
-    """This interpreter's site-packages directory with vLLM.
-
-    Raises:
-        ApplyError: vLLM is not installed for this interpreter.
-    """
-    candidates = [os.environ.get("VLLM_SITE_PACKAGES", ""), *sys.path]
-    for candidate in candidates:
-        root = Path(candidate)
-        if candidate and any(root.glob("vllm-*.dist-info/METADATA")):
-            return root.resolve()
-    raise ApplyError(
-        f"vllm is not installed for {sys.executable}",
-        EXIT_MISSING,
-        "set VLLM_SITE_PACKAGES to the directory with vllm",
-    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +48,7 @@ def _apply(options: argparse.Namespace, bundle: _Bundle, root: Path) -> None:
 
     folders = [Path(options.cache)] if options.cache else cache_folders(os.environ)
     vendored = Path(options.layers).resolve().parent / VENDORED
-    sources = IndexSources(keeper=Keeper(folders, vendored))
+    sources = PipSources(keeper=Keeper(folders, vendored))
     say(f"spark-build: {bundle.name}, {len(bundle.layers)} layers, on {root}")
     packages = versions(DirTree(root))
     if not all_match(bundle.needs, packages):

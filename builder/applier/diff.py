@@ -1,13 +1,88 @@
-"""Parses unified diffs, plain or in git's format."""
+"""Unified diffs: reads them, and applies their hunks to a text.
+
+Only the content decides whether a hunk is already applied.
+"""
 
 from __future__ import annotations
 
+import difflib
+import io
 import re
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from builder.applier.failures import EXIT_USAGE, ApplyError
-from builder.applier.targets import checked_path
-from builder.applier.text import lines_of
+from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.values import EXIT_USAGE, ApplyError, checked_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def first_line(text: str) -> str:
+    """The first non-empty line of ``text``, for messages."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, split like Python's parser: only at line feeds.
+
+    ``str.splitlines`` also splits at form feeds and at separators inside string literals.
+    """
+    return io.StringIO(text, newline="\n").readlines()
+
+
+#: Limits to find the nearest place or line, for a message; more would take seconds: compared pairs
+#: of lines, lines of a text, and characters of a line.
+_PAIRS, _LINES, _LONG = 100_000, 50_000, 1000
+#: What parsing foreign text as Python raises: of zero bytes, and of deep nesting too.
+NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+def nearest_place(text: str, old: str) -> str:
+    """The first differing line at the place in ``text`` with most lines of ``old``, or ''.
+
+    Also ``''`` if the texts are long.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    wanted = [line.strip() for line in old.strip("\n").splitlines()]
+    if len(lines) * len(wanted) >= _PAIRS or max(map(len, (*wanted, *lines)), default=0) > _LONG:
+        return ""
+    best, score = 0, 0.0
+    for start in range(len(lines) - len(wanted) + 1):
+        pairs = zip(lines[start:], wanted, strict=False)
+        alike = sum(len(b) * _likeness(a, b) for a, b in pairs)
+        if alike > score:
+            best, score = start, alike
+    if score < sum(map(len, wanted)) / 2:
+        return ""
+    for number, (found, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
+        if found != line:
+            return f"{line!r} not found; nearest is line {number}: {found}"
+    return ""
+
+
+def _likeness(one: str, other: str) -> float:
+    """The similarity of two lines, from 0 to 1."""
+    return 1.0 if one == other else difflib.SequenceMatcher(None, one, other).quick_ratio()
+
+
+def nearest_line(text: str, wanted: str) -> str:
+    """The line of ``text`` most similar to ``wanted``, as ``'LINE: TEXT'``, or ''.
+
+    Also ``''`` if the text or the line is long; long lines of the text are left out.
+    """
+    lines = text.splitlines()
+    if len(lines) > _LINES or len(wanted) > _LONG:
+        return ""
+    short = [(n, line.strip()) for n, line in enumerate(lines, 1) if len(line) <= _LONG]
+    numbered = {line: n for n, line in reversed(short)}
+    close = difflib.get_close_matches(wanted, list(numbered), n=1, cutoff=0.5)
+    return f"{numbered[close[0]]}: {close[0]}" if close else ""
+
+
+# ------------------------------------------------------------------------------------ reading diffs
 
 
 @dataclass(frozen=True)
@@ -168,3 +243,148 @@ def parse_diff(diff: str) -> list[FileDiff]:
     if not files:
         raise ApplyError("the diff changes no file", EXIT_USAGE)
     return files
+
+
+# ----------------------------------------------------------------------------------- applying hunks
+
+
+#: Limit of lines that are compared to find the hunks of one file: about 3 s.
+_SEARCHED = 100_000_000
+
+
+class _Lines:
+    """The lines of a text, with a search for blocks of lines."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = lines_of(text)
+        self._counts = Counter(self.lines)
+        self._left = _SEARCHED
+
+    def positions(self, block: Sequence[str], expected: int) -> list[int]:
+        """The positions of a block of whole lines; looks at the expected one first.
+
+        Raises:
+            ApplyError: the file and its diff are too large to search.
+        """
+        wanted = list(block)
+        if not wanted:
+            return list(range(len(self.lines) + 1))
+        depth = min(range(len(wanted)), key=lambda number: self._counts[wanted[number]])
+        count = self._counts[wanted[depth]]
+        if count == 0:
+            return []
+        if count == 1 and expected >= 0 and self._is_at(wanted, expected):
+            return [expected]
+        self._left -= len(self.lines) + 20 * count * len(wanted)  # a candidate costs 20 lines
+        if self._left < 0:
+            raise ApplyError("the diff has too many hunks for a file of this length", EXIT_USAGE)
+        return self._search(wanted, depth)
+
+    def _search(self, wanted: list[str], depth: int) -> list[int]:
+        found: list[int] = []
+        at = depth - 1
+        last = len(self.lines) - len(wanted) + depth + 1
+        while True:
+            try:
+                at = self.lines.index(wanted[depth], at + 1, max(last, 0))
+            except ValueError:
+                return found
+            if self._is_at(wanted, at - depth):
+                found.append(at - depth)
+
+    def _is_at(self, wanted: list[str], at: int) -> bool:
+        return self.lines[at : at + len(wanted)] == wanted
+
+    def replace(self, at: int, old: Sequence[str], new: Sequence[str]) -> None:
+        """Put one block in the place of another."""
+        self._counts.subtract(old)
+        self._counts.update(new)
+        self.lines[at : at + len(old)] = new
+
+
+def _outside(
+    places: Sequence[int], block: Sequence[str], others: Sequence[int], other: Sequence[str]
+) -> list[int]:
+    """Positions of a block that are not inside an occurrence of the other, longer one.
+
+    ``others`` is sorted.
+    """
+    if len(block) >= len(other):
+        return list(places)
+    reach = len(other) - len(block)
+
+    def inside(at: int) -> bool:
+        first = bisect_left(others, at - reach)
+        return first < len(others) and others[first] <= at
+
+    return [at for at in places if not inside(at)]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One hunk on a text: ``pre``, ``post``, ``drift`` or ``ambiguous``; ``at`` is a 0-based line,
+    ``offset`` the distance from the stated position."""
+
+    found: str
+    at: int = -1
+    offset: int = 0
+    reason: str = ""
+
+
+def judge_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[list[Verdict], str]:
+    """Judge each hunk with fuzz 0 and a unique position; also returns the resulting text.
+
+    Raises:
+        ApplyError: the file and its hunks are too large to search.
+    """
+    lines = _Lines(text)
+    last = 0
+    verdicts: list[Verdict] = []
+    shift = 0
+    for number, hunk in enumerate(hunks, 1):
+        expected = hunk.start - 1 + shift + last
+        pre, post = lines.positions(hunk.old, expected), lines.positions(hunk.new, expected)
+        pre, post = _outside(pre, hunk.old, post, hunk.new), _outside(post, hunk.new, pre, hunk.old)
+        count = len(pre) + len(post)
+        if count != 1:
+            verdicts.append(
+                Verdict(AMBIGUOUS, reason=f"hunk {number} matches {count} times")
+                if count
+                else Verdict(DRIFT, reason=f"hunk {number}")
+            )
+            continue
+        offset = pre[0] + 1 - hunk.start - shift if pre and hunk.old else 0
+        verdicts.append(Verdict(PRE if pre else POST, (pre or post)[0], offset))
+        if pre:
+            last = offset
+            lines.replace(pre[0], hunk.old, hunk.new)
+            shift += len(hunk.new) - len(hunk.old)
+    return verdicts, "".join(lines.lines)
+
+
+def _not_found(text: str, hunk: Hunk) -> str:
+    """The text that a hunk expects, and the nearest one."""
+    place = nearest_place(text, "".join(hunk.old))
+    if place:
+        return place
+    wanted = next((line for line in hunk.old or hunk.new if line.strip()), "").strip()
+    near = nearest_line(text, wanted)
+    return f"{wanted!r} not found" + (f"; nearest is line {near}" if near else "")
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
+    """Judge all hunks of a file together: ``(found, new text or reason, offsets)``."""
+    verdicts, new = judge_hunks(text, hunks)
+    for hunk, verdict in zip(hunks, verdicts, strict=True):
+        if verdict.found == AMBIGUOUS:
+            return AMBIGUOUS, verdict.reason, []
+        if verdict.found == DRIFT:
+            return DRIFT, f"{verdict.reason}: {_not_found(text, hunk)}", []
+    there = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == POST]
+    if there and len(there) < len(verdicts):
+        missing = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == PRE]
+        reason = f"some hunks are already applied ({', '.join(there)}) and some are not"
+        return DRIFT, f"{reason} ({', '.join(missing)})", []
+    offsets = [(n, verdict.offset) for n, verdict in enumerate(verdicts, 1) if verdict.offset]
+    notes = [f"hunk {number} applied at offset {offset:+d}" for number, offset in offsets]
+    return POST if there else PRE, new, notes

@@ -1,4 +1,4 @@
-"""How SM121 runs the kernels of a compiled extension module."""
+"""Compiled code of a base: how SM121 runs its kernels, and what a compile stage makes of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,71 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from builder.applier.compiled import KernelCode
-from builder.applier.failures import EXIT_MISSING, ApplyError
+from builder.applier.values import EXIT_MISSING, ApplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from builder.applier.compiled import ModuleCode
-    from builder.applier.opkinds import Kernels
+    from builder.applier.layers import InputPin, Kernels
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """How SM121 runs some kernels, their architectures, and the guards in their names."""
+
+    how: str
+    arch: str = ""
+    guard: str = ""
+
+
+@dataclass(frozen=True)
+class ModuleCode:
+    """An extension module of a base, and how SM121 runs some of its kernels: `CODE`."""
+
+    module: str
+    sha256: str
+    how: str
+    #: their architectures, and the guards in their names
+    arch: str | None = None
+    guard: str | None = None
+
+
+class StageRequest(Protocol):
+    """The inputs of a stage, as far as the applier reads them."""
+
+    @property
+    def change(self) -> str:
+        """What is changed, by name."""
+
+    @property
+    def arch(self) -> str:
+        """What it is compiled for."""
+
+    @property
+    def operators(self) -> Sequence[str]:
+        """The torch operators that are registered anew."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The state of compiled code, and the stage that compiles a change to it."""
+
+    code: ModuleCode | None = None
+    stage: StageRequest | None = None
+    #: what the stage made; None before it has run
+    wheel: InputPin | None = None
+    #: the layer that installs the result of this layer's change
+    carrier: str | None = None
+    #: the state of a pull request in the release's sources
+    sources: object = None
+
+
+# --------------------------------------------------------------------------- how SM121 runs kernels
+
 
 #: How SM121 runs a kernel of an extension module.  A kernel is admitted to one chip or to a family
 #: by its guard; compiled for other architectures, it is only a trap.

@@ -1,4 +1,4 @@
-"""Results of judging an op and a layer."""
+"""The seven states of a layer, and the results of judging an op and a layer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from builder.applier.states import NEEDED
-
 if TYPE_CHECKING:
-    from builder.applier.compiled import Compiled
     from builder.applier.layers import InputPin
+    from builder.applier.machinecode import Compiled
     from builder.applier.trees import Changes
+
+#: The seven layer states; every consumer handles each of them.
+NEEDED = "needed"
+APPLIED = "applied"
+UPSTREAM = "upstream"
+NOT_APPLICABLE = "not-applicable"
+NEEDS_REBUILD = "needs-rebuild"
+DRIFT = "drift"
+AMBIGUOUS = "ambiguous"
+STATES = (NEEDED, APPLIED, UPSTREAM, NOT_APPLICABLE, NEEDS_REBUILD, DRIFT, AMBIGUOUS)
+PRE, POST, SKIP = "pre", "post", "skip"
+
+
+# ------------------------------------------------------------------------------------------ results
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,43 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import EXIT_REMOTE, ApplyError
-from builder.applier.versions import normalize
+from builder.applier.values import EXIT_MISSING, EXIT_REMOTE, ApplyError, normalize, sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+
+
+def prune(directory: Path, root: Path) -> None:
+    """Remove a directory and its parents up to ``root`` while they are empty.
+
+    An empty package directory would still be importable, as a namespace package.
+    """
+    while directory != root:
+        try:
+            directory.rmdir()
+        except OSError:
+            return
+        directory = directory.parent
+
+
+def drop_empty(directory: Path, root: Path) -> None:
+    """Remove a directory and its parents up to ``root`` while they have only caches."""
+    while directory != root:
+        cache = directory / "__pycache__"
+        if cache.is_dir() and not any(directory.glob("*.py")):
+            shutil.rmtree(cache)
+        try:
+            directory.rmdir()
+        except OSError:
+            return
+        directory = directory.parent
 
 
 @dataclass(frozen=True)
@@ -229,3 +255,40 @@ def stale_pyc(tree: Tree, paths: Iterable[str]) -> list[str]:
         for name in tree.children(cache)
         if name.startswith(tuple(starts)) and ".pyc" in name
     ]
+
+
+def collision(paths: Iterable[str], tree: OverlayTree) -> str:
+    """Why a tree cannot have files at all these paths: one is a folder, or below a file.
+
+    ``tree`` already has the files.
+    """
+    folders: dict[str, None] = {}
+    for path in paths:
+        if tree.children(path):
+            return f"{path} is a folder, and a file in its place would hide all its files"
+        above = path
+        while (above := above.rpartition("/")[0]) and above not in folders:
+            folders[above] = None
+    for folder in folders:
+        if tree.digest(folder) is not None:
+            below = next(path for path in paths if path.startswith(f"{folder}/"))
+            return f"{folder} is a file, and so {below} cannot be below it"
+    return ""
+
+
+def find_site_packages() -> Path:
+    """This interpreter's site-packages directory with vLLM.
+
+    Raises:
+        ApplyError: vLLM is not installed for this interpreter.
+    """
+    candidates = [os.environ.get("VLLM_SITE_PACKAGES", ""), *sys.path]
+    for candidate in candidates:
+        root = Path(candidate)
+        if candidate and any(root.glob("vllm-*.dist-info/METADATA")):
+            return root.resolve()
+    raise ApplyError(
+        f"vllm is not installed for {sys.executable}",
+        EXIT_MISSING,
+        "set VLLM_SITE_PACKAGES to the directory with vllm",
+    )

@@ -1,17 +1,147 @@
-"""Reads frozen dataclasses from JSON: their fields define keys and types."""
+"""Values and their rules: errors, digests, versions, paths, and classes read from JSON."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.digests import is_sha256
-from builder.applier.failures import EXIT_USAGE, ApplyError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+EXIT_USAGE, EXIT_DRIFT, EXIT_MISSING, EXIT_REMOTE, EXIT_REBUILD = 2, 4, 6, 8, 10
+
+
+class ApplyError(Exception):
+    """A failure with its exit code and, if known, the next command to try."""
+
+    def __init__(self, message: str, code: int = EXIT_DRIFT, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+def say(message: str) -> None:
+    """Print a message on stderr; stdout is for data."""
+    print(message, file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------------------------------ digests
+
+
+#: The type of a field that `builder.applier.values` checks with `is_sha256`; "" is "none".
+Sha256 = str
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def sha256_hex(data: bytes) -> str:
+    """Hex sha256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """The canonical bytes of a JSON value, for digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def is_sha256(value: object) -> bool:
+    """Whether it is a sha256: 64 lower-case hexadecimal digits, so also safe in a path."""
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+# -------------------------------------------------------------- names and versions of distributions
+
+
+def normalize(name: str) -> str:
+    """A distribution name in its PEP 503 form."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def version_matches(version: str, specifier: str) -> bool:
+    """Whether a PEP 440 version is in a range; pre-releases and local versions are included.
+
+    Raises:
+        ApplyError: the version or the range is malformed, or neither ``packaging`` nor pip's copy
+            of it can be imported.
+    """
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:
+        try:
+            from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[assignment]
+        except ImportError:
+            raise ApplyError(
+                "this Python has neither 'packaging' nor pip, so versions cannot be compared",
+                EXIT_MISSING,
+                f"{sys.executable} -m ensurepip",
+            ) from None
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except ValueError as error:  # packaging's InvalidSpecifier and InvalidVersion
+        raise ApplyError(
+            f"version {version!r:.100} and range {specifier!r:.100}: {error!s:.200}",
+            EXIT_USAGE,
+        ) from None
+
+
+def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:
+    """Whether every given package has a version in its range."""
+    for name, specifier in when.items():
+        version = packages.get(normalize(name))
+        if version is None or not version_matches(version, specifier):
+            return False
+    return True
+
+
+# --------------------------------------------------------------- paths that a layer names or writes
+
+
+#: C0, DEL and C1 control characters, and half characters, which no file name in UTF-8 has.
+_UNUSABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Linux's limits, in bytes: of a name, and of a path, with room for the folder above.
+_NAME, _PATH = 255, 3000
+
+
+def path_problem(path: str) -> str:
+    """Why a text is not the path of a file below site-packages, or ``""``.
+
+    It has names separated by one ``/`` each, and no other form of the same path.
+    """
+    if _UNUSABLE.search(path):
+        return "has a character that no file name should have"
+    names = path.split("/")
+    if "\\" in path:
+        return "has a backslash"
+    if "" in names:
+        return "has an empty name: it is empty, absolute, or has two slashes or one at its end"
+    if "." in names or ".." in names:
+        return "has a name '.' or '..'"
+    if len(path.encode()) > _PATH or any(len(name.encode()) > _NAME for name in names):
+        return "is too long"
+    return ""
+
+
+def checked_path(path: str, where: str) -> str:
+    """The path, if it can be one of a file below site-packages.
+
+    Raises:
+        ApplyError: it cannot.
+    """
+    problem = path_problem(path)
+    if problem:
+        shown = repr(path if len(path) < 100 else f"{path[:100]}...")
+        raise ApplyError(f"{where}: the path {shown} {problem}", EXIT_USAGE)
+    return path
+
+
+# --------------------------------------------------------------------- frozen dataclasses from JSON
+
 
 #: JSON types, with their names in messages.
 _WORDS = {str: "a text", int: "a number", bool: "true or false", list: "a list", dict: "an object"}

@@ -55,7 +55,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a layer or profile does, and for which versions."""
-    from builder.applier.opkinds import Compile
+    from builder.applier.layers import Compile
     from builder.layers.catalog import Catalog, LayerShown
     from builder.layers.layerfile import description
     from builder.pipeline.show import print_pulls, pulls_of

@@ -40,7 +40,7 @@ _WIDTH = 100
 )
 def matrix(options: MatrixOptions, *, json: Json = False) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
-    from builder.applier.versions import all_match
+    from builder.applier.values import all_match
     from builder.common.pypi import PackageIndex, vllm_releases
     from builder.common.reference import Ref
     from builder.layers.catalog import Catalog

@@ -14,7 +14,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from builder.applier.targets import path_problem
+from builder.applier.values import path_problem
 from builder.errors import UsageError
 
 #: Size limits of a diff, in bytes and lines.  Memory is some 200 bytes a line.

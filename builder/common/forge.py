@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, structs
 from packaging.version import Version
 
 from builder import settings
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.diffs import MAX_DIFF, normalise
 from builder.common.document import plain, read

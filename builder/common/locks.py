@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.hints import CACHE, os_hint
 from builder.common.paths import cache_dir, in_use_lock

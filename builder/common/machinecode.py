@@ -24,10 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from builder.applier.compiled import KernelCode
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE
+from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE, KernelCode
 from builder.applier.trees import DirTree, OverlayTree
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
 from builder.common.paths import cache_dir, package_file
 from builder.common.pypi import write_atomically
@@ -36,7 +35,7 @@ from builder.errors import EngineError, SparkBuildError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from builder.applier.opkinds import Kernels
+    from builder.applier.layers import Kernels
     from builder.applier.trees import Tree
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.outcomes import Target
-from builder.applier.states import NEEDED
+from builder.applier.outcomes import NEEDED, Target
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Count, Digest, Document, Part, Sha256, Text, always, plain, read
 from builder.common.reference import LAYOUT, base_kind
 from builder.errors import UsageError

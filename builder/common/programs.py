@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.paths import cache_dir, package_file
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.digests import is_sha256, sha256_hex
-from builder.applier.versions import normalize
+from builder.applier.values import is_sha256, normalize, sha256_hex
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint

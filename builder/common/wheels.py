@@ -18,13 +18,10 @@ import msgspec
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import ApplyError
-from builder.applier.records import OWN_RECORD
-from builder.applier.sources import Member
+from builder.applier.receipts import OWN_RECORD
+from builder.applier.sources import DAMAGED, FILE_BYTES, Member, RangeFile, wheel_members
 from builder.applier.trees import Distribution, distribution_of
-from builder.applier.versions import normalize
-from builder.applier.wheels import DAMAGED, FILE_BYTES, RangeFile, wheel_members
+from builder.applier.values import ApplyError, normalize, sha256_hex
 from builder.common.console import Bar, console, megabytes
 from builder.common.hints import CACHE, TEMPORARY, os_hint
 from builder.common.paths import cache_dir, package_file

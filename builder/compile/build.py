@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console, counted
 from builder.common.document import Count, Part, Seconds, Text
 from builder.common.hints import CACHE

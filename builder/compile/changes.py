@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from builder.applier.diff import parse_diff
-from builder.applier.files import judge_file
-from builder.applier.hunks import apply_hunks
-from builder.applier.opkinds import Compile, TextChange
-from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.diff import apply_hunks, parse_diff
+from builder.applier.edits import judge_file
+from builder.applier.layers import Compile, TextChange
+from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
 from builder.applier.values import keys_of
 from builder.common.document import Part, Text, plain, read

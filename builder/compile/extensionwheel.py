@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, structs
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Seconds, Sha256, Text, always, plain
 from builder.common.machinecode import code_of, images, is_trap, telling

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
 from builder.common.forge import Forges, site
 from builder.common.leftovers import making

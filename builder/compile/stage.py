@@ -23,16 +23,12 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder import __version__
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.failures import ApplyError
-from builder.applier.files import judge_file
+from builder.applier.edits import judge_file
 from builder.applier.layers import InputPin
-from builder.applier.sources import Stage, Unstaged
-from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
+from builder.applier.outcomes import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
+from builder.applier.sources import Stage, Unstaged, wheel_members
 from builder.applier.trees import DirTree
-from builder.applier.values import read_value
-from builder.applier.versions import normalize
-from builder.applier.wheels import wheel_members
+from builder.applier.values import ApplyError, canonical_json, normalize, read_value, sha256_hex
 from builder.common.console import console
 from builder.common.document import plain
 from builder.common.locks import locked
@@ -74,7 +70,7 @@ from builder.images.bases.model import BaseRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.applier.opkinds import Compile
+    from builder.applier.layers import Compile
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member
     from builder.applier.trees import Tree

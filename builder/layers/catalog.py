@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from builder import settings
 from builder.applier.layers import Rendered
-from builder.applier.versions import all_match, normalize
+from builder.applier.values import all_match, normalize
 from builder.common.console import console
 from builder.common.document import Count, Document, Part, Sha256, Text, read
 from builder.common.paths import data_dir, package_file

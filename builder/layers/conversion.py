@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from builder.applier.versions import normalize
+from builder.applier.values import normalize
 from builder.common.diffs import Section, read_sections
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError

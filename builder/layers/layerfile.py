@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.applier.diff import parse_diff
-from builder.applier.digests import is_sha256
-from builder.applier.failures import ApplyError
-from builder.applier.layers import Clause, CodePin, DonorPin, Layer, Pins, WheelPin
+from builder.applier.layers import (
+    Clause,
+    CodePin,
+    DonorPin,
+    Env,
+    Graft,
+    Layer,
+    Pins,
+    Pull,
+    Remove,
+    Wheel,
+    WheelPin,
+)
 from builder.applier.machinecode import CODE
-from builder.applier.opkinds import Env, Graft, Pull, Remove, Wheel
-from builder.applier.targets import path_problem
-from builder.applier.values import keys_of
-from builder.applier.versions import normalize
+from builder.applier.values import ApplyError, is_sha256, keys_of, normalize, path_problem
 from builder.common.diffs import read_sections
 from builder.common.document import load_toml, plain
 from builder.common.forge import parse_pull

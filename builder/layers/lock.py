@@ -22,8 +22,8 @@ from msgspec import Meta
 from packaging.utils import parse_wheel_filename
 
 from builder import settings
-from builder.applier.digests import sha256_hex
-from builder.applier.opkinds import Compile, Diff
+from builder.applier.layers import Compile, Diff
+from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.document import Count, Digest, Part, Sha256, Text, plain, read
 from builder.common.hints import reason

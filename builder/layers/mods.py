@@ -4,7 +4,7 @@ A mod is a folder with a ``run.sh`` that is called without arguments in its own 
 has the applier and the rendered layers and needs nothing else: no git, no dotfile, no package of
 ours.  ``run.sh`` names the applier and how to read its source.  The layers' pinned inputs are
 downloaded from the package index in the container's pip configuration, into a persistent cache
-if there is one (``builder/applier/keeping.py``), or come with the mod
+if there is one (``builder/applier/sources.py``), or come with the mod
 (``builder/pipeline/vendored.py``).
 """
 
@@ -17,7 +17,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from builder import __version__
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.paths import project_file
 from builder.common.pypi import write_atomically
 from builder.images.engines.metadata import APPLIER, applier_bundle

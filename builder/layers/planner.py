@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from builder import settings
-from builder.applier.digests import sha256_hex
+from builder.applier.judging import judge_in_order
 from builder.applier.layers import WheelPin
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import (
+from builder.applier.outcomes import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -20,7 +19,7 @@ from builder.applier.states import (
     UPSTREAM,
 )
 from builder.applier.trees import OverlayTree
-from builder.applier.versions import all_match
+from builder.applier.values import all_match, sha256_hex
 from builder.common.plan import BuildPlan, LayerDecision
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.compile.changes import compile_ops, estimate_of
@@ -32,9 +31,8 @@ from builder.images.engines.metadata import maker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from builder.applier.compiled import KernelCode
-    from builder.applier.layers import DonorPin, InputPin, Layer
-    from builder.applier.opkinds import Compile, Kernels
+    from builder.applier.layers import Compile, DonorPin, InputPin, Kernels, Layer
+    from builder.applier.machinecode import KernelCode
     from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Sources, Stage, Unstaged
     from builder.applier.trees import Tree

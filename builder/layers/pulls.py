@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from msgspec import structs
 from packaging.version import Version
 
-from builder.applier.diff import parse_diff
-from builder.applier.edits import top_level
-from builder.applier.files import judge_diff, judge_file
-from builder.applier.hunks import judge_hunks
-from builder.applier.layers import Layer
-from builder.applier.opkinds import Diff, Pull, counts
-from builder.applier.states import (
+from builder.applier.diff import judge_hunks, lines_of, parse_diff
+from builder.applier.edits import judge_diff, judge_file, top_level
+from builder.applier.layers import Diff, Layer, Pull, counts
+from builder.applier.outcomes import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -32,9 +29,8 @@ from builder.applier.states import (
     PRE,
     UPSTREAM,
 )
-from builder.applier.text import lines_of
 from builder.applier.trees import OverlayTree
-from builder.applier.versions import all_match, normalize
+from builder.applier.values import all_match, normalize
 from builder.common.console import console
 from builder.common.diffs import read_sections
 from builder.common.forge import MERGED, parse_pull

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.diskspace import check_room

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, structs
 
-from builder.applier.states import NEEDS_REBUILD
+from builder.applier.outcomes import NEEDS_REBUILD
 from builder.common.console import console
 from builder.common.document import Document, Text
 from builder.common.locks import locked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Pull
+from builder.applier.layers import Pull
 from builder.common.console import console
 from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.pypi import PackageIndex, write_atomically

@@ -12,12 +12,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.agreement import Agreement
-from builder.applier.digests import sha256_hex
-from builder.applier.layers import CodePin, DonorPin, WheelPin
+from builder.applier.judging import Agreement
+from builder.applier.layers import CodePin, Compile, DonorPin, Env, Graft, Pull, Wheel, WheelPin
 from builder.applier.machinecode import ABSENT, NO_CODE
-from builder.applier.opkinds import Compile, Env, Graft, Pull, Wheel
-from builder.applier.versions import normalize, version_matches
+from builder.applier.values import normalize, sha256_hex, version_matches
 from builder.common.hints import instead, words
 from builder.common.machinecode import Modules, read_module
 from builder.common.plan import Platform
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from builder.applier.layers import InputPin, Layer, Pins, Variant
-    from builder.applier.opkinds import Op
+    from builder.applier.layers import InputPin, Layer, Op, Pins, Variant
     from builder.common.forge import PullStore
     from builder.common.plan import Pin
     from builder.common.pypi import WheelFile

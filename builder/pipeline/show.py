@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from builder.applier.states import (
+from builder.applier.outcomes import (
     AMBIGUOUS,
     DRIFT,
     NEEDS_REBUILD,

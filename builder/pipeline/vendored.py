@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.applier.index import donor_name
-from builder.applier.keeping import VENDORED
 from builder.applier.layers import DonorPin
-from builder.applier.states import AMBIGUOUS, DRIFT
-from builder.applier.versions import all_match
+from builder.applier.outcomes import AMBIGUOUS, DRIFT
+from builder.applier.sources import VENDORED, donor_name
+from builder.applier.values import all_match
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.planner import IndexSources, make_plan

@@ -18,9 +18,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from builder.applier.commandline import find_site_packages
 from builder.applier.receipts import receipts_of, unexplained
-from builder.applier.trees import DirTree
+from builder.applier.trees import DirTree, find_site_packages
 from builder.probes import (
     device_checks,
     device_environment,

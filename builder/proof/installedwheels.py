@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
 from builder.applier.layers import InputPin
 from builder.applier.machinecode import EXTENSION_WHEELS
-from builder.applier.receipts import receipts_of
-from builder.applier.records import parse_record
+from builder.applier.outcomes import NOT_APPLICABLE, UPSTREAM
+from builder.applier.receipts import parse_record, receipts_of
 from builder.applier.sources import Member, Stage, Unstaged
-from builder.applier.states import NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import distribution_of
-from builder.applier.versions import normalize
+from builder.applier.values import normalize, sha256_hex
 from builder.common.plan import StageRequest
 from builder.compile.changes import stage_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from builder.applier.compiled import KernelCode
-    from builder.applier.layers import DonorPin
-    from builder.applier.opkinds import Compile, Kernels
+    from builder.applier.layers import Compile, DonorPin, Kernels
+    from builder.applier.machinecode import KernelCode
     from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
     from builder.applier.trees import Tree

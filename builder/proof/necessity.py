@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from builder.applier.failures import ApplyError
+from builder.applier.outcomes import APPLIED, NEEDED, UPSTREAM
 from builder.applier.receipts import receipts_of
-from builder.applier.states import APPLIED, NEEDED, UPSTREAM
+from builder.applier.values import ApplyError
 from builder.common.console import console
 from builder.errors import SparkBuildError
 from builder.proof.checks import Check, Necessity

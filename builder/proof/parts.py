@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from builder.applier.environment import ENV_PTH
-from builder.applier.receipts import RECEIPTS, STATE_DIR, kept_true, receipt_path, receipts_of
+from builder.applier.edits import ENV_PTH
+from builder.applier.receipts import (
+    RECEIPTS,
+    STATE_DIR,
+    kept_true,
+    receipt_path,
+    receipts_of,
+    true_records,
+)
 from builder.applier.receipts import originals as digests_before
-from builder.applier.records import true_records
 from builder.applier.trees import Content, OverlayTree, versions
 from builder.common.reference import LAYOUT
 from builder.errors import SparkBuildError, UsageError

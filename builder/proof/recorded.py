@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 
 from msgspec import Meta, field
 
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.opkinds import Compile
-from builder.applier.versions import all_match
+from builder.applier.layers import Compile
+from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.document import Count, Digest, Document, Part, Text, always, plain, read
 from builder.common.paths import package_file
 from builder.common.plan import State

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Part, plain, read
 from builder.common.paths import cache_dir, package_file
 from builder.common.programs import Program

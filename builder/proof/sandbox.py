@@ -31,9 +31,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from builder import settings
-from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.outcomes import Target
-from builder.applier.records import record_of
+from builder.applier.receipts import record_of
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.background import in_background, wait_for_background
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room

@@ -9,17 +9,17 @@ import json
 from posixpath import join, normpath
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
 from builder.applier.receipts import (
     explained,
     final_digests,
     kept_true,
+    parse_record,
     receipt_path,
     receipts_of,
+    recorded_paths,
     unexplained,
 )
-from builder.applier.records import parse_record, recorded_paths
-from builder.applier.versions import normalize
+from builder.applier.values import normalize, sha256_hex
 from builder.common.console import counted
 from builder.common.document import plain
 from builder.images.engines.metadata import (

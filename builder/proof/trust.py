@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from builder.applier.failures import ApplyError
-from builder.applier.opkinds import Hook
+from builder.applier.judging import judge_in_order
+from builder.applier.layers import Hook
 from builder.applier.receipts import receipts_of
-from builder.applier.sequence import judge_in_order
 from builder.applier.trees import OverlayTree
+from builder.applier.values import ApplyError
 from builder.common.console import console
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Protocol
 
-from builder.applier.environment import ENV_PTH, env_pth
-from builder.applier.receipts import env_of, kept_true, receipt_path, receipts_of
-from builder.applier.records import parse_record
+from builder.applier.edits import ENV_PTH, env_pth
+from builder.applier.receipts import env_of, kept_true, parse_record, receipt_path, receipts_of
 from builder.applier.trees import distribution_of
 from builder.errors import UsageError
 from builder.images.engines.metadata import SHARE

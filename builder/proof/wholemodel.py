@@ -29,8 +29,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 from packaging.requirements import InvalidRequirement, Requirement
 
-from builder.applier.digests import canonical_json, sha256_hex
 from builder.applier.trees import OverlayTree, versions
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
 from builder.common.document import Count, Part
 from builder.common.leftovers import making

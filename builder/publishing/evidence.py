@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from builder import __version__, settings
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.document import Part, moment, read
 from builder.common.paths import in_checkout, package_file

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.errors import RemoteError, UsageError
 from builder.images.engines.metadata import (
     LABEL_PREFIX,

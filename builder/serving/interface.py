@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from builder.applier.environment import read_envs
+from builder.applier.edits import read_envs
 from builder.common.console import console
 from builder.common.document import Part, Sha256, Text
 from builder.common.paths import package_file
@@ -1114,7 +1114,7 @@ class _Kept(Part, frozen=True, kw_only=True):
 #: Cached by the release's first files and by the programs that read them; one is 60 kB.
 _RESULTS = Results(
     "interfaces",
-    (("serving", "interface.py"), ("applier", "environment.py")),
+    (("serving", "interface.py"), ("applier", "edits.py")),
     200,
 )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from msgspec import Meta
 from packaging.specifiers import SpecifierSet
 
-from builder.applier.agreement import flag_values
+from builder.applier.judging import flag_values
 from builder.common.console import counted
 from builder.common.document import Document, Part, Text
 from builder.common.hints import in_place_of, instead

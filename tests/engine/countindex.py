@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 
-from builder.applier.index import default_index
+from builder.applier.sources import default_index
 from tests.loopback import LoopbackHandler, LoopbackServer
 
 _JSON = "application/vnd.pypi.simple.v1+json"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.keeping import VENDORED
+from builder.applier.sources import VENDORED
 from builder.common.programs import DISPATCH, IN_CONTAINER
 
 from . import base, cache, support

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from builder.applier.records import parse_record
+from builder.applier.receipts import parse_record
 from builder.images.engines.metadata import LABEL_PREFIX
 
 from . import base, cache, support

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.reference import Ref
 from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.applying import apply_layers
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.judging import judge
+from builder.applier.judging import Step, judge, judge_in_order
 from builder.applier.layers import Layer
 from builder.applier.outcomes import Outcome, Target
 from builder.applier.receipts import RECEIPTS, STATE_DIR
-from builder.applier.sequence import Step, judge_in_order
+from builder.applier.sources import wheel_members
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
-from builder.applier.wheels import wheel_members
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.metadata import maker
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from builder.applier.compiled import KernelCode
-    from builder.applier.layers import DonorPin, InputPin
-    from builder.applier.opkinds import Compile, Kernels
+    from builder.applier.layers import Compile, DonorPin, InputPin, Kernels
+    from builder.applier.machinecode import KernelCode
     from builder.applier.sources import Member, Stage, Unstaged
     from builder.common.plan import PlanDocument
     from builder.proof.checks import VerifierDocument

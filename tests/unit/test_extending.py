@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.digests import sha256_hex
-from builder.applier.opkinds import FORMS
+from builder.applier.layers import FORMS
 from builder.applier.ops import Ops
+from builder.applier.values import sha256_hex
 from builder.common.reference import Ref
 from builder.images.engines.choice import ENGINES, EngineKind
 from builder.images.engines.metadata import image_layers

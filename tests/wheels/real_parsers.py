@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.pypi import PackageIndex
 from builder.layers.planner import IndexSources
 from builder.serving.interface import ServeInterface, interface_in, wrong_kind

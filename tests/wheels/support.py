@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Env
-from builder.applier.records import parse_record
+from builder.applier.layers import Env
+from builder.applier.receipts import parse_record
 from builder.applier.trees import OverlayTree
 from builder.common.reference import Ref
 from builder.layers.catalog import Catalog
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from builder.applier.layers import Layer
-    from builder.applier.records import RecordRow
+    from builder.applier.receipts import RecordRow
     from builder.applier.trees import Changes, Tree
     from builder.common.plan import BuildPlan, LayerDecision
     from builder.common.pypi import PackageIndex

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.applying import apply_layers
+from builder.applier.diff import first_line
 from builder.applier.edits import top_level
-from builder.applier.failures import ApplyError
 from builder.applier.judging import judge
-from builder.applier.layers import Clause
-from builder.applier.opkinds import counts
-from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
-from builder.applier.text import first_line
+from builder.applier.layers import Clause, counts
+from builder.applier.outcomes import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
 from builder.applier.trees import DirTree
-from builder.applier.versions import all_match
+from builder.applier.values import ApplyError, all_match
 from builder.errors import Exit
 
 from .cli import called

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.reference import Ref
 from builder.common.wheels import WheelTree
 from builder.images.bases.identify import identify

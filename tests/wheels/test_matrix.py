@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.states import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
+from builder.applier.outcomes import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 
 from .states import REFS, expected
 
@@ -102,7 +102,7 @@ def test_the_other_architecture_has_the_same_states(planned: Planner, release: s
 @pytest.mark.parametrize("release", TABLES["vllm"].releases)
 def test_every_setting_is_read_by_its_release(planned: Planner, release: str) -> None:
     """No VLLM_* variable is set that the release (as patched) does not know."""
-    from builder.applier.environment import read_envs
+    from builder.applier.edits import read_envs
     from builder.applier.trees import OverlayTree
 
     for made in planned.of_all(f"pypi:vllm=={release}"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import OverlayTree
-from builder.applier.versions import normalize
+from builder.applier.values import normalize
 
 from .states import expected
 

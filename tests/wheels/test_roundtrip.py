@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.applying import apply_layers
-from builder.applier.receipts import RECEIPTS, kept_true, receipts_of
-from builder.applier.records import parse_record
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import APPLIED, NEEDED
+from builder.applier.judging import judge_in_order
+from builder.applier.outcomes import APPLIED, NEEDED
+from builder.applier.receipts import RECEIPTS, kept_true, parse_record, receipts_of
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
 from builder.common.wheels import WheelTree

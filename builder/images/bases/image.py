@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from builder.applier.failures import ApplyError
-from builder.applier.records import parse_record
+from builder.applier.receipts import parse_record
 from builder.applier.trees import distribution_of
+from builder.applier.values import ApplyError
 from builder.common.console import console
 from builder.common.plan import Platform
 from builder.common.programs import IDENTIFY, IN_CONTAINER

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.applier.environment import ENV_PTH
-from builder.applier.receipts import env_of
-from builder.applier.records import parse_record
+from builder.applier.edits import ENV_PTH
+from builder.applier.receipts import env_of, parse_record
 from builder.applier.trees import Distribution, distribution_of
 from builder.common.document import Part, read
 from builder.common.hints import TEMPORARY, os_hint

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.applier.opkinds import Remove, Wheel
-from builder.applier.versions import normalize
+from builder.applier.layers import Remove, Wheel
+from builder.applier.values import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

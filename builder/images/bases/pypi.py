@@ -10,8 +10,7 @@ from packaging.markers import InvalidMarker, UndefinedComparison, UndefinedEnvir
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.versions import normalize
+from builder.applier.values import canonical_json, normalize, sha256_hex
 from builder.common.document import plain
 from builder.common.hints import instead
 from builder.common.plan import BaseIdentity, PinnedWheel, Platform

@@ -21,13 +21,11 @@ from msgspec import field, structs
 from packaging.specifiers import SpecifierSet
 
 from builder import __version__
-from builder.applier.agreement import flag_values
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.failures import ApplyError
+from builder.applier.judging import flag_values
 from builder.applier.layers import Layer
 from builder.applier.receipts import kept_true
 from builder.applier.trees import Content
-from builder.applier.versions import normalize
+from builder.applier.values import ApplyError, canonical_json, normalize, sha256_hex
 from builder.common import programs as archives
 from builder.common.document import Part, always, moment, plain, read
 from builder.common.paths import package_file, project_file

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from builder.applier.digests import canonical_json, sha256_hex
-from builder.applier.finishing import leftovers
+from builder.applier.applying import leftovers
 from builder.applier.receipts import final_digests, receipts_of
 from builder.applier.trees import OverlayTree
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.document import plain

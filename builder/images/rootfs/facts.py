@@ -13,7 +13,7 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.records import parse_record
+from builder.applier.receipts import parse_record
 from builder.images.rootfs.index import Row, parent_of
 from builder.images.rootfs.tar import DIR, FILE, OTHER, SYMLINK
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.applying import apply_layers
-from builder.applier.failures import ApplyError
-from builder.applier.index import IndexSources
 from builder.applier.machinecode import (
     ABSENT,
     NO_CODE,
@@ -17,7 +15,9 @@ from builder.applier.machinecode import (
     UNLOADABLE,
     read_code,
 )
-from builder.applier.states import UPSTREAM
+from builder.applier.outcomes import UPSTREAM
+from builder.applier.sources import PipSources
+from builder.applier.values import ApplyError
 from builder.common.machinecode import BadBinary, images
 from tests.unit.applier.test_compile_op import BASE, FAMILY, KERNELS, LAYER, NOT_LOADED, ONLY
 from tests.unit.fakes import (
@@ -90,12 +90,12 @@ def test_a_mod_refuses_a_layer_that_must_be_compiled(
     root = write_tree(tmp_path / "site", BASE)
     cuobjdump(tmp_path, monkeypatch, ("sm_120a", ONLY))
     with pytest.raises(ApplyError, match=r"needs a rebuild: .* does not load") as caught:
-        apply_layers(root, [LAYER], IndexSources(), TARGET)
+        apply_layers(root, [LAYER], PipSources(), TARGET)
     assert caught.value.code == 10
     assert "--compile" in caught.value.hint
     assert not (root / ".spark-build").exists()
     cuobjdump(tmp_path, monkeypatch, ("sm_120f", FAMILY))
-    (outcome,) = apply_layers(root, [LAYER], IndexSources(), TARGET)
+    (outcome,) = apply_layers(root, [LAYER], PipSources(), TARGET)
     assert outcome.state == UPSTREAM
 
 
@@ -105,10 +105,10 @@ def test_a_mod_without_cuobjdump_reports_it(
     root = write_tree(tmp_path / "site", BASE)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ApplyError, match="cuobjdump is not installed") as caught:
-        apply_layers(root, [LAYER], IndexSources(), TARGET)
+        apply_layers(root, [LAYER], PipSources(), TARGET)
     assert caught.value.code == 6
     beside = root / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
     write_tree(root, {beside.relative_to(root).as_posix(): b"#!/bin/sh\nexit 3\n"})
     beside.chmod(0o755)
     with pytest.raises(ApplyError, match="cuobjdump cannot read"):
-        apply_layers(root, [LAYER], IndexSources(), TARGET)
+        apply_layers(root, [LAYER], PipSources(), TARGET)

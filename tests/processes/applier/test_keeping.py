@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.failures import EXIT_REMOTE, ApplyError
-from builder.applier.index import IndexSources, extra_indexes
-from builder.applier.keeping import Keeper
 from builder.applier.layers import WheelPin
+from builder.applier.sources import Keeper, PipSources, extra_indexes
+from builder.applier.values import EXIT_REMOTE, ApplyError
 from tests.unit.applier.test_keeping import WHEEL
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ def index(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def test_wheels_of_an_index_are_kept(tmp_path: Path, index: tuple[str, list[str]]) -> None:
     url, asked = index
-    first = IndexSources(url, Keeper([tmp_path / "cache"]))
+    first = PipSources(url, Keeper([tmp_path / "cache"]))
     assert first.member(PIN, "a/__init__.py") == b"N = 1\n"
     assert asked == ["/a/", f"/a/{WHEEL.filename}"]
-    again = IndexSources("http://127.0.0.1:9", Keeper([tmp_path / "cache"]))
+    again = PipSources("http://127.0.0.1:9", Keeper([tmp_path / "cache"]))
     assert again.member(PIN, "a/__init__.py") == b"N = 1\n"
     assert len(asked) == 2
 
@@ -69,8 +68,8 @@ def test_further_indexes_are_asked(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", f"{url}/nothing")
     with pytest.raises(ApplyError, match="404") as caught:
-        IndexSources(None, Keeper([tmp_path])).members(PIN)
+        PipSources(None, Keeper([tmp_path])).members(PIN)
     assert caught.value.code == EXIT_REMOTE
     monkeypatch.setenv(name, f"{url}/none {'mine=' if name == 'UV_INDEX' else ''}{url}")
     assert len(extra_indexes()) == 2
-    assert IndexSources(None, Keeper([tmp_path])).member(PIN, "a/__init__.py") == b"N = 1\n"
+    assert PipSources(None, Keeper([tmp_path])).member(PIN, "a/__init__.py") == b"N = 1\n"

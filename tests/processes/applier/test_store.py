@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.environment import ENV_PTH
+from builder.applier.edits import ENV_PTH
 from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.store import Store
+from builder.common.programs import APPLIER
 from tests.unit.applier.test_store import BIG, CORE, FIX, SET, Writes, bundle, commit, prepare, read
 from tests.unit.fakes import (
     apply_to,
@@ -120,7 +121,7 @@ def test_a_revert_that_was_killed_can_be_run_again(site: Path) -> None:
 
 def applier(*words: str) -> subprocess.CompletedProcess[str]:
     """The applier in another process."""
-    command = [sys.executable, "-B", "-m", "builder.applier", *words]
+    command = [sys.executable, "-B", str(APPLIER.file()), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -138,7 +139,7 @@ def test_a_second_process_is_told_to_wait(site: Path) -> None:
 CONTEND = """
 import sys
 from pathlib import Path
-from builder.applier.failures import ApplyError
+from builder.applier.values import ApplyError
 from builder.applier.store import Store
 root, inside = Path(sys.argv[1]), Path(sys.argv[1]) / "inside"
 for _ in range(200):

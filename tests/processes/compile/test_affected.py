@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.states import PRE
+from builder.applier.outcomes import PRE
 from builder.compile.changes import PatchedSource, SourceBuild, affected_units
 from builder.compile.source import SourceTree
 from tests.unit.compile.test_native import GUARDS, LISTS, UTILS

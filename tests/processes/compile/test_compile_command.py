@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.compiled import KernelCode
+from builder.applier.machinecode import KernelCode
 from builder.applier.outcomes import Target
 from builder.common import machinecode
 from builder.common.document import plain, read

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.compiled import KernelCode
-from builder.applier.digests import sha256_hex
-from builder.applier.judging import judge
-from builder.applier.layers import InputPin
+from builder.applier.judging import judge, judge_in_order
+from builder.applier.layers import Compile, InputPin
 from builder.applier.machinecode import (
     ABSENT,
     NO_CODE,
     RUNS,
     TRAP,
     UNLOADABLE,
+    KernelCode,
 )
-from builder.applier.opkinds import Compile
-from builder.applier.sequence import judge_in_order
+from builder.applier.outcomes import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.sources import Stage
-from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
-from builder.applier.values import read_value
+from builder.applier.values import read_value, sha256_hex
 from builder.common import machinecode
 from builder.common.document import read
 from builder.common.machinecode import KernelSummary as Reading
@@ -65,8 +62,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from builder.applier.compiled import ModuleCode
     from builder.applier.layers import Layer
+    from builder.applier.machinecode import ModuleCode
     from builder.applier.outcomes import Outcome
 
 MODULE = "vllm/_C.abi3.so"

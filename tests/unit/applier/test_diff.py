@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.diff import Hunk, parse_diff
-from builder.applier.failures import ApplyError
-from builder.applier.hunks import apply_hunks
-from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.diff import Hunk, apply_hunks, parse_diff
+from builder.applier.outcomes import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.values import ApplyError
 from tests.unit.fakes import MemoryTree, judged, make_layer, vllm_files
 
 if TYPE_CHECKING:

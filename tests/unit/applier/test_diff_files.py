@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from builder.applier.diff import parse_diff
-from builder.applier.files import judge_diff
-from builder.applier.outcomes import Outcome
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, UPSTREAM
+from builder.applier.edits import judge_diff
+from builder.applier.judging import judge_in_order
+from builder.applier.outcomes import (
+    AMBIGUOUS,
+    APPLIED,
+    DRIFT,
+    NEEDED,
+    NEEDS_REBUILD,
+    UPSTREAM,
+    Outcome,
+)
 from builder.applier.trees import DirTree
 from tests.unit.fakes import (
     TARGET,

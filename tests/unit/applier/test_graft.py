@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.edits import definition, graft_text
-from builder.applier.failures import ApplyError
-from builder.applier.states import APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.outcomes import APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.values import ApplyError
 from tests.unit.fakes import MemoryTree, judged, make_layer, make_wheel, vllm_files
 
 if TYPE_CHECKING:

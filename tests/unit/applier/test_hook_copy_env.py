@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.edits import run_hook
-from builder.applier.environment import read_envs
+from builder.applier.edits import read_envs, run_hook
 from builder.applier.judging import probe_holds
 from builder.applier.layers import Clause
-from builder.applier.states import APPLIED, DRIFT, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, POST, PRE
+from builder.applier.outcomes import (
+    APPLIED,
+    DRIFT,
+    NEEDED,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    POST,
+    PRE,
+)
 from tests.unit.fakes import (
     BACKEND,
     ENVS,

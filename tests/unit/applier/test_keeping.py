@@ -12,11 +12,9 @@ from typing import BinaryIO
 
 import pytest
 
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import EXIT_MISSING, EXIT_REMOTE, ApplyError
-from builder.applier.index import IndexSources, donor_name
-from builder.applier.keeping import Keeper, cache_folders
 from builder.applier.layers import DonorPin
+from builder.applier.sources import Keeper, PipSources, cache_folders, donor_name
+from builder.applier.values import EXIT_MISSING, EXIT_REMOTE, ApplyError, sha256_hex
 from tests.unit.fakes import make_wheel
 
 NAME, DATA = "a-1-py3-none-any.whl", b"the wheel"
@@ -195,12 +193,12 @@ def test_a_file_of_a_wheel_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The second container asks no index, and the applier of a mod that brings the file none."""
     row = WHEEL.donor_pin("a/__init__.py")
     pin = DonorPin(**{key.replace("-", "_"): value for key, value in row.items()})
-    monkeypatch.setattr(IndexSources, "_remote", lambda *_: zipfile.ZipFile(io.BytesIO(WHEEL.data)))
-    assert IndexSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin) == b"N = 1\n"
+    monkeypatch.setattr(PipSources, "_remote", lambda *_: zipfile.ZipFile(io.BytesIO(WHEEL.data)))
+    assert PipSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin) == b"N = 1\n"
     monkeypatch.undo()
     assert (tmp_path / donor_name(pin)).read_bytes() == b"N = 1\n"
-    again = IndexSources("http://127.0.0.1:9", Keeper([unusable(tmp_path / "file")], tmp_path))
+    again = PipSources("http://127.0.0.1:9", Keeper([unusable(tmp_path / "file")], tmp_path))
     assert again.donor(pin) == b"N = 1\n"
     (tmp_path / donor_name(pin)).unlink()
     with pytest.raises(ApplyError, match="cannot fetch"):
-        IndexSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin)
+        PipSources("http://127.0.0.1:9", Keeper([tmp_path])).donor(pin)

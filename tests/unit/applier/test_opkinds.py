@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from builder.applier.failures import ApplyError
-from builder.applier.opkinds import (
+from builder.applier.layers import (
     FORMS,
     Compile,
     Graft,
@@ -19,6 +18,7 @@ from builder.applier.opkinds import (
     read_op,
 )
 from builder.applier.ops import Ops
+from builder.applier.values import ApplyError
 from builder.layers.catalog import Catalog
 from builder.layers.layerfile import OPS
 from tests.unit.fakes import (

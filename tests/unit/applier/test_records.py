@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import ApplyError
-from builder.applier.finishing import finish
+from builder.applier.applying import finish
+from builder.applier.outcomes import APPLIED, NEEDED
 from builder.applier.receipts import (
     FileEntry,
     Original,
     Receipt,
+    parse_record,
     receipt_bytes,
     receipt_path,
     receipts_of,
+    row_path,
+    true_records,
 )
-from builder.applier.records import parse_record, row_path, true_records
-from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
+from builder.applier.values import ApplyError, sha256_hex
 from builder.images.engines.metadata import image_layers
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget

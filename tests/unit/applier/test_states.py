@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.applying import refuse
-from builder.applier.failures import ApplyError
-from builder.applier.outcomes import Outcome
-from builder.applier.receipts import RECEIPTS
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import (
+from builder.applier.judging import judge_in_order
+from builder.applier.outcomes import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -20,7 +17,10 @@ from builder.applier.states import (
     NOT_APPLICABLE,
     STATES,
     UPSTREAM,
+    Outcome,
 )
+from builder.applier.receipts import RECEIPTS
+from builder.applier.values import ApplyError
 from tests.unit.fakes import (
     BACKEND,
     TARGET,

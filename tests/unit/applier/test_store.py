@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.commandline import main
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import EXIT_USAGE, ApplyError
+from builder.applier.judging import judge_in_order
+from builder.applier.outcomes import APPLIED, NEEDED
 from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
+from builder.applier.values import EXIT_USAGE, ApplyError, sha256_hex
 from tests.unit.chance import CASES
 from tests.unit.fakes import (
     BACKEND,

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.diff import parse_diff
-from builder.applier.failures import ApplyError
-from builder.applier.files import judge_diff
-from builder.applier.hunks import judge_hunks
-from builder.applier.opkinds import FORMS
-from builder.applier.states import DRIFT, NEEDED, PRE
-from builder.applier.targets import path_problem
+from builder.applier.diff import judge_hunks, parse_diff
+from builder.applier.edits import judge_diff
+from builder.applier.layers import FORMS
+from builder.applier.outcomes import DRIFT, NEEDED, PRE
 from builder.applier.trees import Content, OverlayTree
+from builder.applier.values import ApplyError, path_problem
 from tests.unit.fakes import (
     MemoryTree,
     copy_op,

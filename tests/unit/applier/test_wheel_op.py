@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.digests import sha256_hex
-from builder.applier.failures import ApplyError
-from builder.applier.judging import judge
-from builder.applier.outcomes import Target
-from builder.applier.records import parse_record
-from builder.applier.sequence import judge_in_order
-from builder.applier.states import APPLIED, DRIFT, NEEDED, NOT_APPLICABLE
+from builder.applier.judging import judge, judge_in_order
+from builder.applier.outcomes import APPLIED, DRIFT, NEEDED, NOT_APPLICABLE, Target
+from builder.applier.receipts import parse_record
+from builder.applier.sources import wheel_members
 from builder.applier.trees import Content, versions
-from builder.applier.wheels import wheel_members
+from builder.applier.values import ApplyError, sha256_hex
 from tests.unit.fakes import (
     TARGET,
     FakeSources,

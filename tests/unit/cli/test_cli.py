@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder import settings
-from builder.applier.digests import sha256_hex
 from builder.applier.store import Store
+from builder.applier.values import sha256_hex
 from builder.errors import RemoteError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.oci import Scratch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.failures import ApplyError
+from builder.applier.values import ApplyError
 from builder.compile import units
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched

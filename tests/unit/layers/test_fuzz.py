@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.failures import ApplyError
 from builder.applier.judging import judge
+from builder.applier.values import ApplyError
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import read_layers, read_plan
 from builder.layers.catalog import order
@@ -38,9 +38,8 @@ from tests.unit.images.rootfs.test_fuzz import (  # noqa: F401 - a fixture
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.applier.compiled import KernelCode
-    from builder.applier.layers import DonorPin, InputPin, Layer
-    from builder.applier.opkinds import Kernels
+    from builder.applier.layers import DonorPin, InputPin, Kernels, Layer
+    from builder.applier.machinecode import KernelCode
     from builder.applier.sources import Member
     from builder.applier.trees import Tree
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.opkinds import Hook
+from builder.applier.layers import Hook
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
 

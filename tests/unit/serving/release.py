@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.applier.failures import ApplyError
+from builder.applier.values import ApplyError
 from builder.common.net import Answer
 from builder.common.pypi import PAGE_BYTES, PackageIndex, parse_page
 from builder.common.reference import Ref

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.compiled import KernelCode
-from builder.applier.digests import sha256_hex
-from builder.applier.opkinds import Pull
+from builder.applier.layers import Pull
+from builder.applier.machinecode import KernelCode
 from builder.applier.outcomes import Target
+from builder.applier.values import sha256_hex
 from builder.common import machinecode
 from builder.common.diffs import read_sections
 from builder.common.document import plain
@@ -208,9 +208,9 @@ def test_a_mod_refuses_a_change_that_must_be_compiled(
     spark_build: Call, cuda_world: cw.CudaWorld, tmp_path: Path
 ) -> None:
     from builder.applier.applying import apply_layers
-    from builder.applier.failures import ApplyError
-    from builder.applier.index import IndexSources
     from builder.applier.layers import Layer
+    from builder.applier.sources import PipSources
+    from builder.applier.values import ApplyError
 
     assert spark_build("mods", "export", "m", *named(cw.BOTH), "--in", "mods").code == 0
     bundle = json.loads((tmp_path / "work/mods/m/layers.json").read_text())
@@ -219,7 +219,7 @@ def test_a_mod_refuses_a_change_that_must_be_compiled(
     before = snapshot(site)
     target = Target("linux/arm64", "cp312")
     with pytest.raises(ApplyError, match=r"reach vllm compiled") as caught:
-        apply_layers(site, layers, IndexSources(), target)
+        apply_layers(site, layers, PipSources(), target)
     assert caught.value.code == 10
     assert snapshot(site) == before
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.opkinds import Pull
+from builder.applier.layers import Pull
 from builder.common.diffs import read_sections
 from builder.common.plan import read_pin
 from builder.errors import UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.common.diffs import normalise
 from builder.common.pypi import PackageIndex
 from builder.errors import RemoteError

@@ -10,8 +10,8 @@ import pytest
 from requests.structures import CaseInsensitiveDict
 
 from builder.applier.diff import parse_diff
-from builder.applier.failures import ApplyError
-from builder.applier.files import judge_diff
+from builder.applier.edits import judge_diff
+from builder.applier.values import ApplyError
 from builder.common.diffs import normalise, read_sections
 from builder.common.document import plain
 from builder.common.forge import ForgeClient, Forges, GitHub, PullStore, Site, parse_pull

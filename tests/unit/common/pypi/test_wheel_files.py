@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier import wheels as limits
-from builder.applier.digests import is_sha256
-from builder.applier.failures import EXIT_REMOTE, ApplyError
-from builder.applier.wheels import RangeFile, wheel_members
+from builder.applier import sources
+from builder.applier.sources import RangeFile, wheel_members
+from builder.applier.values import EXIT_REMOTE, ApplyError, is_sha256
 from builder.common.paths import package_file
 from builder.common.wheels import released_records
 from tests.wheels.fakeindex import build_wheel
@@ -199,7 +198,7 @@ def test_a_read_has_a_limit() -> None:
     with pytest.raises(zipfile.BadZipFile, match="too many"):
         stream.prefetch(0, 1 << 30)
     assert not asked
-    stream.limit = limits.FILE_BYTES
+    stream.limit = sources.FILE_BYTES
     assert stream.read(5) == bytes(5)
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.digests import sha256_hex
-from builder.applier.environment import ENV_PTH
+from builder.applier.edits import ENV_PTH
 from builder.applier.receipts import receipts_of
 from builder.applier.sources import Member
+from builder.applier.values import sha256_hex
 from builder.common.document import plain
 from builder.common.pypi import PackageIndex, WheelFile
 from builder.common.reference import Ref

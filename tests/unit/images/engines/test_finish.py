@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.applier.applying import finish
 from builder.applier.commandline import main
-from builder.applier.failures import ApplyError
-from builder.applier.finishing import finish
 from builder.applier.receipts import STATE_DIR
 from builder.applier.trees import DirTree
+from builder.applier.values import ApplyError
 from tests.unit.fakes import (
     BACKEND,
     copy_op,

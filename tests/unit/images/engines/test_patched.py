@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.finishing import finish
+from builder.applier.applying import finish
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, RemoteError, UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.digests import sha256_hex
+from builder.applier.values import sha256_hex
 from builder.errors import RemoteError
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import OCI_LAYER_GZIP

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.digests import canonical_json, sha256_hex
+from builder.applier.values import canonical_json, sha256_hex
 from builder.common import paths
 from builder.common.plan import PLAN_SCHEMA
 from builder.common.programs import APPLIER, VERIFIER
@@ -141,7 +141,7 @@ def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
 
 
 def with_another_applier(tool: Path, _: pytest.MonkeyPatch) -> None:
-    edited(tool / "applier" / "digests.py", "import json", "import json  # the same")
+    edited(tool / "applier" / "values.py", "import json", "import json  # the same")
 
 
 def with_another_kernel(tool: Path, _: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from builder.applier.compiled import Compiled, ModuleCode
 from builder.applier.layers import DonorPin, InputPin, WheelPin
+from builder.applier.machinecode import Compiled, ModuleCode
 from builder.applier.outcomes import Outcome
 from builder.applier.receipts import FileEntry, Receipt
 from builder.applier.trees import Content
