@@ -56,13 +56,13 @@ NOTES = {
         "0.20.1",
         ("CUTE_DSL_ARCH=sm_121a VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x "
         "VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve m"),
-        {"variable-value": 1, "no-effect": 1},
+        {"variable-value": 1, "no-effect": 1, "memory-unset": 1},
     ),
     "note 2, today": (
         "0.33.0",
         ("CUTE_DSL_ARCH=sm_121a VLLM_NVFP4_GEMM_BACKEND=flashinfer-b12x "
         "VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve m"),
-        {"unknown-variable": 2},
+        {"unknown-variable": 2, "memory-unset": 1},
     ),
     "note 3, two nodes": (
         "0.19.1",
