@@ -25,6 +25,7 @@ from builder.proof.kernels import (
 from builder.proof.replies import cached
 from builder.proof.sandbox import NoDsl
 from builder.proof.target import Refusal
+from builder.ptx.findings import UNWAITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,10 +131,23 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
 
 
+def judged(run: Run) -> tuple[FoundRace, ...]:
+    """The races by which a kernel is judged: those on shared memory between warps and copies.
+
+    What is found on global memory, between lanes of a warp, and at the end of a block was not yet
+    compared with hardware for these kernels; ``spark-build ptx`` reports it.
+    """
+    return tuple(
+        race
+        for race in run.races
+        if race.memory == "shared memory" and not race.of_lanes and race.kind != UNWAITED
+    )
+
+
 def figures_of(reply: Reply) -> dict[str, int]:
     """A row of the page's table; races by the lines of the kernel's own source."""
     runs = [run for ran in reply.ran for run in ran.runs]
-    reads = [race for run in runs for race in run.races if race.kind != UNWRITTEN]
+    reads = [race for run in runs for race in judged(run) if race.kind != UNWRITTEN]
     pairs = {(race.kind, *(line.source or str(line.line) for line in race.lines)) for race in reads}
     covered = _covered(reply)
     blocks = sum(ran.blocks for ran in {(ran.ptx, ran.kernel): ran for ran in reply.ran}.values())
@@ -173,7 +187,7 @@ class Findings:
             words.append(f"{_many(len(faults), 'run')} did not end; {_fault(faults[0])}")
         by_kind: dict[str, dict[object, FoundRace]] = {}
         for run in runs:
-            for race in run.races:
+            for race in judged(run):
                 by_kind.setdefault(race.kind, {}).setdefault(race.key, race)
         unset = by_kind.pop(UNWRITTEN, {}) if not wrong and not faults else {}
         words += [f"race, {_first(races.values())}" for races in by_kind.values()]

@@ -676,9 +676,11 @@ def _initialise(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):
             at = int(address(w)[lane])
-            w.block.initialise(at, int(w.views[U32][count][lane]))
+            before, number = w.block.mbarriers.get(at), int(w.views[U32][count][lane])
+            w.block.initialise(at, number)
             if w.block.races:
-                w.block.races.initialised(w.number, int(lane), at, i.line)
+                changed = before is None or before != w.block.mbarriers[at]
+                w.block.races.initialised(w.number, int(lane), at, i.line, changed=changed)
 
     return run
 

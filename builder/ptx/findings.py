@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta
 
 from builder.common.document import Count, Part, Text, always
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from builder.ptx.races import Race
-    from builder.ptx.source import Places
+#: How ``missing`` begins if it is only the order of a warp's lanes.
+OF_LANES = "bar.warp.sync"
+#: The kind of a store that may read shared memory after its block has ended.
+UNWAITED = "bulk store that no thread waits for before its block ends"
 
 
 class Line(Part, frozen=True):
@@ -71,9 +70,14 @@ class FoundRace(Part, frozen=True):
         )
 
     @property
-    def key(self) -> tuple[str, tuple[Line, ...]]:
+    def of_lanes(self) -> bool:
+        """Whether only the order of one warp's lanes is missing."""
+        return self.missing.startswith(OF_LANES) or self.kind.endswith("in the same warp")
+
+    @property
+    def key(self) -> tuple[str, tuple[Line, ...], bool]:
         """The key by which a race is the same in another schedule or block."""
-        return self.kind, self.lines
+        return self.kind, self.lines, self.of_lanes
 
 
 class Run(Part, frozen=True):
@@ -113,17 +117,3 @@ class CallRuns(Part, frozen=True, kw_only=True):
 
     ran: tuple[Ran, ...] = ()
     error: str = ""
-
-
-def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
-    """Races with the lines of their PTX, each pair once, because it occurs in many blocks."""
-    found: dict[object, FoundRace] = {}
-    for race in races:
-        numbers = [race.line, race.other] if race.other else [race.line]
-        lines = tuple(Line(n, text[n - 1].strip(), places.at(n)) for n in numbers)
-        made = FoundRace(
-            race.kind, lines, race.agents[: len(lines)], race.offset, race.words,
-            race.memory, race.missing,
-        )  # fmt: skip
-        found[made.key] = made
-    return list(found.values())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from builder.ptx.findings import OF_LANES, UNWAITED
 from builder.ptx.machine import LANES, SHARED_BASE, some
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _REMEMBERED = 4
 
 _UNWRITTEN = "read of uninitialised memory"
 _UNFENCED = "asynchronous {} without fence.proxy.async"
-_UNWAITED = "bulk store that no thread waits for before its block ends"
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class LaunchRaces:
     released: dict[object, _Released] = field(default_factory=dict)
     #: pairs of blocks of which one released for itself only what the other acquired
     narrow: set[tuple[int, int]] = field(default_factory=set)
-    _seen: set[tuple[str, int, int]] = field(default_factory=set)
+    _seen: set[tuple[str, int, int, bool]] = field(default_factory=set)
     _shadows: dict[int, Shadow] = field(default_factory=dict)
 
     def shadow(self, region: Region) -> Shadow:
@@ -292,9 +292,9 @@ class LaunchRaces:
             self._shadows[region.address] = found
         return found
 
-    def is_new(self, kind: str, line: int, other: int) -> bool:
+    def is_new(self, kind: str, line: int, other: int, missing: str) -> bool:
         """Whether a race with these lines was not found before."""
-        key = (kind, line, other)
+        key = (kind, line, other, missing.startswith(OF_LANES))
         new = key not in self._seen
         self._seen.add(key)
         return new
@@ -581,7 +581,7 @@ class Races:
         """Report a race of the access ``mine`` with ``other``, which is 0 if there is none."""
         events = self.launch.events
         line, before = int(events.line[mine >> 5]), int(events.line[other >> 5])
-        if not self.launch.is_new(kind, line, before):
+        if not self.launch.is_new(kind, line, before, missing):
             return
         hit = np.unique(places)
         self.found.append(
@@ -882,14 +882,15 @@ class Races:
         """The block ended, and no thread had waited for a copy from shared memory."""
         missing = "cp.async.bulk.wait_group.read in the thread that started it, before it exits"
         mine = copy.row * LANES
-        self._report(_UNWAITED, np.zeros(1, np.int64), self.shared, mine, 0, missing)
+        self._report(UNWAITED, np.zeros(1, np.int64), self.shared, mine, 0, missing)
 
     # ------------------------------------------------------------------------------------ mbarriers
 
-    def initialised(self, warp: int, lane: int, address: int, line: int) -> None:
-        """A lane initialised an mbarrier: a write."""
+    def initialised(self, warp: int, lane: int, address: int, line: int, *, changed: bool) -> None:
+        """A lane initialised an mbarrier: a write, which changed it or not."""
         self._unfenced[address] = warp, line
-        self.write(warp, np.array([lane]), np.array([address - SHARED_BASE]), 8, line)
+        place, new = np.array([address - SHARED_BASE]), np.array([changed])
+        self.write(warp, np.array([lane]), place, 8, line, new)
 
     def uses_mbarrier(self, warp: int, lanes: Any, addresses: Any, line: int) -> None:
         """Lanes arrive at mbarriers, or wait there."""

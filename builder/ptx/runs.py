@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.errors import UsageError
-from builder.ptx.findings import CallRuns, FoundRace, Ran, Run, found_races
+from builder.ptx.findings import CallRuns, FoundRace, Line, Ran, Run
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import TYPES, compare, read_launch
 from builder.ptx.machine import Deadlock, Fault, PtxError
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from builder.ptx.launchfile import Array, LaunchFile
     from builder.ptx.memory import GlobalMemory
-    from builder.ptx.source import Module
+    from builder.ptx.races import Race
+    from builder.ptx.source import Module, Places
 
 #: Copies at once, as late as possible, and at random times: each finds other errors.
 SCHEDULES = (Schedule("eager"), Schedule("lazy"), Schedule("random", 1))
@@ -185,6 +186,20 @@ def run_once(
         found.update(values=comparison.values, wrong=comparison.wrong)
         found["said"] = str(comparison) if comparison.wrong else ""
     return SingleRun(Run(**found), memory)
+
+
+def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
+    """Races with the lines of their PTX, each pair once, because it occurs in many blocks."""
+    found: dict[object, FoundRace] = {}
+    for race in races:
+        numbers = [race.line, race.other] if race.other else [race.line]
+        lines = tuple(Line(n, text[n - 1].strip(), places.at(n)) for n in numbers)
+        made = FoundRace(
+            race.kind, lines, race.agents[: len(lines)], race.offset, race.words,
+            race.memory, race.missing,
+        )  # fmt: skip
+        found[made.key] = made
+    return list(found.values())
 
 
 def run_folders(folders: Sequence[str]) -> CallRuns:

@@ -34,7 +34,7 @@ from builder.proof.kernels import (
     sandbox_launcher,
     wanted_launches,
 )
-from builder.proof.numbers import check_numbers
+from builder.proof.numbers import check_numbers, judged
 from builder.proof.runners import NO_LAUNCH
 from builder.proof.sandbox import NoDsl
 from builder.proof.target import VerifyTarget
@@ -252,6 +252,13 @@ AGENTS = ("warp 0", "warp 1")
 RACES = tuple(FoundRace("early", lines, AGENTS, 0, 4) for lines in ((AT, OTHER), (AT, THIRD)))
 RACY = Run(launch="random", schedule="eager", values=64, races=RACES)
 STUCK = Run(launch="random", schedule="eager", fault="block 0: warp 1 waits", deadlock=True)
+
+
+def test_a_kernel_is_judged_by_races_on_shared_memory_between_warps() -> None:
+    shared, lanes = RACES[0], replace(RACES[0], kind="early in the same warp")
+    others = replace(shared, memory="x"), replace(shared, missing="bar.warp.sync between two")
+    run = Run(launch="one", schedule="eager", races=(shared, lanes, *others))
+    assert judged(run) == (shared,)
 
 
 def reply_of(*runs: Run, error: str = "") -> Reply:

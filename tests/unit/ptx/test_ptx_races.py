@@ -201,3 +201,9 @@ def test_a_loop_of_atomics_that_change_nothing_is_no_deadlock() -> None:
         assert races(body, schedule=schedule).outcome.instructions > 800
     with pytest.raises(Deadlock, match="warp 0 spins"):
         races(body.replace("add.u32 %r12, %r12, 1;", ""))
+
+
+def test_all_lanes_may_initialise_an_mbarrier_alike() -> None:
+    body = "mov.b32 %r12, dynamic; mbarrier.init.shared.b64 [%r12], {};"
+    assert races(body.format("1")).outcome.races == []
+    assert races("add.u32 %r13, %r0, 1;" + body.format("%r13")).kinds == {IN_WARP}
