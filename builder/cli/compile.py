@@ -1,203 +1,48 @@
-"""``spark-build compile``: show or compile parts of a release's CUDA sources."""
+"""``spark-build compile show|run|wheel``."""
 
-from __future__ import annotations
+from builder.cli.command import Group
+from builder.compile.options import RunOptions, ShowOptions, WheelOptions
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+_compile = Group("compile", "spark-build compile show --vllm 0.19.1")
 
-from builder.applier.outcomes import Target
-from builder.common.console import console, print_json
-from builder.common.plan import Platform
-from builder.common.pypi import PackageIndex
-from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
-from builder.compile.changes import named_change, patched
-from builder.compile.outcome import (
-    CompiledRelease,
-    CompileRun,
-    UnitRow,
-    operator_rows,
-    outcome,
-    runs_on_gb10,
-    sm12x_units,
+
+@_compile.sub(
+    "show",
+    "spark-build compile show --vllm 0.19.1",
+    "spark-build compile show --vllm 0.20.1 --operators",
 )
-from builder.compile.source import SourceTree, source_of
-from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
-from builder.compile.units import Sources, touched
-from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+def show(options: ShowOptions) -> None:
+    """Show what a build of the sources would contain for SM121.
 
-if TYPE_CHECKING:
-    from pathlib import Path
+    Lists the architectures it keeps, what runs there, and what a change rebuilds.
+    """
+    from builder.compile.command import show_build
 
-    from builder.compile.changes import SourceChange
-    from builder.compile.executor import ToolkitChoice
-    from builder.compile.outcome import Outcome, Row
-    from builder.compile.units import Unit
+    show_build(options)
 
 
-def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
-    """The released source, the source of the commit in the version, or a folder from the user."""
-    if source is not None and not (source / "CMakeLists.txt").is_file():
-        raise UsageError(f"{source} has no CMakeLists.txt, so it is not vLLM's source")
-    if source is not None:
-        return SourceTree(root=source, version=vllm)
-    with console.step(f"source of vllm {vllm}"):
-        return source_of(index, vllm)
+@_compile.sub(
+    "run",
+    "spark-build compile run --vllm 0.19.1 --change sm120-family",
+    "spark-build compile run --vllm 0.20.1 --patch my.diff --dry-run",
+)
+def run(options: RunOptions) -> None:
+    """Compile the units that a change affects.
+
+    Their machine code is then read. No GPU is needed.
+    """
+    from builder.compile.command import compile_change
+
+    compile_change(options)
 
 
-def show_command(
-    *,
-    vllm: str,
-    source: Path | None,
-    arch_list: str,
-    cuda: str,
-    changed: list[str],
-    operators: bool,
-    json: bool,
-) -> None:
-    """Print what a build would compile, for which architectures, and whether SM121 runs it."""
-    result = outcome(source_tree(PackageIndex(), vllm, source), arch_list, cuda, changed)
-    rows = operator_rows(result.source, result.recipe) if operators else []
-    if json:
-        rebuild = map(UnitRow.of, result.units)
-        print_json(CompiledRelease.of(result, rebuild, operators=rows if operators else None))
-        return
-    if operators:
-        _show_operators(result, rows)
-        return
-    recipe = result.recipe
-    asked = f"TORCH_CUDA_ARCH_LIST={recipe.arch_list}, CUDA {recipe.cuda}"
-    print(f"vllm {result.source.version}, {asked}")
-    print(f"  its build keeps   {', '.join(recipe.archs) or 'nothing'}")
-    for unit in sm12x_units(recipe):
-        print(f"  {unit.path}")
-        print(f"      {_targets(unit)}")
-        for guard, where in result.dead.get(unit.path, {}).items():
-            print(f"      DEAD on SM121: {guard} in {where.rsplit('/', 1)[-1]}")
-    if result.changed:
-        _show_rebuild(result)
+@_compile.sub(
+    "wheel",
+    "spark-build compile wheel --vllm 0.19.1 --change sm120-family",
+    "spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
+)
+def wheel(options: WheelOptions) -> None:
+    """Compile a change into a wheel to install next to vLLM."""
+    from builder.compile.wheelcommand import compile_wheel
 
-
-def _show_operators(result: Outcome, rows: list[Row]) -> None:
-    for row in rows:
-        print(f"{row.extension}: {row.path}")
-        for operator in row.operators:
-            print(f"    {operator.name} for {operator.key}")
-        for path in row.between:
-            print(f"    together with {path}")
-        if row.refused:
-            print(f"    REFUSED: {row.refused}")
-    found = sum(not row.refused for row in rows)
-    print(
-        f"vllm {result.source.version}: of {len(rows)} CUDA units, {found} can be replaced in a "
-        f"prebuilt vLLM; {len(rows) - found} need their whole extension compiled"
-    )
-
-
-def _show_rebuild(result: Outcome) -> None:
-    share = f"{len(result.units)} of {len(result.recipe.units)} units"
-    print(f"  a change to {', '.join(result.changed)} rebuilds {share}:")
-    for unit in result.units:
-        print(f"      {unit.extension}: {unit.path}")
-
-
-def _targets(unit: Unit) -> str:
-    named = ", ".join(real for _, real in unit.gencodes)
-    fits = any(runs_on_gb10(real) for _, real in unit.gencodes)
-    arch = ", ".join(str(number) for number in unit.cuda_arch)
-    return f"{named} (__CUDA_ARCH__ {arch}): {'loads' if fits else 'does NOT load'} on SM121"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options of ``compile run``."""
-
-    vllm: str
-    source: Path | None
-    arch_list: str
-    change: str | None
-    patch: Path | None
-    units: list[str]
-    torch: Path | None
-    nvcc: str | None
-    toolkit: ToolkitChoice | None
-    platform: str | None
-    jobs: int | None
-    dry_run: bool
-    json: bool
-
-
-def run_command(options: RunOptions) -> None:
-    """Compile the units that a change affects, and read their machine code; exit 5 for a trap."""
-    if sum(map(bool, (options.change, options.patch, options.units))) != 1:
-        raise UsageError(
-            "give one of --change, --patch or --unit",
-            hint="spark-build compile run --vllm 0.19.1 --change sm120-family --dry-run",
-        )
-    index = PackageIndex()
-    tree = source_tree(index, options.vllm, options.source)
-    platform = Platform.parse(options.platform or Target.here().platform).oci
-    compiler = find_compiler(index, platform, options.nvcc, options.toolkit)
-    found = outcome(tree, options.arch_list, compiler.cuda)
-    sources = Sources(tree.root, found.recipe.generated)
-    change = _change(sources, options)
-    if change is not None and not change.texts:
-        upstream = f" (upstream since {change.upstream})" if change.upstream else ""
-        raise SparkBuildError(
-            f"vllm {tree.version} has {change.name} already{upstream}: nothing to compile",
-            Exit.NOTHING_TO_DO,
-        )
-    units = _units(sources, found, change, options.units)
-    if options.dry_run:
-        cost = cost_of_units([unit.path for unit in units], jobs=compiler.at_once(options.jobs))
-        _say_plan(found, units, cost, json=options.json)
-        return
-    torch = options.torch or torch_headers(index, pinned_torch(tree.root))
-    tools = make_toolchain(index, torch, compiler)
-    with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
-        built = compile_units(sources, found.recipe, units, change, tools, options.jobs)
-    rows = tuple(map(CompiledUnit.of, built))
-    traps = [row.path for row in rows if row.shows_trap]
-    if options.json:
-        print_json(CompileRun(vllm=tree.version, units=rows, passed=not traps))
-    else:
-        for row in rows:
-            print(f"{row.path}  {row.seconds:.0f} s")
-            for code in row.code:
-                counted = ", ".join(f"{number} x {name}" for name, number in code.tensor.items())
-                print(f"    {code.target}: {code.verdict}{f': {counted}' if counted else ''}")
-            print(f"    {row.object}")
-    if traps:
-        raise SparkBuildError(
-            f"{', '.join(traps)}: compiled for {options.arch_list}, every kernel is a trap",
-            Exit.VERIFY_FAILED,
-            hint="--change sm120-family",
-        )
-
-
-def _change(sources: Sources, options: RunOptions) -> SourceChange | None:
-    if options.change:
-        return named_change(sources, options.change)
-    return patched(sources, options.patch) if options.patch else None
-
-
-def _units(
-    sources: Sources, found: Outcome, change: SourceChange | None, named: list[str]
-) -> list[Unit]:
-    if change is not None:
-        return touched(sources, found.recipe, change.texts)
-    for path in named:
-        if path not in found.recipe.units:
-            raise UsageError(
-                f"vllm {found.source.version} compiles no {path} for {found.recipe.arch_list}"
-                f"{did_you_mean(path, found.recipe.units)}"
-            )
-    return [found.recipe.units[path] for path in named]
-
-
-def _say_plan(found: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> None:
-    if json:
-        print_json(CompiledRelease.of(found, (unit.path for unit in units), jobs=cost.jobs))
-        return
-    for unit in units:
-        print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
-    print(cost.brief if units else "the changed files affect no compiled unit")
+    compile_wheel(options)

@@ -1,14 +1,11 @@
-"""What commands share: ``--plain-http``, the question that ``--yes`` skips, times and sizes."""
+"""What commands share: ``--plain-http``, and texts that are read as times and sizes."""
 
 import re
-import sys
 from collections.abc import Iterable
 from typing import Annotated
 
-from builder.common.console import console
-from builder.common.hints import again
 from builder.common.options import Option
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import UsageError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -56,21 +53,3 @@ def bytes_of(text: str) -> int:
     if match is None or match[2].upper() not in _BYTES:
         raise UsageError(f"{text!r} is not a size such as 500MB, 5GB or 2GiB")
     return int(float(match[1]) * _BYTES[match[2].upper()])
-
-
-def confirm(action: str, note: str, otherwise: str) -> None:
-    """Continue only if the user confirms on the terminal.
-
-    Raises:
-        UsageError: there is no terminal.
-        SparkBuildError: the user declined; ``otherwise`` describes the result.
-    """
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(
-            f"this would {action}, and there is no terminal to confirm it",
-            hint=again("--yes"),
-        )
-    console.warn(f"this will {action}{note}")
-    print("continue? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))

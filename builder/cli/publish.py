@@ -1,231 +1,282 @@
-"""``spark-build publish``."""
+"""``publish``, ``tags``, ``sign``, ``verify-signature``, ``rebuild`` and ``distribute``."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Annotated
 
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
+from builder.cli.command import command
+from builder.cli.options import PlainHttp
 from builder.common.console import console, counted, megabytes, print_json
-from builder.common.document import plain
-from builder.common.reference import Ref
+from builder.common.options import Argument, Json, Option
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.images.registry.client import Repository
-from builder.images.registry.copy import Locations
-from builder.pipeline.show import CheckLines, show_report
-from builder.proof.levels import parse_levels
-from builder.publishing.evidence import REQUIRED, Evidence, prove, read_evidence
-from builder.publishing.repository import parse_target
-from builder.publishing.run import (
-    FailedTarget,
-    ProofRow,
-    Published,
-    PublishRequest,
-    TrafficRow,
-    publish,
-)
-from builder.publishing.sources import EngineImage, check_overlay, open_source
-from builder.publishing.tags import roll_back
+from builder.pipeline.options import RebuildOptions
+from builder.publishing.options import DistributeOptions, PublishOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from builder.images.registry.reference import Reference
+    from builder.publishing.distribute import Deliveries
+    from builder.publishing.tags import (
+        Inventory,
+        Pruned,
+        Removal,
+        RetentionDecision,
+        StoredManifest,
+    )
 
-    from builder.publishing.evidence import Claim, Proof
-    from builder.publishing.run import PublishResult
-    from builder.publishing.sources import Opened
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishOptions:
-    """The options of ``publish``."""
-
-    source: str | None
-    to: list[str]
-    move_tag: list[str]
-    evidence: list[Path]
-    require: list[str]
-    mirror_base: bool
-    rollback: str | None
-    force: bool
-    overlay: bool
-    trust_image: bool
-    dry_run: bool
-    json: bool
+_PROOF = {True: "verified", False: "UNVERIFIED", None: "-"}
 
 
-class _Read(NamedTuple):
-    """The image to publish, and its proof."""
-
-    plan_digest: str
-    overlay: bool
-    proofs: Mapping[str, Proof]
-
-
-def publish_command(options: PublishOptions) -> None:
+@command(
+    "publish",
+    "spark-build publish oci:out --to ghcr.io/me/vllm-spark --dry-run",
+    "spark-build publish oci:out --to ghcr.io/me/vllm-spark --move-tag latest",
+    "spark-build publish --rollback latest --to ghcr.io/me/vllm-spark",
+    detail="The image gets an immutable tag, evidence, provenance and a bill of materials.",
+)
+def publish(options: PublishOptions, _plain_http: PlainHttp = ()) -> None:
     """Publish to every target on its own, and print the image as the last line."""
-    with Locations() as places, ExitStack() as stack:
-        targets = _targets(options.to, places)
-        work, read = _work(options, targets, places, stack)
-        results, failures = _each(targets, work)
-        traffic = TrafficRow.of(places.traffic)
-    if options.json:
-        proofs = read.proofs.items() if read else ()
-        print_json(
-            Published(
-                dry_run=options.dry_run,
-                plan_digest=read.plan_digest if read else None,
-                overlay=read.overlay if read else None,
-                verified=all(proof.verified for _, proof in proofs) if read else None,
-                evidence=tuple(ProofRow.of(*row) for row in proofs) if read else None,
-                results=tuple(results),
-                failed=tuple(FailedTarget.of(*failure) for failure in failures),
-                traffic=traffic,
-            )
-        )
-    for result in results:
-        _say(result)
-        if not options.json:
-            print(result.image)
-    if failures:
-        raise _failure(failures, len(targets))
+    from builder.pipeline.publish import publish_everywhere
+
+    publish_everywhere(options)
 
 
-def _targets(names: Sequence[str], places: Locations) -> list[Repository]:
-    references = [parse_target(name) for name in names]
-    twice = {r.name for r in references if sum(r.name == o.name for o in references) > 1}
-    if twice:
-        raise UsageError(f"--to {', '.join(sorted(twice))} is named twice")
-    return [places.registry(r.host).repository(r.repository) for r in references]
+@command(
+    "tags",
+    "spark-build tags ghcr.io/me/vllm-spark",
+    "spark-build tags ghcr.io/me/vllm-spark --prune --keep 5 --dry-run",
+    detail="Shows plan, base, layers, date, proof and size of each image.",
+)
+def tags(
+    repository: Annotated[str, Argument("HOST/REPO", "HOST/REPO")],
+    *,
+    prune: Annotated[
+        bool, Option("Delete older images, but never one that another tag names.")
+    ] = False,
+    keep: Annotated[
+        int | None, Option("Number of newest images to keep for each profile.", "N")
+    ] = None,
+    dry_run: Annotated[bool, Option("Show what would be deleted.", names="-n")] = False,
+    _plain_http: PlainHttp = (),
+    json: Json = False,
+) -> None:
+    """List a repository; with ``prune``, delete what the retention rules do not keep."""
+    from builder.images.registry.copy import Locations
+    from builder.publishing.repository import TaggedManifests, parse_target
+    from builder.publishing.tags import Pruned, Retention, judge, removals, take_inventory
+    from builder.publishing.tags import prune as delete
 
-
-def _work(
-    options: PublishOptions,
-    targets: Sequence[Repository],
-    places: Locations,
-    stack: ExitStack,
-) -> tuple[Callable[[Repository], PublishResult], _Read | None]:
-    """The work for each target; conditions for all of them are checked first."""
-    if options.rollback is not None:
-        tag = options.rollback
-        _refuse_with_rollback(options)
-
-        def back(repository: Repository) -> PublishResult:
-            return roll_back(repository, tag, dry_run=options.dry_run, overlay=options.overlay)
-
-        return back, None
-    if options.source is None:
-        raise UsageError("no image given", hint="spark-build publish oci:DIR --to HOST/REPO")
-    with console.step(f"read {options.source}"):
-        opened = stack.enter_context(open_source(Ref(options.source), places))
-        plan_digest = opened.name.plan_digest
-        to = [word for name in options.to for word in ("--to", name)]
-        moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
-        check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
-        proofs = _proofs(options, opened, targets)
-    request = PublishRequest(
-        moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
-    )
-
-    def there(repository: Repository) -> PublishResult:
-        return publish(opened, repository, proofs, request, places)
-
-    return there, _Read(plan_digest, opened.overlay, proofs)
-
-
-def _refuse_with_rollback(options: PublishOptions) -> None:
-    given = {
-        "SOURCE": options.source,
-        "--move-tag": options.move_tag,
-        "--evidence": options.evidence,
-        "--mirror-base": options.mirror_base,
-        "--force": options.force,
-    }
-    extra = [name for name, value in given.items() if value]
-    if extra:
+    reference = parse_target(repository)
+    if prune != (keep is not None):
         raise UsageError(
-            f"--rollback cannot be combined with {', '.join(extra)}",
-            hint="spark-build publish --rollback latest --to HOST/REPO",
+            "--prune and --keep must be set together",
+            hint=f"spark-build tags {reference.name} --prune --keep 5 --dry-run",
         )
-
-
-def _proofs(
-    options: PublishOptions, opened: Opened, targets: Sequence[Repository]
-) -> dict[str, Proof]:
-    offered = [piece for path in options.evidence for piece in read_evidence(path)]
-    repositories = list(targets)
-    if not isinstance(opened, EngineImage) and isinstance(opened.source, Repository):
-        repositories.append(opened.source)
-    return prove(
-        opened.claims,
-        offered,
-        parse_levels(options.require, default=REQUIRED),
-        repositories=repositories,
-        verify_now=lambda claim: _verify_now(opened, claim, trust_image=options.trust_image),
-        force=options.force,
-    )
-
-
-def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
-    """Run ``verify`` on an image without known evidence."""
-    from builder.common.pypi import PackageIndex
-    from builder.layers.lock import LockedFacts, lock_path
-    from builder.layers.planner import IndexSources
-    from builder.proof.levels import DEFAULT_LEVELS
-    from builder.proof.opening import Opening
-    from builder.proof.run import verify
-    from builder.proof.trust import TrustedSources
-
-    index = PackageIndex()
-    facts = LockedFacts.beside(lock_path(Path.cwd()))
-    opening = Opening(
-        index=index,
-        sources=IndexSources(index),
-        facts_of=facts.of,
-        trust=TrustedSources(everything=trust_image),
-    )
-    target = opened.verify_target(claim.digest, opening)
-    try:
-        with console.step(f"verify {target.name}"):
-            report = verify(target, DEFAULT_LEVELS, CheckLines())
-            show_report(report)
-    finally:
-        target.close()
-    return Evidence(document=plain(report.document()), origin="verify, run now")
-
-
-def _each(
-    targets: Sequence[Repository], work: Callable[[Repository], PublishResult]
-) -> tuple[list[PublishResult], list[tuple[str, SparkBuildError]]]:
-    """Process every target on its own: a failure does not stop the others."""
-    results, failures = [], []
-    for target in targets:
+    with Locations() as places:
+        opened = places.registry(reference.host).repository(reference.repository)
+        inventory = take_inventory(opened)
+        if keep is None:
+            _show(inventory, json=json)
+            return
+        names = TaggedManifests(opened)
+        named = names.look()
+        verdicts = judge(inventory, keep, named)
+        wanted, done = removals(opened, inventory, verdicts, named), Pruned()
         try:
-            with console.step(f"publish to {target.name}"):
-                results.append(work(target))
-        except SparkBuildError as error:
-            failures.append((target.name, error))
-            if len(targets) > 1:
-                console.warn(f"{target.name}: {error}")
-    return results, failures
+            if not dry_run:
+                delete(opened, wanted, names, done)
+        finally:
+            if json:
+                name = inventory.repository
+                print_json(Retention.of(name, keep, verdicts, wanted, done, dry_run=dry_run))
+            else:
+                _show_verdicts(verdicts)
+                _show_removals(wanted, None if dry_run else done)
 
 
-def _say(result: PublishResult) -> None:
-    for moved in result.moved:
-        was = f", was {moved.previous}" if moved.previous else ""
-        console.say(f"  {result.repository}:{moved.tag} -> {result.digest}{was}")
-    mounted = f"{counted(result.mounted_blobs, 'blob')} mounted"
-    sent = f"{megabytes(result.sent_bytes)} of layers sent, {mounted}"
-    console.say(f"  {result.repository}: {result.status} ({sent})")
+def _show(inventory: "Inventory", *, json: bool) -> None:
+    from builder.publishing.tags import HeldRow, Listing
+
+    if json:
+        rows = tuple(map(HeldRow.of, inventory.held))
+        print_json(Listing(repository=inventory.repository, images=rows))
+        return
+    if not inventory.held:
+        console.say(f"  {inventory.repository} has no image")
+    for held in inventory.held:
+        _show_held(held)
 
 
-def _failure(failures: list[tuple[str, SparkBuildError]], targets: int) -> SparkBuildError:
-    first = failures[0][1]
-    if targets == 1:
-        return first
-    listed = "\n  ".join(f"{name}: {error}" for name, error in failures)
-    return SparkBuildError(
-        f"{len(failures)} of {targets} targets failed:\n  {listed}",
-        Exit(first.code),
-        hint=first.hint,
-    )
+def _show_held(held: "StoredManifest") -> None:
+    """Print one block for each image: names first, then its details."""
+    from builder.publishing.tags import HeldRow
+
+    names = [f"{tag} ({held.kind(tag)})" for tag in held.tags]
+    print(f"{', '.join(names)}")
+    print(f"  digest     {held.digest}")
+    if not held.images:
+        return
+    row = HeldRow.of(held)
+    proof = _PROOF[held.verified] + (f" ({', '.join(held.levels)})" if held.levels else "")
+    added = "-" if held.added is None else megabytes(held.added)
+    plans = [f"{image.plan_digest}  {image.platform}" for image in held.images]
+    if held.overlay:
+        print(f"  is         an overlay: it runs on vllm/vllm-openai:v{row.version}, not alone")
+    for key, value in (
+        ("plan", "\n             ".join(plans)),
+        ("base", row.base),
+        ("layers", ", ".join(row.layers)),
+        ("published", held.published or f"- (made {row.created})"),
+        ("proof", proof + (", signed" if held.signed else "")),
+        ("adds", added),
+    ):
+        print(f"  {key:<10} {value}")
+
+
+def _show_verdicts(verdicts: list["RetentionDecision"]) -> None:
+    for verdict in verdicts:
+        word = "keep" if verdict.keep else "old"
+        print(f"{word:<13}{', '.join(verdict.held.tags)}  ({verdict.reason})")
+
+
+def _show_removals(wanted: list["Removal"], done: "Pruned | None") -> None:
+    """Print what a dry run would delete, or what was deleted, even if the run ended early."""
+    if done is None:
+        for removal in wanted:
+            print(f"{'would delete':<13}{removal}")
+        return
+    spared = {row.digest: f"  ({row.reason})" for row in done.spared}
+    for removal in wanted:
+        word = "deleted" if removal.digest in done.deleted else "left"
+        print(f"{word:<13}{removal}{spared.get(removal.digest, '')}")
+    if done.deleted:
+        console.say("  the registry frees the space when its garbage collection runs")
+
+
+Key = Annotated[str | None, Option("Key file or KMS address (default: keyless).", "KEY")]
+Log = Annotated[bool, Option("Use the public transparency log even with a key.")]
+Image = Annotated[str, Argument("HOST/NAME:TAG or HOST/NAME@sha256:...", "IMAGE")]
+
+
+@command(
+    "sign",
+    "spark-build sign ghcr.io/me/vllm-spark:latest --key cosign.key",
+    note="cosign reads the key's password from COSIGN_PASSWORD, or asks for it.",
+)
+def sign(
+    image: Image,
+    key: Key = None,
+    *,
+    log: Log = False,
+    _plain_http: PlainHttp = (),
+    json: Json = False,
+) -> None:
+    """Sign an image by digest."""
+    from builder.publishing.cosign import Trust
+    from builder.publishing.cosign import sign as signed
+
+    reference = _pinned(image)
+    with console.step(f"sign {reference}"):
+        done = signed(reference, Trust(key=key or "", log=log or not key))
+    print_json(done) if json else print(reference)
+
+
+@command(
+    "verify-signature",
+    "spark-build verify-signature ghcr.io/me/vllm-spark:latest --key cosign.pub",
+    detail="Exit 5: no signature matches.",
+)
+def verify_signature(
+    image: Image,
+    key: Key = None,
+    identity: Annotated[
+        str,
+        Option("Keyless: the signer's identity, such as a workflow URL.", "IDENTITY"),
+    ] = "",
+    issuer: Annotated[str, Option("Keyless: the issuer of that identity.", "URL")] = "",
+    *,
+    log: Log = False,
+    _plain_http: PlainHttp = (),
+    json: Json = False,
+) -> None:
+    """Check an image's signature; exit 5 if none matches."""
+    from builder.publishing.cosign import Trust
+    from builder.publishing.cosign import verify_signature as checked
+
+    reference = _pinned(image)
+    trust = Trust(key=key or "", identity=identity, issuer=issuer, log=log)
+    with console.step(f"verify the signature of {reference}"):
+        done = checked(reference, trust)
+    print_json(done) if json else print(reference)
+
+
+def _pinned(text: str) -> "Reference":
+    """The reference with the digest that its tag has now.
+
+    Raises:
+        UsageError: it is not a reference.
+        RemoteError: it does not exist.
+    """
+    from builder.images.registry.copy import Locations
+    from builder.images.registry.reference import parse_reference
+
+    reference = parse_reference(text)
+    if reference.digest:
+        return reference
+    with Locations() as places:
+        repository = places.registry(reference.host).repository(reference.repository)
+        found = reference.at(repository.manifest(reference.tag).digest)
+    console.say(f"  {text} is {found.digest}")
+    return found
+
+
+@command(
+    "rebuild",
+    "spark-build rebuild oci:out",
+    "spark-build rebuild ghcr.io/me/vllm@sha256:...",
+    note="Exit 0: same digest; 5: different.",
+    detail="Uses the plan and layers inside the image, and compares byte for byte.",
+)
+def rebuild(options: RebuildOptions, _plain_http: PlainHttp = ()) -> None:
+    """Rebuild an image from its own metadata; exit 5 if the result differs."""
+    from builder.pipeline.rebuilding import rebuild_all
+
+    rebuild_all(options)
+
+
+@command(
+    "distribute",
+    "spark-build distribute vllm-spark spark-2",
+    "spark-build distribute oci:out spark-1 spark-2",
+    "spark-build distribute oci:out me@spark-1 --tag vllm-spark:b12x --dry-run",
+    detail="Each machine fetches only the layers that it lacks.",
+)
+def distribute(
+    options: DistributeOptions, _plain_http: PlainHttp = (), *, json: Json = False
+) -> None:
+    """Copy an image to nodes, each on its own; exit 8 if one failed."""
+    from builder.publishing import hosts
+
+    done, name = hosts.distribute(options)
+    if json:
+        print_json(done)
+    _report(done)
+    if not json:
+        print(f"{name}@{done.digest}")
+
+
+def _report(done: "Deliveries") -> None:
+    """Print the result of each node.
+
+    Raises:
+        SparkBuildError: a node does not have the image.
+    """
+    for delivery in done.nodes:
+        console.say(
+            f"  {delivery.host}: {delivery.status}, {megabytes(delivery.sent_bytes)} in "
+            f"{counted(delivery.sent_blobs, 'blob')}, {delivery.seconds:.1f} s"
+        )
+    problems = [(node.host, node.error) for node in done.nodes if node.error is not None]
+    if problems:
+        first = problems[0][1]
+        listed = "\n  ".join(f"{host}: {error.message}" for host, error in problems)
+        count = f"{len(problems)} of {len(done.nodes)} failed:\n  {listed}"
+        message = first.message if len(done.nodes) == 1 else count
+        raise SparkBuildError(message, Exit(first.code), hint=first.hint)

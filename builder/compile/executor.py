@@ -474,3 +474,17 @@ def _failed_step(steps: Sequence[Step], said: str) -> BuildFailed:
     if not began:
         return BuildFailed(f"no files in the container: {said.strip()[-800:]}")
     return failed(steps[int(began[-1][1])], said[began[-1].end() :])
+
+
+def toolkit_choice(image: str | None, builder: str | None) -> ToolkitChoice | None:
+    """Where to compile, from ``--toolkit`` and ``--builder``; None means on this machine.
+
+    Raises:
+        UsageError: the builder is invalid.
+    """
+    if not image:
+        return None
+    from builder.images.engines.buildkit import check_name
+    from builder.images.engines.containers import Containers
+
+    return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))

@@ -33,7 +33,6 @@ from builder.layers.lock import (
 from builder.layers.planner import IndexSources, make_plan
 from builder.layers.pulls import Resolver, report_pulls
 from builder.pipeline import bases
-from builder.pipeline.options import PlanOptions, toolkit_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from builder.compile.stage import Stages
     from builder.images.rootfs.base import Base
     from builder.layers.pulls import Resolved
+    from builder.pipeline.options import PlanOptions
 
     Identify = Callable[[Ref], Base]
 
@@ -79,7 +79,11 @@ def inputs_of(options: PlanOptions) -> Inputs:
     lock = None if options.upgrade else read_lock(path)
     catalog = Catalog.discover(options.patches)
     index, forges = PackageIndex(refresh=options.refresh), Forges(options.forge_clone)
-    toolkit = toolkit_choice(options.toolkit, options.builder)
+    toolkit = None
+    if options.toolkit:
+        from builder.compile.executor import toolkit_choice
+
+        toolkit = toolkit_choice(options.toolkit, options.builder)
     stages = stages_of(index, forges, toolkit=toolkit) if options.compile_here else None
     if options.locked:
         _refuse_unlocked(options, lock, path)

@@ -14,7 +14,6 @@ from builder.errors import UsageError
 from builder.images.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
-    from builder.compile.executor import ToolkitChoice
     from builder.proof.ongpu import GpuOptions
 
 _ENGINES = (AUTO, *ENGINES)
@@ -97,21 +96,6 @@ class PlanOptions:
         """The single names in ``layers``."""
         words = (word.strip() for text in self.layers for word in text.split(","))
         return tuple(word for word in words if word)
-
-
-def toolkit_choice(image: str | None, builder: str | None) -> "ToolkitChoice | None":
-    """Where to compile, from ``--toolkit`` and ``--builder``; None means on this machine.
-
-    Raises:
-        UsageError: the builder is invalid.
-    """
-    if not image:
-        return None
-    from builder.compile.executor import ToolkitChoice
-    from builder.images.engines.buildkit import check_name
-    from builder.images.engines.containers import Containers
-
-    return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,3 +339,24 @@ class MatrixOptions:
     platform: opt.PlatformName = None
     patches: opt.Patches = ()
     refresh: opt.Refresh = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions:
+    """Which image to rebuild, and from what."""
+
+    image: Annotated[
+        str, Argument("oci:DIR, HOST/NAME@sha256:..., or an image in a Docker Engine.", "IMAGE")
+    ]
+    engine: Annotated[
+        str, Option("oci, the only engine with reproducible bytes.", "oci", complete=("oci",))
+    ] = "oci"
+    base: Annotated[
+        str | None, Option("Where the base image is now (default: as in the plan).", "BASE")
+    ] = None
+    patches: opt.Patches = ()
+    yes: Annotated[
+        bool, Option("Run hooks of your own layers without confirmation.", names="-y")
+    ] = False
+    refresh: opt.Refresh = False
+    json: opt.Json = False

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.cli import publish as publish_command
 from builder.images.registry.copy import Locations
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import Descriptor, RawManifest, sha256_digest
 from builder.layers.catalog import Catalog
+from builder.pipeline import publish as publish_command
 from builder.publishing.subject import read_subject
 
 from . import overlays, servers

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from builder.__main__ import run
-from builder.cli import publish as command
 from builder.errors import RemoteError
 from builder.images.engines import metadata
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
+from builder.pipeline import publish as command
 from builder.publishing import evidence
 from builder.publishing import evidence as proof
 from builder.publishing.evidence import Evidence, attached_evidence

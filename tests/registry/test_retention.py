@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from builder.__main__ import run
-from builder.cli import tags as command
 from builder.images.registry.client import Repository
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
@@ -17,6 +16,7 @@ from builder.images.registry.model import (
     RawManifest,
     sha256_digest,
 )
+from builder.publishing import tags as command
 from builder.publishing.tags import judge
 from tests.documents import validated
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.cli import publish as publish_command
-from builder.cli import tags as command
+from builder.images.registry import copy as locations
 from builder.images.registry.copy import Locations
+from builder.pipeline import publish as publish_command
 
 from . import images, overlays, servers
 from .conftest import QUICK
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (publish_command, command):
+    for module in (publish_command, locations):
         monkeypatch.setattr(module, "Locations", partial(Locations, QUICK))
 
 

@@ -187,7 +187,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
 
 
 def test_a_rebuild_uses_the_toolkit_image_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from builder.cli.rebuild import _toolkit
+    from builder.pipeline.rebuilding import _toolkit
 
     toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
     compiled = {"wheel": None, "stage": {**REQUEST, "toolkit": toolkit}}
@@ -333,8 +333,8 @@ def test_a_rebuild_compiles_with_the_same_kind_of_compiler(
     call: Call, built: Built, monkeypatch: pytest.MonkeyPatch, member: str
 ) -> None:
     """One out of wheels is taken out of wheels again, also where another is installed."""
-    from builder.cli import rebuild as command
     from builder.compile.stage import Stages
+    from builder.pipeline import rebuilding as command
 
     pin = {**REQUEST["inputs"][0], "member": member}
     monkeypatch.setitem(REQUEST, "inputs", [*REQUEST["inputs"], pin])

@@ -276,7 +276,7 @@ def test_the_cache_lists_the_compiler(index: FakeIndex, tools: Path) -> None:
 
 
 def test_a_base_of_another_platform_than_was_asked_for_is_refused() -> None:
-    from builder.cli.compilewheel import _must_be_for
+    from builder.compile.wheelcommand import _must_be_for
 
     base = fake_base(vllm_files())
     is_for = base.identity.platform.oci

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.cli import compile as compile_command
 from builder.common.document import plain
 from builder.common.paths import package_file
+from builder.compile import command as compile_command
 from builder.compile import executor as container_module
 from builder.compile.executor import (
     Compilation,

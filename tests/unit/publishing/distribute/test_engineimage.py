@@ -8,10 +8,10 @@ import tarfile
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from builder.publishing.hosts import name_on_nodes
 from docker.errors import APIError
 from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's own name
 
-from builder.cli.distribute import name_on_nodes
 from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.image import InEngine

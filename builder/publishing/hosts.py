@@ -1,4 +1,4 @@
-"""``spark-build distribute``."""
+"""Copy an image to machines, each on its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from builder.common.console import console, counted, megabytes, print_json
+from builder.common.console import console
 from builder.common.reference import Ref
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import UsageError
 from builder.images.registry.copy import Locations
 from builder.images.registry.reference import parse_reference
 from builder.publishing.distribute import Distribution, Node, layers_of_all, saved
@@ -19,43 +19,31 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from builder.publishing.distribute import Deliveries
+    from builder.publishing.options import DistributeOptions
     from builder.publishing.sources import Opened
 
 #: What Docker takes for the ID of an image, whole or its beginning.
 _IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
-def distribute_command(
-    *,
-    image: str,
-    hosts: Sequence[str],
-    tag: str | None,
-    ssh: str,
-    jobs: int,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    """Copy an image to nodes, each on its own; exit 8 if one failed."""
-    nodes = [Node.parse(host, ssh) for host in hosts]
-    if len(set(hosts)) != len(hosts):
+def distribute(options: DistributeOptions) -> tuple[Deliveries, str]:
+    """Copy an image to nodes, and give what each fetched, and the image's name there."""
+    nodes = [Node.parse(host, options.ssh) for host in options.hosts]
+    if len(set(options.hosts)) != len(options.hosts):
         raise UsageError("a host is named twice")
-    if jobs < 1:
+    if options.jobs < 1:
         raise UsageError("--jobs must be 1 or more")
-    with Locations() as places, open_source(Ref(image), places) as opened:
-        name = name_on_nodes(opened, image, tag)
+    with Locations() as places, open_source(Ref(options.image), places) as opened:
+        name = name_on_nodes(opened, options.image, options.tag)
         if opened.overlay:
             message, _ = how_to_run(opened)
-            console.warn(f"{image} is an overlay, which cannot run alone.\n{message}")
+            console.warn(f"{options.image} is an overlay, which cannot run alone.\n{message}")
         with (
-            _stored(opened, nodes, jobs) as stored,
+            _stored(opened, nodes, options.jobs) as stored,
             console.step(f"distribute {stored.subject.digest} as {name}"),
         ):
-            done = Distribution(stored, name, dry_run=dry_run).run(nodes, jobs)
-    if json:
-        print_json(done)
-    _report(done)
-    if not json:
-        print(f"{name}@{done.digest}")
+            done = Distribution(stored, name, dry_run=options.dry_run).run(nodes, options.jobs)
+    return done, name
 
 
 def _stored(
@@ -88,23 +76,3 @@ def name_on_nodes(opened: Opened, text: str, tag: str | None) -> str:
             return f"{reference.name}:{reference.tag}"
     name = opened.name
     return f"spark-build/{name.profile}:{name.tag(verified=True)}"
-
-
-def _report(done: Deliveries) -> None:
-    """Print the result of each node.
-
-    Raises:
-        SparkBuildError: a node does not have the image.
-    """
-    for delivery in done.nodes:
-        console.say(
-            f"  {delivery.host}: {delivery.status}, {megabytes(delivery.sent_bytes)} in "
-            f"{counted(delivery.sent_blobs, 'blob')}, {delivery.seconds:.1f} s"
-        )
-    problems = [(node.host, node.error) for node in done.nodes if node.error is not None]
-    if problems:
-        first = problems[0][1]
-        listed = "\n  ".join(f"{host}: {error.message}" for host, error in problems)
-        count = f"{len(problems)} of {len(done.nodes)} failed:\n  {listed}"
-        message = first.message if len(done.nodes) == 1 else count
-        raise SparkBuildError(message, Exit(first.code), hint=first.hint)

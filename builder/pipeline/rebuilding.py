@@ -1,4 +1,4 @@
-"""``spark-build rebuild``."""
+"""Rebuild every image of a reference from its own metadata, and report the differences."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from builder import __version__, settings
-from builder.cli.options import confirm
+from builder.common.confirm import confirm
 from builder.common.console import console, print_json
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS
+from builder.compile.executor import toolkit_choice
 from builder.compile.toolchain import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
@@ -18,7 +19,6 @@ from builder.images.registry.copy import Locations
 from builder.layers.planner import IndexSources
 from builder.pipeline import bases
 from builder.pipeline.inputs import stages_of
-from builder.pipeline.options import toolkit_choice
 from builder.pipeline.rebuild import (
     Original,
     Rebuild,
@@ -32,12 +32,12 @@ from builder.publishing.run import mirrored_base
 from builder.publishing.sources import EngineImage, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from builder.common.plan import PlannedLayer
     from builder.compile.executor import ToolkitChoice
     from builder.images.rootfs.base import Base
+    from builder.pipeline.options import RebuildOptions
     from builder.pipeline.rebuild import BaseLookup
     from builder.publishing.sources import Opened
 
@@ -45,23 +45,14 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
-def rebuild_command(
-    *,
-    image: str,
-    engine: str,
-    base: str | None,
-    patches: Sequence[Path],
-    yes: bool,
-    refresh: bool,
-    json: bool,
-) -> None:
+def rebuild_all(options: RebuildOptions) -> None:
     """Rebuild an image from its own metadata; exit 5 if the result differs."""
-    if engine != "oci":
+    if options.engine != "oci":
         raise UsageError(
-            f"--engine {engine} is not reproducible; rebuild uses oci",
-            hint=f"spark-build rebuild {shlex.quote(image)}",
+            f"--engine {options.engine} is not reproducible; rebuild uses oci",
+            hint=f"spark-build rebuild {shlex.quote(options.image)}",
         )
-    index = PackageIndex(refresh=refresh)
+    index = PackageIndex(refresh=options.refresh)
     compiled = False
 
     def identify(wanted: BaseLookup) -> Base:
@@ -77,13 +68,14 @@ def rebuild_command(
         )
 
     def agreed(action: str) -> None:
-        if not yes:
+        if not options.yes:
             confirm(action, "", "nothing was rebuilt")
 
-    with Locations() as places, open_source(Ref(image), places) as opened:
+    moved = Ref(options.base) if options.base else None
+    with Locations() as places, open_source(Ref(options.image), places) as opened:
         results = []
-        for original in _originals(opened, image):
-            baked = with_own_hooks(original.baked, image, patches, agreed)
+        for original in _originals(opened, options.image):
+            baked = with_own_hooks(original.baked, options.image, options.patches, agreed)
             sections = [row.compile for row in original.baked.plan.layers if row.compile]
             compiled = any(row.stage or row.sources for row in sections)
             made = [row.stage for row in sections if row.stage]
@@ -93,15 +85,15 @@ def rebuild_command(
             sources = IndexSources(index, stages)
             with console.step(f"rebuild {original.digest}"):
                 try:
-                    again = rebuild(original, baked, identify, sources, Ref(base) if base else None)
+                    again = rebuild(original, baked, identify, sources, moved)
                 except RemoteError as error:
-                    mirror = None if base else _mirror(original)
+                    mirror = None if moved else _mirror(original)
                     if mirror is None:
                         raise
                     console.say(f"  {error}\n  using the mirrored copy: {mirror}")
                     again = rebuild(original, baked, identify, sources, Ref(mirror))
                 results.append(again)
-        _report(image, results, json=json)
+        _report(options.image, results, json=options.json)
 
 
 def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:

@@ -1,13 +1,11 @@
-"""``spark-build compile wheel``: an extension wheel for a prebuilt vLLM."""
+"""Compile a change into an extension wheel for a prebuilt vLLM, and print the result."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
-from builder.cli.compile import source_tree
 from builder.common.console import console, print_json
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
@@ -15,6 +13,8 @@ from builder.common.reference import Ref
 from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
+from builder.compile.command import source_tree
+from builder.compile.executor import toolkit_choice
 from builder.compile.extensionwheel import PlannedWheel, build_extension_wheel, request_for
 from builder.compile.stage import refuse_cpu_torch
 from builder.compile.toolchain import find_compiler
@@ -28,36 +28,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.compile.changes import SourceChange
-    from builder.compile.executor import ToolkitChoice
     from builder.compile.extensionwheel import WheelReport
+    from builder.compile.options import WheelOptions
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
     from builder.images.rootfs.base import Base
 
 
-@dataclass(frozen=True, kw_only=True)
-class WheelOptions:
-    """The options of ``compile wheel``."""
-
-    vllm: str
-    base: str | None
-    source: Path | None
-    arch_list: str
-    change: str | None
-    patch: Path | None
-    cuda: str | None
-    torch: Path | None
-    nvcc: str | None
-    toolkit: ToolkitChoice | None
-    platform: str | None
-    out: Path
-    jobs: int | None
-    dry_run: bool
-    json: bool
-
-
-def wheel_command(options: WheelOptions) -> None:
+def compile_wheel(options: WheelOptions) -> None:
     """Build the wheel; its path is the last line of stdout."""
     if bool(options.change) == bool(options.patch):
         raise UsageError(
@@ -65,10 +44,12 @@ def wheel_command(options: WheelOptions) -> None:
             hint="spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
         )
     if not options.dry_run:
-        _must_be_writable(options.out)
+        _must_be_writable(options.output)
     index = PackageIndex()
     platform = Platform.parse(options.platform or Target.here().platform).oci
-    compiler = find_compiler(index, platform, options.nvcc, options.toolkit)
+    compiler = find_compiler(
+        index, platform, options.nvcc, toolkit_choice(options.toolkit, options.builder)
+    )
     if options.cuda and options.cuda != compiler.cuda:
         what = compiler.container.image.name if compiler.container else compiler.nvcc
         raise EngineError(
@@ -105,7 +86,7 @@ def wheel_command(options: WheelOptions) -> None:
             jobs=options.jobs,
             plan=plan,
         )
-        made = build_extension_wheel(request, options.out)
+        made = build_extension_wheel(request, options.output)
     finally:
         found.close()
     if options.json:
