@@ -1,45 +1,77 @@
 """``spark-build bench``."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Annotated
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
+from builder.cli.command import command
 from builder.common.console import counted, print_json
-from builder.common.pypi import write_atomically
+from builder.common.options import Argument, Json, Option
 from builder.errors import RemoteError, UsageError
-from builder.serving.bench import bench, lines, plot, read_bench
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from builder.serving.bench import BenchRequest
 
 
-def bench_command(
-    request: BenchRequest, *, output: Path | None, picture: Path | None, json: bool
+@command(
+    "bench",
+    "spark-build bench http://localhost:8000",
+    "spark-build bench http://spark:8000 --log server.log -o marlin.json",
+    "spark-build bench http://spark:8000 --against marlin.json --plot bench.svg",
+    detail="Sends chat completions at temperature 0: a warm-up, then three rounds, whose median "
+    "counts. The server's API key, if any, is read from SPARK_BUILD_API_KEY.",
+)
+def bench(
+    url: Annotated[str, Argument("The server, such as http://localhost:8000.", "URL")],
+    model: Annotated[str, Option("Name of the model, if the server has several.", "NAME")] = "",
+    tokens: Annotated[int, Option("Tokens of each answer.", "TOKENS", least=1)] = 200,
+    concurrency: Annotated[
+        str, Option("Numbers of parallel requests, measured one after another.", "N[,N...]")
+    ] = "1,2,4,8,16",
+    prefill: Annotated[
+        int,
+        Option(
+            "Length of the long prompt, in words: about as many tokens; 0 for none.",
+            "TOKENS",
+            least=0,
+            most=1_000_000,
+        ),
+    ] = 4096,
+    log: Annotated[
+        Path | None, Option("Log of the server; the selected kernels are read from it.", "FILE")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        Option("An earlier bench of the same model and settings, to compare with.", "FILE"),
+    ] = None,
+    output: Annotated[
+        Path | None, Option("Write the bench to this file, as JSON.", "FILE", "-o")
+    ] = None,
+    plot: Annotated[Path | None, Option("Write a diagram to this file, as SVG.", "FILE")] = None,
+    *,
+    json: Json = False,
 ) -> None:
-    """Measure a server, then print and store the figures.
+    """Measure a server, then print and store the figures; failed requests come last."""
+    import msgspec
 
-    Raises:
-        RemoteError: requests failed; the figures of the others are printed.
-    """
-    for option, path in (("-o", output), ("--plot", picture)):
+    from builder.common.pypi import write_atomically
+    from builder.serving.bench import BenchRequest, lines, read_bench, settings_of
+    from builder.serving.bench import bench as measured
+    from builder.serving.bench import plot as plotted
+
+    settings = settings_of(tokens, concurrency, prefill)
+    request = BenchRequest(url=url, model=model, settings=settings, log=log, against=against)
+    for option, path in (("-o", output), ("--plot", plot)):
         if path and (path.is_dir() or not path.parent.is_dir()):
             problem = "a folder" if path.is_dir() else "in a folder that does not exist"
             raise UsageError(
                 f"{option} {path} is {problem}", hint=f"{option} {path.name or 'FILE'}"
             )
     _refuse_twice(
-        {"-o": output, "--plot": picture}, {"--log": request.log, "--against": request.against}
+        {"-o": output, "--plot": plot}, {"--log": request.log, "--against": request.against}
     )
-    other = read_bench(request.against) if request.against and picture else None
-    made, failures = bench(request)
+    other = read_bench(request.against) if request.against and plot else None
+    made, failures = measured(request)
     if output:
         write_atomically(output, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
-    if picture:
-        write_atomically(picture, plot(made, other).encode())
+    if plot:
+        write_atomically(plot, plotted(made, other).encode())
     if json:
         print_json(made)
     else:

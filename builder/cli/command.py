@@ -200,11 +200,18 @@ MAIN = App()
 _groups: dict[str, App] = {}
 
 
-def command(name: str, *lines: str, note: str = "", detail: str = "") -> Callable[[_F], _F]:
-    """Register a command of the table, with examples; ``detail`` follows its summary."""
+def command(
+    name: str, *lines: str, note: str = "", detail: str = "", unknown: bool = False
+) -> Callable[[_F], _F]:
+    """Register a command of the table, with examples; ``detail`` follows its summary.
+
+    With ``unknown``, options that it does not have are arguments.
+    """
     entry = _entry(COMMANDS, name)
     text = f"{entry.summary}\n\n{detail}" if detail else entry.summary
-    return _registered(MAIN, name, examples(*lines, note=note), text, panel=entry.panel)
+    context = {**CONTEXT, "ignore_unknown_options": True} if unknown else None
+    settings = {"rich_help_panel": entry.panel, "context_settings": context}
+    return _registered(MAIN, name, examples(*lines, note=note), text, **settings)
 
 
 class Group(App):
@@ -230,11 +237,11 @@ def _entry(entries: Iterable[Entry], name: str) -> Entry:
 
 
 def _registered(
-    app: App, name: str, epilog: str, text: str | None = None, panel: str | None = None
+    app: App, name: str, epilog: str, text: str | None = None, **settings: Any
 ) -> Callable[[_F], _F]:
     def register(function: _F) -> _F:
         about = text or function.__doc__
-        app.command(name, epilog=epilog, help=about, rich_help_panel=panel)(_flat(function))
+        app.command(name, epilog=epilog, help=about, **settings)(_flat(function))
         return function
 
     return register

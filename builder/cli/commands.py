@@ -15,24 +15,23 @@ class Entry(NamedTuple):
     module: str
     panel: str
     summary: str
-    app: str = ""
 
 
 COMMANDS = (
     Entry("plan", "build", BUILD, "Show what each layer would do to a base."),
     Entry("image", "build", BUILD, "Build a patched image and verify it."),
     Entry("bake", "build", BUILD, "Write a build folder for docker buildx bake."),
-    Entry("recipe", "servingapp", SERVE,
-          "Print the command or file that serves a model.", "recipe_app"),
-    Entry("lint", "servingapp", SERVE,
-          "Check serve commands in files against a release.", "lint_app"),
-    Entry("preflight", "memoryapp", SERVE,
-          "Ask a vLLM release whether a model starts.", "preflight_app"),
-    Entry("memory", "memoryapp", SERVE,
-          "Estimate whether a model fits into a GB10's memory.", "memory_app"),
-    Entry("audit", "memoryapp", SERVE, "Show how a model's modules are quantised.", "audit_app"),
-    Entry("bench", "servingapp", SERVE,
-          "Measure tokens/s and prefill of a running server.", "bench_app"),
+    Entry("recipe", "recipe", SERVE,
+          "Print the command or file that serves a model."),
+    Entry("lint", "lint", SERVE,
+          "Check serve commands in files against a release."),
+    Entry("preflight", "preflight", SERVE,
+          "Ask a vLLM release whether a model starts."),
+    Entry("memory", "memory", SERVE,
+          "Estimate whether a model fits into a GB10's memory."),
+    Entry("audit", "memory", SERVE, "Show how a model's modules are quantised."),
+    Entry("bench", "bench", SERVE,
+          "Measure tokens/s and prefill of a running server."),
     Entry("verify", "build", INSPECT, "Check an image's contents and the kernels it selects."),
     Entry("diagnose", "diagnose", INSPECT,
           "Explain a server log: selected kernels, failures, fixes."),
@@ -57,9 +56,9 @@ COMMANDS = (
 )  # fmt: skip
 
 GROUPS = (
-    Entry("models", "servingapp", SERVE, "Show the known models.", "models_app"),
-    Entry("recipes", "servingapp", SERVE,
-          "Export recipes for sparkrun and spark-vllm-docker.", "recipes_app"),
+    Entry("models", "recipe", SERVE, "Show the known models."),
+    Entry("recipes", "recipe", SERVE,
+          "Export recipes for sparkrun and spark-vllm-docker."),
     Entry("layers", "layers", DEVELOP, "List, check and create layers."),
     Entry("dispatch", "matrix", DEVELOP, "Record the kernels that vLLM releases select."),
     Entry("cache", "cache", MAINTAIN, "Show the local cache, or free space in it."),

@@ -1,67 +1,87 @@
 """``spark-build lint``."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import json as json_module
-from typing import TYPE_CHECKING
-
+from builder.cli.command import command
 from builder.common.console import console, counted, print_json
 from builder.common.hints import again
+from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.serving.lint import RULES, Linter, RuleList, lint, read_file, sarif
-from builder.serving.models import Models
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from builder.serving.lint import Finding, LintReport
 
 
-def rules_command(files: Sequence[Path], *, as_sarif: bool, json: bool) -> None:
-    """Print the rules.
-
-    Raises:
-        UsageError: files to lint or another output format are given too.
-    """
-    if files:
-        raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
-    if as_sarif:
-        raise UsageError("--rules is not printed as SARIF", hint="leave --sarif out")
-    if json:
-        print_json(RuleList(rules=tuple(RULES.values())))
-        return
-    for rule in RULES.values():
-        print(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
-
-
-def lint_command(
-    files: list[Path],
-    linter: Linter,
-    models: list[Path] | None,
+@command(
+    "lint",
+    "spark-build lint serve.sh --release 0.33.0",
+    "spark-build lint compose.yaml recipe.yaml --image me/vllm:1",
+    "spark-build lint serve.sh --release 0.33.0 --ask",
+    "spark-build lint k8s/*.yaml --sarif > lint.sarif",
+    "spark-build lint --rules",
+    detail="Reads scripts, compose files, recipes and manifests. Exit 5: a server would not "
+    'start, or not as configured. A comment "# spark-build: ignore[rule]" keeps a line as it is.',
+)
+def lint(
+    files: Annotated[
+        tuple[Path, ...],
+        Argument(
+            "Shell scripts, compose files, Kubernetes manifests, recipes of sparkrun or eugr, "
+            "Dockerfiles; - is a shell script on stdin.",
+            "FILE",
+        ),
+    ] = (),
+    release: Annotated[
+        str | None,
+        Option(
+            "The vLLM release that they run (default: from the tag of an official image).",
+            "VERSION",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        Option("The image that they run; its vLLM release is read from it.", "IMAGE"),
+    ] = None,
     *,
-    strict: bool,
-    as_sarif: bool,
-    json: bool,
+    ask: Annotated[
+        bool,
+        Option(
+            "Let the release's own code parse the flags and build the model, as preflight does."
+        ),
+    ] = False,
+    strict: Annotated[bool, Option("Fail on warnings too.")] = False,
+    sarif: Annotated[bool, Option("Print SARIF 2.1.0.")] = False,
+    rules: Annotated[bool, Option("Print the rules and their sources.")] = False,
+    models: ModelFolders = (),
+    json: Json = False,
 ) -> None:
-    """Lint files and print what was found.
+    """Lint files and print what was found; exit 5 if a command has a problem."""
+    from json import dumps
 
-    Raises:
-        UsageError: a file cannot be read, or has no serve command.
-        SparkBuildError: a command has a problem (exit 5).
-    """
-    if as_sarif and json:
+    from builder.serving.lint import Linter, read_file
+    from builder.serving.lint import lint as linted
+    from builder.serving.lint import sarif as as_sarif
+    from builder.serving.models import Models
+    from builder.serving.preflight import preflight
+
+    if rules:
+        _print_rules(files, sarif=sarif, json=json)
+        return
+    if sarif and json:
         raise UsageError("--json and --sarif print different documents", hint="leave --json out")
     if not files:
         raise UsageError("no file to lint (- is standard input)", hint=again("FILE"))
     texts = [(str(path), read_file(path)) for path in files]
-    report = lint(texts, linter, Models.discover(models or ()))
+    linter = Linter(release=release, image=image, ask=preflight if ask else None)
+    report = linted(texts, linter, Models.discover(models))
     for name in report.skipped:
         console.say(f"note: {name} has no serve command")
     for name in report.cut:
         console.warn(f"{name} has more findings than are listed")
-    if as_sarif:
-        print(json_module.dumps(sarif(report), indent=2))
+    if sarif:
+        print(dumps(as_sarif(report), indent=2))
     elif json:
         print_json(report)
     else:
@@ -73,7 +93,26 @@ def lint_command(
         )
 
 
-def _fix(findings: Sequence[Finding]) -> str:
+def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
+    """Print the rules.
+
+    Raises:
+        UsageError: files to lint or another output format are given too.
+    """
+    from builder.serving.lint import RULES, RuleList
+
+    if files:
+        raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
+    if sarif:
+        raise UsageError("--rules is not printed as SARIF", hint="leave --sarif out")
+    if json:
+        print_json(RuleList(rules=tuple(RULES.values())))
+        return
+    for rule in RULES.values():
+        print(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
+
+
+def _fix(findings: Sequence["Finding"]) -> str:
     """The first finding's fix, or where all that is valid is shown."""
     fixed = next((one for one in findings if one.help), None)
     if fixed is None:
@@ -81,14 +120,14 @@ def _fix(findings: Sequence[Finding]) -> str:
     return f"{fixed.file}:{fixed.line}: {fixed.help}"
 
 
-def _print(report: LintReport) -> None:
+def _print(report: "LintReport") -> None:
     for one in report.findings:
         print(f"{one.file}:{one.line}: {one.severity}: {one.message} [{one.rule}]")
         if one.help:
             print(f"    {one.help}")
-    for command in report.asked:
-        left = "".join(f"; not asked: {words}" for words in command.left_out)
-        print(f"{command.file}:{command.line}: vLLM {command.vllm}: {command.answer}{left}")
+    for answer in report.asked:
+        left = "".join(f"; not asked: {words}" for words in answer.left_out)
+        print(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""
     print(

@@ -1,72 +1,66 @@
 """``spark-build preflight``."""
 
-from __future__ import annotations
-
 import shlex
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+from builder.cli.command import command
 from builder.common.console import print_json
 from builder.common.hints import reason
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.options import Json, Option
 from builder.errors import UsageError
-from builder.proof.wholemodel import sentence
-from builder.serving.memory import GIB
-from builder.serving.preflight import (
-    gibibytes,
-    layers_to_show,
-    preflight,
-    preflight_on,
-    refuse_if_it_does_not_start,
-    refuse_if_it_starts_nowhere,
-)
-from builder.serving.preflightfile import request_of
-from builder.serving.preflightpage import preflight_page
+from builder.serving.options import Given
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from builder.proof.wholemodel import LayerRow
     from builder.serving.preflight import Choice, ModelMatrix, Preflight
-    from builder.serving.preflightfile import Given
+
+GIB = 2**30
 
 
-def matrix_command(given: Given, releases: str, *, html: Path | None, json: bool) -> None:
-    """Ask several releases, and print a row for each.
+@command(
+    "preflight",
+    "spark-build preflight ./checkpoint --release 0.33.0",
+    "spark-build preflight ./checkpoint --release 0.33.0 --layers b12x-full",
+    "spark-build preflight ./checkpoint --release 0.33.0 --moe-backend marlin",
+    "spark-build preflight openai/gpt-oss-120b --release 0.24.0",
+    "spark-build preflight compose.yaml --checkpoint ./checkpoint",
+    "spark-build preflight ./checkpoint --releases all --layers b12x-full",
+    detail="The release's own code parses the flags and builds the whole model on a simulated "
+    "GB10, from config.json alone. It names the kernel of each layer. Exit 5: it refuses; with "
+    "--releases: each of them does.",
+    unknown=True,
+)
+def preflight(
+    given: Given,
+    html: Annotated[Path | None, Option("Write a page for people to this file.", "FILE")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Ask a release, or several, and print the answer; exit 5 if the model starts on none."""
+    from builder.common.pypi import PackageIndex, vllm_releases
+    from builder.serving import preflight as asking
+    from builder.serving.preflightfile import request_of
 
-    Raises:
-        SparkBuildError: the model starts on none of them (exit 5).
-    """
+    if given.releases is None:
+        document = asking.preflight(request_of(given))
+        _write_page(document, html)
+        print_json(document) if json else print("\n".join(_lines(document)))
+        asking.refuse_if_it_does_not_start(document)
+        return
     if given.profiles:
         raise UsageError("--profiles is for one release; with --releases, name them by --layers")
     request = request_of(given)
-    listed = None if releases.strip() == "all" else releases
-    document = preflight_on(request, vllm_releases(PackageIndex(), listed))
-    _write_page(document, html)
-    if json:
-        print_json(document)
-    else:
-        print("\n".join(_matrix(document)))
-    refuse_if_it_starts_nowhere(document)
+    listed = None if given.releases.strip() == "all" else given.releases
+    answers = asking.preflight_on(request, vllm_releases(PackageIndex(), listed))
+    _write_page(answers, html)
+    print_json(answers) if json else print("\n".join(_matrix(answers)))
+    asking.refuse_if_it_starts_nowhere(answers)
 
 
-def preflight_command(given: Given, *, html: Path | None, json: bool) -> None:
-    """Ask, and print the answer.
-
-    Raises:
-        SparkBuildError: the model does not start, or was not built (exit 5).
-    """
-    document = preflight(request_of(given))
-    _write_page(document, html)
-    if json:
-        print_json(document)
-    else:
-        print("\n".join(_lines(document)))
-    refuse_if_it_does_not_start(document)
-
-
-def _write_page(document: Preflight | ModelMatrix, file: Path | None) -> None:
+def _write_page(document: "Preflight | ModelMatrix", file: Path | None) -> None:
     """Write the page of ``--html``.
 
     Raises:
@@ -74,13 +68,16 @@ def _write_page(document: Preflight | ModelMatrix, file: Path | None) -> None:
     """
     if file is None:
         return
+    from builder.common.pypi import write_atomically
+    from builder.serving.preflightpage import preflight_page
+
     try:
         write_atomically(file, preflight_page(document).encode())
     except OSError as error:
         raise UsageError(f"cannot write {file}: {reason(error)}") from None
 
 
-def _lines(document: Preflight) -> Iterator[str]:
+def _lines(document: "Preflight") -> Iterator[str]:
     vllm = document.packages.get("vllm", "")
     patched = f" with {', '.join(document.patched)}" if document.patched else ", unpatched"
     yield f"{document.model} on vLLM {vllm}{patched}"
@@ -95,6 +92,8 @@ def _lines(document: Preflight) -> Iterator[str]:
         else f"{words}{': ' + document.reason if document.reason else ''}"
     )
     if document.refusal is not None and not document.reason:
+        from builder.proof.wholemodel import sentence
+
         yield from _wrapped(f"{document.refusal.type}: {sentence(document.refusal)}")
         yield f"  raised by {document.refusal.where}"
     yield from _table(document.layers)
@@ -117,8 +116,10 @@ def _lines(document: Preflight) -> Iterator[str]:
         yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
 
 
-def _table(rows: tuple[LayerRow, ...]) -> Iterator[str]:
+def _table(rows: tuple["LayerRow", ...]) -> Iterator[str]:
     """A row for each kind of layer, and one for the rest."""
+    from builder.serving.preflight import layers_to_show
+
     shown = layers_to_show(rows)
     if not shown:
         return
@@ -137,7 +138,7 @@ def _table(rows: tuple[LayerRow, ...]) -> Iterator[str]:
     yield ""
 
 
-def _matrix(document: ModelMatrix) -> Iterator[str]:
+def _matrix(document: "ModelMatrix") -> Iterator[str]:
     layers = f" with --layers {','.join(document.layers)}" if document.layers else ""
     yield f"{document.model} on {len(document.rows)} releases of vLLM{layers}"
     yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
@@ -147,7 +148,7 @@ def _matrix(document: ModelMatrix) -> Iterator[str]:
         yield f"it starts on {', '.join(document.starting)}"
 
 
-def choice_lines(choices: Sequence[Choice]) -> Iterator[str]:
+def choice_lines(choices: Sequence["Choice"]) -> Iterator[str]:
     """A table of answers: a row of kernels, or the reason why there are none."""
     width = max(len(choice.name) for choice in choices) + 2
     yield f"{'':<{width}}{'':<9}{'linear, experts, attention, KV cache'}"
@@ -165,7 +166,9 @@ def choice_lines(choices: Sequence[Choice]) -> Iterator[str]:
     yield ""
 
 
-def _memory(document: Preflight) -> Iterator[str]:
+def _memory(document: "Preflight") -> Iterator[str]:
+    from builder.serving.preflight import gibibytes
+
     memory, settings = document.memory, document.settings
     if memory is None:
         return

@@ -1,115 +1,53 @@
-"""``spark-build recipe``."""
+"""``spark-build recipe``, ``recipes export``, and ``models list``, ``add`` and ``show``."""
 
-from __future__ import annotations
-
-import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from builder.common.console import console, print_json
+from builder.cli.command import Group, command
+from builder.common.console import console, counted, print_json
 from builder.common.hints import again
-from builder.common.pypi import write_atomically
+from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.errors import UsageError
-from builder.serving.formats import (
-    LAUNCHERS,
-    TRTLLM,
-    refuse_format,
-    refuse_settings,
-    refuse_topology,
-    rendered,
-    trtllm,
-)
-from builder.serving.lint import linted_recipe
-from builder.serving.models import Models
-from builder.serving.recipe import Place, RecipeRequest, RecipeText, explanation, topology_named
-from builder.serving.release import served_profile
+from builder.serving.options import ModelName, RecipeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from builder.common.document import Part
 
-    from builder.serving.recipe import Recipe
+_models = Group(
+    "models",
+    "spark-build models list",
+    "spark-build models show nemotron-3-super",
+    default="list",
+)
+_recipes = Group("recipes", "spark-build recipes export")
 
-#: The default profile of a recipe.
-DEFAULT = "b12x-full"
 
+@command(
+    "recipe",
+    "spark-build recipe nemotron-3-super --profile marlin --release 0.33.0",
+    "spark-build recipe nemotron-3-nano --release 0.33.0 --format compose",
+    "spark-build recipe gpt-oss-120b --release 0.33.0 --explain",
+    "spark-build recipe gemma-4-31b --image me/vllm:1 --set max-num-seqs=4",
+    detail="Flags and variables are checked against the release; unknown ones are left out.",
+)
+def recipe(options: RecipeOptions, *, json: Json = False) -> None:
+    """Make a recipe, then print it, explain it, or name the files that were written."""
+    from builder.serving.recipe import explanation
+    from builder.serving.recipefiles import recipe_text
 
-def recipe_command(
-    name: str,
-    *,
-    profile: str | None,
-    release: str | None,
-    image: str | None,
-    topology: str,
-    addresses: Sequence[str],
-    interface: str | None,
-    form: str,
-    port: int,
-    chosen: Sequence[str],
-    speculate: bool,
-    checkpoint: Path | None,
-    explain: bool,
-    output: Path | None,
-    force: bool,
-    models: Sequence[Path],
-    patches: Sequence[Path],
-    json: bool,
-) -> None:
-    """Make a recipe, then print it, explain it, or write its files."""
-    place = Place(
-        topology=topology_named(topology),
-        addresses=tuple(addresses),
-        interface=interface or "",
-        launcher=form if form in LAUNCHERS and topology != "two-solos" else "",
-    )
-    if "/" in name and Path(name).is_dir():
-        raise UsageError(
-            f"{name} is a folder: name the model, and the folder with --checkpoint",
-            hint=f"spark-build recipe MODEL --checkpoint {shlex.quote(name)}",
-        )
-    model = Models.discover(models).model_or_generic(name)
-    made: Recipe | None = None
-    if form == TRTLLM:
-        given = {
-            "--profile": profile, "--release": release, "--image": image, "--set": tuple(chosen),
-            "--speculate": speculate, "--explain": explain, "--patches": tuple(patches),
-            "--topology": None if topology == "solo" else topology,
-            "--address": tuple(addresses), "--interface": interface,
-            "--checkpoint": checkpoint,
-        }  # fmt: skip
-        refuse_settings(given)
-        files = trtllm(model, port)
-    else:
-        refuse_format(form)
-        refuse_topology(form, place.topology)
-        served = served_profile(DEFAULT if profile is None else profile, release, image, patches)
-        made = linted_recipe(
-            RecipeRequest(
-                model=model,
-                served=served,
-                place=place,
-                port=port,
-                chosen=tuple(chosen),
-                speculate=speculate,
-                checkpoint=checkpoint,
-                models=tuple(models),
-                patches=tuple(patches),
-            )
-        )
-        files = rendered(made, form)
-    written = _write(files, output, force=force) if output else []
+    made = recipe_text(options)
     if json:
-        print_json(
-            RecipeText(format=form, recipe=made, files=files, written=tuple(map(str, written)))
-        )
-    elif explain and made is not None:
-        print(explanation(made), end="")
-    elif written:
-        print("\n".join(map(str, written)))
+        print_json(made)
+    elif options.explain and made.recipe is not None:
+        print(explanation(made.recipe), end="")
+    elif made.written:
+        print("\n".join(made.written))
     else:
-        _print(files)
+        _print_files(made.files)
 
 
-def _print(files: dict[str, str]) -> None:
+def _print_files(files: Mapping[str, str]) -> None:
     first, *_ = files
     for name, text in files.items():
         if name != first:
@@ -119,41 +57,184 @@ def _print(files: dict[str, str]) -> None:
         console.say(f"{len(files)} files; -o {first} writes all of them to one folder")
 
 
-def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
-    """Write the main file to the given path and the others next to it.
+@_recipes.sub(
+    "export",
+    "spark-build recipes export",
+    "spark-build recipes export --check",
+    "spark-build recipes export --in my-registry --tags tags.json",
+)
+def export(
+    directory: Annotated[
+        Path | None,
+        Option(
+            "The registry's folder (default: the checkout, or the current directory).",
+            "DIR",
+            "--in",
+        ),
+    ] = None,
+    release: Annotated[
+        str | None, Option("A released vLLM (default: the newest recorded).", "VERSION")
+    ] = None,
+    tags: Annotated[
+        Path | None,
+        Option("The output of `tags --json`: use your images by digest instead of mods.", "FILE"),
+    ] = None,
+    *,
+    check: Annotated[bool, Option("Write nothing; exit 9 if files are stale.")] = False,
+    models: ModelFolders = (),
+    json: Json = False,
+) -> None:
+    """Write a recipe for each model, and sparkrun's registry file.
+
+    Each model gets b12x-full if that can serve it, else marlin, on one Spark.
+    """
+    from builder.serving.models import Models
+    from builder.serving.registry import export_recipes
+    from builder.serving.release import served_profile
+
+    made = export_recipes(
+        Models.discover(models),
+        served_profile,
+        release=release,
+        directory=directory,
+        tags=tags,
+        check=check,
+        folders=models,
+    )
+    for one in made.without:
+        console.say(f"  no recipe for {one.model}: {one.reason}")
+    if json:
+        print_json(made)
+        return
+    for recipe in made.recipes:
+        print(f"{recipe.model:<24}{recipe.topology:<6}{recipe.profile:<12}{recipe.container}")
+    what = counted(len(made.recipes), "recipe")
+    print(f"{what} {'up to date' if check else 'written'} in {made.directory}")
+
+
+@_models.sub("list", "spark-build models list")
+def list_all(models: ModelFolders = (), *, json: Json = False) -> None:
+    """List models, one line each."""
+    from builder.serving.models import Models
+
+    found = Models.discover(models).listed()
+    if json:
+        print_json(found)
+        return
+    for row in found.models:
+        print(f"{row.name:<24}{row.id}\n  {row.summary}")
+
+
+@_models.sub(
+    "add",
+    "spark-build models add ./checkpoint --id me/mine --models my-models",
+    "spark-build models add ./checkpoint --id me/mine --dry-run",
+)
+def add(
+    folder: Annotated[
+        Path, Argument("A folder with a checkpoint; its weights are not read.", "DIR")
+    ],
+    model_id: Annotated[str, Option("The model's id on Hugging Face.", "OWNER/NAME", "--id")],
+    models: Annotated[Path, Option("The folder to write NAME.toml to.", "DIR")] = Path("models"),
+    *,
+    dry_run: Annotated[bool, Option("Print it, and write nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model's file from its checkpoint.
+
+    Reads config.json, hf_quant_config.json and the headers of safetensors files. What people
+    measured is added by hand, with its source.
+    """
+    from builder.serving.modelfile import model_of, model_text
+    from builder.serving.models import Models, ModelShown
+
+    name = Models({}).model_or_generic(model_id).name
+    text = model_text(folder, model_id)
+    file = models / f"{name}.toml"
+    if not dry_run:
+        _write_new(file, text)
+    if json:
+        model = model_of(text, file.stem)
+        print_json(ModelShown(file=str(file), model=model, unknown=tuple(model.unknown())))
+    elif dry_run:
+        print(text, end="")
+    else:
+        print(file)
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that does not exist yet.
 
     Raises:
-        UsageError: the path is a folder, has no parent folder, cannot be written, or exists.
+        UsageError: it exists, or cannot be written.
     """
-    if output.is_dir():
-        raise UsageError(
-            f"{output} is a folder", hint=f"-o {shlex.quote(str(output / next(iter(files))))}"
-        )
-    if not output.parent.is_dir():
-        raise UsageError(
-            f"-o {output} is in a folder that does not exist",
-            hint=f"mkdir -p {shlex.quote(str(output.parent))} && {again()}",
-        )
-    places = [output, *(output.with_name(name) for name in list(files)[1:])]
-    written = dict(zip(places, files.values(), strict=True))
-    other = [str(place) for place, text in written.items() if _differs(place, text)]
-    if other and not force:
-        raise UsageError(
-            f"already exists with other content: {', '.join(other)}; --force replaces it",
-            hint="--force",
-        )
-    for place, text in written.items():
-        write_atomically(place, text.encode())
-        if text.startswith("#!"):
-            place.chmod(0o755)
-    return places
-
-
-def _differs(place: Path, text: str) -> bool:
-    """Whether the path exists with other content."""
     try:
-        return place.read_bytes() != text.encode()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{file} exists, perhaps with what people measured", hint=again("--dry-run")
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+
+
+@_models.sub(
+    "show",
+    "spark-build models show nemotron-3-super",
+    "spark-build models show my-model --models my-models --json",
+)
+def show(name: ModelName, models: ModelFolders = (), *, json: Json = False) -> None:
+    """Show a model, with the source of each value."""
+    from msgspec.structs import fields
+
+    from builder.serving.models import Models
+
+    shown = Models.discover(models).shown(name)
+    if json:
+        print_json(shown)
+        return
+    print(f"{shown.model.name}: {shown.model.summary}")
+    for field in fields(shown.model):
+        value = getattr(shown.model, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts if field.name not in ("name", "summary") else ():
+            if part is not None:
+                print("\n".join(_lines(field.encode_name, part)))
+    if shown.unknown:
+        print(f"\nunknown: {', '.join(shown.unknown)}")
+
+
+def _lines(name: str, part: "Part") -> Iterator[str]:
+    """The known values, each with its source below it."""
+    from msgspec.structs import fields
+
+    known = {
+        field.encode_name: value
+        for field in fields(part)
+        if (value := getattr(part, field.name)) not in (None, "")
+    }
+    source = known.pop("source")
+    tables = {key: value for key, value in known.items() if isinstance(value, dict)}
+    plain = {key: _text(value) for key, value in known.items() if key not in tables}
+    text = ", ".join(f"{key} {value}" for key, value in plain.items())
+    yield f"  {name:<24}{plain['value'] if set(known) == {'value'} else text}"
+    for key, table in tables.items():
+        for place, value in _entries(table):
+            yield f"  {'':<24}{key} {place} {_text(value)}".rstrip()
+    yield f"  {'':<24}  ({source})"
+
+
+def _entries(table: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """The values of a table; values of nested tables have dotted keys."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _text(value: object) -> str:
+    """A value as written in a model's file."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -57,12 +57,8 @@ def common(
 
 
 def _held(entry: Entry) -> App:
-    module = import_module(f"builder.cli.{entry.module}")
-    if not entry.app:
-        return MAIN if entry in COMMANDS else group_of(entry.name)
-    found = getattr(module, entry.app)
-    assert isinstance(found, App)
-    return found
+    import_module(f"builder.cli.{entry.module}")
+    return MAIN if entry in COMMANDS else group_of(entry.name)
 
 
 def root() -> App:

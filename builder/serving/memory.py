@@ -33,10 +33,11 @@ from builder.serving.checkpoint import (
 )
 from builder.serving.interface import interface_of
 from builder.serving.models import Models
+from builder.serving.options import MemoryRequest
 from builder.serving.release import release_base
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
@@ -265,18 +266,6 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
 UTILIZATION, KV_BYTES, KV_DTYPE = (
     "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-dtype",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryRequest:
-    """What to estimate."""
-
-    subject: str
-    context: int | None = None
-    sequences: int = 1
-    kv_cache_dtype: str = "auto"
-    release: str | None = None
-    models: Sequence[Path] = ()
 
 
 @dataclass

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
-from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import READ, is_path
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
 from builder.serving.preflight import PreflightRequest, flag_groups, with_flags
@@ -24,28 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.serving.commands import ServeCommand
+    from builder.serving.options import Given
 
 #: A file and the line of one of its commands.
 _AT_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 #: The name of a command that is given as a text.
 _TEXT = "the command"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """The options of the command line; what they leave open, a serve command may say."""
-
-    model: str
-    flags: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    plan: PlanOptions = field(default_factory=PlanOptions)
-    release: str | None = None
-    #: in place of the model that a serve command names
-    checkpoint: Path | None = None
-    models: tuple[Path, ...] = ()
-    profiles: bool = False
-    #: whether ``--releases`` names the releases
-    several: bool = False
 
 
 def request_of(given: Given) -> PreflightRequest:
@@ -147,7 +130,7 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
 
 def _with_release(given: Given, command: ServeCommand) -> Given:
     """The same, with the image, release and profile of a command where the options name none."""
-    if given.release or given.plan.base or given.several:
+    if given.release or given.plan.base or (given.releases is not None):
         return given
     official = RELEASED_IMAGE.search(command.image)
     release = official[1] if official else command.vllm
@@ -168,7 +151,7 @@ def _request(
         UsageError: the options name no vLLM, or several.
     """
     base = given.plan.base
-    if given.several + (given.release is not None) + (base is not None) != 1:
+    if (given.releases is not None) + (given.release is not None) + (base is not None) != 1:
         many = given.release is not None or base is not None
         raise UsageError(
             "preflight asks the vLLM of --release, --base or --releases: "

@@ -37,12 +37,12 @@ from builder.serving.memory import (
     UTILIZATION,
     KvCache,
     MemoryFigure,
-    MemoryRequest,
     estimate_of,
     fraction_refusal,
     next_step,
 )
 from builder.serving.models import KnownFailure, Measured
+from builder.serving.options import MemoryRequest
 from builder.serving.release import official_image, refuse_unpatched
 
 if TYPE_CHECKING:

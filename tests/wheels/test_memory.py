@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.serving.memory import MemoryRequest, memory_estimate
+from builder.serving.memory import memory_estimate
+from builder.serving.options import MemoryRequest
 from tests.unit.serving.checkpoints import DENSE, checkpoint
 
 from .test_interface import FULL

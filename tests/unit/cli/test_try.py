@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.cli import recipe
 from builder.common.hints import running
 from builder.images.registry.reference import intended_reference
+from builder.serving import recipefiles
 from tests.unit.cli.test_cli import FIX
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem
@@ -130,7 +130,7 @@ ONE, TWO = ("--address", "10.0.0.1"), ("--address", "10.0.0.1", "--address", "10
 def test_what_two_nodes_lack_is_added(
     spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], added: str
 ) -> None:
-    monkeypatch.setattr(recipe, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
     words = " ".join(["spark-build", *RECIPE, *given])
     assert tried(spark_build(*RECIPE, *given)) == f"{words} {added}"
 
@@ -156,7 +156,7 @@ def test_what_two_nodes_lack_is_added(
 def test_what_cannot_be_set_is_left_out(
     spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], said: str
 ) -> None:
-    monkeypatch.setattr(recipe, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
     begins = "" if said == "models list" else f"{' '.join(RECIPE)} "
     assert tried(spark_build(*RECIPE, *given)) == f"spark-build {begins}{said}"
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_set_is_left_out(
 def test_what_one_node_does_not_have_is_left_out(
     spark_build: SparkBuild, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(recipe, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
     assert tried(spark_build(*RECIPE, *given)) == f"spark-build {' '.join(RECIPE)}"
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.cli import recipe
 from builder.errors import UsageError
+from builder.serving import recipefiles
 from builder.serving.lint import linted_recipe
 from builder.serving.recipe import Place
 from tests.unit.serving.served import TWO, interface, request, served
@@ -78,7 +78,7 @@ def test_without_a_choice_there_is_nothing_to_note(topology: Any) -> None:
 
 
 def test_the_command(spark_build: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
     words = ("recipe", "nemotron-3-super", "--release", "0.33.0", "--set")
     refused = spark_build(*words, "gpu-memory-utilization=2")
     assert (refused.code, "takes a fraction of 1, not 2" in refused.err) == (2, True)

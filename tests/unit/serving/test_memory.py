@@ -14,8 +14,9 @@ from builder.errors import UsageError
 from builder.serving import interface as interface_module
 from builder.serving import memory
 from builder.serving.checkpoint import ModelConfig, Unknown, kv_need, read_config
-from builder.serving.memory import MemoryRequest, memory_estimate
+from builder.serving.memory import memory_estimate
 from builder.serving.models import Models
+from builder.serving.options import MemoryRequest
 from builder.serving.recipe import recipe_of
 
 from .checkpoints import DENSE, checkpoint

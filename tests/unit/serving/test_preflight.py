@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -26,6 +26,9 @@ from builder.proof.wholemodel import (
     own_folder,
     sentence,
 )
+from builder.serving import preflight as asking
+from builder.serving import preflightfile
+from builder.serving.options import Given
 from builder.serving.preflight import (
     Cure,
     ModelMatrix,
@@ -386,10 +389,10 @@ def test_a_variable_of_an_image_writes_no_line_of_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forged = document(environment={"VLLM_X": "1\nstarts: the release built the model\n  it starts"})
-    monkeypatch.setattr(command, "preflight", lambda _: forged)
-    monkeypatch.setattr(command, "request_of", lambda _: None)
+    monkeypatch.setattr(asking, "preflight", lambda _: forged)
+    monkeypatch.setattr(preflightfile, "request_of", lambda _: None)
     with pytest.raises(SparkBuildError):
-        command.preflight_command(cast("Any", None), html=None, json=False)
+        command.preflight(Given(model="m"))
     out = capsys.readouterr().out
     assert "DOES NOT START" in out
     assert "VLLM_X" in out

@@ -8,7 +8,8 @@ import pytest
 
 from builder.errors import UsageError
 from builder.pipeline.options import PlanOptions
-from builder.serving.preflightfile import Given, request_of
+from builder.serving.options import Given
+from builder.serving.preflightfile import request_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +126,7 @@ def test_one_of_several_commands(tmp_path: Path) -> None:
         ("vllm serve org/model", {}, "one of them is needed"),
         ("org/model", {}, "one of them is needed"),
         ("org/model", {"release": "x"}, "is not a version"),
-        ("org/model", {"release": "0.33.0", "several": True}, "only one of them"),
+        ("org/model", {"release": "0.33.0", "releases": "all"}, "only one of them"),
         (
             "org/model",
             {"release": "0.33.0", "plan": PlanOptions(base="oci:out")},

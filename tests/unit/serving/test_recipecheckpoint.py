@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
+from builder.serving import recipefiles as recipe_module
 from builder.serving.checkpoint import read_config
 from builder.serving.recipe import Place, recipe_of
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from builder.cli import recipe as recipe_module
 from builder.errors import UsageError
+from builder.serving import recipefiles as recipe_module
 from builder.serving.interface import Flag
 from builder.serving.memory import UTILIZATION
 from builder.serving.models import Models

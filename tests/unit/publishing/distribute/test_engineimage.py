@@ -8,7 +8,6 @@ import tarfile
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from builder.publishing.hosts import name_on_nodes
 from docker.errors import APIError
 from requests import ConnectionError, ReadTimeout  # noqa: A004 - the library's own name
 
@@ -19,6 +18,7 @@ from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
 from builder.publishing.distribute import NodeFacts, layers_of_all, saved, store
+from builder.publishing.hosts import name_on_nodes
 from builder.publishing.sources import EngineImage
 from builder.publishing.subject import read_subject
 from tests.unit.imagefiles import Item, put_image, put_index, tar_of
