@@ -267,19 +267,23 @@ class _Spread:
     def __init__(
         self, call: Callable[..., Any], given: Iterable[tuple[str, Any, Any]], taken: Fields
     ) -> None:
+        rows = list(given)
+        if unknown := taken.names - {name for name, _, _ in rows}:
+            raise TypeError(f"{call.__name__} has no {', '.join(sorted(unknown))}")
         self._call = call
         self._own: list[str] = []
         self._inner: dict[str, _Spread] = {}
         self.parameters: dict[str, Parameter] = {}
-        for name, annotation, default in given:
+        for name, annotation, default in rows:
             wanted = taken.changed.get(name, annotation)
             is_annotated = get_origin(wanted) is Annotated
             kind, *hints = get_args(wanted) if is_annotated else (wanted,)
             if is_dataclass(kind):
                 part = next((hint for hint in hints if isinstance(hint, Fields)), Fields())
-                rows = ((f.name, f.type, f.default) for f in fields(kind))
-                self._inner[name] = _Spread(kind, rows, part)  # type: ignore[arg-type]
-                self.parameters = self._inner[name].parameters | self.parameters
+                inner = ((f.name, f.type, f.default) for f in fields(kind))
+                self._inner[name] = _Spread(kind, inner, part)  # type: ignore[arg-type]
+                for key, parameter in self._inner[name].parameters.items():
+                    self.parameters.setdefault(key, parameter)
             elif hints and taken.has(name):
                 self._own.append(name)
                 self.parameters.setdefault(name, _parameter(name, kind, hints[0], default))

@@ -126,6 +126,32 @@ def list_all(models: ModelFolders = (), *, json: Json = False) -> None:
 
 
 @_models.sub(
+    "show",
+    "spark-build models show nemotron-3-super",
+    "spark-build models show my-model --models my-models --json",
+)
+def show(name: ModelName, models: ModelFolders = (), *, json: Json = False) -> None:
+    """Show a model, with the source of each value."""
+    from msgspec.structs import fields
+
+    from builder.serving.models import Models
+
+    shown = Models.discover(models).shown(name)
+    if json:
+        print_json(shown)
+        return
+    print(f"{shown.model.name}: {shown.model.summary}")
+    for field in fields(shown.model):
+        value = getattr(shown.model, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts if field.name not in ("name", "summary") else ():
+            if part is not None:
+                print("\n".join(_lines(field.encode_name, part)))
+    if shown.unknown:
+        print(f"\nunknown: {', '.join(shown.unknown)}")
+
+
+@_models.sub(
     "add",
     "spark-build models add ./checkpoint --id me/mine --models my-models",
     "spark-build models add ./checkpoint --id me/mine --dry-run",
@@ -178,32 +204,6 @@ def _write_new(file: Path, text: str) -> None:
         ) from None
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
-
-
-@_models.sub(
-    "show",
-    "spark-build models show nemotron-3-super",
-    "spark-build models show my-model --models my-models --json",
-)
-def show(name: ModelName, models: ModelFolders = (), *, json: Json = False) -> None:
-    """Show a model, with the source of each value."""
-    from msgspec.structs import fields
-
-    from builder.serving.models import Models
-
-    shown = Models.discover(models).shown(name)
-    if json:
-        print_json(shown)
-        return
-    print(f"{shown.model.name}: {shown.model.summary}")
-    for field in fields(shown.model):
-        value = getattr(shown.model, field.name)
-        parts = value if isinstance(value, tuple) else (value,)
-        for part in parts if field.name not in ("name", "summary") else ():
-            if part is not None:
-                print("\n".join(_lines(field.encode_name, part)))
-    if shown.unknown:
-        print(f"\nunknown: {', '.join(shown.unknown)}")
 
 
 def _lines(name: str, part: "Part") -> Iterator[str]:

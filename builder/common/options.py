@@ -50,6 +50,11 @@ class Fields:
     def __init__(self, *only: str, without: tuple[str, ...] = (), **changed: Any) -> None:
         self.only, self.without, self.changed = only, without, changed
 
+    @property
+    def names(self) -> set[str]:
+        """The fields that it names."""
+        return {*self.only, *self.without, *self.changed}
+
     def has(self, name: str) -> bool:
         """Whether the command has this field as an option."""
         return name not in self.without and (not self.only or name in self.only)
