@@ -1,5 +1,6 @@
 """``publish``, ``tags``, ``sign``, ``verify-signature``, ``rebuild`` and ``distribute``."""
 
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import command
@@ -238,6 +239,11 @@ def rebuild(options: RebuildOptions, _plain_http: PlainHttp = ()) -> None:
     """Rebuild an image from its own metadata; exit 5 if the result differs."""
     from builder.pipeline.rebuilding import rebuild_all
 
+    if options.engine != "oci":
+        raise UsageError(
+            f"--engine {options.engine} is not reproducible; rebuild uses oci",
+            hint=f"spark-build rebuild {quote(options.image)}",
+        )
     rebuild_all(options)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from builder import __version__, settings
@@ -47,11 +46,6 @@ _SHOWN = 12
 
 def rebuild_all(options: RebuildOptions) -> None:
     """Rebuild an image from its own metadata; exit 5 if the result differs."""
-    if options.engine != "oci":
-        raise UsageError(
-            f"--engine {options.engine} is not reproducible; rebuild uses oci",
-            hint=f"spark-build rebuild {shlex.quote(options.image)}",
-        )
     index = PackageIndex(refresh=options.refresh)
     compiled = False
 
