@@ -428,14 +428,21 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
     with contextlib.suppress(ImportError):
         utilities = importlib.import_module("vllm.utils.argparse_utils")
     parser = utilities.FlexibleArgumentParser()
+    lacking = ""
     for name in SERVER_ARGUMENTS:  # the flags of a server, too
-        with contextlib.suppress(ImportError, AttributeError):
+        try:
             parser = importlib.import_module(name).make_arg_parser(parser)
+        except (ImportError, AttributeError) as error:
+            lacking = lacking or str(error)
+        else:
+            lacking = ""
             break
     if not any(action.dest == "load_format" for action in parser._actions):
         parser = arguments.add_cli_args(parser)
 
     def refuse(message: str) -> None:
+        if lacking and "unrecognized arguments" in message:
+            raise called(f"{message}: those of the server are not known here ({lacking})")
         raise ValueError(message)
 
     parser.error = refuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import sys
@@ -164,3 +165,32 @@ def test_the_releases_class_reads_what_transformers_does_not_know(
         probe.use_own_configuration(str(tmp_path), SimpleNamespace(note=notes.append))
     assert registered == {"own": own}
     assert len(notes) == 1
+
+
+def test_flags_of_a_server_that_is_not_here_are_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server's own parser lacks a module, only the engine's flags are known."""
+
+    class Arguments:
+        @staticmethod
+        def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+            parser.add_argument("--model")
+            parser.add_argument("--load-format")
+            return parser
+
+        from_cli_args = staticmethod(lambda known: SimpleNamespace(model=known.model))
+
+    modules = {
+        "vllm": {"__path__": [], "__spec__": None},
+        "vllm.engine": {"__path__": [], "__spec__": None},
+        "vllm.engine.arg_utils": {"EngineArgs": Arguments},
+        "vllm.entrypoints": {"__path__": [], "__spec__": None},
+        "vllm.entrypoints.openai": {"__path__": [], "__spec__": None},
+        "vllm.utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
+    }
+    for name, values in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**values))
+    assert probe.parsed("m", ["--load-format", "dummy"]).model == "m"
+    with pytest.raises(probe.StandInError, match="--tool-parser x: those of the server are not"):
+        probe.parsed("m", ["--tool-parser", "x"])
+    with pytest.raises(ValueError, match="expected one argument"):
+        probe.parsed("m", ["--load-format"])
