@@ -125,7 +125,8 @@ def test_a_mixed_checkpoint_needs_the_patch_on_0_24(asked: Any) -> None:
     )
     assert document["refusal"]["where"].startswith("vllm/model_executor/kernels/linear/")
     assert document["cures"] == [
-        {"change": "without --linear-backend flashinfer_b12x", "flags": []}
+        {"change": "without --linear-backend flashinfer_b12x", "flags": []},
+        {"change": "with --layers b12x-full", "flags": list(B12X[:2]), "layers": ["b12x-full"]},
     ]
     code, cured = asked(MIXED, "0.24.0", "--layers", "b12x-full")
     assert code == 0
