@@ -186,6 +186,8 @@ _OURS = {
     "files of its {0}, such as preprocessor_config.json",
     r"does not appear to have a file named (\S+?)\.? ": "the checkpoint's {0} is not read: only "
     "configuration files are",
+    r"couldn't connect to|outgoing traffic has been disabled": "it asks Hugging Face for a file "
+    "that is not here",
     r"trust_remote_code|requires you to execute": "the checkpoint has code of its own, which is "
     "not run",
 }
@@ -315,13 +317,19 @@ def ask_server(
     Raises:
         SandboxUnavailable: it gave no answer.
     """
-    key = canonical_json([str(python), header]).decode()
+    key = canonical_json([str(python), header, probe_environment("")]).decode()
     server = _servers.pop(key, None)
     if server is None or server.ended:
         close_servers(_MOST_SERVERS - 1)
         server = Server(python, header)
     _servers[key] = server
     return server.ask(questions, _TIMEOUT)
+
+
+def _cached(inputs: Sequence[object]) -> ModelAnswer | None:
+    """An earlier answer; what was not run may depend on this machine, and is asked again."""
+    answer = _RESULTS.get(inputs, ModelAnswer)
+    return None if answer is None or answer.not_run else answer
 
 
 class Release:
@@ -380,7 +388,7 @@ class Release:
         }
         questions = [self._question(model, flags) for flags in choices]
         inputs = [[str(python), header, question] for question in questions]
-        answers = [None if apart else _RESULTS.get(one, ModelAnswer) for one in inputs]
+        answers = [None if apart else _cached(one) for one in inputs]
         left = [number for number, answer in enumerate(answers) if answer is None]
         if left:
             lay_out(self._tree)
@@ -399,8 +407,7 @@ class Release:
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")
             for number, answer in zip(left, reply.answers, strict=True):
                 answers[number] = answer
-                crashed = answer.error is not None and answer.error.type == "Crashed"
-                if not apart and not crashed:  # killed for memory, perhaps
+                if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
         parts = (prepared.torch.what, *([apart.said()] if apart else []))
         return [replace(a, simulated=(*parts, *a.simulated)) for a in answers if a is not None]

@@ -179,7 +179,7 @@ def test_flags_of_a_server_that_is_not_here_are_no_refusal(monkeypatch: pytest.M
 
         from_cli_args = staticmethod(lambda known: SimpleNamespace(model=known.model))
 
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "vllm": {"__path__": [], "__spec__": None},
         "vllm.engine": {"__path__": [], "__spec__": None},
         "vllm.engine.arg_utils": {"EngineArgs": Arguments},

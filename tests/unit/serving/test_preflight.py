@@ -189,6 +189,7 @@ def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
         (refused("the process ended with signal 11", "Crashed"), "signal 11"),
         (refused("/x does not appear to have a file named own.py. Checkout"), "own.py is not read"),
         (refused("please pass trust_remote_code=True"), "code of its own"),
+        (refused("We couldn't connect to 'https://hub' to load the files", "OSError"), "not here"),
     ],
 )
 def test_what_our_sandbox_lacks_is_no_answer(error: Refusal, reason: str) -> None:
@@ -399,13 +400,20 @@ def test_a_variable_of_an_image_writes_no_line_of_the_answer(
     assert not [line for line in out.splitlines() if line.lstrip().startswith(("starts", "it st"))]
 
 
-def test_a_process_that_was_killed_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        refused("the process ended with signal 9", "Crashed"),
+        refused("We couldn't connect to 'https://hub' to load the files", "OSError"),
+    ],
+)
+def test_what_was_not_run_is_asked_again(
+    error: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system kills for memory: its answer depends on what else runs and is not kept."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "killed"}))
+    """It may depend on what else runs, or on what was downloaded."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": error.type}))
     release, requests = a_release(tmp_path, monkeypatch)
-    killed = answer(error=refused("the process ended with signal 9", "Crashed"))
+    killed = answer(error=error)
     with monkeypatch.context() as patch:
         patch.setattr(asked, "ask_server", lambda *_: ModelReply(answers=(killed,)))
         (first,) = release.ask(tmp_path, [()])
