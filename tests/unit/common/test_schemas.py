@@ -153,6 +153,17 @@ def plan() -> dict[str, Any]:
     ).as_json()
 
 
+@pytest.mark.parametrize(("row", "changes"), [(0, {"check": ""}), (1, {"check": "static x"})])
+def test_a_necessary_layer_names_its_check_and_no_other_does(
+    row: int, changes: dict[str, str]
+) -> None:
+    document = plain(report().document())
+    validated("verify", document)
+    document["necessity"][row] |= changes
+    with pytest.raises(AssertionError):
+        validated("verify", document)
+
+
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
 def test_every_diagnosis_matches_its_schema(log: Path) -> None:
     with log.open("rb") as stream:

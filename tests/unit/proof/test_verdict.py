@@ -270,6 +270,45 @@ def test_kernels_have_their_common_names(seen: str, kernel: str, family: str) ->
     assert (kernel_of(seen), family_of(kernel)) == (kernel, family)
 
 
+def test_a_failure_that_is_no_layer_needs_no_build() -> None:
+    for failed in (check("static", "RECORD", "fail"), check("imports", "layer fix", "fail")):
+        assert report_of(failed).verdict().todo == ()
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 9])
+def test_the_sentence_names_three_failures_and_counts_the_rest(number: int) -> None:
+    sentence = report_of(*lacking(*(f"n{i}" for i in range(number)))).verdict().sentence
+    assert ("more" in sentence) is (number > 3)
+    assert number <= 3 or f"static layer n2, {number - 3} more" in sentence
+
+
+@pytest.mark.parametrize(
+    ("refusals", "words"), [(1, "1 expected refusal"), (2, "2 expected refusals")]
+)
+def test_refusals_are_counted(refusals: int, words: str) -> None:
+    report = report_of(STATIC, *DISPATCH[-1:] * refusals)
+    assert report.counts() == ["1 pass", words, "0 fail", "0 not run"]
+
+
+def test_the_summary_of_a_failure_has_no_command_to_serve() -> None:
+    good, bad = report_of(STATIC, *DISPATCH), report_of(*lacking("one"), *DISPATCH)
+    assert "vllm serve" in render_summary(good)
+    assert "vllm serve" not in render_summary(bad)
+
+
+def test_a_row_of_the_summary_says_what_was_expected_if_it_was_not_seen() -> None:
+    passed, failed = check("static", "one"), check("static", "two", "fail")
+    rows = render_summary(report_of(passed, failed)).splitlines()
+    assert rows[-2].endswith("| static one | s |")
+    assert rows[-1].endswith("| static two | expected e; seen s |")
+
+
+def test_the_summary_names_what_stood_in() -> None:
+    stood_in = check("dispatch", simulated=("triton", "the driver"))
+    assert render_summary(report_of(stood_in)).endswith("\n\nSimulated: the driver; triton\n")
+    assert "Simulated" not in render_summary(report_of(STATIC))
+
+
 # ------------------------------------------------------------------------------------- everywhere
 
 
