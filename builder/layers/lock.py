@@ -92,7 +92,7 @@ class LockedInput(Part, frozen=True, kw_only=True):
         """Refuse a wheel whose file name is none, because it becomes a path.
 
         Raises:
-            ValueError: that.
+            ValueError: the file name is that of no wheel.
         """
         if self.filename is not None:
             file = WheelFile(

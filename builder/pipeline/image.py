@@ -274,7 +274,7 @@ class BuildResult:
         """Raise if verification failed.
 
         Raises:
-            SparkBuildError: that; the image exists (exit 5).
+            SparkBuildError: a check failed; the image exists (exit 5).
         """
         if not self.failed:
             return
@@ -387,7 +387,7 @@ def check_base_options(options: ImageOptions, ref: Ref) -> None:
     """Refuse options that do not apply to this kind of base.
 
     Raises:
-        UsageError: that.
+        UsageError: an option is for another kind of base.
     """
     if options.thin and ref.kind.is_wheels:
         raise UsageError(

@@ -585,7 +585,7 @@ def check_lora(config: Any, model: Any) -> None:
     """Let the release refuse adapters for a model that cannot have any.
 
     Raises:
-        ValueError: it does.
+        ValueError: the model cannot have adapters.
     """
     if getattr(config, "lora_config", None) is None:
         return

@@ -280,7 +280,7 @@ def within(limit: float, call: Callable[[], Any]) -> Any:
     """What a call returns or raises, unless it takes longer than ``limit`` seconds.
 
     Raises:
-        ServeError: it does; it goes on in a thread that no exit waits for.
+        ServeError: the call takes longer; it goes on in a thread that no exit waits for.
     """
     ended: list[tuple[Any, BaseException | None]] = []
 

@@ -683,7 +683,7 @@ def refuse_format(form: str) -> None:
     """Refuse an unknown format, before anything is read.
 
     Raises:
-        UsageError: it is not.
+        UsageError: no format has this name.
     """
     if form not in FORMATS:
         known = (*FORMATS, TRTLLM)

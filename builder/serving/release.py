@@ -57,7 +57,7 @@ def refuse_image(image: str) -> None:
     """Refuse references that a container engine cannot run.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the reference names no image of an engine or a registry.
     """
     ref = Ref(image)
     if not ref.has_name:
@@ -115,7 +115,7 @@ def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
     """Refuse an image without the profile's changes: it would serve with other kernels.
 
     Raises:
-        UsageError: it does.
+        UsageError: a file that the profile changes is as released.
     """
     if changed:
         raise UsageError(

@@ -250,7 +250,7 @@ def check_vllm(tree: Tree, where: str) -> None:
     """Refuse site-packages whose vLLM has an incomplete RECORD.
 
     Raises:
-        UsageError: that.
+        UsageError: its RECORD does not list all of vLLM.
     """
     dist = tree.distributions().get("vllm")
     if dist is None:

@@ -107,7 +107,7 @@ def check_docker_host(wanted: str, base: Ref | None, builder: str) -> None:
     """Fail if ``DOCKER_HOST`` names an engine that does not respond: use no other instead.
 
     Raises:
-        EngineError: that.
+        EngineError: no engine responds at ``DOCKER_HOST``.
     """
     from builder.images.engines import docker
 

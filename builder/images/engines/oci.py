@@ -887,7 +887,7 @@ def check_depth(opened: InLayers) -> None:
     """Refuse a base to which no layer can be added.
 
     Raises:
-        UsageError: that.
+        UsageError: the base has as many layers as an engine can mount.
     """
     count = len(opened.image.layers)
     if count >= limits.LAYERS:

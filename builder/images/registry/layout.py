@@ -371,7 +371,7 @@ def check_layout_target(target: Path) -> None:
     """Refuse a target that is neither new nor an OCI layout.
 
     Raises:
-        UsageError: that; or it is a layout, and its index is damaged.
+        UsageError: the target is something else, or a layout whose index is damaged.
     """
     if not os.path.lexists(target):
         return

@@ -361,7 +361,7 @@ def check_entry(entry: Descriptor, manifest: RawManifest, where: str) -> None:
     """Refuse an entry of an index that states another type or size than its manifest has.
 
     Raises:
-        RemoteError: it does.
+        RemoteError: the entry and its manifest differ.
     """
     if (entry.media_type, entry.size) != (manifest.media_type, len(manifest.data)):
         raise RemoteError(

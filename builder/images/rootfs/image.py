@@ -456,7 +456,7 @@ def _refuse_unknown(layers: Sequence[Descriptor], where: str) -> None:
     """Refuse layers that no runtime unpacks.
 
     Raises:
-        RemoteError: that.
+        RemoteError: a layer has a media type that no runtime unpacks.
     """
     for layer in layers:
         if layer.media_type not in LAYER_FORMS:
