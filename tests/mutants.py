@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from builder.proof.numbers import judged
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, run_once
 from builder.ptx.source import Address, Instruction, Name, Number
@@ -186,7 +187,7 @@ def caught(mutant: Mutant, launches: Sequence[LaunchFile]) -> tuple[str, ...]:
         for schedule in SCHEDULES:
             run = run_once(launch, program, schedule, watch=schedule.order != "lazy").run
             found |= {"numbers"} if run.wrong else set()
-            found |= {"race"} if run.races else set()
+            found |= {"race"} if judged(run) else set()
             found |= {"deadlock" if run.deadlock else "fault"} if run.fault else set()
         if found:
             return tuple(name for name in CATCHERS if name in found)

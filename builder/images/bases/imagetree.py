@@ -46,7 +46,7 @@ class Survey(Part, frozen=True, kw_only=True):
     roots: dict[str, str]
     #: the files of tracked distributions, by path below ``site_packages``
     files: dict[str, FileFacts]
-    #: as in :class:`builder.common.reference.BaseIdentity`
+    #: as in :class:`builder.common.plan.BaseIdentity`
     owners: dict[str, list[int]]
     links: dict[str, str]
     folders: dict[str, list[int]]

@@ -9,7 +9,7 @@ import pytest
 
 from builder.layers.catalog import Catalog
 from builder.proof.kernels import LAUNCHED, MOE_LAYER, launch_request
-from builder.proof.numbers import UNWRITTEN
+from builder.proof.numbers import UNWRITTEN, judged
 from builder.proof.opening import target_of_plan
 from tests.wheels.support import replies_of
 
@@ -66,7 +66,7 @@ def test_small_scales(release: str, layers: str, wrong: dict[str, int], planned:
         (ran,) = reply.ran
         seen = [(run.values, run.wrong, run.fault) for run in ran.runs]
         assert seen == [(256, count, "")] * 3, small
-        assert not any(race.kind != UNWRITTEN for run in ran.runs for race in run.races)
+        assert not any(race.kind != UNWRITTEN for run in ran.runs for race in judged(run))
 
 
 @pytest.mark.parametrize(("tokens", "more"), [([24], {}), ([1], FORCED)])

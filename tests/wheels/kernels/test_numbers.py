@@ -20,7 +20,7 @@ from builder.proof.kernels import (
     launch_request,
     sandbox_launcher,
 )
-from builder.proof.numbers import UNWRITTEN, check_numbers
+from builder.proof.numbers import UNWRITTEN, check_numbers, judged
 from builder.proof.opening import target_of_plan
 from builder.proof.parts import put_together
 from builder.proof.target import Parts
@@ -149,7 +149,7 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
     (one,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token, narrow experts")
     alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
     assert "moe_direct_micro_kernel" in alone.ran.kernel
-    assert [(run.values, run.wrong, run.races, run.fault) for run in alone.ran.runs] == [
+    assert [(run.values, run.wrong, judged(run), run.fault) for run in alone.ran.runs] == [
         (512, 0, (), "")
     ] * 3
     alone.check_mutants(NARROW_MUTANTS)
@@ -280,7 +280,7 @@ def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner)
     runs = [run for ran in reply.ran for run in ran.runs]
     assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
     assert {run.values for run in runs if run.values} == {256, 3 * 256, 24 * 256}
-    kinds = {race.kind for run in runs for race in run.races}
+    kinds = {race.kind for run in runs for race in judged(run)}
     assert kinds == {UNWRITTEN}, "rows that no token needs"
 
 

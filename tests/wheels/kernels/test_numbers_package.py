@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from builder.proof import kernels
 from builder.proof.kernels import OF_PACKAGE
-from builder.proof.numbers import check_numbers
+from builder.proof.numbers import check_numbers, judged
 from builder.proof.opening import target_of_plan
 
 from .mutated import LaunchedAlone, without_effect
@@ -65,7 +65,7 @@ def test_what_a_changed_gemm_of_the_package_gives_is_noticed(
     one = replace(one, request={**one.request, "shapes": [[9, 72, 320]]})
     alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
     assert "b12x" in alone.ran.kernel
-    assert [(run.values, run.wrong, run.races, run.fault) for run in alone.ran.runs] == [
+    assert [(run.values, run.wrong, judged(run), run.fault) for run in alone.ran.runs] == [
         (648, 0, (), "")
     ] * 3
     alone.check_mutants(MUTANTS)
