@@ -696,6 +696,14 @@ def _invalidate(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _note_use(w: Warp, lanes: Any, places: Any, line: int) -> None:
+    """Tell the race detector of lanes that use mbarriers; a place without one is a fault before."""
+    for place in {*places[lanes].tolist()}:
+        w.block.mbarrier(int(place))
+    if w.block.races:
+        w.block.races.uses_mbarrier(w.number, lanes, places[lanes], line)
+
+
 def _arrive(d: Decoder, i: Instruction) -> Step:
     """Each lane arrives, once or ``count`` times; ``expect_tx`` first raises the expected bytes.
 
@@ -713,7 +721,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
         races, lanes, places = w.block.races, w.lanes(m), address(w)
         clocks: dict[int, VectorClocks] = {}
         if races:
-            races.uses_mbarrier(w.number, lanes, places[lanes], i.line)
+            _note_use(w, lanes, places, i.line)
             for place in {*places[lanes].tolist()} if arrives else ():
                 here = lanes[places[lanes] == place]
                 clocks[place] = races.released(w.number, here)
@@ -738,7 +746,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
         places, parities = address(w), w.views[U32][parity]
         if w.block.races:
             lanes = w.lanes(m)
-            w.block.races.uses_mbarrier(w.number, lanes, places[lanes], i.line)
+            _note_use(w, lanes, places, i.line)
         if m is True and not np.count_nonzero((places != places[0]) | (parities != parities[0])):
             one = w.block.passed(int(places[0]), int(parities[0]))
             if one and w.block.races:

@@ -182,6 +182,10 @@ def test_too_many_arrivals_and_no_mbarrier() -> None:
         phases("mbarrier.arrive.shared.b64 _, [%r9], 32;", count=5)
     with pytest.raises(Fault, match="no mbarrier was initialised at offset 8"):
         run("mbarrier.arrive.shared.b64 _, [dynamic+8];")
+    with pytest.raises(Fault, match="no mbarrier was initialised at offset"):
+        run("mov.b32 %r10, 0xdeadbeef; mbarrier.arrive.shared.b64 _, [%r10];", watch=True)
+    with pytest.raises(Fault, match="no mbarrier was initialised at offset"):
+        run(WAIT.format(at="dynamic+8", parity=0), watch=True)
     with pytest.raises(Fault, match="an mbarrier with an expected count of 0"):
         run("mbarrier.init.shared.b64 [dynamic], 0;")
 
