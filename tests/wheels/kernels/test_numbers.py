@@ -159,8 +159,8 @@ def test_narrow_experts_are_right_with_the_layer(
     planned: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FlashInfer 0.6.18.post1 with all layers of the profile."""
-    kernels = tuple(one for one in LAUNCHED if one.name in NARROW)
-    monkeypatch.setattr(kernels, "LAUNCHED", kernels)
+    narrow = tuple(one for one in LAUNCHED if one.name in NARROW)
+    monkeypatch.setattr(kernels, "LAUNCHED", narrow)
     made = planned(UNPADDED)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {one.name: one for one in check_numbers(target)}
@@ -248,8 +248,8 @@ def test_both_kinds_of_vllms_experts_run_in_one_process(
     planned: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM 0.23.0 keeps the function of FlashInfer that it found first."""
-    kernels = tuple(one for one in LAUNCHED if one.request["kind"] == MOE_LAYER)
-    monkeypatch.setattr(kernels, "LAUNCHED", kernels)
+    experts = tuple(one for one in LAUNCHED if one.request["kind"] == MOE_LAYER)
+    monkeypatch.setattr(kernels, "LAUNCHED", experts)
     made = planned("pypi:vllm==0.23.0")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     seen = {check.name: (check.status, check.seen) for check in check_numbers(target)}
