@@ -107,11 +107,11 @@ import sys
 sys.path.insert(0, {SOURCE!r})
 from dataclasses import replace
 from builder.__main__ import run
-from builder.proof import launches
-(one,) = (one for one in launches.LAUNCHED if one.name == "b12x GEMM, 1 token")
+from builder.proof import kernels
+(one,) = (one for one in kernels.LAUNCHED if one.name == "b12x GEMM, 1 token")
 request = {{**one.request, "shapes": [[1, 128, 128]]}}
-launches.LAUNCHED = (replace(one, request=request),)
-launches.TIMEOUT = 86400.0
+kernels.LAUNCHED = (replace(one, request=request),)
+kernels.TIMEOUT = 86400.0
 sys.exit(run(["verify", "oci:{HOME}/out", "--level", "numbers", "--json"]))
 """
 

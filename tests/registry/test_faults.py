@@ -256,6 +256,7 @@ def test_output_is_short(
 
 _COPY = """
 import sys
+from builder.common.reference import Ref
 from builder.images.registry.copy import copy_image
 from builder.images.registry.copy import Locations
 with Locations() as locations:
