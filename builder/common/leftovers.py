@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 #: Folder of notes below the cache.
 _RUNS = Path("locks", "runs")
@@ -335,6 +335,30 @@ def noted(path: Path) -> Iterator[None]:
         if note is not None:
             with contextlib.suppress(OSError):
                 note.unlink()
+
+
+def keep_latest(
+    paths: Iterable[Path],
+    *,
+    most: int | None = None,
+    most_bytes: int | None = None,
+    size: Callable[[Path], int] = lambda path: path.stat().st_size,
+    unused_for: float | None = None,
+) -> None:
+    """Remove the least recently used of cached files or folders: each whole, or not at all.
+
+    The latest stay: ``most`` of them, and as many as have ``most_bytes`` together.  So does what
+    another run may be reading, because it was used in the last ``unused_for`` seconds.
+    """
+    total = 0
+    latest = sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
+    for number, (used, path) in enumerate(latest):
+        total += size(path)
+        fits = most is None or number < most
+        fits &= most_bytes is None or total <= most_bytes
+        if not fits and (unused_for is None or used < time.time() - unused_for):
+            with contextlib.suppress(OSError), making(path) as gone:  # another run was first
+                path.rename(gone)  # never leave half of it under its name
 
 
 # ----------------------------------------------------------------------------------------- uploads

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Part, plain, read
+from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, package_file
 from builder.common.programs import Program
 from builder.common.pypi import write_atomically
@@ -242,9 +243,7 @@ class Results:
 
     def remove_oldest(self) -> None:
         """Remove all but the latest results."""
-        files = list((cache_dir() / self.folder).glob(f"*{self.suffix}"))
-        for old in sorted(files, key=lambda path: path.stat().st_mtime)[: -self.most]:
-            old.unlink(missing_ok=True)
+        keep_latest((cache_dir() / self.folder).glob(f"*{self.suffix}"), most=self.most)
 
 
 def _text(program: Program | tuple[str, str]) -> str:

@@ -7,7 +7,6 @@ environment for each set of versions.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import zipfile
 from collections import defaultdict
@@ -38,7 +36,7 @@ from builder.common.background import in_background, wait_for_background
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.document import read
-from builder.common.leftovers import making
+from builder.common.leftovers import keep_latest, making
 from builder.common.locks import locked
 from builder.common.machinecode import read_elf
 from builder.common.paths import cache_dir, package_file
@@ -101,7 +99,7 @@ class Requirements:
 
 
 #: A cached tree that was used in this many seconds is not removed.
-_IN_USE = 3600.0
+IN_USE = 3600.0
 #: Download size of a CuTe DSL with its libraries in MB, for the message.
 _DSL_MEGABYTES = 160
 #: Seconds for the dispatch probe, which takes ten on a quiet machine and minutes on an emulated
@@ -369,7 +367,7 @@ def lay_out(tree: Tree) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(checked(tree, path))
             partial.rename(folder)
-    _prune(folder.parent, keep=12)
+    keep_latest(filter(Path.is_dir, folder.parent.iterdir()), most=12, unused_for=IN_USE)
     return folder
 
 
@@ -383,16 +381,6 @@ def checked(tree: Tree, path: str) -> bytes:
     if sha256_hex(data) != tree.digest(path):
         raise SandboxUnavailable(f"{path} does not match its sha256")
     return data
-
-
-def _prune(parent: Path, keep: int) -> None:
-    """Remove the oldest folders, except those that another run may be reading."""
-    settled = time.time() - _IN_USE
-    folders = sorted((p.stat().st_mtime, p) for p in parent.iterdir() if p.is_dir())
-    for used, old in folders[:-keep]:
-        if used < settled:
-            with contextlib.suppress(OSError), making(old) as gone:  # another run was first
-                old.rename(gone)  # never leave half of it under its name
 
 
 # ------------------------------------------------------------------------------ torch without CUDA
@@ -848,9 +836,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _prune_mirrors(parent: Path) -> None:
-    folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
-    for old in folders[:-_KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+    keep_latest(filter(Path.is_dir, parent.iterdir()), most=_KEEP)
     in_use = {file.stat().st_ino for file in parent.rglob("*.so")}
     for library in (parent.parent / "libraries").iterdir():
         if library.stat().st_ino not in in_use and not library.name.endswith(".part"):

@@ -33,7 +33,7 @@ from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.document import plain
 from builder.common.hints import OUTPUT, os_hint, reason
-from builder.common.leftovers import making
+from builder.common.leftovers import keep_latest, making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.pypi import write_atomically
@@ -371,7 +371,11 @@ def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
         if kept.size > MOST_BYTES or free < _ROOM * kept.size:
             console.detail(f"not cached: {megabytes(kept.size)}")
             return
-        _make_room(folder.parent, kept.size)
+        keep_latest(
+            [other for other in folder.parent.iterdir() if (other / "layer").is_file()],
+            most_bytes=MOST_BYTES - kept.size,
+            size=lambda other: (other / "layer").stat().st_size,
+        )
         with making(folder) as work:
             work.mkdir()
             shutil.copyfile(source, work / "layer")
@@ -381,19 +385,6 @@ def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
             work.rename(folder)
     except OSError as error:
         console.detail(f"not cached: {error}")
-
-
-def _make_room(parent: Path, size: int) -> None:
-    """Remove the least recently used layers until one more fits."""
-    found = sorted(
-        (p for p in parent.iterdir() if (p / "layer").is_file()), key=lambda p: p.stat().st_mtime
-    )
-    total = size + sum((p / "layer").stat().st_size for p in found)
-    for oldest in found:
-        if total <= MOST_BYTES:
-            return
-        total -= (oldest / "layer").stat().st_size
-        shutil.rmtree(oldest, ignore_errors=True)
 
 
 # -------------------------------------------------------------- the layout that they are written to

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from builder.common.console import console, counted, megabytes
 from builder.common.hints import CACHE, os_hint
-from builder.common.leftovers import making
+from builder.common.leftovers import keep_latest, making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
@@ -210,7 +210,7 @@ class LayerCache:
     def _scan(self, layer: Descriptor, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _prune(path.parent)
+            keep_latest(path.parent.glob("*.sqlite"), most_bytes=_CACHE_BYTES)
             title, said = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
             with making(path) as partial:
                 with (
@@ -293,16 +293,6 @@ class LayerCache:
                 out.seek(0)  # a later entry replaces this one
                 out.truncate()
         raise RemoteError(f"{where}: {row.path} has changed")
-
-
-def _prune(folder: Path) -> None:
-    """Remove the least recently used indexes above the size limit."""
-    found = sorted(folder.glob("*.sqlite"), key=lambda p: p.stat().st_mtime, reverse=True)
-    total = 0
-    for path in found:
-        total += path.stat().st_size
-        if total > _CACHE_BYTES:
-            path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------ images

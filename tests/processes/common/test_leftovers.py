@@ -260,3 +260,17 @@ def test_a_read_only_cache_is_not_an_error(tmp_path: Path) -> None:
         partial.write_text("1")
         partial.rename(tmp_path / "x")
     assert (tmp_path / "x").read_text() == "1"
+
+
+def test_the_latest_that_have_so_many_bytes_are_kept(tmp_path: Path) -> None:
+    """A damaged order would remove what was used last, or leave more than the limit."""
+    for number in range(5):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(b"x" * 10)
+        os.utime(path, (number, number))
+    leftovers.keep_latest(tmp_path.glob("*.bin"), most_bytes=29)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3.bin", "4.bin"]
+    leftovers.keep_latest(tmp_path.glob("*.bin"), most=1, most_bytes=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["4.bin"]
+    leftovers.keep_latest(tmp_path.glob("*.bin"), most=0, unused_for=1e12)
+    assert [path.name for path in tmp_path.iterdir()] == ["4.bin"]

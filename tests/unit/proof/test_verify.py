@@ -13,6 +13,7 @@ import pytest
 from builder.applier.receipts import RECEIPTS
 from builder.applier.trees import OverlayTree
 from builder.common.document import plain
+from builder.common.leftovers import keep_latest
 from builder.common.plan import digest_of
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import SHARE, read_layers, read_plan
@@ -22,7 +23,7 @@ from builder.proof.levels import parse_levels
 from builder.proof.replies import DispatchReply, DispatchRequest, reply_of
 from builder.proof.report import Report
 from builder.proof.run import verify
-from builder.proof.sandbox import _prune
+from builder.proof.sandbox import IN_USE
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
@@ -565,5 +566,5 @@ def test_a_tree_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
         folder.mkdir()
         age = 7200.0 * (number < 3)
         os.utime(folder, (time.time() - age + number, time.time() - age + number))
-    _prune(tmp_path, keep=1)
+    keep_latest(tmp_path.iterdir(), most=1, unused_for=IN_USE)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4"]

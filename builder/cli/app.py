@@ -1,5 +1,0 @@
-"""The typer application with all commands."""
-
-from builder.cli.root import whole
-
-app = whole()
