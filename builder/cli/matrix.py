@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 from builder import settings
 from builder.cli.command import Group, command
-from builder.common.console import console, counted, print_json
+from builder.common.console import console, counted, print_json, some_of
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.options import MatrixOptions
@@ -308,9 +308,8 @@ def table(
         return
     stale = stale_records(records, catalog)
     if stale:
-        shown = ", ".join(stale[:6]) + (f" and {len(stale) - 6} more" if len(stale) > 6 else "")
         raise SparkBuildError(
-            f"the records in {evidence} were made with other profiles: {shown}",
+            f"the records in {evidence} were made with other profiles: {some_of(stale, 6)}",
             Exit.STALE,
             hint="spark-build dispatch ask && spark-build dispatch table",
         )

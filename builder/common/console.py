@@ -15,7 +15,7 @@ from builder.common.background import check_cancelled
 from builder.common.hints import as_started
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
     from rich.progress import Progress, TaskID
@@ -374,6 +374,12 @@ console = Console()
 def counted(number: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first names of a list, and how many more there are: ``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def print_json(value: Document | dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from builder.common.console import some_of
 from builder.common.document import Part, Text
 from builder.common.paths import package_file
 from builder.compile.build import FLAGS, HOST_SUFFIXES
@@ -512,7 +513,7 @@ class Discovery:
         total = sum(unit.extension == extension for unit in self.recipe.units.values())
         if len(paths) > max(FEW, total * SHARE):
             raise OperatorsUnknown(
-                f"{_named(changed)}: with its callers and callees, {len(paths)} of the "
+                f"{some_of(changed, 3)}: with its callers and callees, {len(paths)} of the "
                 f"{total} units of {extension} would be compiled, more than one third"
             )
 
@@ -558,7 +559,3 @@ class Discovery:
 
 def _all(sets: Iterable[frozenset[Name]]) -> frozenset[Name]:
     return frozenset().union(*sets)
-
-
-def _named(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -29,7 +29,7 @@ from builder.applier.outcomes import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLIC
 from builder.applier.sources import Stage, Unstaged, wheel_members
 from builder.applier.trees import DirTree
 from builder.applier.values import ApplyError, canonical_json, normalize, read_value, sha256_hex
-from builder.common.console import console
+from builder.common.console import console, some_of
 from builder.common.document import plain
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
@@ -242,16 +242,11 @@ def _refused(reason: str, facts: FoundSources, hint: str = "") -> Unstaged:
 def _nothing(before: SourceBuild, paths: Sequence[str], facts: FoundSources) -> Unstaged:
     release, arch = before.source.version, before.arch_list
     reason = (
-        f"no unit that vllm {release} builds for {arch} comes from {_some(paths)}: no effect on "
-        "SM121"
+        f"no unit that vllm {release} builds for {arch} comes from {some_of(paths, _LISTED)}: "
+        "no effect on SM121"
     )
     updated = replace(facts, found="nothing", unreached=tuple(paths))
     return Unstaged(NOT_APPLICABLE, reason, updated)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -268,7 +263,7 @@ class _PullStage:
         facts = _facts(self.ops[-1], self.before)
         other = [path for path in self.ops[-1].files if not path.startswith(_READ)]
         if other:
-            return _refused(f"{_some(other)} are not compiled by nvcc", facts)
+            return _refused(f"{some_of(other, _LISTED)} are not compiled by nvcc", facts)
         counting = [one for one in judged if self._counts(one)]
         if not counting:
             return _nothing(self.before, list(self.ops[-1].files), facts)

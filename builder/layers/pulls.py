@@ -10,7 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import structs
@@ -31,7 +31,7 @@ from builder.applier.outcomes import (
 )
 from builder.applier.trees import OverlayTree
 from builder.applier.values import all_match, normalize
-from builder.common.console import console
+from builder.common.console import console, some_of
 from builder.common.diffs import read_sections
 from builder.common.forge import MERGED, parse_pull
 from builder.common.paths import package_file
@@ -823,6 +823,7 @@ Table = dict[str, Any]
 ORDER = 45
 #: Names that a note lists at most.
 _LISTED = 6
+_some = partial(some_of, most=_LISTED)
 #: Distributions whose CUDA sources a stage can compile, and their architectures.
 _DISTRIBUTION, _ARCH = "vllm", "12.1a"
 
@@ -966,11 +967,6 @@ def provenance(pin: Pin) -> Table:
     if pin.merge_commit:
         value["applied-upstream"] = f"{pin.release or 'merged'}, {pin.merge_commit}"
     return value
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 # ----------------------------------------------------------------- the pull requests of a selection

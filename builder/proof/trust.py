@@ -19,7 +19,7 @@ from builder.applier.layers import Hook
 from builder.applier.receipts import receipts_of
 from builder.applier.trees import OverlayTree
 from builder.applier.values import ApplyError
-from builder.common.console import console
+from builder.common.console import console, some_of
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel, WheelTree
@@ -112,9 +112,8 @@ class TrustedSources:
             unknown = self.unknown(tree, paths)
             if not unknown:
                 return None
-        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         because = (
-            f"{', '.join(unknown[:_NAMED])}{more}: not from a release on the package index or "
+            f"{some_of(unknown, _NAMED)}: not from a release on the package index or "
             f"from a local layer"
         )
         isolation = find_isolation()
