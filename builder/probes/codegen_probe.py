@@ -52,13 +52,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 from builder.probes import stub_driver
 from builder.probes.codegen_child import compile_all, describe, empty_reply
@@ -76,7 +75,7 @@ from builder.probes.codegen_kernels import (
     stop_after_compiling,
     tiles_offered,
 )
-from builder.probes.simulated_device import add_paths
+from builder.probes.simulated_device import add_paths, claim_stdout, versions
 
 SCHEMA = 1
 DISTRIBUTIONS = (
@@ -92,17 +91,6 @@ DISTRIBUTIONS = (
 )
 
 Json = dict[str, Any]
-
-
-def versions() -> dict[str, str | None]:
-    """Installed versions of the distributions that determine the compiled code."""
-    found: dict[str, str | None] = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def check_kinds(kernels: list[Json]) -> None:
@@ -200,15 +188,8 @@ def run(request: Json) -> Json:
         except Exception as error:
             traceback.print_exc()
             result["fatal"] = describe(error, "import")
-    result["versions"] = versions()
+    result["versions"] = versions(DISTRIBUTIONS)
     return result
-
-
-def claim_stdout() -> TextIO:
-    """Reserve stdout for the result: all other output, even from C, goes to stderr."""
-    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return ours
 
 
 def main() -> int:

@@ -254,7 +254,7 @@ def run(request: Json, events: Events) -> None:
 
 def main() -> int:
     """Read a request from stdin, write events to stdout."""
-    events = Events(dispatch_probe.claim_stdout())
+    events = Events(simulated_device.claim_stdout())
     request = json.load(sys.stdin)
     try:
         importlib.import_module("torch").set_grad_enabled(False)

@@ -63,13 +63,13 @@ import sys
 import tempfile
 import traceback
 import types
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from builder.probes import dispatch_kinds, dispatch_modules, dispatch_prepare, dispatch_settings
 from builder.probes.dispatch_device import Probe
 from builder.probes.dispatch_kinds import NotAskableError
 from builder.probes.dispatch_settings import choices
-from builder.probes.simulated_device import apply_environment
+from builder.probes.simulated_device import apply_environment, claim_stdout, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -259,17 +259,6 @@ def answers_to(asks: Sequence[Json], probe: Probe, result: Json) -> Iterator[Jso
         yield payload["reply"]
 
 
-def versions() -> dict[str, str | None]:
-    """Installed versions of the distributions that affect the selection."""
-    found: dict[str, str | None] = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def fatal_error(error: BaseException) -> Json:
     """Describe an error that prevents every query, with the end of its traceback."""
     tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -294,15 +283,8 @@ def run(request: Json) -> Json:
             del kept
         except Exception as error:
             result["fatal"] = fatal_error(error)
-    result.update(versions=versions(), not_found=sorted(probe.not_found.names))
+    result.update(versions=versions(DISTRIBUTIONS), not_found=sorted(probe.not_found.names))
     return result
-
-
-def claim_stdout() -> TextIO:
-    """Reserve stdout for the result: all other output, even from C, goes to stderr."""
-    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return ours
 
 
 def main() -> int:

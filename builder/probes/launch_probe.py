@@ -292,14 +292,14 @@ def run(request: Json) -> Json:
         except Exception as error:
             traceback.print_exc()
             result["fatal"] = codegen_child.describe(error, "import")
-        result["versions"] = codegen_probe.versions()
+        result["versions"] = simulated_device.versions(codegen_probe.DISTRIBUTIONS)
     return result
 
 
 def main() -> int:
     """Read a request from stdin, write the result to stdout."""
     gc.set_threshold(200_000, 20, 100)
-    out = codegen_probe.claim_stdout()
+    out = simulated_device.claim_stdout()
     result = run(cast("Json", json.load(sys.stdin)))
     json.dump(result, out, sort_keys=True)
     out.write("\n")

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.probes import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
 from builder.probes.dispatch_device import Probe
-from builder.probes.simulated_device import apply_environment
+from builder.probes.simulated_device import apply_environment, claim_stdout, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -868,7 +868,7 @@ class Server:
             answers.append(running.popleft().reply())
         return {
             "schema": SCHEMA, "answers": answers, "fatal": self.fatal,
-            "versions": dispatch_probe.versions(), "simulated": self.probe.simulated,
+            "versions": versions(dispatch_probe.DISTRIBUTIONS), "simulated": self.probe.simulated,
         }  # fmt: skip
 
 
@@ -929,7 +929,7 @@ class Child:
 def main() -> int:
     """Read a request from stdin, write the result to stdout; then for each further line."""
     gc.disable()
-    out = dispatch_probe.claim_stdout()
+    out = claim_stdout()
     request = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="preflight-probe-") as scratch:
         server = Server(request, scratch)

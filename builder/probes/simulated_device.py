@@ -1,20 +1,20 @@
-"""The simulated device of the probes: its properties, and the list of simulated parts.
+"""What the probes share: the simulated device, installed versions, and a stdout of their own.
 
-It is copied next to the dispatch probe and the codegen probe and runs under the target's
-interpreter, with the standard library alone.
+It runs under the target's interpreter, with the standard library alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import site
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Self
 
 #: GB10's streaming multiprocessors.
@@ -88,3 +88,21 @@ def add_paths(folders: list[str]) -> None:
         site.addsitedir(folder, known)
     added = [entry for entry in sys.path if entry not in before]
     sys.path[:] = added + before
+
+
+def versions(distributions: Iterable[str]) -> dict[str, str | None]:
+    """Installed versions of distributions; None for one that is not there."""
+    installed: dict[str, str | None] = {}
+    for name in distributions:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = None
+    return installed
+
+
+def claim_stdout() -> TextIO:
+    """Reserve stdout for the result: all other output, even from C, goes to stderr."""
+    ours = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return ours

@@ -22,8 +22,8 @@ from builder.probes import (
     dispatch_device,
     dispatch_kinds,
     dispatch_prepare,
-    dispatch_probe,
     dispatch_settings,
+    simulated_device,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def main() -> None:
 def with_each(tell: Callable[[str, Any], dict[str, Any]], folders: list[str]) -> None:
     """Print what is told of each folder, in a vLLM that believes in a device."""
     request = json.loads(Path(sys.argv[2]).read_text())
-    out = dispatch_probe.claim_stdout()
+    out = simulated_device.claim_stdout()
     probe = dispatch_device.Probe.of(request)
     with tempfile.TemporaryDirectory() as scratch:
         kept = dispatch_prepare.prepare(request, probe, scratch)
