@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.block import Block, Warp
-    from builder.ptx.races import Copy, VectorClocks
+    from builder.ptx.races import Copy, Races, VectorClocks
 
 # --------------------------------------------------------------------------------- loads and stores
 
@@ -696,12 +696,11 @@ def _invalidate(d: Decoder, i: Instruction) -> Step:
     return run
 
 
-def _note_use(w: Warp, lanes: Any, places: Any, line: int) -> None:
+def _note_use(races: Races, w: Warp, lanes: Any, places: Any, line: int) -> None:
     """Tell the race detector of lanes that use mbarriers; a place without one is a fault before."""
-    for place in {*places[lanes].tolist()}:
-        w.block.mbarrier(int(place))
-    if w.block.races:
-        w.block.races.uses_mbarrier(w.number, lanes, places[lanes], line)
+    for place in {*places.tolist()}:
+        w.block.mbarrier(place)
+    races.uses_mbarrier(w.number, lanes, places, line)
 
 
 def _arrive(d: Decoder, i: Instruction) -> Step:
@@ -721,7 +720,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
         races, lanes, places = w.block.races, w.lanes(m), address(w)
         clocks: dict[int, VectorClocks] = {}
         if races:
-            _note_use(w, lanes, places, i.line)
+            _note_use(races, w, lanes, places[lanes], i.line)
             for place in {*places[lanes].tolist()} if arrives else ():
                 here = lanes[places[lanes] == place]
                 clocks[place] = races.released(w.number, here)
@@ -746,7 +745,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
         places, parities = address(w), w.views[U32][parity]
         if w.block.races:
             lanes = w.lanes(m)
-            _note_use(w, lanes, places, i.line)
+            _note_use(w.block.races, w, lanes, places[lanes], i.line)
         if m is True and not np.count_nonzero((places != places[0]) | (parities != parities[0])):
             one = w.block.passed(int(places[0]), int(parities[0]))
             if one and w.block.races:

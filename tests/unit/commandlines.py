@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.main
 
-from builder.cli.app import app
+from builder.cli.root import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ _COMMON = ("-q", "--quiet", "-v", "--verbose", "--debug")
 @functools.cache
 def root() -> Any:
     """The command that holds all others."""
-    return typer.main.get_command(app)
+    return typer.main.get_command(whole())
 
 
 def parse(words: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.cli.app import app
+from builder.cli.root import whole
 from tests.unit.commandlines import parse, root
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_every_command_takes_json(words: list[str], capsys: pytest.CaptureFixtur
 
 def test_typer_evaluates_no_annotation() -> None:
     """Strings, which ``from __future__ import annotations`` makes, are compiled at every start."""
-    pending: list[typer.Typer] = [app]
+    pending: list[typer.Typer] = [whole()]
     while pending:
         one = pending.pop()
         pending += [group.typer_instance for group in one.registered_groups if group.typer_instance]

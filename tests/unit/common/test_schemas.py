@@ -15,8 +15,8 @@ import pytest
 import typer.main
 
 from builder.__main__ import run
-from builder.cli.app import app
 from builder.cli.documents import names, schema
+from builder.cli.root import whole
 from builder.common.document import plain
 from builder.diagnose.report import Diagnosed
 from builder.diagnose.verdict import diagnose
@@ -38,7 +38,7 @@ DIGEST = f"sha256:{'0' * 64}"
 
 def json_commands() -> Iterator[list[str]]:
     """Every command that has ``--json``."""
-    pending: list[tuple[list[str], Any]] = [([], typer.main.get_command(app))]
+    pending: list[tuple[list[str], Any]] = [([], typer.main.get_command(whole()))]
     while pending:
         words, command = pending.pop()
         if any("--json" in getattr(option, "opts", ()) for option in command.params):
