@@ -66,7 +66,7 @@ GROUPS = (
     Entry("config", "config", MAINTAIN, "Show the settings in use."),
     Entry("compile", "compile", DEVELOP,
           "Compile kernels that a prebuilt release lacks on SM121."),
-    Entry("ptx", "ptx", DEVELOP, "Run PTX kernels on the CPU; find races, deadlocks."),
+    Entry("ptx", "ptx", DEVELOP, "Run PTX kernels on the CPU; find races and deadlocks."),
 )  # fmt: skip
 
 COMMAND_NAMES = tuple(entry.name for entry in (*COMMANDS, *GROUPS))

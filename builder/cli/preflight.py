@@ -29,8 +29,8 @@ GIB = 2**30
     "spark-build preflight compose.yaml --checkpoint ./checkpoint",
     "spark-build preflight ./checkpoint --releases all --layers b12x-full",
     detail="The release's own code parses the flags and builds the whole model on a simulated "
-    "GB10, from config.json alone. It names the kernel of each layer. Exit 5: it refuses; with "
-    "--releases: each of them does.",
+    "GB10, from config.json alone. It names the kernel of each layer. Exit 5: the release "
+    "refuses the model; with --releases, all of them do.",
     unknown=True,
 )
 def preflight(

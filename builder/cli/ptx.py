@@ -73,7 +73,7 @@ def run(
 
 @_ptx.sub("races", "spark-build ptx races kernel.ptx --launch launch.json --json")
 def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = False) -> None:
-    """List each race on shared memory once, with both lines of PTX.
+    """List each race once, with both lines of PTX and what is missing.
 
     No GPU is needed. Exit 5: a race, deadlock or fault.
     """

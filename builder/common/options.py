@@ -87,6 +87,15 @@ OptionalLayers = Annotated[
         complete="layers",
     ),
 ]
+TriedLayers = Annotated[
+    tuple[str, ...],
+    Option(
+        "Profiles and layers to apply first (default: none).",
+        "L[,L...]",
+        "--layers -l",
+        complete="layers",
+    ),
+]
 WithPr = Annotated[
     tuple[str, ...],
     Option(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from builder.common.console import counted
 from builder.common.document import Count, Part, Text, always
 
 #: How ``missing`` begins if it is only the order of a warp's lanes.
@@ -64,7 +65,7 @@ class FoundRace(Part, frozen=True):
     def __str__(self) -> str:
         """One sentence."""
         lines = " and ".join(map(Line.by, self.lines, self.agents))
-        where = f"{self.places} places from {self.memory} offset {self.offset}"
+        where = f"{counted(self.places, 'place')} from {self.memory} offset {self.offset}"
         return (
             f"{self.kind}: {lines}, {where}{f'; missing: {self.missing}' if self.missing else ''}"
         )

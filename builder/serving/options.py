@@ -119,7 +119,7 @@ class Given:
     ] = None
     plan: Annotated[
         PlanOptions,
-        Fields("base", "layers", "platform", "patches", layers=opt.OptionalLayers),
+        Fields("base", "layers", "platform", "patches", layers=opt.TriedLayers),
     ] = field(default_factory=PlanOptions)
     profiles: Annotated[
         bool, Option("Show what the model gets without flags, and with each profile.")
