@@ -26,6 +26,18 @@ _PACKAGE = (
     b"# Of spark-build, only what one program needs: its other packages are not in this file.\n"
 )
 _MAIN = "import sys\n\nfrom {module} import main\n\nsys.exit(main())\n"
+#: What comes before it, if modules are in another archive of the same folder.
+_BESIDE = """\
+import os
+
+import builder
+
+folder = os.path.dirname(os.path.dirname(__file__))
+builder.__path__.append(os.path.join(folder, "{name}", "builder"))
+
+"""
+#: The name of the applier's archive in images and mods.
+BUNDLE = "spark_apply.pyz"
 #: Where a program is in a container that runs it.
 IN_CONTAINER = "/spark-build-program.pyz"
 #: What only type checkers import.
@@ -38,10 +50,15 @@ _IMPORT = re.compile(
 
 @dataclass(frozen=True)
 class Program:
-    """A program, by the module whose ``main`` it runs; ``folder`` is another package than ours."""
+    """A program, by the module whose ``main`` it runs; ``folder`` is another package than ours.
+
+    With ``on_applier`` it lies in one folder with the applier's archive, and has no copy of what is
+    in there.
+    """
 
     module: str
     folder: Path | None = None
+    on_applier: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +78,8 @@ class Program:
         for path in list(sources):
             package = f"{path.rpartition('/')[0]}/__init__.py"
             sources[package] = self._source(package).read_bytes()
+        if self.on_applier:
+            sources = {k: data for k, data in sources.items() if k not in APPLIER.sources}
         sources["builder/__init__.py"] = _PACKAGE
         return dict(sorted(sources.items()))
 
@@ -87,7 +106,8 @@ class Program:
     def data(self) -> bytes:
         """The archive."""
         stream = io.BytesIO()
-        files = {**self.sources, "__main__.py": _MAIN.format(module=self.module).encode()}
+        main = (_BESIDE.format(name=BUNDLE) if self.on_applier else "") + _MAIN
+        files = {**self.sources, "__main__.py": main.format(module=self.module).encode()}
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             for name in sorted(files):
                 member = zipfile.ZipInfo(name)  # of 1980, the earliest that the format has
@@ -127,4 +147,4 @@ PREFLIGHT = Program("builder.probes.preflight_probe")
 #: Lists the packages of an interpreter and their files.
 IDENTIFY = Program("builder.probes.identify_probe")
 #: Verifies an image from inside.
-VERIFIER = Program("builder.probes.spark_verify")
+VERIFIER = Program("builder.probes.spark_verify", on_applier=True)

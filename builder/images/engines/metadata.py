@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------ the files of spark-build
 
 #: File names of the applier in images and mods, and of the verifier in images.
-APPLIER, VERIFIER = "spark_apply.pyz", "spark_verify.pyz"
+APPLIER, VERIFIER = archives.BUNDLE, "spark_verify.pyz"
 #: The command that runs the verifier in an image, and its text.
 COMMAND = "spark-verify"
 COMMAND_TEXT = """#!/bin/sh

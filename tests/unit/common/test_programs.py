@@ -106,14 +106,15 @@ def imported(source: bytes) -> set[str]:
 def test_nothing_is_missing_or_not_needed(program: Program) -> None:
     """The quick way to find imports finds those of the syntax tree."""
     paths = {path for path in program.sources if not path.endswith("__init__.py")}
+    beside = set(programs.APPLIER.sources) if program.on_applier else set()
     wanted = {f"{program.module.replace('.', '/')}.py"}
     for path in paths:
         for name in imported(program.sources[path]):
             parts = name.split(".")
             known = ["/".join(parts[:end]) + ".py" for end in (len(parts), len(parts) - 1)]
-            (found,) = paths & set(known)
+            (found,) = (paths | beside) & set(known)
             wanted.add(found)
-    assert wanted == paths
+    assert wanted - beside == paths
     assert all(path.startswith(("builder/applier/", "builder/probes/")) for path in paths)
 
 
@@ -123,3 +124,12 @@ def test_its_start_is_a_function_main(program: Program) -> None:
     functions = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
     (start,) = [one for one in functions if one.name == "main"]
     assert len(start.args.args) == len(start.args.defaults)
+
+
+def test_the_verifier_has_no_copy_of_the_applier() -> None:
+    """An image has both archives, and each of their modules once."""
+    verifier, applier = programs.VERIFIER.sources, programs.APPLIER.sources
+    assert verifier.keys() & applier.keys() == {"builder/__init__.py"}
+    whole = Program(programs.VERIFIER.module).sources
+    assert {name for name in whole if "/applier/" in name} <= applier.keys()
+    assert whole.keys() - applier.keys() < verifier.keys()
