@@ -445,14 +445,19 @@ class Races:
 
     # ------------------------------------------------------------------------------------ detection
 
-    def _limit(self, clocks: VectorClocks, block: Any, index: Any, *, fenced: bool) -> Any:
+    def _known(self, clocks: VectorClocks, block: int, shadow: Shadow, *, fenced: bool) -> Any:
+        """The clocks up to which a block's accesses are known; ``fenced``: to the copies, too."""
+        return (
+            clocks.fenced.get(2 * block + (not shadow.warps)) if fenced else clocks.seen.get(block)
+        )
+
+    def _limit(
+        self, clocks: VectorClocks, block: Any, index: Any, shadow: Shadow, *, fenced: bool
+    ) -> Any:
         """The clock up to which the given agents' accesses are known."""
-        maps = clocks.seen
-        if fenced:
-            maps = {key // 2: one for key, one in clocks.fenced.items() if key % 2}
         limit = np.zeros(index.shape, np.int32)
         for number in {*block.ravel().tolist()}:
-            known = maps.get(number)
+            known = self._known(clocks, number, shadow, fenced=fenced)
             if known is not None:
                 which = block == number
                 wide = _grown(known, self.launch.blocks[number]._width)
@@ -468,21 +473,22 @@ class Races:
         index, mine = events.base[rows] + (slots & 31), access.mine >> 5
         block = events.block[rows]
         if shadow.warps:
-            clocks = access.clocks
-            known = clocks.fenced.get(2 * self.number) if fenced else clocks.seen.get(self.number)
+            known = self._known(access.clocks, self.number, shadow, fenced=fenced)
             limit = 0 if known is None else _grown(known, self._width)[index]
         else:
-            limit = self._limit(access.clocks, block, index, fenced=fenced)
+            limit = self._limit(access.clocks, block, index, shadow, fenced=fenced)
         late = clock > limit
         if not some(late):
             return None
         if not events.copy[mine[0]]:  # a thread knows its own; copies are unordered
             late &= (index != events.base[mine] + (access.mine & 31)) | (block != self.number)
         if some(late) and (some(events.whole[rows]) or events.whole[mine[0]]):
-            self._forgive_whole(late, slots, access)
+            self._forgive_whole(late, slots, access, shadow, fenced=fenced)
         return late if some(late) else None
 
-    def _forgive_whole(self, late: Any, slots: Any, access: _Access) -> None:
+    def _forgive_whole(
+        self, late: Any, slots: Any, access: _Access, shadow: Shadow, *, fenced: bool
+    ) -> None:
         """An access of a whole warp is known to all who know one of its lanes."""
         events = self.launch.events
         mine, rows = int(access.mine[0] >> 5), slots >> 5
@@ -490,7 +496,7 @@ class Races:
         late &= ~(same & (events.whole[rows] | events.whole[mine]))
         for at in zip(*np.nonzero(late & events.whole[rows]), strict=True):
             row = int(rows[at])
-            known = access.clocks.seen.get(int(events.block[row]))
+            known = self._known(access.clocks, int(events.block[row]), shadow, fenced=fenced)
             base = int(events.base[row])
             if known is not None and known[base : base + LANES].max() >= events.clock[row]:
                 late[at] = False

@@ -444,14 +444,19 @@ FENCE = "fence.proxy.async.shared::cta;"
 
 
 def put(
-    after: str, *, fence: str = FENCE, schedule: Schedule = EAGER, watch: bool = True
+    after: str,
+    *,
+    fence: str = FENCE,
+    schedule: Schedule = EAGER,
+    watch: bool = True,
+    store: str = "st.shared.v4.b32",
 ) -> tuple[Any, Result]:
     """What is in the tensor, and the run."""
     data = np.zeros((32, 4), np.uint32)
     tensor = descriptor((16, 16), (32,), (16, 16))
     region = Region(TENSOR, data.view(np.uint8).reshape(-1), True, "tensor")
     given = np.arange(128, dtype=np.uint32).reshape(32, 4)
-    body = PUT.format(fence=fence, after=after)
+    body = PUT.format(fence=fence, after=after).replace("st.shared.v4.b32", store)
     found = run(
         body, given, more=MORE, extra=tensor, memory=(region,), schedule=schedule, watch=watch
     )
@@ -500,6 +505,13 @@ def test_a_missing_proxy_fence_is_reported_though_values_are_right() -> None:
     assert data == list(range(128))
     assert found.kinds == {UNFENCED}
     assert put(DONE.format(read=""), fence="fence.proxy.async.global;")[1].kinds == {UNFENCED}
+
+
+def test_the_asynchronous_proxy_does_not_see_a_store_of_the_whole_warp_either() -> None:
+    """Who knows one of its lanes knows it all; without the fence, the copy knows none."""
+    words = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+    assert put(DONE.format(read=""), store=words)[1].kinds == set()
+    assert put(DONE.format(read=""), store=words, fence="")[1].kinds == {UNFENCED}
 
 
 UNWAITED = "bulk store that no thread waits for before its block ends"
