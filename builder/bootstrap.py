@@ -112,9 +112,10 @@ def set_up(*, dev: bool = False) -> Path:
             run_quietly([sys.executable, "-m", "venv", str(venv)], apart=True)
         install = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q"]
         if dev:
-            locked = [*install, "--require-hashes", "-r", str(lock)]
-            run_quietly(locked, apart=False)
+            # the lock names everything; if pip resolves again, it meets newer releases, for a
+            # package with an extra before it looks at the pin, and refuses them for want of a hash
             install.append("--no-deps")
+            run_quietly([*install, "--require-hashes", "-r", str(lock)], apart=False)
         run_quietly([*install, "-e", str(ROOT)], apart=False)
         stamp.write_text(wanted)
     return venv / "bin"

@@ -21,6 +21,22 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements-dev.lock"
 
 
+# ------------------------------------------------------------------------------- what is installed
+
+
+def test_the_lock_is_installed_as_it_is_and_nothing_is_resolved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Pip once met a new release of ``coverage[toml]`` before the pin, and refused the lock."""
+    commands: list[list[str]] = []
+    monkeypatch.setenv("SPARK_BUILD_VENV", str(tmp_path))
+    monkeypatch.setattr(bootstrap, "run_quietly", lambda command, apart: commands.append(command))
+    bootstrap.set_up(dev=True)
+    locked = next(command for command in commands if "--require-hashes" in command)
+    assert "--no-deps" in locked
+    assert locked[-1] == str(LOCK)
+
+
 # ----------------------------------------------------------------------------------- what is needed
 
 
