@@ -366,12 +366,14 @@ def _name(key: bytes) -> str:
 
 #: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
 _PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
-#: Files of a ``.dist-info`` that list a distribution's files.
+#: Files of a ``.dist-info`` or ``.egg-info`` that list a distribution's files and entry points.
 _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
 #: Packages whose text files layers patch and verification reads; others are fetched
 #: on request.
 _PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl", "b12x")
 _TEXT = (".py", ".pth", ".json", ".toml")
+#: Settings of an environment, and commands, that verification reads in any folder.
+_NAMED = ("pyvenv.cfg", "spark-verify", "vllm", "ld.so.preload")
 _SMALL_FILE = 4 << 20
 
 
@@ -393,7 +395,7 @@ def scan(stream: Unpacked, writer: LayerWriter, where: str) -> None:
 
 
 def worth_keeping(path: str, size: int) -> bool:
-    """Whether a file's bytes are stored in the index, for identification and plans.
+    """Whether a file's bytes are stored in the index, for identification, plans and ``static``.
 
     This depends on the end of the path: packages may be in any folder, and installed files
     may be hard links to earlier files, for example in the cache of ``uv``.
@@ -402,17 +404,16 @@ def worth_keeping(path: str, size: int) -> bool:
     folders = folder.split("/")
     if folders[-1].endswith("-packages"):
         wanted = name.endswith((".pth", ".py"))
-    elif any(part.endswith(".dist-info") for part in folders):
+    elif any(part.endswith((".dist-info", ".egg-info")) for part in folders):
         wanted = name.endswith(_INFO)
     elif any(part.startswith(_PATCHED) for part in folders):
         wanted = name.endswith(_TEXT)
     else:
         wanted = (
-            name == "pyvenv.cfg"
+            name in _NAMED
             or name.endswith(".pth")
             or STATE_DIR in folders
             or folder == "usr/share/spark-build"
-            or name == "spark-verify"
             or (name == "site.py" and folders[-1].startswith("python3"))
         )
     return wanted and size <= _SMALL_FILE

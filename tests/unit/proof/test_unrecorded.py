@@ -21,7 +21,7 @@ from builder.images.registry.model import (
 from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
 from builder.proof import static
-from tests.unit.fakes import dist_files, record_line
+from tests.unit.fakes import dist_files, record_line, vllm_files
 from tests.unit.imagefiles import (
     SITE,
     Item,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from builder.images.rootfs.index import Row
     from tests.unit.caller import Call
 
     Built = Callable[..., LayoutDirectory]
@@ -133,6 +134,29 @@ def test_an_unrecorded_startup_hook(call: Call, built: Built, items: Sequence[It
     assert check["where"] == path
     assert check["unrecorded"] == [path]
     assert path in check["seen"]
+
+
+def test_the_layers_of_a_known_base_are_not_read_again(
+    call: Call, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What level ``static`` reads of a base is stored when its layers are indexed."""
+    script, info = b"#!/opt/app/bin/python3\n", "vllm-0.20.1.dist-info"
+    rows = vllm_files()[f"{info}/RECORD"] + record_line("../../../bin/vllm", script).encode()
+    built(
+        *KNOWN,
+        Item("opt/app/bin/vllm", script, mode=0o755),
+        Item("etc/ld.so.preload", b"/usr/lib/libtcmalloc.so\n"),
+        Item(f"{SITE}/{info}/RECORD", rows),
+        Item(f"{SITE}/old-1.0.egg-info/entry_points.txt", b"[console_scripts]\nold = old:run\n"),
+    )
+    read: list[str] = []
+
+    def fetch(_cache: LayerCache, _layer: object, wanted: Sequence[Row]) -> None:
+        read.extend(row.path for row in wanted)
+
+    monkeypatch.setattr(LayerCache, "fetch", fetch)
+    hooks(call)
+    assert read == []
 
 
 def test_a_stray_module_is_listed(call: Call, built: Built) -> None:
