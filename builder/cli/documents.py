@@ -160,7 +160,7 @@ DOCUMENTS = {
     ),
     "matrix": Entry(
         "`matrix --json`: every layer on every release",
-        ("builder.proof.recorded:Matrix",),
+        ("builder.pipeline.matrix:Matrix",),
     ),
     "lint": Entry(
         "`lint --json`: problems in serve commands", ("builder.serving.lint:LintReport",)

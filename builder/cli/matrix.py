@@ -3,20 +3,19 @@
 import textwrap
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from builder import settings
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json, some_of
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
-from builder.errors import Exit, SparkBuildError, UsageError
+from builder.errors import Exit, SparkBuildError
 from builder.pipeline.options import MatrixOptions
 
 if TYPE_CHECKING:
-    from builder.common.plan import BuildPlan, State
-    from builder.images.rootfs.base import Base
-    from builder.proof.checks import Check
-    from builder.proof.recorded import MatrixRow, Outcome
+    from collections.abc import Sequence
+
+    from builder.pipeline.matrix import MatrixRow
 
 _SHORT = {
     "needed": "needed",
@@ -28,7 +27,6 @@ _SHORT = {
     "ambiguous": "AMBIGUOUS",
 }
 
-_DRIFTED = ("drift", "ambiguous")
 #: Columns of a terminal that every table fits into.
 _WIDTH = 100
 
@@ -40,62 +38,22 @@ _WIDTH = 100
 )
 def matrix(options: MatrixOptions, *, json: Json = False) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
-    from builder.applier.values import all_match
-    from builder.common.pypi import PackageIndex, vllm_releases
-    from builder.common.reference import Ref
-    from builder.layers.catalog import Catalog
-    from builder.layers.planner import IndexSources, make_plan
-    from builder.layers.pulls import without_pulls
-    from builder.pipeline import bases
-    from builder.proof.recorded import Matrix, MatrixRow
+    from builder.pipeline.matrix import matrix as ask
 
-    if options.evidence is not None and not options.dispatch:
-        raise UsageError("--evidence needs --dispatch", hint="--dispatch")
-    selection = without_pulls(Catalog.discover(options.patches).select(options.layers))
-    index = PackageIndex(refresh=options.refresh)
-    sources = IndexSources(index)
-    rows: list[MatrixRow] = []
-    for release in vllm_releases(index, options.releases):
-        console.say(f"  vllm {release}")
-        base = bases.identify_base(
-            Ref(f"pypi:vllm=={release}"), selection, index, platform=options.platform
-        )
-        plan = make_plan(base, selection, sources)
-        states = {d.name: d.outcome.state for d in plan.decisions}
-        served = all(all_match(p.needs, base.identity.packages) for p in selection.profiles)
-        asked = (
-            _dispatch(plan, base, release, options.evidence)
-            if options.dispatch and served
-            else None
-        )
-        row = MatrixRow(
-            vllm=release,
-            states=cast("dict[str, State]", states),
-            reasons={d.name: d.outcome.reason for d in plan.decisions},
-            served=served,
-            dispatch=asked,
-            choices=_choices(plan, base) if options.choices else None,
-        )
-        rows.append(row)
-    names = [layer.name for layer in selection.layers]
+    document = ask(options)
+    rows = document.rows
     if json:
-        print_json(Matrix(layers=tuple(names), rows=tuple(rows)))
+        print_json(document)
     else:
-        print_table(names, rows, listed=bool(options.releases))
+        print_table(document.layers, rows, listed=bool(options.releases))
         if options.dispatch:
             _print_dispatch(rows)
         if options.choices:
             _print_choices(rows)
-    drifted = [
-        f"{name} on vllm {row.vllm}: {row.reasons[name]}"
-        for row in rows
-        for name in names
-        if row.states[name] in _DRIFTED
-    ]
-    if drifted:
-        name = next(n for n in names if any(row.states[n] in _DRIFTED for row in rows))
-        hint = f"spark-build layers show {name}"
-        raise SparkBuildError("\n  ".join(drifted), Exit.DRIFT, hint=hint)
+    if drifted := document.drifted:
+        lines = [f"{name} on vllm {row.vllm}: {row.reasons[name]}" for name, row in drifted]
+        hint = f"spark-build layers show {drifted[0][0]}"
+        raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     failed = [
         f"vllm {row.vllm}: {check.name}: {check.seen}"
         for row in rows
@@ -106,27 +64,7 @@ def matrix(options: MatrixOptions, *, json: Json = False) -> None:
         raise SparkBuildError("\n  ".join(failed), Exit.VERIFY_FAILED)
 
 
-def _dispatch(
-    plan: "BuildPlan", base: "Base", release: str, evidence: Path | None
-) -> tuple["Check", ...]:
-    """What this release selects by default and with the plan; the evidence is written to a file."""
-    from builder.proof.opening import target_of_plan
-    from builder.proof.run import verify
-
-    target = target_of_plan(plan, base, f"pypi:vllm=={release} as planned", patched=True)
-    report = verify(target, ["dispatch"])
-    if evidence is not None:
-        from json import dumps
-
-        from builder.common.document import plain
-        from builder.common.pypi import write_atomically
-
-        data = dumps(plain(report.document()), indent=1, sort_keys=True).encode() + b"\n"
-        write_atomically(evidence / f"vllm-{release}-{plan.name}.json", data)
-    return tuple(report.checks)
-
-
-def _print_dispatch(rows: list["MatrixRow"]) -> None:
+def _print_dispatch(rows: "Sequence[MatrixRow]") -> None:
     print("\nkernels: by default, and as planned")
     for row in rows:
         if not row.served:
@@ -138,15 +76,7 @@ def _print_dispatch(rows: list["MatrixRow"]) -> None:
             print(_wrapped(check.seen.split(" out of ")[0], 45))
 
 
-def _choices(plan: "BuildPlan", base: "Base") -> dict[str, dict[str, "Outcome"]]:
-    """What the unpatched release selects by default and for each of its choices."""
-    from builder.proof.recorded import by_itself
-
-    asked = by_itself(plan, base)
-    return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}
-
-
-def _print_choices(rows: list["MatrixRow"]) -> None:
+def _print_choices(rows: "Sequence[MatrixRow]") -> None:
     from builder.common.document import plain
 
     for row in rows:
@@ -169,7 +99,7 @@ def _wrapped(text: str, indent: int) -> str:
     )
 
 
-def print_table(names: list[str], rows: list["MatrixRow"], *, listed: bool) -> None:
+def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: bool) -> None:
     """Layers as rows, releases as columns; neighbours with the same states are one column."""
     served = [row for row in rows if row.served]
     columns = [

@@ -55,6 +55,7 @@ KINDS = (
     CacheKind(
         "pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and their state when fetched"
     ),
+    CacheKind("decisions", ("decisions",), "states of layers on releases, for matrix"),
     CacheKind("layers", ("layers",), "indexes of base image layers"),
     CacheKind("blobs", ("blobs",), "finished image layers"),
     CacheKind("sandboxes", ("sandbox",), "environments for verification"),

@@ -41,7 +41,7 @@ from builder.common.retry import host_of, shown
 from builder.errors import BuildFailed, RemoteError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from builder.common.net import Session
     from builder.common.plan import Platform
@@ -64,6 +64,8 @@ _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{1,199}")
 #: Tags of a wheel: each part of the file name may list several, and their product counts.
 _MOST_TAGS = 200
 _SDISTS = (".tar.gz", ".zip")
+#: The day at the start of an upload time (PEP 700).
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?=T)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ class WheelFile:
 
     ``sha256`` is "" if the index has none, and ``size`` is in bytes, 0 if unknown.  ``yanked`` is
     the reason for which the file was yanked, maybe "", or None.  ``record`` is the pinned sha256
-    of the wheel's RECORD, "" if it is not pinned.
+    of the wheel's RECORD, "" if it is not pinned.  ``uploaded`` is the day of the upload, "" if the
+    index does not say, and None if it was not asked.
 
     Raises:
         ValueError: a value is malformed.
@@ -84,6 +87,7 @@ class WheelFile:
     size: int = 0
     yanked: str | None = None
     record: str = ""
+    uploaded: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what must not become a path, or cannot be a size."""
@@ -124,6 +128,33 @@ class WheelFile:
             return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One release of a project on an index.
+
+    ``uploaded`` is the day of its first wheel, "" if the index does not say.  ``yanked`` is the
+    reason for which all its wheels were yanked, maybe "", or None.  ``builds`` is 1, or more if it
+    was built again under the same version.
+    """
+
+    version: str
+    uploaded: str
+    yanked: str | None
+    builds: int
+
+    @classmethod
+    def of(cls, version: Version, files: Sequence[WheelFile]) -> Release:
+        """The release that has these wheels."""
+        builds = {parse_wheel_filename(file.filename)[2] for file in files}
+        gone = all(file.yanked is not None for file in files)
+        return cls(
+            version=str(version),
+            uploaded=min(file.uploaded or "" for file in files),
+            yanked=next((f.yanked for f in files if f.yanked), "") if gone else None,
+            builds=len(builds),
+        )
+
+
 def is_filename(name: str) -> bool:
     """Whether it can be the name of a wheel or source archive: short, and no path."""
     if not _FILENAME.fullmatch(name):
@@ -140,6 +171,7 @@ class _File(msgspec.Struct):
     hashes: dict[str, str]
     size: int | None = None
     yanked: bool | str | None = False
+    uploaded: str | None = msgspec.field(name="upload-time", default=None)
 
 
 class _Meta(msgspec.Struct):
@@ -207,6 +239,7 @@ def _checked(row: _File, base: str, page: str) -> WheelFile:
             sha256=row.hashes.get("sha256", ""),
             size=row.size or 0,
             yanked=yanked if isinstance(yanked, str) else "" if yanked else None,
+            uploaded=day[0] if (day := _DAY.match(row.uploaded or "")) else "",
         )
     except ValueError as error:
         raise ValueError(f"{row.filename}: {error}") from None
@@ -340,6 +373,8 @@ class PackageIndex:
         self._pages: dict[str, list[WheelFile]] = {}
         self._held: dict[str, list[WheelFile]] = {}
         self._warned: set[str] = set()
+        #: whether the index did not answer, so that no other page waits for it
+        self._silent = False
         #: the sha256 of the RECORD of wheels that were opened, by the wheel's sha256
         self.records: dict[str, str] = {}
         self.bytes_read = 0
@@ -432,7 +467,7 @@ class PackageIndex:
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         cached = cache_dir() / "index" / cache_name
         kept = None if self._refresh else _kept_page(cached)
-        if kept is not None and time.time() - cached.stat().st_mtime < PAGE_TTL:
+        if kept is not None and (self._silent or _is_fresh(kept, cached)):
             return kept
         try:
             files = self._fetch_page(name, kind)
@@ -464,6 +499,7 @@ class PackageIndex:
                 answer.body, answer.headers.get("Content-Type", ""), answer.url
             )
         except (requests.RequestException, RemoteError) as error:
+            self._silent = True
             raise RemoteError(
                 f"the package index did not answer for {name!r}: {shown(endpoint)}: "
                 f"{no_answer(error, endpoint)}",
@@ -485,6 +521,18 @@ class PackageIndex:
             if file.yanked is None and (version := file.parsed_version) is not None
         }
         return [str(v) for v in sorted(found)]
+
+    def history(self, project: str) -> list[Release]:
+        """All releases that have a wheel, oldest first, also those that were yanked."""
+        found: dict[Version, list[WheelFile]] = {}
+        for file in self.wheels(project):
+            if (version := file.parsed_version) is not None:
+                found.setdefault(version, []).append(file)
+        return [Release.of(version, found[version]) for version in sorted(found)]
+
+    def page_digest(self, project: str) -> str:
+        """A digest of what the index says about the wheels of a project."""
+        return sha256_hex(msgspec.json.encode(self.wheels(project)))
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
         """The wheel that an installer would select: best tags, then the highest build number.
@@ -535,6 +583,12 @@ class PackageIndex:
                 f"{file.yanked or 'no reason is given'}"
             )
         return file
+
+
+def _is_fresh(files: Sequence[WheelFile], cached: Path) -> bool:
+    """Whether a cached page is young, and has upload times: earlier versions did not keep them."""
+    asked = all(file.uploaded is not None for file in files)
+    return asked and time.time() - cached.stat().st_mtime < PAGE_TTL
 
 
 def _unyanked_first(files: Iterable[WheelFile]) -> list[WheelFile]:

@@ -16,7 +16,6 @@ from builder.common.document import Count, Digest, Document, Part, Text, always,
 from builder.common.paths import package_file
 from builder.common.plan import State
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.layers.planner import make_plan
 from builder.probes.dispatch_expect import (
     Answer,
     Failure,
@@ -26,8 +25,7 @@ from builder.probes.dispatch_expect import (
     headline,
     limit_of,
 )
-from builder.proof.checks import KINDS, Check
-from builder.proof.opening import target_of_plan
+from builder.proof.checks import KINDS
 from builder.proof.replies import Ask, DispatchRequest
 from builder.proof.target import Refusal
 
@@ -173,32 +171,6 @@ class TableFile(Document, frozen=True, kw_only=True):
     written: Annotated[bool, Meta(description="false with --check")]
 
 
-class MatrixRow(Part, frozen=True, kw_only=True):
-    """The state of each layer on one release."""
-
-    vllm: Text
-    states: dict[str, State]
-    reasons: dict[str, str]
-    served: Annotated[bool, Meta(description="whether the profile is for this release")]
-    dispatch: Annotated[
-        tuple[Check, ...] | None, Meta(description="with --dispatch: what it selects on SM121")
-    ] = None
-    choices: Annotated[
-        dict[str, dict[str, Outcome]] | None,
-        Meta(
-            description="with --choices: what the unpatched release does by kind of layer and "
-            "choice; the empty choice means that nothing is set"
-        ),
-    ] = None
-
-
-class Matrix(Document, frozen=True, kw_only=True):
-    """Layers x releases."""
-
-    layers: tuple[Text, ...]
-    rows: tuple[MatrixRow, ...]
-
-
 # --------------------------------------------------------------------------------------- recording
 #
 # A record names its wheels and profiles, so that a stale one, which no longer
@@ -252,6 +224,8 @@ def record_of(release: str, asking: RecordInputs) -> Record:
     Raises:
         SparkBuildError: the release cannot be queried here.
     """
+    from builder.layers.planner import make_plan
+
     names = list(asking.catalog.profile_files)
     selection = asking.catalog.select(names[:1])
     with closing(asking.identify(release, selection)) as base:
@@ -310,6 +284,8 @@ def _with_profile(
     for profile in selection.profiles:
         if not all_match(profile.needs, base.identity.packages):
             return WithProfile(inputs=inputs, not_served=profile.needs_reason), ()
+    from builder.layers.planner import make_plan
+
     plan = make_plan(base, selection, asking.sources)
     flags = (*plan.serve_flags, *plan.moe_serve_flags)
     asks = tuple(read({"kind": kind, **backends(flags, kind)}, Ask) for kind in KINDS)
@@ -328,6 +304,8 @@ def _with_profile(
 def _ask(
     plan: BuildPlan, base: Base, request: DispatchRequest, *, patched: bool = False
 ) -> DispatchReply:
+    from builder.proof.opening import target_of_plan
+
     target = target_of_plan(plan, base, base.identity.ref, patched=patched)
     reply = target.runner.dispatch(request)
     if isinstance(reply, Refusal):

@@ -10,6 +10,7 @@ import pytest
 from builder import settings
 from builder.applier.store import Store
 from builder.applier.values import sha256_hex
+from builder.common.pypi import PackageIndex
 from builder.errors import RemoteError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.oci import Scratch
@@ -447,7 +448,8 @@ class TestStreams:
         keys = {"level", "name", "status", "expected", "seen", "where", "reason"}
         assert all(keys <= set(check) for check in value["checks"])
 
-    def test_a_matrix(self, call: Call) -> None:
+    def test_a_matrix(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
         words = ["matrix", "-l", "fix,newer", "--releases", "0.20.1,0.20.2"]
         value = call(*words, "--json").json
         assert value["layers"] == ["fix", "newer"]
@@ -458,7 +460,8 @@ class TestStreams:
             ["0.20.1"], ["0.20.2"], ["fix", "needed"], ["newer", "-"]
         ]  # fmt: skip
 
-    def test_a_matrix_with_drift_fails(self, call: Call) -> None:
+    def test_a_matrix_with_drift_fails(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
         words = ["matrix", "-l", "drifted", "--releases", "0.20.1"]
         assert call(*words).code == 4
         assert "DRIFT" in call(*words).out

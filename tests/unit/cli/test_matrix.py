@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from builder.cli.matrix import print_table
 from builder.common.paths import data_dir
 from builder.layers.catalog import Catalog
-from builder.proof.recorded import MatrixRow, read_records
+from builder.pipeline.matrix import MatrixRow
+from builder.proof.recorded import read_records
 
 if TYPE_CHECKING:
     import pytest

@@ -33,13 +33,16 @@ def wheel(data: bytes, kind: str = JSON, page: str = PAGE) -> WheelFile:
 
 def test_a_page_in_json() -> None:
     assert wheel(as_json()) == WheelFile(
-        filename=NAME, url=f"https://files.example.invalid/{NAME}", sha256=SHA256, size=5
-    )
+        filename=NAME, url=f"https://files.example.invalid/{NAME}", sha256=SHA256, size=5,
+        uploaded="",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["", "text/html", "text/html; charset=utf-8"])
 def test_a_page_in_html(kind: str) -> None:
-    assert wheel(as_html(), kind) == WheelFile(filename=NAME, url=f"{PAGE}{NAME}", sha256=SHA256)
+    assert wheel(as_html(), kind) == WheelFile(
+        filename=NAME, url=f"{PAGE}{NAME}", sha256=SHA256, uploaded=""
+    )
 
 
 def test_html_has_a_base_attributes_of_every_form_and_entities() -> None:
@@ -157,3 +160,9 @@ def test_what_was_yanked_has_the_reason() -> None:
 def test_unusual_html_is_read_in_one_pass(text: str) -> None:
     """A quadratic reader would take minutes for each."""
     assert parse_page(text.encode(), "text/html", PAGE)[1] == []
+
+
+def test_the_day_of_an_upload() -> None:
+    assert wheel(as_json(**{"upload-time": "2026-05-04T10:00:00.1Z"})).uploaded == "2026-05-04"
+    assert wheel(as_json(**{"upload-time": "yesterday"})).uploaded == ""
+    assert wheel(as_json(**{"upload-time": None})).uploaded == ""

@@ -15,11 +15,10 @@ from builder.common.document import plain, read
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
+from builder.pipeline.matrix import Matrix, MatrixRow
 from builder.probes.dispatch_expect import Answer, Failure
 from builder.proof.checks import KINDS, Check
 from builder.proof.recorded import (
-    Matrix,
-    MatrixRow,
     Outcome,
     Record,
     Records,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from builder.errors import SparkBuildError
-from builder.proof import recorded
+from builder.proof import opening, recorded
 from builder.proof.replies import DispatchReply, reply_of
 from tests.unit.fakes import BACKEND, FakeRunner, fake_base, make_layer, make_plan_of, vllm_files
 
@@ -17,6 +17,6 @@ def test_a_malformed_reply_is_an_error(reply: object, monkeypatch: pytest.Monkey
     base = fake_base(vllm_files())
     runner = FakeRunner(ask=lambda _request: reply_of(reply, DispatchReply))
     target = SimpleNamespace(name="t", runner=runner)
-    monkeypatch.setattr(recorded, "target_of_plan", lambda *_, **__: target)
+    monkeypatch.setattr(opening, "target_of_plan", lambda *_, **__: target)
     with pytest.raises(SparkBuildError, match="the probe's answer is malformed"):
         recorded.by_itself(make_plan_of(base, make_layer("fix", BACKEND)), base)
