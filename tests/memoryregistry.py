@@ -28,10 +28,14 @@ _ABSENT = b'{"errors": [{"code": "%s", "message": "unknown"}]}'
 
 @dataclass
 class MemoryRegistry(FakeRegistry):
-    """Blobs and manifests by repository; ``conditional`` is whether it heeds ``If-None-Match``."""
+    """Blobs and manifests by repository; ``conditional`` is whether it heeds ``If-None-Match``.
+
+    ``mounts`` is whether it mounts blobs.
+    """
 
     answer: Callable[[Request], Reply] = field(init=False)
     conditional: bool = False
+    mounts: bool = True
     blobs: dict[tuple[str, str], bytes] = field(default_factory=dict)
     manifests: dict[tuple[str, str], tuple[bytes, str]] = field(default_factory=dict)
     lying: set[str] = field(default_factory=set)
@@ -89,11 +93,14 @@ class MemoryRegistry(FakeRegistry):
         place = f"/v2/{name}/blobs/{rest}"
         if request.method == "POST":
             digest, source = (query.get(word, [""])[0] for word in ("mount", "from"))
-            if (source, digest) in self.blobs or digest in self.lying:
+            if self.mounts and ((source, digest) in self.blobs or digest in self.lying):
                 self.blobs[name, digest] = self.blobs.get((source, digest), b"")
                 return Reply(201)
             place = f"{place}{next(self._numbers)}"
             return Reply(202, headers={"Location": place})
+        if request.method == "DELETE":
+            self._uploads.pop(place, None)
+            return Reply(204)
         self._uploads[place] = data = self._uploads.get(place, b"") + request.body
         if request.method == "PATCH":
             return Reply(202, headers={"Location": place, "Range": f"0-{len(data) - 1}"})

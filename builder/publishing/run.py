@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -162,7 +162,7 @@ def _image_step(
         mounted = sum(
             any(target.mount(blob, place) for place in origins)
             for blob in missing
-            if origins and not target.gives(blob)
+            if origins and not _on_host(origin(source, blob), target) and not target.gives(blob)
         )
         copied = copy_image(source, subject.digest, target, subject.digest)
         return replace(copied, mounted=copied.mounted + mounted)
@@ -178,11 +178,13 @@ def _image_step(
 
 def _is_beside(blob: Descriptor, places: Sequence[ImageSource], target: PublishTarget) -> bool:
     """Whether a blob can be mounted from another repository on the target's registry."""
+    return any(_on_host(place, target) and place.has(blob.digest) for place in places)
+
+
+def _on_host(place: ImageSource, target: PublishTarget) -> TypeGuard[Repository]:
+    """Whether a place is a repository on the target's registry, from which a copy mounts."""
     host = target.name.partition("/")[0]
-    return any(
-        isinstance(place, Repository) and place.registry.host == host and place.has(blob.digest)
-        for place in places
-    )
+    return isinstance(place, Repository) and place.registry.host == host
 
 
 def _proof_steps(publication: Publication, target: PublishTarget) -> list[Step]:

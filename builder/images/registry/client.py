@@ -24,7 +24,7 @@ import io
 import json
 import re
 import threading
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 from urllib.parse import urlencode, urlsplit
 
 from builder.common.leftovers import abandoned_uploads, forget_upload, note_upload
@@ -93,7 +93,7 @@ class RepositoryAccess:
         self.transport = transport
         self.authenticator = Authenticator(transport, host, path)
         self._lock = threading.Lock()
-        self._sessions: dict[str, str] = {}
+        self._sessions: dict[str, UploadSession] = {}
         self._absent: set[str] = set()
         #: Ask for write access first, so that one token serves, and because a registry that
         #: hides new repositories from readers would not answer otherwise.
@@ -142,12 +142,12 @@ class RepositoryAccess:
             (self._absent.discard if there else self._absent.add)(digest)
         return there
 
-    def opened_session(self, digest: str, address: str) -> None:
+    def opened_session(self, digest: str, session: UploadSession) -> None:
         """Note the upload session that a refused mount opened."""
         with self._lock:
-            self._sessions[digest] = address
+            self._sessions[digest] = session
 
-    def waiting_session(self, digest: str) -> str | None:
+    def waiting_session(self, digest: str) -> UploadSession | None:
         """The upload session that a refused mount opened; returned once."""
         with self._lock:
             return self._sessions.pop(digest, None)
@@ -410,8 +410,15 @@ class _SessionLost(Exception):
     """The registry lost the upload session."""
 
 
-def start(repository: RepositoryAccess, retries: Retries) -> tuple[str, int]:
-    """Open an upload session: its URL, and the smallest chunk that it accepts."""
+class UploadSession(NamedTuple):
+    """An upload session: its URL, and the smallest chunk in bytes that it accepts."""
+
+    address: str
+    least: int
+
+
+def start(repository: RepositoryAccess, retries: Retries) -> UploadSession:
+    """Open an upload session."""
     url = repository.url("blobs/uploads/")
     response = repository.transport.request(
         "POST",
@@ -423,8 +430,15 @@ def start(repository: RepositoryAccess, retries: Retries) -> tuple[str, int]:
         retries=retries,
     )
     drain(response)
+    return _session(repository, url, response)
+
+
+def _session(repository: RepositoryAccess, url: str, response: requests.Response) -> UploadSession:
+    """The session that a response to ``url`` has opened; recorded for the next run."""
     least = number(response.headers.get("OCI-Chunk-Min-Length", "")) or 0
-    return session_address(repository, url, response), least
+    session = UploadSession(session_address(repository, url, response), least)
+    note_session(repository, session.address)
+    return session
 
 
 def session_address(repository: RepositoryAccess, url: str, response: requests.Response) -> str:
@@ -459,11 +473,8 @@ def upload(repository: RepositoryAccess, blob: Descriptor, content: IO[bytes]) -
         content = io.BytesIO(_read(content, blob.size + 1))
     beginning = content.tell() if content.seekable() else None
     while True:
-        address = repository.waiting_session(blob.digest)
-        least = 0
-        if address is None:
-            address, least = start(repository, retries)
-        note_session(repository, address)
+        waiting = repository.waiting_session(blob.digest)
+        address, least = waiting or start(repository, retries)
         try:
             _Upload(repository, blob, content, address, least, retries).run()
         except _SessionLost as lost:
@@ -488,18 +499,18 @@ def note_session(repository: RepositoryAccess, address: str) -> None:
 def end_abandoned(repository: RepositoryAccess) -> None:
     """Cancel upload sessions that earlier runs left in a repository, if it supports that."""
     for address in abandoned_uploads(repository.name):
-        if origin(address) != origin(repository.transport.root):
-            continue
-        with contextlib.suppress(RemoteError):
-            response = repository.transport.request(
-                "DELETE",
-                address,
-                "cancelling an upload of an earlier run",
-                expect=_ENDED,
-                permit=repository.writing,
-                settle=RETRIED,
-            )
-            drain(response)
+        _cancel(repository, address, "cancelling an upload of an earlier run")
+
+
+def _cancel(repository: RepositoryAccess, address: str, subject: str) -> None:
+    """Cancel an upload session of this registry, if it supports that."""
+    if origin(address) != origin(repository.transport.root):
+        return
+    with contextlib.suppress(RemoteError):
+        response = repository.transport.request(
+            "DELETE", address, subject, expect=_ENDED, permit=repository.writing, settle=RETRIED
+        )
+        drain(response)
 
 
 class _Upload:
@@ -809,14 +820,35 @@ class Repository(RepositoryAccess):
         Raises:
             RemoteError: the registry does not answer.
         """
-        if not isinstance(source, Repository) or source.registry.host != self.registry.host:
+        if not self.is_beside(source):
             return False
-        if source.path == self.path:
-            return self.has(blob.digest)
-        if source.path in self._no_mounts:
+        return self.has(blob.digest) if source.path == self.path else self._mount(blob, source.path)
+
+    def is_beside(self, source: ImageSource) -> TypeGuard[Repository]:
+        """Whether a source is a repository of this registry."""
+        return isinstance(source, Repository) and source.registry.host == self.registry.host
+
+    def finds(self, blob: Descriptor) -> bool:
+        """Whether the registry says that it has a blob; if not, its upload has begun.
+
+        One request, a mount from the repository itself.  A registry that mounts nothing says no
+        to every blob, so this is for blobs that cost little to send again.
+        """
+        return self._mount(blob, self.path)
+
+    def end_session(self, blob: Descriptor) -> None:
+        """Cancel the upload session that a refused mount opened, if there is one."""
+        session = self.waiting_session(blob.digest)
+        if session is not None:
+            _cancel(self, session.address, "cancelling an upload")
+            forget_upload(self.name, session.address)
+
+    def _mount(self, blob: Descriptor, path: str) -> bool:
+        """Mount a blob from the repository ``path``; see ``mount``."""
+        if path in self._no_mounts:
             return False
         url = self.url("blobs/uploads/")
-        query = urlencode({"mount": blob.digest, "from": source.path})
+        query = urlencode({"mount": blob.digest, "from": path})
         try:
             response = self.transport.request(
                 "POST",
@@ -825,7 +857,8 @@ class Repository(RepositoryAccess):
                 expect=frozenset({201, 202, 400, 401, 403, 404, 405, 501}),
                 headers={"Content-Length": "0"},
                 permit=self.authenticator.permit(
-                    scope_of(self.path, "pull", "push"), scope_of(source.path, "pull")
+                    scope_of(self.path, "pull", "push"),
+                    *([scope_of(path, "pull")] if path != self.path else []),
                 ),
                 settle=_FAILS,
             )
@@ -833,15 +866,13 @@ class Repository(RepositoryAccess):
             return False
         drain(response)
         if response.status_code in _FAILS:
-            self._no_mounts.add(source.path)
+            self._no_mounts.add(path)
             self.transport.say_once(
                 f"  {self.registry.host} answers {response.status_code} to a blob mount from "
-                f"{source.path}; uploading the blobs"
+                f"{path}; uploading the blobs"
             )
         if response.status_code == 202:
-            address = session_address(self, url, response)
-            note_session(self, address)
-            self.opened_session(blob.digest, address)
+            self.opened_session(blob.digest, _session(self, url, response))
         return response.status_code == 201
 
     def put_blob(self, blob: Descriptor, content: IO[bytes]) -> None:
@@ -851,7 +882,8 @@ class Repository(RepositoryAccess):
             UploadLost: it must be sent again from the start, and ``content`` cannot seek.
             RemoteError: the registry rejects it, or the bytes do not match.
         """
-        if self.known_absent(blob.digest) or not self.has(blob.digest):
+        absent = self.known_absent(blob.digest) or blob.digest in self._sessions
+        if absent or not self.has(blob.digest):
             self._tidy()
             upload(self, blob, content)
 

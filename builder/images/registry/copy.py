@@ -1,12 +1,14 @@
 """Copies an image between registries and layouts: only missing blobs, the tag last.
 
-Blobs first, in parallel: skipped where the target has them, mounted where it can take them from
-a neighbouring repository, streamed otherwise.  Then the manifests, by digest, children before their
-index; then the tag.  A failed copy leaves the tag unchanged.
+Blobs first, in parallel: mounted where the target can take them from a neighbouring repository,
+skipped where it has them, streamed otherwise.  What a registry only says that it has is asked for,
+beside the other requests and before any manifest.  Then the manifests, by digest, children before
+their index; then the tag.  A failed copy leaves the tag unchanged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -152,8 +154,11 @@ def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) 
 # ----------------------------------------------------------------------------------------- the copy
 
 
-#: Parallel transfers.  Each holds one chunk of an upload in memory.
-JOBS = 3
+#: Blobs that are streamed at once.  Each holds one chunk of an upload in memory.
+_STREAMS = 3
+#: Bytes up to which a blob is sent to a registry that does not say in one request whether it has
+#: it: at 10 Mbit/s as long as another request on a slow line, 0.1 s.
+_LITTLE = 128 << 10
 #: Restarts of a blob whose upload the registry lost.
 _BEGINNINGS = 5
 #: Limits: manifests in one image, nested indexes included, and their depth.
@@ -179,10 +184,11 @@ def copy_image(
     target_reference: str,
     *,
     platforms: Sequence[str] = (),
-    jobs: int = JOBS,
+    jobs: int = CONNECTIONS,
 ) -> Copied:
     """Copy a manifest, or an index and what it lists.
 
+    ``jobs`` blobs are asked for, mounted or sent at once; of large ones, three are sent.
     ``platforms`` (``linux/arm64``, ...) keeps those entries of an index and drops the others, which
     gives the index a new digest; none keeps all.  ``target_reference`` is a tag; in a layout also
     ``""``, for an image without a name.
@@ -195,13 +201,13 @@ def copy_image(
     if is_digest(target_reference) and target_reference != root.digest:
         raise UsageError(f"{root.digest} cannot be copied to {target.name}@{target_reference}")
     manifests = _manifests(source, root)
-    work = _Work(source, target, _all_blobs(manifests))
     tagged = False
     if isinstance(target, Repository):
         target.writes = True
         tagged = target.digest_of(target_reference) == root.digest
+    work = _Work(source, target, _all_blobs(manifests), tagged=tagged, jobs=jobs)
     try:
-        work.run(jobs)
+        work.run()
     except NotFound:
         missing = [blob for blob in work.blobs if not target.has(blob.digest)]
         refuse_missing(source, missing, "push the complete image again, or name another --base")
@@ -267,9 +273,20 @@ class _Work:
     """The transfer of blobs in several threads, which all stop when one fails."""
 
     def __init__(
-        self, source: ImageSource, target: ImageTarget, blobs_: Sequence[Descriptor]
+        self,
+        source: ImageSource,
+        target: ImageTarget,
+        blobs_: Sequence[Descriptor],
+        *,
+        tagged: bool,
+        jobs: int,
     ) -> None:
+        """``tagged``: the target has this image; ``jobs``: blobs at once."""
         self._source, self._target, self.blobs = source, target, blobs_
+        self._tagged = tagged
+        self._jobs = jobs
+        self._streams = threading.BoundedSemaphore(_STREAMS)
+        self._mounts = True  # until the registry refuses one
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -277,14 +294,14 @@ class _Work:
         self._streamed_bytes = 0
         self._bar = Bar("", None, "bytes")
 
-    def run(self, jobs: int) -> None:
+    def run(self) -> None:
         """Transfer all blobs, or raise the first failure."""
         title, total = f"copying to {self._target.name}", sum(blob.size for blob in self.blobs)
         with console.progress(title, total, said=False) as self._bar:
-            self._run(jobs)
+            self._run()
 
-    def _run(self, jobs: int) -> None:
-        with ThreadPoolExecutor(jobs, thread_name_prefix="copy") as pool:
+    def _run(self) -> None:
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="copy") as pool:
             futures = [pool.submit(self._transfer_or_stop, blob) for blob in self.blobs]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
@@ -313,17 +330,14 @@ class _Work:
             raise
 
     def _transfer(self, blob: Descriptor) -> None:
-        present = self._target.has(blob.digest)
-        if present and self._target.gives(blob):
-            self._count("present", blob.size)
+        how = self._claim(blob)
+        if how and self._target.gives(blob):
+            self._count(how, blob.size)
             return
-        if self._target.mount(blob, origin(self._source, blob)):
-            present = True
-            if self._target.gives(blob):
-                self._count("mounted", blob.size)
-                return
-        self._stream(blob)
-        if present and not self._target.gives(blob):
+        with contextlib.nullcontext() if blob.size <= _LITTLE else self._streams:
+            self.moved(0)
+            self._stream(blob)
+        if how and not self._target.gives(blob):
             raise RemoteError(
                 f"{self._target.name}: the registry claims to have {blob.digest}, but does not "
                 f"return its {blob.size} bytes, even after a second upload",
@@ -331,6 +345,29 @@ class _Work:
                 "again",
             )
         self._count("streamed", 0)
+
+    def _claim(self, blob: Descriptor) -> str:
+        """How the target says that it has a blob (``present``, ``mounted``), or ``""``."""
+        target, source = self._target, origin(self._source, blob)
+        if self._tagged:
+            return "present"
+        if not isinstance(target, Repository):
+            return "present" if target.has(blob.digest) else ""
+        if target.is_beside(source) and source.path != target.path:
+            return self._mount(blob, target, source)
+        there = target.finds(blob) if blob.size <= _LITTLE else target.has(blob.digest)
+        return "present" if there else ""
+
+    def _mount(self, blob: Descriptor, target: Repository, source: Repository) -> str:
+        """Mount first and ask second; after the first refusal the other way round."""
+        first = self._mounts
+        if first and target.mount(blob, source):
+            return "mounted"
+        self._mounts = False
+        if target.has(blob.digest):
+            target.end_session(blob)
+            return "present"
+        return "mounted" if not first and target.mount(blob, source) else ""
 
     def _stream(self, blob: Descriptor) -> None:
         for beginning in range(1, _BEGINNINGS + 1):

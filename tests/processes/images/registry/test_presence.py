@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +58,41 @@ def test_nothing_is_sent_if_all_blobs_exist(
     push(registry, tmp_path)
     assert {request.method for request in registry.log} <= {"HEAD", "GET"}
     assert registry.tag("a/b", "v1") == image.digest
+
+
+def test_the_requests_of_an_append(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """A mount and a look for each blob of the base, two requests for each new one, no more."""
+    below = [b"%d" % number for number in range(5)]
+    base = registry.repository("base")
+    put_image(tmp_path / "base", *below, name="v1")
+    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
+    image = put_image(tmp_path / "own", *below, b"ours")
+    for layer in blobs(image)[1:-1]:
+        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+    registry.log.clear()
+    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
+    copied = copy_image(source, image.digest, registry.repository(), "v1")
+    assert (copied.mounted, copied.streamed, registry.tag("a/b", "v1")) == (5, 2, image.digest)
+    methods = collections.Counter(request.method for request in registry.log)
+    assert methods == {"HEAD": 1, "POST": 5 + 2, "GET": 5, "PUT": 2 + 2}
+
+
+def test_a_registry_that_mounts_nothing_is_asked_first(
+    registry: MemoryRegistry, tmp_path: Path
+) -> None:
+    """What it has is not sent again, and no upload is left open."""
+    put_image(tmp_path / "layout", bytes(300_000), name="v1")
+    base = registry.repository("base")
+    for target in (base, registry.repository()):
+        copy_image(LayoutDirectory(tmp_path / "layout"), "v1", target, "v1")
+    registry.mounts = False
+    registry.log.clear()
+    copied = copy_image(base, "v1", registry.repository(), "v2")
+    assert copied.streamed_bytes == 0
+    opened = [request for request in registry.log if request.method == "POST"]
+    ended = [request for request in registry.log if request.method == "DELETE"]
+    assert opened
+    assert len(opened) == len(ended)
 
 
 def test_an_image_of_an_index_that_was_deleted(registry: MemoryRegistry, tmp_path: Path) -> None:
