@@ -78,6 +78,9 @@ GITHUB_API_URL = Variable(
 )
 GH_HOST = Variable("GH_HOST", "another server that may receive GITHUB_TOKEN and GH_TOKEN")
 
+VISUAL = Variable("VISUAL", "the editor that 'layers diff' opens, before EDITOR")
+EDITOR = Variable("EDITOR", "the editor that 'layers diff' opens")
+
 API_KEY = Variable("SPARK_BUILD_API_KEY", "key of the server that 'bench' measures", secret=True)
 
 #: Read by ``bootstrap.py``, which cannot import this, and by the tests.
@@ -92,7 +95,7 @@ VARIABLES = (
         CACHE, PATCHES, LOCK, TIME_LIMIT, EPOCH, DOCKER, DOCKER_HOST, BUILDER, KEEP_CONTAINER,
         NVCC, TORCH, TORCH_INDEX, KEEP_LAUNCHES, REAL_EXTENSIONS, REGISTRY, REGISTRY_USER,
         REGISTRY_PASSWORD, PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN, GITHUB_TOKEN, GH_TOKEN,
-        GITHUB_API_URL, GH_HOST, API_KEY,
+        GITHUB_API_URL, GH_HOST, VISUAL, EDITOR, API_KEY,
     ),
     *_OF_A_CHECKOUT,
 )  # fmt: skip

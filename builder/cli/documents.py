@@ -140,7 +140,11 @@ DOCUMENTS = {
         "only the plans",
         ("builder.pipeline.image:IndexDocument", "builder.pipeline.image:IndexPlans"),
     ),
-    "layers-check": Entry("`layers check --json`", ("builder.layers.catalog:CheckedLayers",)),
+    "layers-check": Entry("`layers check --json`", ("builder.layers.lints:CheckedLayers",)),
+    "layers-diff": Entry(
+        "`layers diff --json`: the files to edit, or the variant that an edit became",
+        ("builder.pipeline.mending:LayerDiff",),
+    ),
     "layers-list": Entry("`layers list --json`", ("builder.layers.catalog:LayerList",)),
     "layers-new": Entry(
         "`layers new --json`: the new layer folder", ("builder.layers.catalog:NewLayer",)

@@ -1,4 +1,4 @@
-"""``spark-build layers list|show|check|new|pin``, and ``mods export``."""
+"""``spark-build layers list|show|check|new|pin|diff``, and ``mods export``."""
 
 import shlex
 from pathlib import Path
@@ -8,11 +8,14 @@ from builder.cli.command import Group
 from builder.common.console import console, counted, print_json
 from builder.common.options import Argument, ForgeClone, Json, Option, Patches, Refresh
 from builder.errors import UsageError
-from builder.pipeline.options import ModOptions
+from builder.pipeline.options import DiffOptions, ModOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from builder.layers.catalog import Catalog, NewLayer
     from builder.layers.conversion import Reading, Source
+    from builder.layers.lints import LayerFinding
 
 _layers = Group(
     "layers", "spark-build layers list", "spark-build layers show b12x-full", default="list"
@@ -121,7 +124,10 @@ def _show_profile(catalog: "Catalog", name: str, json: bool) -> None:
 
 
 @_layers.sub(
-    "check", "spark-build layers check", "spark-build layers check my-fix --patches my-layers"
+    "check",
+    "spark-build layers check",
+    "spark-build layers check my-fix --patches my-layers",
+    "spark-build layers check my-fix --patches my-layers --releases all --strict",
 )
 def check(
     names: Annotated[
@@ -129,25 +135,34 @@ def check(
     ] = (),
     patches: Patches = (),
     *,
+    releases: Annotated[
+        str | None,
+        Option(
+            "Also try these releases of each layer's package, or all (default: no network).",
+            "VERSION[,...]|all",
+        ),
+    ] = None,
+    strict: Annotated[bool, Option("Fail (exit 2) if there is a warning.")] = False,
+    refresh: Refresh = False,
     json: Json = False,
 ) -> None:
-    """Check layer files; no network."""
-    from builder.layers.catalog import Catalog, CheckedLayers, order
-    from builder.pipeline.pins import check_layer, check_name
+    """Check layer files, and warn of what they will fail by later."""
+    from builder.pipeline.checking import check_layers
 
-    catalog = Catalog.discover(patches)
-    catalog.say_shadows(names)
-    checked = names or list(catalog.folders)
-    layers = [catalog.layer(name) for name in checked]
-    for layer in layers:  # grows: what a layer comes after is checked too
-        layers += [o for n in layer.after if (o := catalog.layer(n)) not in layers]
-        check_name(layer.name, catalog.profile_files)
-        check_layer(layer)
-    order(layers)
+    done = check_layers(names, patches, releases, refresh=refresh)
     if json:
-        print_json(CheckedLayers(checked=tuple(checked)))
+        print_json(done)
     else:
-        print(f"{counted(len(checked), 'layer')} well-formed")
+        print(f"{counted(len(done.checked), 'layer')} well-formed")
+    _print_findings(done.findings)
+    if strict and done.findings:
+        count = counted(len(done.findings), "warning")
+        raise UsageError(f"{count}, and --strict allows none", hint="docs/layers.md explains each")
+
+
+def _print_findings(found: "Iterable[LayerFinding]") -> None:
+    for one in found:
+        console.warn(str(one))
 
 
 @_layers.sub(
@@ -291,6 +306,30 @@ def pin(
         print_json(PinnedLayer(name=name, file=str(file), inputs=count))
     else:
         print(f"{file}: {count} inputs pinned")
+
+
+@_layers.sub(
+    "diff",
+    "spark-build layers diff my-fix --patches my-layers -b pypi:vllm==0.33.0",
+    "spark-build layers diff b12x-env -b pypi:vllm==0.33.0 --edit work",
+)
+def diff(options: DiffOptions, *, json: Json = False) -> None:
+    """Mend a layer that does not fit a release: edit its files there.
+
+    The edit becomes a variant of the layer, for the releases that it fits.
+    """
+    from builder.pipeline.mending import follows_from, mend
+
+    done = mend(options)
+    _print_findings(done.findings)
+    if done.state == "unpacked":
+        console.say("edit them, then run the same command again")
+    elif command := follows_from(Path(done.folder)):
+        console.say(f"write what follows from it: {command}")
+    if json:
+        print_json(done)
+    else:
+        print("\n".join(done.lines()))
 
 
 @_mods.sub(

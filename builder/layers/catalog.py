@@ -332,12 +332,6 @@ class ProfileShown(Document, frozen=True, kw_only=True):
     profile: ProfileValues
 
 
-class CheckedLayers(Document, frozen=True, kw_only=True):
-    """The checked layers."""
-
-    checked: tuple[Text, ...]
-
-
 class NewLayer(Document, frozen=True, kw_only=True):
     """The new layer."""
 

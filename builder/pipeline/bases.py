@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from builder.common.console import console
+from builder.common.plan import Platform
+from builder.common.pypi import vllm_releases
 from builder.common.reference import NEWEST_VLLM, Ref
+from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for
 from builder.images.engines.choice import may_use_docker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.applier.trees import Tree
     from builder.common.pypi import PackageIndex
     from builder.images.bases.model import FactsOf
     from builder.images.rootfs.base import Base
@@ -106,3 +113,40 @@ def identify_base(
         return base
     packages = {n: v for n, v in base.identity.packages.items() if n not in also}
     return replace(base, identity=replace(base.identity, packages=packages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedTrees:
+    """The releases of one package with their files: of vLLM with what it pins, of others alone."""
+
+    package: str
+    #: the layers that are judged, whose packages a vLLM's tree has too
+    selection: Selection
+    index: PackageIndex
+    platform: str | None = None
+
+    def versions(self, named: str | None = None) -> list[str]:
+        """The named releases, or all final ones, oldest first."""
+        if named or self.package == "vllm":
+            return vllm_releases(self.index, named)
+        released = self.index.releases(self.package)
+        return [version for version in released if not Version(version).is_prerelease]
+
+    def tree(self, version: str) -> Tree:
+        """The files of a release.
+
+        Raises:
+            UsageError: it has no wheel for the platform.
+        """
+        if self.package == "vllm":
+            ref = Ref(f"pypi:vllm=={version}")
+            return identify_base(ref, self.selection, self.index, platform=self.platform).tree
+        platform = Platform.parse(self.platform) if self.platform else Platform()
+        file = self.index.choose(self.package, version, platform)
+        return WheelTree([RemoteWheel(file, self.index)])
+
+    def trees(self, named: str | None = None) -> Iterator[tuple[str, Tree]]:
+        """Those with a wheel for the platform."""
+        for version in self.versions(named):
+            with suppress(UsageError):
+                yield version, self.tree(version)

@@ -360,3 +360,44 @@ class RebuildOptions:
     ] = False
     refresh: opt.Refresh = False
     json: opt.Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions:
+    """The layer, the base that it drifted on, and where its files are edited."""
+
+    name: Annotated[str, Argument("The layer.", "NAME", complete="layer")]
+    base: Annotated[
+        str, Option("The base that it should fit, such as pypi:vllm==VERSION.", "BASE", "-b")
+    ]
+    edit: Annotated[
+        Path | None,
+        Option(
+            "Edit in this folder: it is written at the first call and read at the second "
+            "(default: an editor, EDITOR, opens the files).",
+            "DIR",
+        ),
+    ] = None
+    file: Annotated[
+        tuple[str, ...],
+        Option("Also unpack this file, a path below site-packages; may be repeated.", "PATH"),
+    ] = ()
+    layers: Annotated[
+        tuple[str, ...],
+        Option(
+            "Profiles and layers to apply first (default: those that the layer comes after).",
+            "L[,L...]",
+            "--layers -l",
+            complete="layers",
+        ),
+    ] = ()
+    releases: Annotated[
+        str | None,
+        Option(
+            "Releases of the layer's package that may get the change (default: all).",
+            "VERSION[,...]",
+        ),
+    ] = None
+    platform: opt.PlatformName = None
+    patches: opt.Patches = ()
+    refresh: opt.Refresh = False
