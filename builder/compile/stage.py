@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
@@ -533,7 +533,7 @@ class Stages:
 
     # -- running
 
-    def run(self, request: StageRequest, base: Base) -> None:
+    def run(self, request: StageRequest, base: Subject) -> None:
         """Compile a stage and cache its wheel.
 
         Raises:
@@ -586,7 +586,7 @@ def build(
     request: StageRequest,
     work: CompileWork,
     compiler: Compiler,
-    base: Base,
+    base: Subject,
     index: PackageIndex,
 ) -> Path:
     """Build the extension wheel of a stage in the stage's cache folder."""
@@ -604,7 +604,7 @@ def build(
 
 
 @contextmanager
-def _with_torch(base: Base, index: PackageIndex) -> Iterator[Tree]:
+def _with_torch(base: Subject, index: PackageIndex) -> Iterator[Tree]:
     """A base's files with the libraries of its extensions, which a plan for wheels lacks."""
     if not base.identity.is_wheels:
         yield base.tree

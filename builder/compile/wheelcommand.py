@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from builder.compile.source import SourceTree
     from builder.compile.toolchain import Compiler
     from builder.compile.wheelplan import WheelPlan
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
 def compile_wheel(options: WheelOptions) -> None:
@@ -96,7 +96,7 @@ def compile_wheel(options: WheelOptions) -> None:
     print(made.path)
 
 
-def _must_be_for(base: Base, platform: str, index: PackageIndex) -> None:
+def _must_be_for(base: Subject, platform: str, index: PackageIndex) -> None:
     """Refuse a base for another platform, before minutes of compiling.
 
     An image for a single platform ignores ``--platform``.

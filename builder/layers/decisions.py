@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from builder.applier.sources import Sources
     from builder.common.plan import BaseIdentity, Platform
     from builder.common.pypi import PackageIndex
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Selection
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ def decision_key(base: KnownBase, platform: Platform, selection: Selection) -> s
     return sha256_hex(canonical_json([base.digest, platform.oci, platform.python, layers]))
 
 
-def decide(base: Base, selection: Selection, sources: Sources) -> tuple[Decision, ...]:
+def decide(base: Subject, selection: Selection, sources: Sources) -> tuple[Decision, ...]:
     """Judge each layer on the base as patched by those before it.
 
     Raises:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BaseIdentity
     from builder.common.pypi import PackageIndex
     from builder.compile.stage import Stages
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Selection
 
 
@@ -48,7 +48,7 @@ _SECONDS = re.compile("[0-9]{1,11}")
 
 
 def make_plan(
-    base: Base,
+    base: Subject,
     selection: Selection,
     sources: Sources,
     *,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan, Found, LayerDecision, Pin
     from builder.common.pypi import PackageIndex
     from builder.compile.stage import RejectedDiff
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
 # ----------------------------------------------------------------------------- the files of a diff
@@ -703,7 +703,7 @@ def _cut(text: str, column: int) -> str:
 
 def report_pulls(
     plan: BuildPlan,
-    base: Base,
+    base: Subject,
     pulled: Mapping[str, list[Pulled]],
     index: PackageIndex,
     rejected_diffs: Mapping[str, RejectedDiff] | None = None,

@@ -248,7 +248,7 @@ def _bake(job: Job, options: PlanOptions, folder: Path) -> tuple[BakedTarget, _T
 
 def _written(job: Job, options: PlanOptions, folder: Path) -> tuple[BuildPlan, int]:
     inputs = inputs_of(replace(options, layers=(job.profile,), base=job.base))
-    planning = inputs.identify(Ref(job.base), engine="oci")
+    planning = inputs.identify(Ref(job.base), in_engine=False)
     try:
         plan = planning.plan()
         show_plan(plan)

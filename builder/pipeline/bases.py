@@ -16,7 +16,6 @@ from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for
-from builder.images.engines.choice import may_use_docker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.common.pypi import PackageIndex
     from builder.images.bases.model import FactsOf
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Profile, Selection
 
 
-def default_base(selection: Selection, engine: str, *, pull: bool) -> Ref:
+def default_base(selection: Selection, in_engine: bool | None, *, pull: bool) -> Ref:
     """The profile's image if a Docker Engine has it or can pull it, else its released wheels.
 
     Raises:
@@ -40,7 +39,7 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> Ref:
             hint=f"--base pypi:vllm=={NEWEST_VLLM}",
         )
     profile = selection.profiles[0]
-    ref = _default_of(profile, engine, pull=pull)
+    ref = _default_of(profile, in_engine, pull=pull)
     if profile.newest not in ref.text:
         why = f": {profile.base_reason}" if profile.base_reason else ""
         console.say(f"  no --base: {ref}, the default of {profile.name}{why}")
@@ -50,8 +49,8 @@ def default_base(selection: Selection, engine: str, *, pull: bool) -> Ref:
     return ref
 
 
-def _default_of(profile: Profile, engine: str, *, pull: bool) -> Ref:
-    if may_use_docker(engine):
+def _default_of(profile: Profile, in_engine: bool | None, *, pull: bool) -> Ref:
+    if in_engine is not False:
         from builder.images.engines import docker
 
         try:
@@ -80,18 +79,18 @@ def identify_base(
     platform: str | None,
     python: str | None = None,
     site_packages: str | None = None,
-    engine: str = "auto",
+    in_engine: bool | None = None,
     pins: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     facts_of: FactsOf | None = None,
     noting: bool = False,
-) -> Base:
+) -> Subject:
     """Identify a base, including packages that user layers name.
 
     ``pins`` are versions for packages that the base leaves open; they override the profiles'.
     ``libraries`` are distributions whose files an image's tree must also include: it lists only
-    those of requested distributions.  They do not affect the base's identity.  ``facts_of`` and
-    ``noting`` are as in :class:`builder.images.bases.model.BaseRequest`.
+    those of requested distributions.  They do not affect the base's identity.  ``in_engine``,
+    ``facts_of`` and ``noting`` are as in :class:`builder.images.bases.model.BaseRequest`.
     """
     tracked = tracked_for(selection.layers)
     also = [n for n in libraries if n not in tracked] if ref.kind.is_image else []
@@ -104,7 +103,7 @@ def identify_base(
             pins={**selection.pins(), **(pins or {})},
             tracked=(*tracked, *also),
             index=index,
-            engine=engine,
+            in_engine=in_engine,
             facts_of=facts_of or no_facts,
             noting=noting,
         )

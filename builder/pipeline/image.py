@@ -37,6 +37,7 @@ from builder.images.engines.choice import (
     check_docker_host,
     engine_for,
     named,
+    reads_in_engine,
     wanted_engine,
 )
 from builder.images.engines.model import BuildRequest
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from builder.images.engines.model import BuiltImage, Engine
     from builder.images.engines.oci import BuiltIndex
     from builder.images.engines.runcommands import RunCommands
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.pipeline.inputs import Inputs, Planning
     from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
@@ -186,7 +187,7 @@ class PlatformPlan:
     plan: BuildPlan
 
     @property
-    def base(self) -> Base:
+    def base(self) -> Subject:
         """The open base."""
         return self.planning.base
 
@@ -521,10 +522,12 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
         engine = wanted_engine(options.engine, options.output)
         check_docker_host(engine, options.plan.base_ref, options.builder)
         pull = not (options.dry_run or options.builder)
-        ref = inputs.base_ref(engine, pull=pull)
+        ref = inputs.base_ref(reads_in_engine(engine), pull=pull)
         check_base_options(options, ref)
         with of_registry(ref, options.builder):
-            planning = inputs.identify(ref, engine="oci" if options.builder else engine)
+            planning = inputs.identify(
+                ref, in_engine=False if options.builder else reads_in_engine(engine)
+            )
     try:
         with timed(timings, "plan"), console.step("plan"):
             plan = planning.plan()
@@ -685,7 +688,7 @@ def _platforms(ref: Ref, options: ImageOptions) -> list[str]:
 def _plan(ref: Ref, platform: str, options: ImageOptions, inputs: Inputs) -> PlatformPlan | None:
     """The plan for one entry, or None if the profile does not support it."""
     with console.step(f"base and plan for {platform}"):
-        planning = inputs.identify(ref, platform=platform, engine="oci")
+        planning = inputs.identify(ref, platform=platform, in_engine=False)
         try:
             plan = planning.plan()
             if not options.json:
@@ -767,7 +770,7 @@ def _place(options: ImageOptions, entries: Sequence[PlatformPlan]) -> Destinatio
 
 def _name_of(entry: PlatformPlan, built: BuiltIndex) -> Ref:
     """An entry of the new index, as a target of verification."""
-    assert entry.base.opened is not None
-    digest = built.digests[entry.base.opened.image.manifest.digest]
+    assert entry.base.in_layers is not None
+    digest = built.digests[entry.base.in_layers.image.manifest.digest]
     ref = built.image.ref
     return Ref(f"{ref}@{digest}" if ref.in_layout else f"docker://{ref}@{digest}")

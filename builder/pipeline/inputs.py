@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.pulls import Resolved
     from builder.pipeline.options import PlanOptions
 
-    Identify = Callable[[Ref], Base]
+    Identify = Callable[[Ref], Subject]
 
 #: Stands for the base's own platform or Python in a request.
 _OWN = "own"
@@ -164,7 +164,7 @@ class Inputs:
             python=python,
         )
 
-    def base_ref(self, engine: str = "auto", *, pull: bool = False) -> Ref:
+    def base_ref(self, in_engine: bool | None = None, *, pull: bool = False) -> Ref:
         """The base to plan for: the given one, with ``--locked`` the locked one, else the default.
 
         Raises:
@@ -181,14 +181,14 @@ class Inputs:
                 )
             if names:
                 return Ref(names.pop())
-        return bases.default_base(self.selection, engine, pull=pull)
+        return bases.default_base(self.selection, in_engine, pull=pull)
 
     def identify(
         self,
         ref: Ref,
         *,
         platform: str | None = None,
-        engine: str = "auto",
+        in_engine: bool | None = None,
         locking: bool = False,
     ) -> Planning:
         """Identify a base to plan for, with facts from the lock if it has any.
@@ -219,7 +219,7 @@ class Inputs:
             self.index.hold(wheels_of(entry))
             pins = entry.base.packages
 
-        def identified(name: Ref) -> Base:
+        def identified(name: Ref) -> Subject:
             return bases.identify_base(
                 name,
                 self.selection,
@@ -227,7 +227,7 @@ class Inputs:
                 platform=platform,
                 python=python,
                 site_packages=site_packages,
-                engine=engine,
+                in_engine=in_engine,
                 pins=pins,
                 libraries=_libraries() if self.stages else (),
                 facts_of=self.facts.of,
@@ -248,7 +248,7 @@ class Inputs:
         return Planning(inputs=self, ref=ref, base=base, request=request, entry=entry)
 
 
-def _pinned(ref: Ref, digest: str, identified: Identify) -> Base:
+def _pinned(ref: Ref, digest: str, identified: Identify) -> Subject:
     """The locked image of a moved tag: by its registry digest, else by its ID."""
     said = ""
     for name in (ref.at(digest), Ref(digest)):
@@ -275,7 +275,7 @@ class Planning:
     inputs: Inputs
     #: the base as it was named
     ref: Ref
-    base: Base
+    base: Subject
     request: Request
     #: its entry in the lock, if it has one
     entry: LockEntry | None

@@ -171,7 +171,7 @@ def _one(options: PlanOptions) -> FreshEntry:
         check_writable_base(plan, planning.base)
     finally:
         planning.close()
-    opened = planning.base.opened
+    opened = planning.base.in_layers
     return FreshEntry(inputs, planning.entry_for(plan), opened.view.notes if opened else None)
 
 

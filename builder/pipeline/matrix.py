@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.plan import BuildPlan
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Selection
     from builder.layers.decisions import Decision, KnownBase
     from builder.layers.planner import IndexSources
@@ -101,7 +101,7 @@ class Asking:
 
         return IndexSources(self.index)
 
-    def base(self, ref: str, selection: Selection) -> Base:
+    def base(self, ref: str, selection: Selection) -> Subject:
         """A base of released wheels."""
         from builder.pipeline import bases  # slow to import, and not needed for what is kept
 
@@ -115,7 +115,7 @@ class Asking:
             RemoteError: the index does not respond.
         """
         platform = Platform.parse(self.platform or "linux/arm64")
-        base: Base | None = None
+        base: Subject | None = None
         key = base_key(ref, platform, selection, self.index)
         known = self.store.base(key, self.index)
         if known is None:
@@ -242,7 +242,7 @@ def _asked(
 
 
 def _dispatch(
-    plan: BuildPlan, base: Base, release: str, evidence: Path | None
+    plan: BuildPlan, base: Subject, release: str, evidence: Path | None
 ) -> tuple[Check, ...]:
     """What this release selects by default and with the plan; the evidence is written to a file."""
     from builder.proof.opening import target_of_plan
@@ -256,7 +256,7 @@ def _dispatch(
     return tuple(report.checks)
 
 
-def _choices(plan: BuildPlan, base: Base) -> dict[str, dict[str, Outcome]]:
+def _choices(plan: BuildPlan, base: Subject) -> dict[str, dict[str, Outcome]]:
     """What the unpatched release selects by default and for each of its choices."""
     asked = by_itself(plan, base)
     return {kind: {"": asked.default[kind], **asked.outcomes(kind)} for kind in asked.choices}

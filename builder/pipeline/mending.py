@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Op, Variant
     from builder.applier.outcomes import OpResult, Target
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.pipeline.options import DiffOptions
 
 
@@ -143,7 +143,7 @@ def _variant_for(layer: Layer, packages: Mapping[str, str]) -> Variant | None:
 
 
 def _workplace(
-    layer: Layer, others: Sequence[Layer], base: Base, sources: IndexSources, *, scratch: bool
+    layer: Layer, others: Sequence[Layer], base: Subject, sources: IndexSources, *, scratch: bool
 ) -> _Workplace:
     """Apply the other layers, and each op that fits; with ``scratch`` no op stays."""
     target, env = base.identity.platform.target, base.identity.env
@@ -307,7 +307,7 @@ class _Work:
     others: Sequence[Layer]
     index: PackageIndex
     sources: IndexSources
-    base: Base
+    base: Subject
 
     @property
     def layer(self) -> Layer:

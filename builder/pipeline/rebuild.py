@@ -29,7 +29,6 @@ from builder.images.engines.metadata import SHARE, read_layers
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.rootfs.base import Base
 from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.tar import FILE, LayerTar, Unpacked
 from builder.images.rootfs.view import Rootfs
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan, ImageInputs
     from builder.images.bases.image import InEngine
     from builder.images.registry.model import Descriptor, ImageConfig, ImageSource
+    from builder.images.subject import Subject
     from builder.layers.planner import IndexSources
     from builder.publishing.sources import EngineImage
     from builder.publishing.subject import Image
@@ -330,10 +330,10 @@ class BaseLookup:
 
 def replan(
     baked: Baked,
-    identify: Callable[[BaseLookup], Base],
+    identify: Callable[[BaseLookup], Subject],
     sources: IndexSources,
     reference: Ref | None = None,
-) -> tuple[BuildPlan, Base]:
+) -> tuple[BuildPlan, Subject]:
     """Judge the baked layers on the baked base; the caller closes the base.
 
     ``reference`` is the base's current location, if its own registry no longer has it.
@@ -361,7 +361,7 @@ def replan(
                 f"{found.identity.digest}"
             )
         identity = dataclasses.replace(found.identity, ref=base.ref, digest=base.digest)
-        same = Base(identity, found.tree, found.close)
+        same = dataclasses.replace(found, identity=identity)
         make = partial(make_plan, epoch=build.epoch, single_layer=build.single_layer)
         again = make(same, selection, sources)
         if again.pending and sources.stages is not None:
@@ -522,7 +522,7 @@ class Rebuild(Document, frozen=True, kw_only=True):
 def rebuild(
     original: Original,
     baked: Baked,
-    identify: Callable[[BaseLookup], Base],
+    identify: Callable[[BaseLookup], Subject],
     sources: IndexSources,
     reference: Ref | None = None,
 ) -> Rebuilt:
@@ -552,7 +552,7 @@ def rebuild(
 
 
 @contextmanager
-def build_again(plan: BuildPlan, base: Base) -> Iterator[ComparedImage]:
+def build_again(plan: BuildPlan, base: Subject) -> Iterator[ComparedImage]:
     """The image of a plan, in a temporary folder, without the base's blobs.
 
     Raises:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from builder.common.plan import PlannedLayer
     from builder.compile.executor import ToolkitChoice
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.pipeline.options import RebuildOptions
     from builder.pipeline.rebuild import BaseLookup
     from builder.publishing.sources import Opened
@@ -49,7 +49,7 @@ def rebuild_all(options: RebuildOptions) -> None:
     index = PackageIndex(refresh=options.refresh)
     compiled = False
 
-    def identify(wanted: BaseLookup) -> Base:
+    def identify(wanted: BaseLookup) -> Subject:
         return bases.identify_base(
             wanted.reference,
             wanted.selection,
@@ -57,7 +57,7 @@ def rebuild_all(options: RebuildOptions) -> None:
             platform=wanted.platform,
             python=wanted.python,
             site_packages=wanted.site_packages,
-            engine="oci",
+            in_engine=False,
             libraries=DISTRIBUTIONS if compiled else (),
         )
 

@@ -148,7 +148,7 @@ def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Itera
     """The contents of each module; of those on the index only if they were read anyway."""
     chosen = (
         modules.paths
-        if target.whole_here
+        if target.subject.is_here
         else [path for path in modules.paths if path in modules.read]
     )
     unread = len(modules.paths) - len(chosen)

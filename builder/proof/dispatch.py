@@ -109,7 +109,7 @@ def lacking(target: VerifyTarget, error: Failure | None, *also: str) -> str | No
     In an image the same error is a failure of vLLM, and a missing module of a patched package,
     or of ``also``, is always a failure.
     """
-    if target.asked_in_itself or error is None or error.type != "ModuleNotFoundError":
+    if target.subject.in_engine or error is None or error.type != "ModuleNotFoundError":
         return None
     named = re.search(r"No module named '([\w.]+)'", error.message)
     if not named:

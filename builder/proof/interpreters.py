@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Changes, Tree
     from builder.common.programs import Program
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
     Request = TypeVar("Request", DispatchRequest, CodegenRequest)
 
@@ -100,7 +100,7 @@ _REMOVER = (
 
 
 def ask_in_container(
-    base: Base, request: Part, form: type[T], program: Program, changes: Changes | None = None
+    base: Subject, request: Part, form: type[T], program: Program, changes: Changes | None = None
 ) -> T:
     """Query the image's own interpreter, vLLM and extension modules, without network and GPU.
 

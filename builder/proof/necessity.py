@@ -12,32 +12,88 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from builder.applier.outcomes import APPLIED, NEEDED, UPSTREAM
-from builder.applier.receipts import receipts_of
+from builder.applier.receipts import RECEIPTS, kept_true, receipts_of
+from builder.applier.trees import OverlayTree
 from builder.applier.values import ApplyError
 from builder.common.console import console
-from builder.errors import SparkBuildError
+from builder.errors import SparkBuildError, UsageError
+from builder.layers.catalog import Selection
+from builder.layers.planner import make_plan
 from builder.proof.checks import Check, Necessity
+from builder.proof.installedwheels import InstalledWheelSources
 from builder.proof.kernels import wanted_kernels, wanted_launches
 from builder.proof.levels import PROOF_LEVELS
-from builder.proof.parts import difference, put_together
 from builder.proof.run import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from builder.applier.layers import Layer
     from builder.common.plan import PlannedLayer
+    from builder.images.subject import Subject
     from builder.proof.report import Report
-    from builder.proof.target import Parts, VerifyTarget
+    from builder.proof.target import VerifyTarget
 
 _IN_FORCE = (NEEDED, APPLIED)
 #: Decorator of a CuTe DSL kernel.
 _KERNEL = b"@cute.kernel"
 
 
+# -------------------------------------------------------------------- the target with some layers
+
+
+def put_together(
+    before: Subject, target: VerifyTarget, layers: Sequence[Layer], name: str
+) -> VerifyTarget:
+    """The target with only these layers, and the original target's expectations.
+
+    ``before`` is its subject without layers.
+
+    Raises:
+        ApplyError: an input of a layer is not pinned, or has another digest.
+        UsageError: a layer shares its extension wheel with another.
+        RemoteError: an input cannot be downloaded.
+    """
+    assert target.origin is not None
+    sources = InstalledWheelSources(target.origin.sources, target.tree, target.plan.layers)
+    plan = make_plan(before, Selection(tuple(layers), ()), sources)
+    if plan.pending:
+        together = plan.stages[0].change
+        raise UsageError(f"{together} is compiled into the same extension wheel as another change")
+    tree = OverlayTree(before.tree)
+    tree.update(plan.changes)
+    return replace(
+        target.planned(tree, {**before.identity.env, **plan.env}),
+        name=name,
+        plan=structs.replace(plan.document, expect=target.plan.expect),
+        layers=layers,
+        label=None,
+    )
+
+
+def difference(target: VerifyTarget, again: VerifyTarget) -> str | None:
+    """A file that differs between a target and a new one with the same layers, or None.
+
+    Receipts of an installed environment have more fields than those of a plan, and compiled files
+    are created whenever Python runs.  Level ``static`` checks the rows of RECORD.
+    """
+    overlay = again.tree
+    assert isinstance(overlay, OverlayTree)
+    paths = {*overlay.changes, *(p for r in receipts_of(target.tree) for p in r.files)}
+    paths -= kept_true(receipts_of(target.tree)) | kept_true(receipts_of(overlay))
+    compared = (p for p in paths if not p.startswith(f"{RECEIPTS}/") and not p.endswith(".pyc"))
+    return min((p for p in compared if target.tree.digest(p) != overlay.digest(p)), default=None)
+
+
+# ------------------------------------------------------------------------------- one layer removed
+
+
 @contextmanager
-def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
-    """The target with all its layers, and its parts, or why they are unknown.
+def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Subject | str]]:
+    """The target with all its layers, and its subject without, or why that is unknown.
 
     Released wheels, and bases without applied layers, are proven as planned.
     """
@@ -52,24 +108,24 @@ def whole(target: VerifyTarget) -> Iterator[tuple[VerifyTarget, Parts | str]]:
             full = replace(full, plan=target.plan)
         yield full, apart
     finally:
-        apart.base.close()
+        apart.close()
 
 
-def _take_apart(target: VerifyTarget) -> Parts | str:
-    if target.parts is None:
+def _take_apart(target: VerifyTarget) -> Subject | str:
+    if target.origin is None:
         return "the contents of this target are unknown"
     try:
-        return target.parts()
+        return target.origin.before()
     except (SparkBuildError, ApplyError) as error:
         return f"{error}; try: {error.hint}" if error.hint else str(error)
 
 
-def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necessity]:
+def prove(full: VerifyTarget, apart: Subject | str, report: Report) -> list[Necessity]:
     """The necessity of each layer of the plan, in order of application.
 
     Args:
         full: the target with all its layers.
-        apart: its parts, or why they are unknown.
+        apart: its subject without layers, or why that is unknown.
         report: the report on it.
     """
     problem = apart if isinstance(apart, str) else _no_control(full, apart, report)
@@ -85,7 +141,7 @@ def prove(full: VerifyTarget, apart: Parts | str, report: Report) -> list[Necess
     return [found[layer.name] for layer in full.plan.layers]
 
 
-def _no_control(full: VerifyTarget, apart: Parts, report: Report) -> str:
+def _no_control(full: VerifyTarget, apart: Subject, report: Report) -> str:
     """Why a failure without a layer would prove nothing, or ``""``."""
     failed = report.of("fail")
     if failed:
@@ -114,7 +170,7 @@ class _Removal:
     """The full set, and the results for the layers after the current one."""
 
     full: VerifyTarget
-    apart: Parts
+    apart: Subject
     report: Report
     later: Mapping[str, Necessity]
 

@@ -244,7 +244,9 @@ def run_beside(
 def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     """The checks of one level, from the verifier."""
     ref = Ref(target.name)
-    name = target.runs_as or (ref.place if ref.has_name else "IMAGE")
+    image = target.subject.image
+    runs_as = image.runs_as if image is not None else ""
+    name = runs_as or (ref.place if ref.has_name else "IMAGE")
     command = device_data(target.plan, name).command
     document = target.runner.on_gpu(target.plan, level)
     if isinstance(document, Refusal):

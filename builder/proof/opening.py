@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import shlex
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.applier.trees import Content, OverlayTree
@@ -21,28 +17,25 @@ from builder.images.bases.image import InEngine, base_of, embedded_in, with_file
 from builder.images.bases.model import BaseRequest, no_facts, tracked_for
 from builder.images.engines import metadata
 from builder.images.engines.docker import without_engine
-from builder.images.engines.metadata import BIN, SHARE
+from builder.images.engines.metadata import SHARE
 from builder.images.engines.oci import (
     labels_of_layout,
     layout_digest,
     name_of_both,
-    overlay_files,
     read_layout,
 )
 from builder.images.registry.copy import layout_place, refuse_missing
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
 from builder.images.registry.reference import refuse_wrong_kind
-from builder.images.rootfs.base import Base
 from builder.images.rootfs.image import open_image
-from builder.images.rootfs.tar import DIR
+from builder.images.subject import InFiles, Subject
 from builder.layers.planner import make_plan
 from builder.proof.ongpu import GpuOptions
-from builder.proof.parts import of_backup, parts_of_image, without_foreign_hooks, without_layers
+from builder.proof.parts import Origin
 from builder.proof.runners import InContainer, InSandbox, runner_of
-from builder.proof.target import Parts, VerifyTarget
+from builder.proof.target import VerifyTarget
 from builder.proof.trust import TrustedSources
-from builder.proof.unrecorded import find_unrecorded, layers_above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,10 +47,11 @@ if TYPE_CHECKING:
     from builder.images.bases.image import Embedded
     from builder.images.bases.model import FactsOf
     from builder.images.registry.model import Descriptor
-    from builder.images.rootfs.base import InLayers
     from builder.images.rootfs.image import Image
+    from builder.images.subject import OpenImage
     from builder.layers.catalog import Selection
     from builder.layers.planner import IndexSources
+    from builder.proof.target import Runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +98,7 @@ def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
     refuse_wrong_kind(ref)
     if ref.in_layout and _is_overlay(ref):
         return open_layout(ref, opening)
-    if ref.has_name and asks_engine(ref, "auto"):
+    if ref.has_name and asks_engine(ref):
         return open_engine_image(ref.place, opening)
     if not ref.kind.is_image:
         return _open_files(ref, opening)
@@ -120,29 +114,22 @@ def open_target(ref: Ref, opening: Opening) -> VerifyTarget:
 
 
 def target_of_plan(
-    plan: BuildPlan, base: Base, name: str, *, patched: bool, trust: TrustedSources | None = None
+    plan: BuildPlan, base: Subject, name: str, *, patched: bool, trust: TrustedSources | None = None
 ) -> VerifyTarget:
     """A plan's base, unpatched or (``patched``) with the plan applied, before any image exists."""
     trust = trust or TrustedSources(platform=base.identity.platform)
-    tree: Tree = base.tree
-    env = dict(base.identity.env)
-    if patched:
-        overlay = OverlayTree(base.tree)
-        overlay.update(plan.changes)
-        tree = overlay
-        env |= plan.env
-        trust = trust.with_plan(plan.document)
-    runner = runner_of(base, trust)
-    return VerifyTarget(
+    target = VerifyTarget(
         name=name,
-        kind=base.identity.kind,
+        subject=base,
         plan=plan.document,
         layers=[d.layer for d in plan.decisions],
-        tree=tree,
-        env=env,
-        runner=runner.on(tree, env) if patched else runner,
-        close=base.close,
+        runner=runner_of(base, trust.with_plan(plan.document) if patched else trust),
     )
+    if not patched:
+        return target
+    overlay = OverlayTree(base.tree)
+    overlay.update(plan.changes)
+    return target.planned(overlay, {**base.identity.env, **plan.env})
 
 
 def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:
@@ -160,18 +147,11 @@ def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:
         return dataclasses.replace(
             target,
             runner=runner_of(base, trust, opening.gpu),
-            parts=partial(_parts_of_base, base, opening),
+            origin=Origin(subject=base, sources=opening.sources),
         )
     except BaseException:
         base.close()
         raise
-
-
-def _parts_of_base(base: Base, opening: Opening) -> Parts:
-    """The parts of wheels, or of a directory with the backup of ``spark-build apply``."""
-    if base.identity.is_installed:
-        base = without_layers(base, of_backup(Path(base.identity.site_packages)))
-    return Parts(base=base, sources=opening.sources)
 
 
 # -------------------------------------------------------------------------------------- an overlay
@@ -191,18 +171,18 @@ def open_layout(ref: Ref, opening: Opening) -> VerifyTarget:
     """
     layout, name = layout_place(ref)
     plan, files, env = read_layout(layout, name)
-    label = labels_of_layout(layout, name).get(metadata.PLAN_LABEL, "")
-    target = open_overlay(ref.text, plan, files, env, opening, label)
-    return dataclasses.replace(target, digests=(layout_digest(layout, name),))
+    image = InFiles(
+        files=files,
+        env=env,
+        labels=labels_of_layout(layout, name),
+        digests=(layout_digest(layout, name),),
+        runs_as=name_of_both(plan.document),
+    )
+    return open_overlay(ref.text, image, plan, opening)
 
 
 def open_overlay(
-    name: str,
-    recorded: RecordedPlan,
-    files: Mapping[str, bytes],
-    env: Mapping[str, str],
-    opening: Opening,
-    label: str,
+    name: str, image: InFiles, recorded: RecordedPlan, opening: Opening
 ) -> VerifyTarget:
     """An overlay's files on the released wheels in its plan.
 
@@ -210,36 +190,34 @@ def open_overlay(
         UsageError: the package index has other wheels now.
     """
     plan = recorded.document
-    layers = metadata.read_layers(files.get(f"{SHARE}/layers.json"), name)
+    layers = metadata.read_layers(image.read(f"{SHARE}/layers.json"), name)
     base = _wheels_of(name, plan, opening, layers)
     trust = opening.trusting(base.identity)
-    parts = Parts(base=base, sources=opening.sources)
-    overlay = _laid_over(base.tree, plan, files)
+    origin = Origin(subject=base, sources=opening.sources)
+    overlay = Subject(
+        dataclasses.replace(base.identity, env=dict(image.env)),
+        _laid_over(base.tree, plan, image.files),
+        image,
+    )
     if opening.selection is not None:
-        judged = Base(dataclasses.replace(base.identity, env=dict(env)), overlay)
-        judged_plan = make_plan(judged, opening.selection, opening.sources)
-        target = target_of_plan(judged_plan, judged, name, patched=False, trust=trust)
-        return dataclasses.replace(target, parts=lambda: parts, brought=tuple(files))
+        judged = make_plan(overlay, opening.selection, opening.sources)
+        target = target_of_plan(judged, overlay, name, patched=False, trust=trust)
+        return dataclasses.replace(target, origin=origin)
     console.say(f"  {name} is an overlay; it is checked on the files of {plan.base.ref}")
     no_gpu = "an overlay cannot run alone; build an image with its Dockerfile"
     return VerifyTarget(
         name=name,
-        kind="oci",
-        runs_as=name_of_both(plan),
-        brought=tuple(files),
-        outside=partial(_among, files),
+        subject=overlay,
         plan=plan,
         layers=layers,
-        tree=overlay,
-        env=env,
-        runner=InSandbox(overlay, plan.base.packages, trust, no_gpu),
-        label=label,
+        runner=InSandbox(overlay.tree, plan.base.packages, trust, no_gpu),
+        label=image.labels.get(metadata.PLAN_LABEL, ""),
         recomputed=recorded.digest,
-        parts=lambda: without_foreign_hooks(layers, trust, lambda: parts),
+        origin=dataclasses.replace(origin, baked=layers, trust=trust),
     )
 
 
-def _wheels_of(name: str, plan: BakedPlan, opening: Opening, layers: Sequence[Layer]) -> Base:
+def _wheels_of(name: str, plan: BakedPlan, opening: Opening, layers: Sequence[Layer]) -> Subject:
     """The released wheels that an overlay was made for."""
     request = BaseRequest(
         ref=exact_ref(plan),
@@ -275,11 +253,6 @@ def _laid_over(tree: Tree, plan: PlanDocument, files: Mapping[str, bytes]) -> Ov
     return overlay
 
 
-def _among(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
-    """A file, or the files below a folder."""
-    return {p: data for p, data in files.items() if p == path or p.startswith(f"{path}/")}
-
-
 def exact_ref(plan: PlanDocument) -> Ref:
     """The base with all versions; vLLM first, so that wheels are unpacked in its order."""
     packages = dict(plan.base.packages)
@@ -302,11 +275,7 @@ def open_layered(ref: Ref, opening: Opening) -> VerifyTarget:
         RemoteError: it does not exist, or is damaged.
         UsageError: its expected state is unknown, or it has no vLLM.
     """
-    image = open_image(ref, opening.platform)
-    target = target_of_layers(image, ref, opening)
-    if not isinstance(image.source, LayoutDirectory) or target.runs_as:
-        return target
-    return dataclasses.replace(target, runs_as=image.source.name_of(image.top.digest))
+    return target_of_layers(open_image(ref, opening.platform), ref, opening)
 
 
 def target_of_layers(image: Image, ref: Ref, opening: Opening) -> VerifyTarget:
@@ -334,46 +303,38 @@ def _needed(image: Image) -> list[Descriptor]:
     return [config, *layers]
 
 
-def _target_of(subject: InEngine | InLayers, ref: Ref, opening: Opening) -> VerifyTarget:
+def _target_of(image: OpenImage, ref: Ref, opening: Opening) -> VerifyTarget:
     """An open image as a target, which closes it."""
     name = ref.text
     try:
-        embedded = embedded_in(subject, name)
+        embedded = embedded_in(image, name)
         plan = embedded.plan
-        if plan is not None and _stands_alone(plan.document, subject):
-            files = _all_files(subject, name)
-            target = open_overlay(name, plan, files, subject.env, opening, embedded.label)
-            subject.close()
-        else:
-            target = _patched_image(subject, ref, embedded, opening)
-        return dataclasses.replace(target, digests=subject.digests)
+        if plan is None or not _stands_alone(plan.document, image):
+            return _patched_image(image, ref, embedded, opening)
+        overlay = InFiles(
+            files=image.all_files(name),
+            env=image.env,
+            labels=image.labels,
+            digests=image.digests,
+            runs_as=name_of_both(plan.document),
+        )
+        target = open_overlay(name, overlay, plan, opening)
     except BaseException:
-        subject.close()
+        image.close()
         raise
+    image.close()
+    return target
 
 
-def _stands_alone(plan: BakedPlan, subject: InEngine | InLayers) -> bool:
+def _stands_alone(plan: BakedPlan, image: OpenImage) -> bool:
     """Whether an image is only an overlay, without a base image with vLLM."""
     base = plan.base
     metadata = f"{base.site_packages}/vllm-{base.packages['vllm']}.dist-info/METADATA"
-    return base_kind(base.kind).is_wheels and not subject.has(metadata)
-
-
-#: Empty files that a Docker Engine adds to every container that it creates.
-_OF_ENGINE = {
-    "/.dockerenv", "/dev/console", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf",
-}  # fmt: skip
-
-
-def _all_files(subject: InEngine | InLayers, name: str) -> dict[str, bytes]:
-    """Every file of an overlay."""
-    if not isinstance(subject, InEngine):
-        return overlay_files(subject.view, name)
-    return {path: data for path, data in subject.exported() if data or path not in _OF_ENGINE}
+    return base_kind(base.kind).is_wheels and not image.has(metadata)
 
 
 def _patched_image(
-    subject: InEngine | InLayers, ref: Ref, embedded: Embedded, opening: Opening
+    image: OpenImage, ref: Ref, embedded: Embedded, opening: Opening
 ) -> VerifyTarget:
     """An image with vLLM, compared with the requested layers or its own plan.
 
@@ -381,7 +342,7 @@ def _patched_image(
         UsageError: its expected state is unknown.
     """
     named = Ref(ref.place) if ref.has_name else ref
-    base = base_of(subject, opening.request(named, embedded.layers), named.text)
+    base = base_of(image, opening.request(named, embedded.layers), named.text)
     plan: PlanDocument
     layers: Sequence[Layer] = embedded.layers
     if opening.selection is not None:
@@ -396,69 +357,38 @@ def _patched_image(
         )
     trust = opening.trusting(base.identity)
     baked = embedded.plan
-    former = None if baked is None else _former(baked.document, base, opening, subject.engine)
-    foreign = () if opening.selection is not None else layers
-    target = VerifyTarget(
+    former = None if baked is None else _former(baked.document, base, opening)
+    runner: Runner = InSandbox(base.tree, base.identity.packages, trust)
+    if base.in_engine:
+        runner = InContainer(base=base, name=named.text, gpu=opening.gpu)
+    selected = opening.selection is not None
+    return VerifyTarget(
         name=ref.text,
-        kind=subject.kind,
+        subject=base,
         plan=plan,
         layers=layers,
-        tree=base.tree,
-        env=base.identity.env,
-        runner=InSandbox(base.tree, base.identity.packages, trust),
-        close=base.close,
-        label=None if opening.selection is not None else embedded.label,
+        runner=runner,
+        label=None if selected else embedded.label,
         recomputed=baked.digest if baked else "",
-        parts=lambda: without_foreign_hooks(
-            foreign, trust, lambda: parts_of_image(base, former, opening.sources)
+        origin=Origin(
+            subject=base,
+            sources=opening.sources,
+            former=former,
+            baked=() if selected else layers,
+            trust=trust,
         ),
     )
-    if isinstance(subject, InEngine):
-        runner = InContainer(base=base, name=named.text, gpu=opening.gpu)
-        return dataclasses.replace(target, runner=runner, outside=subject.files_at)
-    site = base.identity.site_packages
-    search = cache(lambda: find_unrecorded(subject, site, base.tree))
-    return dataclasses.replace(target, unrecorded=search, outside=partial(_files_at, subject))
 
 
-def _former(baked: BakedPlan, base: Base, opening: Opening, engine: str) -> BaseRequest:
+def _former(baked: BakedPlan, image: Subject, opening: Opening) -> BaseRequest:
     """The base of an image: another image, or the wheels in it."""
     return BaseRequest(
         ref=exact_ref(baked) if base_kind(baked.base.kind).is_wheels else Ref(baked.base.ref),
-        platform=base.identity.platform.oci,
+        platform=image.identity.platform.oci,
         python=baked.base.python,
-        site_packages=base.identity.site_packages,
+        site_packages=image.identity.site_packages,
         pins={},
         index=opening.index,
-        engine=engine,
+        in_engine=image.in_engine,
         facts_of=opening.facts_of,
     )
-
-
-#: Folders of spark-build's files, whose links identification looks up.
-_KNOWN = (BIN, SHARE.rpartition("/")[0])
-
-
-def _files_at(opened: InLayers, path: str) -> dict[str, bytes]:
-    """A file, or the files below a folder, by the path that was asked for.
-
-    Of an image on a locked base, only the layers above it are read.
-    """
-    view, folder = opened.view, path.rpartition("/")[0]
-    with (
-        contextlib.closing(layers_above(opened))
-        if view.above is not None
-        else nullcontext(view) as files
-    ):
-        known = folder if view.above is None or folder not in _KNOWN else view.realpath(folder)
-        real = f"{known or folder}/{path.rpartition('/')[2]}"
-        entry = files.stat(real)
-        if entry is None:
-            return {}
-        if entry.kind != DIR:
-            return {path: files.read(real) or b""}
-        real = files.realpath(real) or real
-        below = {f"{path}/{name}": f"{real}/{name}" for name, one in files.below(real).items()
-                 if one.kind != DIR}  # fmt: skip
-        files.fetch(below.values())
-        return {name: files.read(place) or b"" for name, place in below.items()}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.common.plan import BuildPlan
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Catalog, Profile, Selection
     from builder.layers.planner import IndexSources
     from builder.proof.replies import DispatchReply
@@ -187,7 +187,7 @@ class RecordInputs:
     catalog: Catalog
     sources: IndexSources
     #: a release's wheels as a base
-    identify: Callable[[str, Selection], Base]
+    identify: Callable[[str, Selection], Subject]
 
 
 def inputs_digest(selection: Selection) -> str:
@@ -249,14 +249,14 @@ def record_of(release: str, asking: RecordInputs) -> Record:
     )
 
 
-def _base(base: Base) -> AskedBase:
+def _base(base: Subject) -> AskedBase:
     identity = base.identity
     return AskedBase(
         platform=identity.platform.oci, digest=identity.digest, packages=dict(identity.packages)
     )
 
 
-def by_itself(plan: BuildPlan, base: Base) -> Alone:
+def by_itself(plan: BuildPlan, base: Subject) -> Alone:
     """Kernels of an unpatched base, by default and with each of its choices.
 
     Raises:
@@ -277,7 +277,7 @@ def by_itself(plan: BuildPlan, base: Base) -> Alone:
 
 
 def _with_profile(
-    base: Base, selection: Selection, asking: RecordInputs
+    base: Subject, selection: Selection, asking: RecordInputs
 ) -> tuple[WithProfile, Sequence[str]]:
     """Kernels that a release selects with a profile, and the simulated parts."""
     inputs = inputs_digest(selection)
@@ -302,7 +302,7 @@ def _with_profile(
 
 
 def _ask(
-    plan: BuildPlan, base: Base, request: DispatchRequest, *, patched: bool = False
+    plan: BuildPlan, base: Subject, request: DispatchRequest, *, patched: bool = False
 ) -> DispatchReply:
     from builder.proof.opening import target_of_plan
 

@@ -64,7 +64,7 @@ def verify(
 
 def _checks(target: VerifyTarget, level: str) -> Iterable[Check]:
     """The checks of a level; only if what it imports here is what Python imports in the target."""
-    if level not in _OF_COPIES or target.asked_in_itself:
+    if level not in _OF_COPIES or target.subject.in_engine:
         return RUNNERS[level](target)
     shadows = shadows_of(target)
     return [_not_alike(level, shadows)] if shadows else RUNNERS[level](target)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.common.programs import Program
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
     from builder.proof.replies import CodegenRequest, DispatchRequest, ProbeReply
@@ -83,7 +83,7 @@ def attempt(probe: Callable[[Asked], Reply], request: Asked) -> Reply | Refusal:
 
 
 def runner_of(
-    base: Base, trust: TrustedSources | None = None, gpu: GpuOptions | None = None
+    base: Subject, trust: TrustedSources | None = None, gpu: GpuOptions | None = None
 ) -> Runner:
     """Runs probes on a base that is no image in a Docker Engine."""
     trust = trust or TrustedSources(platform=base.identity.platform)
@@ -94,7 +94,7 @@ def runner_of(
     return BesidePython(base=base, python=python, sandbox=sandbox, gpu=gpu or GpuOptions())
 
 
-def own_python(base: Base) -> Path | None:
+def own_python(base: Subject) -> Path | None:
     """The interpreter of a local environment's directory."""
     if not base.identity.is_installed:
         return None
@@ -211,7 +211,7 @@ def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] 
 class BesidePython:
     """Runs probes with an environment's interpreter and packages, also with some files replaced."""
 
-    base: Base
+    base: Subject
     python: Path
     sandbox: InSandbox
     gpu: GpuOptions = field(default_factory=GpuOptions)
@@ -260,7 +260,7 @@ class BesidePython:
 class InContainer:
     """Runs probes in containers of an image, also with some files replaced."""
 
-    base: Base
+    base: Subject
     #: the image, as a Docker Engine knows it
     name: str
     gpu: GpuOptions = field(default_factory=GpuOptions)

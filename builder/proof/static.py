@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from builder.applier.receipts import Receipt
     from builder.applier.trees import Tree
     from builder.common.plan import PlannedLayer
+    from builder.images.subject import OpenImage
     from builder.proof.target import VerifyTarget
     from builder.proof.unrecorded import Unrecorded
 
@@ -89,9 +90,8 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if receipts:
         yield _modules(shadows_of(target))
     if target.unrecorded is not None:
-        found = target.unrecorded()
-        yield _startup(found)
-        yield _later(found)
+        yield _startup(target.unrecorded)
+        yield _later(target.unrecorded)
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
@@ -340,11 +340,11 @@ def _in_place_of_folders(paths: Collection[str]) -> Iterator[str]:
 
 def _outside(target: VerifyTarget, path: str, digests: set[str]) -> bool:
     """Whether a file that a RECORD lists outside of site-packages, such as a command, differs."""
-    if target.outside is None or target.brought:
+    image = target.subject.image
+    if image is None or target.brought:
         return False
-    place = normpath(join(target.plan.base.site_packages, path))
-    data = target.outside(place).get(place)
-    return data is not None and sha256_hex(data) not in digests
+    digest = image.digest(normpath(join(target.plan.base.site_packages, path)))
+    return digest is not None and digest not in digests
 
 
 def _laid_out(dist: Any, receipts: Sequence[Receipt]) -> bool:
@@ -367,7 +367,7 @@ def shadows_of(target: VerifyTarget) -> list[Shadow]:
     finder = Finder(target.tree, Naming.of(base.python, base.platform))
     found = list(_in_packages(target, finder))
     if target.unrecorded is not None:
-        found += target.unrecorded().shadows
+        found += target.unrecorded.shadows
     return list(dict.fromkeys(found))
 
 
@@ -401,7 +401,7 @@ def _runs(target: VerifyTarget, compiled: str, path: str) -> bool:
     has written new ones since then, always with a time stamp.
     """
     data = target.tree.read(compiled) or b""
-    if target.kind == "dir":
+    if target.subject.identity.is_installed:
         return is_unchecked(data)
     return may_run(data, target.tree.read(path))
 
@@ -431,17 +431,17 @@ _PROGRAM = "spark_"
 
 def check_own_files(target: VerifyTarget) -> Check | None:
     """The check for a target with a baked-in plan whose files outside the packages can be read."""
-    build = target.plan.build
-    if target.outside is None or target.label is None or build is None:
+    build, image = target.plan.build, target.subject.image
+    if image is None or target.label is None or build is None:
         return None
-    held = target.outside(SHARE)
+    held = image.files_at(SHARE)
     listed = _listed(held.get(WRITTEN), build.files)
     if listed is None and (WRITTEN in held or build.files == maker().files):
         return _check("fail", f"{WRITTEN} does not have the digest that the plan states", WRITTEN)
     if listed is None:
         reason = f"spark-build {build.version} made this image, and wrote no list of its files"
         return _check("not-run", reason, SHARE, reason=f"{reason}: build the image again")
-    wrong = sorted({*_in_share(target, held, listed), *_commands(target, listed)})
+    wrong = sorted({*_in_share(target, held, listed), *_commands(target, image, listed)})
     if not wrong:
         return _check("pass", f"{counted(len(held), 'file')} as written", SHARE)
     seen = f"{counted(len(wrong), 'file')} changed, missing or added: {few(wrong)}"
@@ -520,15 +520,14 @@ def _scripts_of(target: VerifyTarget) -> dict[str, bytes]:
     return found
 
 
-def _commands(target: VerifyTarget, listed: Mapping[str, str]) -> Iterator[str]:
+def _commands(target: VerifyTarget, image: OpenImage, listed: Mapping[str, str]) -> Iterator[str]:
     """The commands that differ, and others that a shell would find before them."""
-    assert target.outside is not None
     interpreter = target.plan.base.interpreter
     for name, script in _scripts_of(target).items():
-        if target.outside(f"{BIN}/{name}").get(f"{BIN}/{name}") != script:
+        if image.digest(f"{BIN}/{name}") != sha256_hex(script):
             yield f"{BIN}/{name}"
     path = f"{BIN}/{COMMAND}"
-    data = target.outside(path).get(path, b"")
+    data = image.files_at(path).get(path, b"")
     template = data.replace(interpreter.encode(), b"{interpreter}").replace(
         SHARE.encode(), b"{share}"
     )
@@ -539,5 +538,5 @@ def _commands(target: VerifyTarget, listed: Mapping[str, str]) -> Iterator[str]:
         other = f"{folder.rstrip('/')}/{COMMAND}"
         if other == path:
             break
-        if folder.startswith("/") and target.outside(other):
+        if folder.startswith("/") and image.files_at(other):
             yield other

@@ -1,21 +1,24 @@
-"""What is verified: files, their expected state, and a way to run probes on them."""
+"""What is verified: a subject, its expected state, and a way to run probes on it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from builder.proof.unrecorded import find_unrecorded
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.applier.sources import Sources
     from builder.applier.trees import Tree
     from builder.common.plan import PlanDocument
     from builder.errors import SparkBuildError
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
+    from builder.proof.parts import Origin
     from builder.proof.replies import CodegenReply, CodegenRequest, DispatchReply, DispatchRequest
     from builder.proof.unrecorded import Unrecorded
 
@@ -60,52 +63,58 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The base before our layers, and the sources of their inputs."""
-
-    base: Base
-    sources: Sources
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerifyTarget:
-    """A verification target: files, their expected state, and a way to run probes on them."""
+    """A subject, what is expected of it, and a way to run probes on it."""
 
     name: str
-    kind: str
+    subject: Subject
     plan: PlanDocument
     #: rendered layers in order of application, in any state
     layers: Sequence[Layer]
-    tree: Tree
-    #: the target's own variables, without those of the plan
-    env: Mapping[str, str]
     runner: Runner
-    #: absolute paths that an overlay adds to its base; receipts and the plan explain each
-    brought: tuple[str, ...] = ()
-    #: digests of manifest and configuration, for an image
-    digests: tuple[str, ...] = ()
-    #: its name for ``docker run``, if different
-    runs_as: str = ""
-    close: Callable[[], None] = lambda: None
     #: the plan digest in the image's label ("" without such a
     #: label); None for a new plan
     label: str | None = None
     #: for a baked-in plan: its recomputed digest
     recomputed: str = ""
-    #: splits the target into its parts; None if they are unknown
-    parts: Callable[[], Parts] | None = None
-    #: finds unrecorded files; None if only the checked files are available
-    unrecorded: Callable[[], Unrecorded] | None = None
-    #: path and bytes of a file, or of all files below a folder, by absolute path; what is no file
-    #: has no bytes.  None if only site-packages can be read
-    outside: Callable[[str], Mapping[str, bytes]] | None = None
+    #: what it was before its layers, if that is known
+    origin: Origin | None = None
 
     @property
-    def asked_in_itself(self) -> bool:
-        """Whether its own interpreter runs in a container, instead of a sandbox."""
-        return self.kind == "image"
+    def tree(self) -> Tree:
+        """Its site-packages."""
+        return self.subject.tree
 
     @property
-    def whole_here(self) -> bool:
-        """Whether all its files are local, so that reading them needs no download."""
-        return self.kind in ("dir", "image")
+    def env(self) -> Mapping[str, str]:
+        """Its own variables, without those of the plan."""
+        return self.subject.identity.env
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of manifest and configuration, for an image."""
+        return self.subject.image.digests if self.subject.image else ()
+
+    @property
+    def brought(self) -> tuple[str, ...]:
+        """Absolute paths that an overlay adds to its base; receipts and the plan explain each."""
+        image, is_planned = self.subject.image, self.subject.is_planned
+        return () if image is None or is_planned else image.brought
+
+    @cached_property
+    def unrecorded(self) -> Unrecorded | None:
+        """Unrecorded files; None if only the checked files are available."""
+        image = self.subject.in_layers
+        if image is None or self.subject.is_planned:
+            return None
+        return find_unrecorded(image, self.subject.identity.site_packages, self.tree)
+
+    def planned(self, tree: Tree, env: Mapping[str, str]) -> VerifyTarget:
+        """The same expectations of other files, with their complete environment."""
+        return replace(
+            self, subject=self.subject.planned(tree, env), runner=self.runner.on(tree, env)
+        )
+
+    def close(self) -> None:
+        """Close the subject."""
+        self.subject.close()

@@ -21,16 +21,15 @@ from builder.applier.receipts import env_of, kept_true, parse_record, receipt_pa
 from builder.applier.trees import distribution_of
 from builder.errors import UsageError
 from builder.images.engines.metadata import SHARE
-from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.tar import DIR, SYMLINK
-from builder.images.rootfs.view import DEFAULT_PATH, Rootfs, interpreters
+from builder.images.rootfs.view import DEFAULT_PATH, interpreters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from builder.applier.trees import Distribution, Tree
-    from builder.images.rootfs.base import InLayers
-    from builder.images.rootfs.view import Entry, Interpreter
+    from builder.images.rootfs.layered import InLayers
+    from builder.images.rootfs.view import Entry, Interpreter, Rootfs
 
 
 # ----------------------------------------------------------------------- which file Python imports
@@ -230,7 +229,7 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
     """
     above = opened.view.above
     own = above if above is not None else _ours(opened.view, site, tree)
-    with contextlib.closing(layers_above(opened, own or 0)) as upper:
+    with contextlib.closing(opened.above(own or 0)) as upper:
         view = opened.view if above is None else upper
         found = _InSite(view, site, tree)
         python = _interpreter_of(opened, site)
@@ -249,14 +248,6 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
             changed=_texts(search.changed),
             files=_texts(sorted({_shortest(path, found.folders) for path in search.files})),
         )
-
-
-def layers_above(opened: InLayers, count: int | None = None) -> Rootfs:
-    """The files of the uppermost layers of an image alone: of those above its locked base."""
-    count = opened.view.above if count is None else count
-    layers = opened.image.layers
-    cache = LayerCache(opened.image.source, diff_ids=opened.image.diff_ids)
-    return Rootfs(layers[len(layers) - (count or 0) :], cache)
 
 
 def _interpreter_of(opened: InLayers, site: str) -> Interpreter:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from builder.applier.trees import Tree
     from builder.common.plan import BuildPlan, PlanDocument
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.proof.trust import IsolatedRun, TrustedSources
 
 #: Seconds for the questions that are asked together.
@@ -220,7 +220,7 @@ class Target:
     flags_for_experts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, base: Base) -> Target:
+    def of(cls, base: Subject) -> Target:
         """A base as it is."""
         identity = base.identity
         return cls(

@@ -15,7 +15,15 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.proof.binaries import check_binaries
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import FakeRunner, dist_files, fake_base, make_plan_of, vllm_files, write_tree
+from tests.unit.fakes import (
+    FakeRunner,
+    dist_files,
+    fake_base,
+    make_plan_of,
+    subject_of,
+    vllm_files,
+    write_tree,
+)
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
@@ -64,11 +72,9 @@ def checks(nvcc: str, tmp_path: Path) -> Callable[..., dict[str, Check]]:
         lines = [{"kind": "any", "line": line} for line in LINES[kernels]]
         target = VerifyTarget(
             name="built",
-            kind="dir",
+            subject=subject_of(DirTree(site), "dir"),
             plan=planned(plan, expect=lines),
             layers=(),
-            tree=DirTree(site),
-            env={},
             runner=FakeRunner(),
         )
         return {check.name: check for check in check_binaries(target)}

@@ -10,7 +10,7 @@ import pytest
 from builder.applier.trees import Content, OverlayTree
 from builder.common.plan import BaseIdentity, Platform
 from builder.common.programs import Program
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 from builder.proof import runners
 from builder.proof.replies import DispatchReply, DispatchRequest
 from builder.proof.runners import InContainer
@@ -89,7 +89,7 @@ def test_replacement_files_cover_those_of_the_image(
     tree = OverlayTree(MemoryTree({changed: b"", gone: b""}))
     tree.update({changed: Content.of(b"# other\n"), new: Content.of(b"# new\n"), gone: None})
     look = {path: f"{base.SITE}/{path}" for path in (changed, new, gone)}
-    runner = InContainer(base=Base(identity, tree), name=base_image)
+    runner = InContainer(base=Subject(identity, tree), name=base_image)
     request = DispatchRequest(choices=tuple(look.values()), env={"OURS": "1"})
     reply = runner.on(tree, {"LANG": "C.UTF-8"}).dispatch(request)
     assert isinstance(reply, DispatchReply)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.applying import apply_layers
@@ -21,10 +21,10 @@ from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.metadata import maker
-from builder.images.rootfs.base import Base
+from builder.images.subject import InFiles, OpenImage, Subject
 from builder.layers.planner import epoch_for
 from builder.proof.runners import InSandbox, attempt
-from builder.proof.target import Refusal
+from builder.proof.target import Refusal, VerifyTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -327,13 +327,40 @@ def identity_of(tree: Tree, kind: str = "pypi", **changes: Any) -> BaseIdentity:
     return BaseIdentity(**{**values, **changes})
 
 
-def fake_base(files: Mapping[str, bytes], kind: str = "pypi", **changes: Any) -> Base:
+@dataclass(frozen=True, kw_only=True)
+class FakeImage(InFiles):
+    """An image with these files, which is no overlay."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    in_engine: bool = False
+    brought: tuple[str, ...] = ()
+
+
+def subject_of(
+    tree: Tree, kind: str = "pypi", image: OpenImage | None = None, **changes: Any
+) -> Subject:
+    """A tree as it would be opened."""
+    return Subject(identity_of(tree, kind, **changes), tree, image)
+
+
+def fake_base(files: Mapping[str, bytes], kind: str = "pypi", **changes: Any) -> Subject:
     """An identified base of files in memory."""
-    tree = MemoryTree(files)
-    return Base(identity_of(tree, kind, **changes), tree)
+    return subject_of(MemoryTree(files), kind, **changes)
 
 
-def every_base_is(patch: pytest.MonkeyPatch, base: Base) -> None:
+def of_env(target: VerifyTarget, env: Mapping[str, str]) -> VerifyTarget:
+    """A target that sets other variables."""
+    identity = replace(target.subject.identity, env=env)
+    return replace(target, subject=replace(target.subject, identity=identity))
+
+
+def of_files(target: VerifyTarget, tree: Tree, **changes: Any) -> VerifyTarget:
+    """A target that has other files."""
+    return replace(target, subject=replace(target.subject, tree=tree), **changes)
+
+
+def every_base_is(patch: pytest.MonkeyPatch, base: Subject) -> None:
     """References of every kind name this base, for all commands."""
     for scheme in IDENTIFIERS:
         patch.setitem(IDENTIFIERS, scheme, lambda _request, _rest: base)
@@ -373,7 +400,7 @@ def no_sandbox(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InSandbox, "maker", lambda _probe: None)
 
 
-def make_plan_of(base: Base, *layers: Layer, wheels: Sequence[Wheel] = ()) -> BuildPlan:
+def make_plan_of(base: Subject, *layers: Layer, wheels: Sequence[Wheel] = ()) -> BuildPlan:
     """A plan of layers on a base, without a catalogue."""
     steps = judge_in_order(
         layers, base.tree, FakeSources(*wheels), base.identity.platform.target, base.identity.env

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
     from builder.common.plan import BuildPlan, LayerDecision
     from builder.common.pypi import PackageIndex
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from builder.layers.catalog import Selection
     from builder.layers.planner import IndexSources
     from builder.proof.target import VerifyTarget
@@ -45,7 +45,7 @@ VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.p
 class Planned:
     """A base and what a plan makes of it."""
 
-    base: Base
+    base: Subject
     plan: BuildPlan
     selection: Selection
 

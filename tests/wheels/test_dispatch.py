@@ -19,7 +19,7 @@ import pytest
 from builder import settings
 from builder.applier.trees import Content, OverlayTree
 from builder.common.paths import package_file
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 from builder.proof.checks import KINDS
 from builder.proof.dispatch import check_dispatch
 from builder.proof.opening import target_of_plan
@@ -199,7 +199,7 @@ def test_a_changed_choice_fails_only_the_check_of_its_kind(planned: Planner, bro
     assert text.count(broken.old) == 1
     tree = OverlayTree(made.base.tree)
     tree.update({broken.file: Content.of(text.replace(broken.old, broken.new).encode())})
-    base = Base(made.base.identity, tree)
+    base = Subject(made.base.identity, tree)
     trust = TrustedSources(everything=True)
     target = target_of_plan(made.plan, base, broken.release, patched=True, trust=trust)
     checks = {check.name: check for check in check_dispatch(target)}

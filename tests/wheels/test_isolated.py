@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content, OverlayTree
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 from builder.proof.dispatch import check_dispatch
 from builder.proof.isolation import Bubblewrap, find_isolation, interpreter_folders
 from builder.proof.opening import target_of_plan
@@ -85,7 +85,7 @@ def test_a_changed_vllm_runs_in_isolation(
     trojan = f"\ntry:\n    open({str(canary)!r}, 'a').close()\nexcept OSError:\n    pass\n".encode()
     tree = OverlayTree(made.base.tree)
     tree.update({"vllm/logger.py": Content.of(logger + trojan)})
-    target = target_of_plan(made.plan, Base(made.base.identity, tree), RELEASE, patched=True)
+    target = target_of_plan(made.plan, Subject(made.base.identity, tree), RELEASE, patched=True)
     checks = {check.name: check for check in check_dispatch(target)}
     linear = checks["nvfp4-linear"]
     assert (linear.status, LINE in linear.seen) == ("pass", True), linear

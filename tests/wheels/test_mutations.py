@@ -21,10 +21,12 @@ from builder.common.document import plain, read
 from builder.common.plan import BakedPlan, digest_of
 from builder.common.wheels import WheelTree
 from builder.images.engines.metadata import read_plan
+from builder.images.subject import InFiles, Subject
 from builder.proof.opening import target_of_plan
 from builder.proof.run import verify
 from builder.proof.runners import InSandbox
 from builder.proof.trust import TrustedSources
+from tests.unit.fakes import of_env, of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,13 +77,20 @@ def good(made: Planned) -> VerifyTarget:
     plan = read_plan(json.dumps(made.plan.as_json()).encode(), "oci:out")
     target = target_of_plan(made.plan, made.base, "oci:out", patched=True)
     site = plan.document.base.site_packages
+    paths = [f"{site}/{path}" for path, content in made.plan.changes.items() if content]
     return dataclasses.replace(
         target,
+        subject=overlay_with(target.subject, *paths),
         plan=plan.document,
         label=plan.document.plan_digest,
         recomputed=plan.digest,
-        brought=tuple(f"{site}/{path}" for path, content in made.plan.changes.items() if content),
     )
+
+
+def overlay_with(subject: Subject, *paths: str) -> Subject:
+    """A subject that brings these files."""
+    image = InFiles(files=dict.fromkeys(paths, b""), env={})
+    return dataclasses.replace(subject, image=image, is_planned=False)
 
 
 def checks(target: VerifyTarget, levels: Sequence[str]) -> Checks:
@@ -109,7 +118,7 @@ def with_files(target: VerifyTarget, changes: Changes) -> VerifyTarget:
     tree.update(changes)
     packages = target.plan.base.packages
     trust = TrustedSources(everything=True)  # the mutations are ours
-    return dataclasses.replace(target, tree=tree, runner=InSandbox(tree, packages, trust))
+    return of_files(target, tree, runner=InSandbox(tree, packages, trust))
 
 
 def edited(path: str, old: str, new: str, count: int = 1) -> Callable[..., VerifyTarget]:
@@ -167,7 +176,7 @@ def without_variable(name: str) -> Callable[..., VerifyTarget]:
 
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
         env = {key: value for key, value in target.env.items() if key != name}
-        return dataclasses.replace(target, env=env)
+        return of_env(target, env)
 
     return mutate
 
@@ -176,7 +185,7 @@ def with_variable(name: str, value: str) -> Callable[..., VerifyTarget]:
     """The image sets a variable to something else."""
 
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
-        return dataclasses.replace(target, env={**target.env, name: value})
+        return of_env(target, {**target.env, name: value})
 
     return mutate
 
@@ -187,7 +196,8 @@ def bring(path: str, data: bytes) -> Callable[..., VerifyTarget]:
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
         site = target.plan.base.site_packages
         more = with_files(target, {path: Content.of(data)})
-        return dataclasses.replace(more, brought=(*target.brought, f"{site}/{path}"))
+        brought = overlay_with(more.subject, *target.brought, f"{site}/{path}")
+        return dataclasses.replace(more, subject=brought)
 
     return mutate
 

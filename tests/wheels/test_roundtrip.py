@@ -19,7 +19,7 @@ from builder.common.wheels import WheelTree
 from builder.layers.catalog import Catalog
 from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import FakeRunner
+from tests.unit.fakes import FakeRunner, subject_of
 
 from .states import REFS, expected
 from .support import VENDORED, lay_out, probed_files, snapshot
@@ -240,11 +240,9 @@ def static_checks(root: Path, made: Planned) -> dict[str, Check]:
     """The static level on a real directory, by the plan that was applied to it."""
     target = VerifyTarget(
         name="dir",
-        kind="dir",
+        subject=subject_of(DirTree(root), "dir", env=made.plan.env),
         plan=made.plan.document,
         layers=[decision.layer for decision in made.plan.decisions],
-        tree=DirTree(root),
-        env=made.plan.env,
         runner=FakeRunner(),
     )
     checks = check_static(target)

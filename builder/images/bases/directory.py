@@ -12,7 +12,7 @@ from builder.applier.trees import DirTree, versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, Platform
 from builder.errors import UsageError
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 
 if TYPE_CHECKING:
     from builder.images.bases.model import BaseRequest
@@ -43,7 +43,7 @@ def _platform(root: Path, request: BaseRequest) -> Platform:
     return Platform.parse(request.platform or here.platform, python)
 
 
-def identify_dir(request: BaseRequest, text: str) -> Base:
+def identify_dir(request: BaseRequest, text: str) -> Subject:
     """Identify an installed environment by the RECORD of each tracked distribution.
 
     The RECORD from before spark-build's layers is used.
@@ -69,4 +69,4 @@ def identify_dir(request: BaseRequest, text: str) -> Base:
         packages=packages,
         env=env_of(tree),
     )
-    return Base(identity, tree)
+    return Subject(identity, tree)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from builder.common.hints import in_place_of, instead, words
 from builder.common.reference import NEWEST_VLLM
 from builder.errors import RemoteError
-from builder.images.engines.choice import may_use_docker, named
 from builder.images.registry.reference import refuse_wrong_kind
 
 if TYPE_CHECKING:
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
 
     from builder.common.reference import Ref
     from builder.images.bases.model import BaseRequest
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
-def identify(request: BaseRequest) -> Base:
+def identify(request: BaseRequest) -> Subject:
     """Identify a base without changing it.
 
     Raises:
@@ -31,26 +30,26 @@ def identify(request: BaseRequest) -> Base:
     return IDENTIFIERS[request.ref.scheme](request, request.ref.place)
 
 
-def _pypi(request: BaseRequest, rest: str) -> Base:
+def _pypi(request: BaseRequest, rest: str) -> Subject:
     from builder.images.bases.pypi import identify_pypi
 
     return identify_pypi(request, rest)
 
 
-def _directory(request: BaseRequest, rest: str) -> Base:
+def _directory(request: BaseRequest, rest: str) -> Subject:
     from builder.images.bases.directory import identify_dir
 
     return identify_dir(request, rest)
 
 
-def _layout(request: BaseRequest, _rest: str) -> Base:
+def _layout(request: BaseRequest, _rest: str) -> Subject:
     from builder.images.bases.image import identify_remote
 
     return identify_remote(request, request.ref.text)
 
 
-def _image(request: BaseRequest, rest: str) -> Base:
-    if asks_engine(request.ref, request.engine):
+def _image(request: BaseRequest, rest: str) -> Subject:
+    if asks_engine(request.ref, in_engine=request.in_engine):
         from builder.images.bases.image import identify_image
 
         return identify_image(request, rest)
@@ -59,7 +58,7 @@ def _image(request: BaseRequest, rest: str) -> Base:
     try:
         return identify_remote(request, rest)
     except RemoteError as error:
-        if request.ref.in_registry or not may_use_docker(request.engine):
+        if request.ref.in_registry or request.in_engine is False:
             raise  # no Docker Engine was meant
         from builder.images.engines.docker import without_engine
 
@@ -83,7 +82,7 @@ def wheels_instead(ref: str) -> str:
 
 
 #: Identifiers of bases by the scheme of the reference.
-IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
+IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Subject]] = {
     "pypi": _pypi,
     "dir": _directory,
     "docker": _image,
@@ -91,10 +90,10 @@ IDENTIFIERS: dict[str, Callable[[BaseRequest, str], Base]] = {
 }
 
 
-def asks_engine(ref: Ref, engine: str) -> bool:
+def asks_engine(ref: Ref, *, in_engine: bool | None = None) -> bool:
     """Whether an image is looked up in a Docker Engine; ``docker://`` means its registry."""
-    if (kind := named(engine)) is not None:
-        return kind.through_docker
+    if in_engine is not None:
+        return in_engine
     if ref.in_registry:
         return False
     from builder.images.engines import docker

@@ -8,7 +8,6 @@ by layer digest.  The result is the same as that of ``probes/identify_probe.py``
 
 from __future__ import annotations
 
-import dataclasses
 import email.parser
 import json
 import shutil
@@ -19,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from builder.applier.receipts import parse_record
 from builder.applier.trees import distribution_of
-from builder.applier.values import ApplyError
+from builder.applier.values import ApplyError, sha256_hex
 from builder.common.console import console
 from builder.common.plan import Platform
 from builder.common.programs import IDENTIFY, IN_CONTAINER
@@ -34,10 +33,10 @@ from builder.images.bases.imagetree import (
     survey_of,
 )
 from builder.images.engines import docker, metadata
-from builder.images.rootfs.base import InLayers
 from builder.images.rootfs.facts import RecordedFiles
 from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.index import is_text
+from builder.images.rootfs.layered import InLayers
 from builder.images.rootfs.tar import DIR, FILE, SYMLINK
 from builder.images.rootfs.view import Rootfs, interpreters
 from builder.probes import identify_probe as probe
@@ -55,9 +54,9 @@ if TYPE_CHECKING:
     from builder.common.pypi import PackageIndex
     from builder.images.bases.imagetree import FileFacts
     from builder.images.bases.model import BaseRequest, FactsOf
-    from builder.images.rootfs.base import Base
     from builder.images.rootfs.image import Image
     from builder.images.rootfs.view import Entry, Interpreter
+    from builder.images.subject import OpenImage, Subject
 
 
 # ------------------------------------------------------------------------------- in a Docker Engine
@@ -75,6 +74,12 @@ exit 97
 """
 
 
+#: Empty files that a Docker Engine adds to every container that it creates.
+_OF_ENGINE = {
+    "/.dockerenv", "/dev/console", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class InEngine:
     """An open image in a Docker Engine: its files are read from a container that never starts."""
@@ -83,9 +88,10 @@ class InEngine:
     image: EngineImageModel
     _stack: ExitStack = field(default_factory=ExitStack)
 
-    #: what it is as a target, and the engine that reads others like it
-    kind = "image"
-    engine = "buildkit"
+    in_engine = True
+    runs_as = ""
+    brought = ()
+    in_layers = None
 
     @classmethod
     def open(cls, name: str, platform: str | None) -> Self:
@@ -153,13 +159,19 @@ class InEngine:
         """Whether a file exists."""
         return self.read(path) is not None
 
+    def digest(self, path: str) -> str | None:
+        """See `OpenImage`."""
+        data = self.files_at(path).get(path)
+        return None if data is None else sha256_hex(data)
+
     def files_at(self, path: str) -> dict[str, bytes]:
-        """A file, or the files below a folder."""
+        """See `OpenImage`."""
         return docker.files_at(self.container, path)
 
-    def exported(self) -> Iterator[tuple[str, bytes]]:
-        """Every file by absolute path."""
-        return docker.export_files(self.container)
+    def all_files(self, name: str) -> dict[str, bytes]:  # noqa: ARG002
+        """See `OpenImage`."""
+        files = docker.export_files(self.container)
+        return {path: data for path, data in files if data or path not in _OF_ENGINE}
 
     def fetch(self, paths: Iterable[str]) -> None:
         """Does nothing: each file needs its own request."""
@@ -176,7 +188,7 @@ class InEngine:
         self._stack.close()
 
 
-def identify_image(request: BaseRequest, ref: str) -> Base:
+def identify_image(request: BaseRequest, ref: str) -> Subject:
     """Identify an image with its own interpreter.
 
     Raises:
@@ -192,7 +204,7 @@ def identify_image(request: BaseRequest, ref: str) -> Base:
         raise
 
 
-def identify_in_engine(request: BaseRequest, subject: InEngine, ref: str) -> Base:
+def identify_in_engine(request: BaseRequest, subject: InEngine, ref: str) -> Subject:
     """Identify an open image in a Docker Engine; closing the base closes it."""
     image = subject.image
     facts = ImageFacts(
@@ -202,7 +214,7 @@ def identify_in_engine(request: BaseRequest, subject: InEngine, ref: str) -> Bas
         created=str(image.attrs.get("Created") or ""),
     )
     survey = _survey(subject.client, ref, request)
-    base = image_base(facts, survey, subject, subject.close)
+    base = image_base(facts, survey, subject, subject)
     check_vllm(base.tree, base.identity.site_packages)
     return base
 
@@ -223,7 +235,7 @@ def _survey(client: DockerClient, ref: str, request: BaseRequest) -> Survey:
 # ------------------------------------------------------------------------ in a registry or a layout
 
 
-def identify_remote(request: BaseRequest, ref: str) -> Base:
+def identify_remote(request: BaseRequest, ref: str) -> Subject:
     """Identify an image by its layers; ``ref`` is what the plan calls it.
 
     Raises:
@@ -257,7 +269,7 @@ def with_files(image: Image, facts_of: FactsOf, *, noting: bool = False) -> InLa
         raise
 
 
-def identify_opened(request: BaseRequest, opened: InLayers, ref: str) -> Base:
+def identify_opened(request: BaseRequest, opened: InLayers, ref: str) -> Subject:
     """Identify an open image; closing the base closes it."""
     return known_base(request, opened, ref, survey_image(request, opened, ref))
 
@@ -289,7 +301,7 @@ def survey_image(request: BaseRequest, opened: InLayers, ref: str) -> Survey:
     )
 
 
-def known_base(request: BaseRequest, opened: InLayers, ref: str, survey: Survey) -> Base:
+def known_base(request: BaseRequest, opened: InLayers, ref: str, survey: Survey) -> Subject:
     """A base from an earlier survey of the same image, without reading layers.
 
     A requested file comes from the cache, else from the released wheel that
@@ -311,8 +323,7 @@ def known_base(request: BaseRequest, opened: InLayers, ref: str, survey: Survey)
         Platform.parse(survey.machine, survey.python),
         request.index,
     )
-    base = image_base(facts, survey, source, opened.close)
-    return dataclasses.replace(base, opened=opened)
+    return image_base(facts, survey, source, opened)
 
 
 def _distributions(
@@ -507,7 +518,7 @@ class Embedded(NamedTuple):
     label: str
 
 
-def embedded_in(subject: InEngine | InLayers, name: str) -> Embedded:
+def embedded_in(subject: OpenImage, name: str) -> Embedded:
     """The metadata in an open image; an image of others has none.
 
     Raises:
@@ -522,12 +533,13 @@ def embedded_in(subject: InEngine | InLayers, name: str) -> Embedded:
     )
 
 
-def base_of(subject: InEngine | InLayers, request: BaseRequest, ref: str) -> Base:
+def base_of(image: OpenImage, request: BaseRequest, ref: str) -> Subject:
     """An open image as a base, which the plan calls ``ref``; closing the base closes the image.
 
     Raises:
         UsageError: it has no vLLM that can be patched.
     """
-    if isinstance(subject, InEngine):
-        return identify_in_engine(request, subject, ref)
-    return identify_opened(request, subject, ref)
+    if isinstance(image, InEngine):
+        return identify_in_engine(request, image, ref)
+    assert isinstance(image, InLayers)
+    return identify_opened(request, image, ref)

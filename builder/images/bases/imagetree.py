@@ -17,14 +17,15 @@ from builder.common.hints import TEMPORARY, os_hint
 from builder.common.plan import BaseIdentity, Platform
 from builder.errors import UsageError
 from builder.images.registry.model import parse_json
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from builder.applier.trees import Tree
     from builder.images.registry.model import ImageConfig
+    from builder.images.subject import OpenImage
 
 
 #: Size and mode of a file, and its sha256, which a large file may lack.
@@ -173,8 +174,8 @@ def image_base(
     facts: ImageFacts,
     survey: Survey,
     source: ImageFiles,
-    close: Callable[[], None],
-) -> Base:
+    image: OpenImage,
+) -> Subject:
     """A base from the survey of an image.
 
     Raises:
@@ -206,7 +207,7 @@ def image_base(
         user=facts.config.user,
         created=facts.created,
     )
-    return Base(identity, tree, close)
+    return Subject(identity, tree, image, close=image.close)
 
 
 # ------------------------------------------------------------------------------ is RECORD complete?

@@ -66,8 +66,9 @@ class BaseRequest:
     pins: Mapping[str, str]
     tracked: tuple[str, ...] = TRACKED
     index: PackageIndex
-    #: the engine decides where an image is looked up; ``auto`` uses a Docker Engine if one responds
-    engine: str = "auto"
+    #: whether an image by name is in a Docker Engine; None: if one responds, unless its registry is
+    #: meant
+    in_engine: bool | None = None
     #: known facts of an image's lowest layers, given all its layers, bottom first
     facts_of: FactsOf = no_facts
     #: whether reads of an image in a registry or layout are recorded (``Rootfs.notes``)

@@ -17,7 +17,7 @@ from builder.common.plan import BaseIdentity, PinnedWheel, Platform
 from builder.common.reference import NEWEST_VLLM
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import RemoteError, UsageError
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -192,7 +192,7 @@ def _platform(request: BaseRequest) -> Platform:
     return Platform.parse(request.platform or "linux/arm64", request.python or "3.12")
 
 
-def identify_pypi(request: BaseRequest, text: str) -> Base:
+def identify_pypi(request: BaseRequest, text: str) -> Subject:
     """Identify a base of released wheels by reading a few kilobytes.
 
     Raises:
@@ -214,4 +214,4 @@ def identify_pypi(request: BaseRequest, text: str) -> Base:
         packages=versions,
         wheels=pinned,
     )
-    return Base(identity, WheelTree(wheels))
+    return Subject(identity, WheelTree(wheels))

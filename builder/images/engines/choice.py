@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from builder.common.plan import BuildPlan
     from builder.images.engines.model import Engine
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 #: Means that the engine is chosen when the base is known.
 AUTO = "auto"
@@ -67,10 +67,10 @@ def named(engine: str) -> EngineKind | None:
     return None if engine == AUTO else ENGINES[engine]
 
 
-def may_use_docker(engine: str) -> bool:
-    """Whether a base may come from a Docker Engine."""
+def reads_in_engine(engine: str) -> bool | None:
+    """Whether bases are read through a Docker Engine; None for ``auto``: if one responds."""
     kind = named(engine)
-    return kind is None or kind.through_docker
+    return None if kind is None else kind.through_docker
 
 
 # --------------------------------------------------------------------------------------- the choice
@@ -122,7 +122,7 @@ def check_docker_host(wanted: str, base: Ref | None, builder: str) -> None:
 
 
 def engine_for(
-    plan: BuildPlan, base: Base, name: str, output: str | None, builder: str
+    plan: BuildPlan, base: Subject, name: str, output: str | None, builder: str
 ) -> tuple[Engine, str]:
     """The engine for a plan, and the reason for the choice; ``""`` if the user named it.
 
@@ -135,7 +135,7 @@ def engine_for(
     wanted, why = wanted_engine(name, output), ""
     if name == AUTO and wanted != AUTO:
         why = "--output names an OCI layout"
-    elif wanted == AUTO and base.opened is not None:
+    elif wanted == AUTO and base.in_layers is not None:
         wanted, why = _ALONE, f"{base.identity.ref} is read directly, without a Docker Engine"
     engine = get_engine(wanted, builder)
     if wanted == AUTO:
@@ -143,8 +143,8 @@ def engine_for(
     refusal = engine.refuses(plan)
     if refusal:
         raise EngineError(refusal, hint=_who_does(plan))
-    if base.opened is not None:
-        check_depth(base.opened)
+    if base.in_layers is not None:
+        check_depth(base.in_layers)
     if why and plan.base.is_wheels:
         why += "; released wheels become an overlay for an image"
     return engine, why

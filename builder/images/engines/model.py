@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from builder.common.diskspace import Need
     from builder.common.plan import BuildPlan
     from builder.common.reference import Ref
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class BuildRequest:
     output: Path | None = None
     push: bool = False
     #: the base of the plan, still open
-    base: Base | None = None
+    base: Subject | None = None
     #: leave the base's own blobs out of a layout
     thin: bool = False
     #: caches that BuildKit imports from and exports to

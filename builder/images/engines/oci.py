@@ -71,6 +71,7 @@ from builder.images.registry.model import (
 )
 from builder.images.rootfs import limits
 from builder.images.rootfs.image import LayerCache, find_image, read_config
+from builder.images.rootfs.layered import InLayers
 from builder.images.rootfs.tar import DIR, FILE
 from builder.images.rootfs.view import Rootfs
 
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan, LayerDecision, PlanDocument, RecordedPlan
     from builder.images.registry.copy import Locations
     from builder.images.registry.model import ImageSource
-    from builder.images.rootfs.base import Base, InLayers
+    from builder.images.subject import Subject
 
 
 # ------------------------------------------------------------------------------------------ layers
@@ -690,32 +691,12 @@ def read_layout(
     for layer in image.layers:  # an index of the same layer, damaged since, may be in the cache
         _refuse_damaged(layout, layer.digest)
     cache = LayerCache(image.source, diff_ids=image.diff_ids)
-    with contextlib.closing(Rootfs(image.layers, cache)) as view:
-        files = overlay_files(view, str(layout))
+    with contextlib.closing(InLayers(image, Rootfs(image.layers, cache))) as opened:
+        files = opened.all_files(str(layout))
     plan = files.get(f"{metadata.SHARE}/plan.json")
     if plan is None:
         raise UsageError(f"{layout} was not made by spark-build: it has no plan")
     return metadata.read_plan(plan, str(layout)), files, image.config.env
-
-
-def overlay_files(view: Rootfs, where: str) -> dict[str, bytes]:
-    """Absolute path -> bytes of every file of an overlay.
-
-    Raises:
-        UsageError: it has something other than files and folders, which no overlay has.
-        RemoteError: a layer is malformed.
-    """
-    entries = {f"/{path}": entry.kind for path, entry in view.below("/").items()}
-    odd = next((path for path, kind in entries.items() if kind not in (FILE, DIR)), None)
-    if odd is not None:
-        raise UsageError(
-            f"{where} is not an overlay of spark-build: {odd} is a {entries[odd]}, and overlays "
-            "have only files and folders",
-            hint="build it again with spark-build image",
-        )
-    paths = [path for path, kind in entries.items() if kind == FILE]
-    view.fetch(paths)
-    return {path: view.read(path) or b"" for path in paths}
 
 
 # ---------------------------------------------------------------------------------- patched images
@@ -889,7 +870,7 @@ def check_depth(opened: InLayers) -> None:
         )
 
 
-def check_writable_base(plan: BuildPlan, base: Base) -> None:
+def check_writable_base(plan: BuildPlan, base: Subject) -> None:
     """Read everything that :func:`write_patched` will read of a base, and write nothing.
 
     Raises:
@@ -897,10 +878,10 @@ def check_writable_base(plan: BuildPlan, base: Base) -> None:
         BuildFailed: the base has a file where a folder is needed.
         RemoteError: the base's layers can no longer be read.
     """
-    if base.opened is None:
+    if base.in_layers is None:
         return
-    check_depth(base.opened)
-    view = base.opened.view
+    check_depth(base.in_layers)
+    view = base.in_layers.view
     folder = _folders(view)
     for _, files in _layers(BuildRequest(plan=plan, tag="", base=base), view):
         _check_places(files, view)
@@ -1379,18 +1360,18 @@ def opened_of(request: BuildRequest) -> InLayers:
     Raises:
         UsageError: a Docker Engine has read it, so that its layers are not at hand.
     """
-    if request.base is None or request.base.opened is None:
+    if request.base is None or request.base.in_layers is None:
         raise UsageError(
             f"{request.plan.base.ref} was read through a Docker Engine, but the oci engine reads "
             f"only registries and layouts",
             hint=f"--base docker://{request.plan.base.ref}",
         )
-    return request.base.opened
+    return request.base.in_layers
 
 
 def base_bytes(request: BuildRequest) -> int:
     """Packed bytes of the base's layers, where they are at hand and not in the output already."""
-    opened = None if request.base is None else request.base.opened
+    opened = None if request.base is None else request.base.in_layers
     if opened is None:
         return 0
     there = None if request.output is None else LayoutDirectory(request.output)

@@ -305,13 +305,13 @@ def test_apply_and_revert(
     call: Call, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from builder.applier.trees import DirTree
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from tests.unit.fakes import identity_of
 
     root = write_tree(tmp_path / "site", vllm_files() | {MODULE: b"an extension"})
     before = snapshot(root)
     tree = DirTree(root)
-    base = Base(identity_of(tree, "dir", site_packages=str(root)), tree)
+    base = Subject(identity_of(tree, "dir", site_packages=str(root)), tree)
     every_base_is(monkeypatch, base)
     refused = call("apply", root, "-l", "mine")
     assert refused.code == 10

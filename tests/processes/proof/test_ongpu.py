@@ -33,7 +33,7 @@ from builder.proof.run import verify
 from builder.proof.runners import NO_GPU
 from builder.proof.target import VerifyTarget
 from tests.documents import validated
-from tests.unit.fakes import FakeRunner, MemoryTree
+from tests.unit.fakes import FakeImage, FakeRunner, MemoryTree, subject_of
 from tests.unit.inimage import load
 from tests.unit.plans import planned
 
@@ -50,11 +50,9 @@ GOOD = {"level": "device", "name": "x", "status": "pass", "expected": "a", "seen
 def target(**changes: Any) -> VerifyTarget:
     made = VerifyTarget(
         name="me/image:1",
-        kind="image",
+        subject=subject_of(MemoryTree({}), image=FakeImage(in_engine=True)),
         plan=PLAN,
         layers=[],
-        tree=MemoryTree({}),
-        env={},
         runner=FakeRunner(why=NO_GPU),
     )
     return dataclasses.replace(made, **changes)

@@ -33,11 +33,11 @@ from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers.layerfile import load_layer
 from builder.layers.planner import hints, refuse_plan
 from builder.proof import binaries
-from builder.proof.necessity import prove, whole
-from builder.proof.parts import difference, put_together
+from builder.proof.necessity import difference, prove, put_together, whole
+from builder.proof.parts import Origin
 from builder.proof.recorded import decides
 from builder.proof.run import verify
-from builder.proof.target import Parts, VerifyTarget
+from builder.proof.target import VerifyTarget
 from builder.publishing.evidence import inputs_of
 from tests.documents import validated
 from tests.unit.fakes import (
@@ -53,6 +53,7 @@ from tests.unit.fakes import (
     make_layer,
     make_plan_of,
     make_wheel,
+    subject_of,
     vllm_files,
     write_tree,
 )
@@ -278,20 +279,16 @@ def test_removing_layers_compiles_nothing() -> None:
     patched = MemoryTree(BASE).after(
         dataclasses.replace(decision.outcome, changes=decision.changes)
     )
-    parts = Parts(
-        base=fake_base(BASE),
-        sources=FakeSources(code={MODULE: NOT_LOADED}),
-    )
+    base = fake_base(BASE)
     target = VerifyTarget(
         name="t",
-        kind="oci",
+        subject=subject_of(patched),
         plan=planned(MADE).document,
         layers=[LAYER],
-        tree=patched,
-        env={},
         runner=FakeRunner(),
+        origin=Origin(subject=base, sources=FakeSources(code={MODULE: NOT_LOADED})),
     )
-    again = put_together(parts, target, [LAYER], "again")
+    again = put_together(base, target, [LAYER], "again")
     assert difference(target, again) is None
 
 
@@ -465,19 +462,14 @@ def test_machine_code_proves_that_the_layer_is_necessary(
     patched = OverlayTree(MemoryTree(BASE))
     patched.update(decision.changes)
     line = "Selected CutlassFP8ScaledMMLinearKernel for ModelOptFp8LinearMethod"
-    parts = Parts(
-        base=fake_base(BASE),
-        sources=FakeSources(code={MODULE: NOT_LOADED}),
-    )
+    sources = FakeSources(code={MODULE: NOT_LOADED})
     target = VerifyTarget(
         name="oci:out",
-        kind="oci",
+        subject=subject_of(patched),
         plan=changed(plan, expect=[{"kind": "fp8-linear", "line": line}]),
         layers=[LAYER],
-        tree=patched,
-        env={},
         runner=FakeRunner(),
-        parts=lambda: parts,
+        origin=Origin(subject=fake_base(BASE), sources=sources),
     )
     with whole(target) as (full, apart):
         (verdict,) = prove(full, apart, verify(full, ["static", "binaries"]))

@@ -42,6 +42,7 @@ from tests.unit.fakes import (
     replace_op,
     revert_from,
     snapshot,
+    subject_of,
     vllm_files,
     write_tree,
 )
@@ -376,11 +377,9 @@ def verdict(root: Path, *layers: Layer) -> tuple[str, str]:
     assert [d.outcome.state for d in plan.needed] == [NEEDED] * len(layers)
     target = VerifyTarget(
         name="dir",
-        kind="dir",
+        subject=subject_of(DirTree(root), "dir"),
         plan=plan.document,
         layers=layers,
-        tree=DirTree(root),
-        env={},
         runner=FakeRunner(),
     )
     check = next(c for c in check_static(target) if c.name == "no other file touched")

@@ -33,7 +33,7 @@ from tests.unit.plans import planned
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 
 LAYER = layer_text('op = "replace"\nfile = "vllm/core.py"\nold = "OLD"\nnew = "NEW"\n')
@@ -169,7 +169,7 @@ class TestExitCodes:
     def test_1_internal_error(
         self, call: Call, monkeypatch: pytest.MonkeyPatch, debug: bool
     ) -> None:
-        def broken(_request: object, _rest: str) -> Base:
+        def broken(_request: object, _rest: str) -> Subject:
             raise RuntimeError("unexpected")
 
         monkeypatch.setitem(IDENTIFIERS, "pypi", broken)
@@ -270,7 +270,7 @@ class TestExitCodes:
         assert list((tmp_path / "work").iterdir()) == []
 
     def test_8_remote_failed(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        def down(_request: object, _rest: str) -> Base:
+        def down(_request: object, _rest: str) -> Subject:
             raise RemoteError("the package index did not answer")
 
         monkeypatch.setitem(IDENTIFIERS, "pypi", down)
@@ -298,7 +298,7 @@ class TestExitCodes:
         )
 
     def test_130_interrupted(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(_request: object, _rest: str) -> Base:
+        def interrupted(_request: object, _rest: str) -> Subject:
             raise KeyboardInterrupt
 
         monkeypatch.setitem(IDENTIFIERS, "pypi", interrupted)
@@ -312,7 +312,7 @@ class TestExitCodes:
     ) -> None:
         """What ``__set_name__`` raises comes out of Python 3.11 as the cause of a RuntimeError."""
 
-        def imports(_request: object, _rest: str) -> Base:
+        def imports(_request: object, _rest: str) -> Subject:
             raise RuntimeError("Error calling __set_name__ on 'Field' instance") from cause
 
         monkeypatch.setitem(IDENTIFIERS, "pypi", imports)

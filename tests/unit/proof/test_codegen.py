@@ -24,7 +24,15 @@ from builder.proof.kernels import KERNELS, headline, wanted_kernels
 from builder.proof.replies import CodegenReply, CodegenRequest, reply_of
 from builder.proof.sandbox import CannotMirror, NoDsl, contents_of, neutral
 from builder.proof.target import VerifyTarget
-from tests.unit.fakes import FakeRunner, MemoryTree, dist_files, fake_base, make_plan_of, vllm_files
+from tests.unit.fakes import (
+    FakeImage,
+    FakeRunner,
+    MemoryTree,
+    dist_files,
+    fake_base,
+    make_plan_of,
+    vllm_files,
+)
 from tests.unit.inimage import load
 
 if TYPE_CHECKING:
@@ -201,7 +209,7 @@ def reply(said: dict[str, Any]) -> CodegenReply:
 
 
 def target_of(
-    replies: Any, expect: tuple[ExpectedChoice, ...] = (LINEAR,), kind: str = "pypi"
+    replies: Any, expect: tuple[ExpectedChoice, ...] = (LINEAR,), image: FakeImage | None = None
 ) -> VerifyTarget:
     """A target whose probe gives these replies, or raises them."""
     base = fake_base(vllm_files())
@@ -216,11 +224,9 @@ def target_of(
 
     return VerifyTarget(
         name="t",
-        kind=kind,
+        subject=dataclasses.replace(base, image=image),
         plan=plan,
         layers=(),
-        tree=base.tree,
-        env={},
         runner=FakeRunner(compiler=compile_kernels),
     )
 
@@ -348,18 +354,19 @@ def test_a_compiler_error_is_a_failure_with_its_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "module", "status"),
+    ("in_engine", "module", "status"),
     [
-        ("pypi", "einops", "not-run"),
-        ("pypi", "cutlass.utils", "fail"),
-        ("pypi", "flashinfer.gemm", "fail"),
-        ("pypi", "b12x.gemm.blockscaled", "fail"),
-        ("image", "einops", "fail"),
+        (False, "einops", "not-run"),
+        (False, "cutlass.utils", "fail"),
+        (False, "flashinfer.gemm", "fail"),
+        (False, "b12x.gemm.blockscaled", "fail"),
+        (True, "einops", "fail"),
     ],
 )
-def test_only_a_sandbox_may_lack_a_module(kind: str, module: str, status: str) -> None:
+def test_only_a_sandbox_may_lack_a_module(in_engine: bool, module: str, status: str) -> None:
     said = failed("ModuleNotFoundError", f"No module named '{module}'")
-    for check in check_codegen(target_of([said, said, said, said], kind=kind)):
+    image = FakeImage(in_engine=in_engine)
+    for check in check_codegen(target_of([said, said, said, said], image=image)):
         assert check.status == status
         assert module in check.seen + check.reason
 

@@ -18,6 +18,7 @@ from tests.unit.fakes import (
     make_plan_of,
     make_wheel,
     replace_op,
+    subject_of,
     vllm_files,
 )
 
@@ -56,7 +57,7 @@ def check_of(code: str, path: str = "vllm/core.py") -> Check:
 
 def target(plan: PlanDocument, tree: Tree) -> VerifyTarget:
     return VerifyTarget(
-        name="t", kind="oci", plan=plan, layers=[], tree=tree, env={}, runner=FakeRunner()
+        name="t", subject=subject_of(tree), plan=plan, layers=[], runner=FakeRunner()
     )
 
 

@@ -15,7 +15,7 @@ from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.trees import Content, DirTree, OverlayTree
 from builder.common.document import plain
 from builder.errors import SparkBuildError
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 from builder.probes.dispatch_expect import Answer
 from builder.proof.interpreters import (
     link_out,
@@ -26,10 +26,10 @@ from builder.proof.interpreters import (
 from builder.proof.kernels import Replies, Reply
 from builder.proof.levels import LEVELS, PROOF_LEVELS
 from builder.proof.necessity import prove, whole
-from builder.proof.parts import CannotTakeApart, of_backup, of_tree, without_layers
+from builder.proof.parts import CannotTakeApart, Origin, of_backup, of_tree, without_layers
 from builder.proof.replies import DispatchReply, DispatchRequest
 from builder.proof.run import verify
-from builder.proof.target import Parts, VerifyTarget
+from builder.proof.target import VerifyTarget
 from builder.ptx.findings import Ran, Run
 from tests.unit.fakes import (
     BACKEND,
@@ -44,8 +44,10 @@ from tests.unit.fakes import (
     make_layer,
     make_plan_of,
     make_wheel,
+    of_files,
     replace_op,
     snapshot,
+    subject_of,
     vllm_files,
     write_tree,
 )
@@ -102,16 +104,13 @@ def target_of(
     tree = OverlayTree(base.tree)
     tree.update(plan.changes if patched else {})
     expect = [{"kind": "nvfp4-linear", "line": line}] if line else []
-    parts = Parts(base=base, sources=FakeSources(*wheels))
     return VerifyTarget(
         name="oci:out",
-        kind="oci",
+        subject=subject_of(tree, env=plan.env),
         plan=planned(plan, expect=expect),
         layers=layers,
-        tree=tree,
-        env=plan.env,
         runner=dataclasses.replace(asking(tree, plan.env), others=asking),
-        parts=lambda: parts,
+        origin=Origin(subject=base, sources=FakeSources(*wheels)),
     )
 
 
@@ -315,17 +314,19 @@ def test_a_layer_that_needs_the_package_of_another() -> None:
 
 
 def test_a_target_without_receipts_is_unknown() -> None:
-    target = dataclasses.replace(target_of(PATCH, SET), parts=None)
+    target = dataclasses.replace(target_of(PATCH, SET), origin=None)
     for verdict in proven(target).values():
         assert words(verdict) == ("unknown", "", "")
         assert verdict.reason == "the contents of this target are unknown"
 
 
 def test_a_target_without_an_available_base_is_unknown() -> None:
-    def parts() -> Parts:
-        raise SparkBuildError("image base is not there", hint="docker pull base")
+    class Gone(Origin):
+        def before(self) -> Subject:
+            raise SparkBuildError("image base is not there", hint="docker pull base")
 
-    target = dataclasses.replace(target_of(PATCH, SET), parts=parts)
+    target = target_of(PATCH, SET)
+    target = dataclasses.replace(target, origin=Gone(subject=target.subject, sources=FakeSources()))
     for verdict in proven(target).values():
         assert verdict.reason == "image base is not there; try: docker pull base"
 
@@ -336,7 +337,7 @@ def test_a_target_that_differs_from_its_layers_is_unknown() -> None:
     other = OverlayTree(target.tree)
     files = {"vllm/core.py": b"BACKEND = 'b12x'  # by hand\n"}
     other.update({path: _content(data) for path, data in files.items()})
-    verdicts = proven(dataclasses.replace(target, tree=other), ("dispatch",))
+    verdicts = proven(of_files(target, other), ("dispatch",))
     for verdict in verdicts.values():
         assert verdict.necessary == "unknown"
         assert verdict.reason.startswith("vllm/core.py does not match the output of these layers")
@@ -360,8 +361,8 @@ def test_an_input_that_disappeared_is_unknown() -> None:
     wheel = make_wheel("lib", "2.0", {"lib/__init__.py": ""})
     op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
     target = target_of(PATCH, SET, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
-    parts = Parts(base=fake_base(vllm_files()), sources=FailingSources())
-    for verdict in proven(dataclasses.replace(target, parts=lambda: parts)).values():
+    origin = Origin(subject=fake_base(vllm_files()), sources=FailingSources())
+    for verdict in proven(dataclasses.replace(target, origin=origin)).values():
         assert verdict.necessary == "unknown"
         assert "the index does not answer" in verdict.reason
 
@@ -389,12 +390,12 @@ def test_necessity_levels_are_levels() -> None:
 # ----------------------------------------------------------------------------- taking targets apart
 
 
-def patched_directory(root: Path, *layers: Layer) -> Base:
+def patched_directory(root: Path, *layers: Layer) -> Subject:
     """A directory as ``spark-build apply`` leaves it."""
     apply_to(root, *layers)
     tree = DirTree(root)
     env = {"OTHER": "1", SETTING: "marlin"}
-    return Base(identity_of(tree, "dir", site_packages=str(root), env=env), tree)
+    return Subject(identity_of(tree, "dir", site_packages=str(root), env=env), tree)
 
 
 def test_layers_are_removed_from_a_directory_with_its_backups(site: Path) -> None:
@@ -426,7 +427,7 @@ def test_a_replaced_wheel_is_restored(site: Path) -> None:
     op = {"op": "wheel", "distribution": "lib", "version": "2.0"}
     apply_to(site, make_layer("lib", op, wheels=[wheel]), wheels=[wheel])
     tree = DirTree(site)
-    base = Base(identity_of(tree, "dir"), tree)
+    base = Subject(identity_of(tree, "dir"), tree)
     assert base.identity.packages["lib"] == "2.0"
     origin = without_layers(base, of_backup(site))
     assert origin.identity.packages["lib"] == "1.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -45,7 +44,7 @@ from builder.ptx.grid import Schedule
 from builder.ptx.launchfile import Comparison, ExpectedResult, compare, read_launch
 from builder.ptx.machine import from_bf16, to_bf16
 from builder.ptx.runs import run_file, run_files
-from tests.unit.fakes import FakeRunner, dist_files, fake_base, vllm_files
+from tests.unit.fakes import FakeRunner, dist_files, fake_base, of_files, vllm_files
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
@@ -285,11 +284,9 @@ def target_of(
 
     return VerifyTarget(
         name="t",
-        kind="pypi",
+        subject=fake_base(vllm_files()),
         plan=replace(planned(), expect=expect, serve_flags=("--linear-backend", "b12x")),
         layers=(),
-        tree=fake_base(vllm_files()).tree,
-        env={},
         runner=FakeRunner(launcher=None if answer is None else launch, why=NO_LAUNCH),
     )
 
@@ -473,7 +470,7 @@ def test_the_package_is_run_where_it_is_installed() -> None:
     files = {**vllm_files(), **dist_files(PACKAGE, "1.5.1", {})}
     runner = FakeRunner(launcher=lambda _request: answers)
     tree = fake_base(files).tree
-    target = dataclasses.replace(target_of([], LINEAR), tree=tree, runner=runner)
+    target = of_files(target_of([], LINEAR), tree, runner=runner)
     checks = {one.name: one for one in check_numbers(target)}
     for one in every:
         library = "b12x 1.5.1" if one in OF_PACKAGE else "FlashInfer 0.7"

@@ -17,6 +17,7 @@ from builder.common.leftovers import keep_latest
 from builder.common.plan import digest_of
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import SHARE, read_layers, read_plan
+from builder.images.subject import InFiles
 from builder.proof.checks import Check, Status
 from builder.proof.dispatch import check_dispatch, make_request
 from builder.proof.levels import parse_levels
@@ -28,6 +29,7 @@ from builder.proof.static import check_static
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
     BACKEND,
+    FakeImage,
     FakeRunner,
     MemoryTree,
     Table,
@@ -37,8 +39,11 @@ from tests.unit.fakes import (
     make_layer,
     make_plan_of,
     make_wheel,
+    of_env,
+    of_files,
     record_line,
     replace_op,
+    subject_of,
     vllm_files,
 )
 from tests.unit.plans import planned
@@ -128,21 +133,24 @@ def target_of(
     *layers: Layer, files: Mapping[str, bytes] | None = None, **changes: Any
 ) -> VerifyTarget:
     """A target as a build leaves it."""
-    wheels = changes.pop("wheels", ())
+    wheels, image = changes.pop("wheels", ()), changes.pop("image", None)
     base = fake_base(files or vllm_files())
     plan = make_plan_of(base, *layers, wheels=wheels)
     tree = OverlayTree(base.tree)
     tree.update(plan.changes)
     target = VerifyTarget(
         name="oci:out",
-        kind="oci",
+        subject=subject_of(tree, image=image, env=plan.env),
         plan=plan.document,
         layers=layers,
-        tree=tree,
-        env=plan.env,
         runner=FakeRunner(),
     )
     return dataclasses.replace(target, **changes)
+
+
+def overlay_of(*paths: str) -> InFiles:
+    """An overlay that adds files at these paths."""
+    return InFiles(files=dict.fromkeys(paths, b""), env={})
 
 
 def static(target: VerifyTarget) -> dict[str, Check]:
@@ -156,7 +164,7 @@ def edited(target: VerifyTarget, path: str, data: bytes | None) -> VerifyTarget:
     )
     if data is not None:
         tree.files[path] = data
-    return dataclasses.replace(target, tree=tree)
+    return of_files(target, tree)
 
 
 def _paths(tree: Any, folder: str = "") -> list[str]:
@@ -317,7 +325,7 @@ def test_a_newer_plan_schema_is_refused_and_an_older_one_is_read() -> None:
 
 @pytest.mark.parametrize("env", [{}, {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}])
 def test_a_missing_variable_fails(env: dict[str, str]) -> None:
-    check = static(target_of(LAYER, env=env))["environment"]
+    check = static(of_env(target_of(LAYER), env))["environment"]
     assert check.status == "fail"
     assert check.reason == "VLLM_NVFP4_GEMM_BACKEND differs"
     assert check.expected == "VLLM_NVFP4_GEMM_BACKEND=marlin"
@@ -338,9 +346,9 @@ def test_a_file_in_place_of_a_folder_fails() -> None:
 @pytest.mark.parametrize("path", ["/usr/bin/vllm", "/etc/ld.so.preload", "/usr/lib/x.py"])
 def test_an_overlay_adds_nothing_elsewhere(path: str) -> None:
     own = (f"{SHARE}/x.py", "/usr/local/bin/spark-verify", "/workspace/build-metadata.yaml")
-    target = target_of(LAYER, brought=own)
+    target = target_of(LAYER, image=overlay_of(*own))
     assert static(target)["no other file touched"].status == "pass"
-    odd = dataclasses.replace(target, brought=(*own, path))
+    odd = target_of(LAYER, image=overlay_of(*own, path))
     assert static(odd)["no other file touched"].where == path
 
 
@@ -349,14 +357,14 @@ def test_a_changed_command_of_a_package_fails() -> None:
     files["vllm-0.20.1.dist-info/RECORD"] += record_line("../../../bin/vllm", b"good").encode()
     place = "/usr/bin/vllm"
     for data, status in ((b"good", "pass"), (b"evil", "fail")):
-        target = target_of(LAYER, files=files, outside=lambda _, data=data: {place: data})
+        target = target_of(LAYER, files=files, image=FakeImage(files={place: data}))
         assert target.plan.base.site_packages == "/usr/lib/python3/dist-packages"
         assert static(target)["no other file touched"].status == status
 
 
 def test_an_unpatched_base_fails() -> None:
     patched = target_of(LAYER)
-    checks = static(dataclasses.replace(patched, tree=fake_base(vllm_files()).tree))
+    checks = static(of_files(patched, fake_base(vllm_files()).tree))
     assert checks["layer fix"].status == "fail"
     assert checks["layer fix"].reason == "layer fix is missing"
 

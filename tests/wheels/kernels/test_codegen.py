@@ -6,7 +6,6 @@ which spark-build installs; without it these tests fail: nothing here is skipped
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from builder.proof.opening import target_of_plan
 from builder.proof.runners import InSandbox
 from builder.proof.trust import TrustedSources
 from tests.stack import APPLIED
+from tests.unit.fakes import of_files
 
 if TYPE_CHECKING:
     from builder.applier.trees import Changes, Tree
@@ -50,7 +50,7 @@ def with_tree(target: VerifyTarget, tree: Tree) -> VerifyTarget:
     """The same expectations held against other files."""
     trust = TrustedSources(everything=True)  # the changes are ours
     runner = InSandbox(tree, target.plan.base.packages, trust)
-    return dataclasses.replace(target, tree=tree, runner=runner)
+    return of_files(target, tree, runner=runner)
 
 
 def seen_in(target: VerifyTarget) -> dict[str, Check]:

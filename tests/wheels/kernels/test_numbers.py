@@ -20,10 +20,10 @@ from builder.proof.kernels import (
     launch_request,
     sandbox_launcher,
 )
+from builder.proof.necessity import put_together
 from builder.proof.numbers import UNWRITTEN, check_numbers, judged
 from builder.proof.opening import target_of_plan
-from builder.proof.parts import put_together
-from builder.proof.target import Parts
+from builder.proof.parts import Origin
 from builder.proof.trust import TrustedSources
 from builder.ptx.source import kernels_of
 from tests.wheels.support import replies_of
@@ -129,10 +129,10 @@ def test_without_the_layer_the_values_are_wrong(
     monkeypatch.setattr(kernels, "LAUNCHED", affected)
     made = planned(AFFECTED.get(layer, "pypi:vllm==0.20.1"))
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    parts = Parts(base=made.base, sources=planned.sources)
+    target = replace(target, origin=Origin(subject=made.base, sources=planned.sources))
     rest = [other for other in target.layers if other.name != layer]
     assert len(rest) == len(target.layers) - 1
-    checks = {one.name: one for one in check_numbers(put_together(parts, target, rest, layer))}
+    checks = {one.name: one for one in check_numbers(put_together(made.base, target, rest, layer))}
     assert {one.name for one in checks.values() if one.status != "not-run"} == set(defects)
     for name, (schedules, seen) in defects.items():
         assert checks[name].status == "fail"

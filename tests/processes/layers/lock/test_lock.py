@@ -18,7 +18,7 @@ from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
-from builder.images.rootfs.base import Base
+from builder.images.subject import Subject
 from builder.layers import lock
 from builder.layers.lock import NAME, lock_path, read_facts, read_lock, write_facts
 from builder.pipeline import bases, locking
@@ -508,13 +508,13 @@ class TestMovedTag:
         """Reference -> digest of what is to be had."""
         known = {"registry.test/vllm:v1": self.OLD, f"registry.test/vllm@{self.OLD}": self.OLD}
 
-        def identify_known(request: BaseRequest, _rest: str) -> Base:
+        def identify_known(request: BaseRequest, _rest: str) -> Subject:
             ref = request.ref.text
             if ref not in known:
                 raise RemoteError(f"image {ref} cannot be pulled")
             made = fake_base(vllm_files("1.0.0"), "image")
             changed = dataclasses.replace(made.identity, ref=ref, digest=known[ref])
-            return Base(changed, made.tree)
+            return Subject(changed, made.tree)
 
         monkeypatch.setitem(IDENTIFIERS, "docker", identify_known)
         return known
@@ -623,8 +623,8 @@ class TestFacts:
         (fix / "fix.txt").write_text("two\n")
         identify_base = bases.identify_base
 
-        def by_engine(*words: Any, **more: Any) -> Base:
-            return dataclasses.replace(identify_base(*words, **more), opened=None)
+        def by_engine(*words: Any, **more: Any) -> Subject:
+            return dataclasses.replace(identify_base(*words, **more), image=None)
 
         monkeypatch.setattr(bases, "identify_base", by_engine)
         assert spark_build("lock").code == 0

@@ -38,11 +38,13 @@ from builder.proof.binaries import check_binaries
 from builder.proof.levels import parse_levels
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
+    FakeImage,
     FakeRunner,
     MemoryTree,
     dist_files,
     fake_base,
     make_plan_of,
+    subject_of,
     vllm_files,
     write_tree,
 )
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.trees import Tree
+    from builder.images.subject import OpenImage
     from builder.proof.checks import Check
 
 # ------------------------------------------------------------------------------- what loads where
@@ -356,6 +359,7 @@ class Release:
         self,
         *lines: str,
         kind: str = "pypi",
+        image: OpenImage | None = None,
         tree: Tree | None = None,
         expect: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Check]:
@@ -364,11 +368,9 @@ class Release:
         base = fake_base(vllm_files())
         target = VerifyTarget(
             name="t",
-            kind=kind,
+            subject=subject_of(tree or self.tree, kind, image),
             plan=planned(make_plan_of(base), expect=expect),
             layers=(),
-            tree=tree or self.tree,
-            env={},
             runner=FakeRunner(),
         )
         return {check.name: check for check in check_binaries(target)}
@@ -484,7 +486,7 @@ def test_modules_on_the_index_are_read_only_where_needed(release: Callable[..., 
     assert made.read == [STABLE]
     assert FA3 not in checks
     assert "2 other modules were not read" in checks[STABLE].reason
-    at_hand = made.checks(LINEAR, kind="image")
+    at_hand = made.checks(LINEAR, image=FakeImage(in_engine=True))
     assert made.read == [STABLE, OLD, FA3]
     assert at_hand[FA3].status == "pass"
     assert at_hand[FA3].reason == "for other chips; vLLM does not call it on SM121"

@@ -34,8 +34,8 @@ from builder.images.registry.model import (
     RawManifest,
 )
 from builder.images.rootfs import index
-from builder.images.rootfs.base import Base, InLayers
 from builder.images.rootfs.image import LayerCache, find_image, open_image
+from builder.images.rootfs.layered import InLayers
 from builder.images.rootfs.view import Rootfs, interpreters
 from builder.publishing.subject import read_subject
 from tests.unit.fakes import dist_files, make_layer, make_plan_of, replace_op, vllm_files
@@ -59,8 +59,10 @@ from tests.unit.imagefiles import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from builder.images.subject import Subject
 
-def base_of(root: Path, suffix: str = "", **more: Any) -> Base:
+
+def base_of(root: Path, suffix: str = "", **more: Any) -> Subject:
     request = BaseRequest(ref=Ref(f"oci:{root}{suffix}"), pins={}, index=PackageIndex(), **more)
     return identify(request)
 
@@ -348,11 +350,11 @@ def test_a_file_of_a_released_wheel_is_read_from_there(
     forget_content(monkeypatch)
     put_vllm(tmp_path)
     base = base_of(tmp_path)
-    assert base.opened is not None
-    read_before = base.opened.view._cache.meter.packed
+    assert base.in_layers is not None
+    read_before = base.in_layers.view._cache.meter.packed
     assert base.tree.read("vllm/envs.py") == vllm_files()["vllm/envs.py"]
     assert released == ["vllm/envs.py"]
-    assert base.opened.view._cache.meter.packed == read_before
+    assert base.in_layers.view._cache.meter.packed == read_before
 
 
 def test_a_modified_file_is_read_from_its_layer(
@@ -641,7 +643,7 @@ def test_a_layer_that_contradicts_the_configuration(tmp_path: Path, known: bool)
     assert caught.value.code == 8
 
 
-def identify_named(ref: str) -> Base:
+def identify_named(ref: str) -> Subject:
     return identify(BaseRequest(ref=Ref(ref), pins={}, index=PackageIndex()))
 
 
@@ -650,20 +652,24 @@ def identify_named(ref: str) -> Base:
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize(
-    ("ref", "engine", "wanted"),
+    ("ref", "in_engine", "wanted"),
     [
-        ("vllm/vllm-openai:v1", "auto", None),
-        ("docker://vllm/vllm-openai:v1", "auto", False),
-        ("docker://vllm/vllm-openai:v1", "buildkit", True),
-        ("vllm/vllm-openai:v1", "oci", False),
-        ("vllm/vllm-openai:v1", "buildkit", True),
+        ("vllm/vllm-openai:v1", None, None),
+        ("docker://vllm/vllm-openai:v1", None, False),
+        ("docker://vllm/vllm-openai:v1", True, True),
+        ("vllm/vllm-openai:v1", False, False),
+        ("vllm/vllm-openai:v1", True, True),
     ],
 )
 def test_order_in_which_an_image_is_looked_up(
-    monkeypatch: pytest.MonkeyPatch, ref: str, engine: str, wanted: bool | None, answers: bool
+    monkeypatch: pytest.MonkeyPatch,
+    ref: str,
+    in_engine: bool | None,
+    wanted: bool | None,
+    answers: bool,
 ) -> None:
     monkeypatch.setattr(docker, "answers", lambda: answers)
-    assert asks_engine(Ref(ref), engine) == (answers if wanted is None else wanted)
+    assert asks_engine(Ref(ref), in_engine=in_engine) == (answers if wanted is None else wanted)
 
 
 def test_an_image_that_does_not_exist_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from builder.common.plan import BuildPlan
     from builder.images.bases.model import BaseRequest
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
     from tests.unit.caller import Call
 
 #: A module that compares a kind of base with a word, as ``base.kind == "pypi"``.
@@ -56,7 +56,7 @@ def test_a_kind_is_one_module_and_two_rows(
     """Wheels of a toy's own are built into an overlay, and options are refused by what it is."""
     asked: list[str] = []
 
-    def identify_toy(_request: BaseRequest, rest: str) -> Base:
+    def identify_toy(_request: BaseRequest, rest: str) -> Subject:
         asked.append(rest)
         return fake_base(vllm_files(), kind="toy")
 

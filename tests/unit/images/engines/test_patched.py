@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.plan import BuildPlan
-    from builder.images.rootfs.base import Base
+    from builder.images.subject import Subject
 
 EDIT = replace_op("BACKEND = 'cutlass'", "BACKEND = 'b12x'")
 LAYERS = (
@@ -84,7 +84,7 @@ EXTRA = [
 ]
 
 
-def base_of(root: Path, items: Sequence[Item] = EXTRA, **options: Any) -> Base:
+def base_of(root: Path, items: Sequence[Item] = EXTRA, **options: Any) -> Subject:
     put_vllm(root, items=items, **options)
     tracked = ("vllm", "lib")
     return identify(
@@ -92,7 +92,7 @@ def base_of(root: Path, items: Sequence[Item] = EXTRA, **options: Any) -> Base:
     )
 
 
-def build(base: Base, target: Path, plan: BuildPlan | None = None, **more: Any) -> BuiltImage:
+def build(base: Subject, target: Path, plan: BuildPlan | None = None, **more: Any) -> BuiltImage:
     request = BuildRequest(
         plan=plan or make_plan_of(base, *LAYERS), tag="x:1", output=target, base=base, **more
     )
@@ -182,8 +182,8 @@ def test_removed_files_match_those_removed_in_a_container(tmp_path: Path, case: 
     """The same plan copied onto the same files and finished there, as BuildKit's RUN does it."""
     base = base_of(tmp_path / "base", CASES[case])
     plan = make_plan_of(base, *LAYERS)
-    assert base.opened is not None
-    disk = unpacked(tmp_path / "disk", base.opened.view)
+    assert base.in_layers is not None
+    disk = unpacked(tmp_path / "disk", base.in_layers.view)
     for path, content in plan.changes.items():
         if content is not None:
             (disk / path).parent.mkdir(parents=True, exist_ok=True)
@@ -416,7 +416,7 @@ def test_too_many_layers_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(manifest_of(tmp_path / "out")["layers"]) == 6
 
 
-def base_of_many(root: Path, count: int) -> Base:
+def base_of_many(root: Path, count: int) -> Subject:
     """A base of so many layers, most of which are one and the same."""
     one = packed(tar_of(Item("n")))
     put_vllm(root, *[one] * (count - 2), items=EXTRA)
