@@ -1,6 +1,6 @@
 """How many architectures of a release ``preflight`` can answer for, and why not for the rest.
 
-    python -m benchmarks.preflight_sweep 0.33.0 0.24.0 [--form NVFP4] [--json FILE]
+    python -m benchmarks.preflight_sweep 0.33.0 0.24.0 [--form FP8] [--only NAME,...] [--json FILE]
 
 Each architecture of the release's registry that Transformers knows gets a small configuration, made
 from its Transformers class in the release's sandbox, with a quantisation in the form that is asked.
@@ -14,12 +14,11 @@ import argparse
 import collections
 import contextlib
 import json
-import re
 import subprocess
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
@@ -27,6 +26,9 @@ from builder.layers.catalog import Selection
 from builder.pipeline.bases import identify_base
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import ModelAnswer, Release, Target, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 #: Run in the sandbox: architectures by the release's registry, with a configuration of two layers.
 CONFIGURATIONS = """
@@ -79,6 +81,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
     },
     "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+    "MXFP4": {"quant_method": "mxfp4"},
     "W4A16": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": GROUP},
@@ -104,6 +107,12 @@ def configurations(release: Release) -> dict[str, dict[str, Any] | None]:
     return dict(json.loads(done.stdout))
 
 
+#: Errors that Python raises where a configuration lacks a value, or has one of another form.
+OPEN = (
+    "AttributeError", "KeyError", "TypeError", "IndexError", "AssertionError", "ValidationError",
+)  # fmt: skip
+
+
 def outcome(answer: ModelAnswer) -> tuple[str, str]:
     """Whether it starts, is refused or says nothing, and why."""
     if answer.error is None:
@@ -111,17 +120,21 @@ def outcome(answer: ModelAnswer) -> tuple[str, str]:
     if answer.not_run:
         return "ours", answer.not_run
     why = f"{answer.error.type}: {sentence(answer.error)} ({answer.error.where})"
-    own = re.match(r"StrictDataclass|(AttributeError: '\w+Config' object)|.*ValidationError", why)
     # what a class of Transformers leaves open, and a checkpoint's configuration says
-    return "unfit configuration" if own else "refused", why
+    unfit = answer.error.type in OPEN or answer.error.type.startswith("StrictDataclass")
+    return "unfit configuration" if unfit else "refused", why
 
 
-def sweep(vllm: str, form: str, folder: Path) -> dict[str, tuple[str, str]]:
-    """The outcome of each architecture of a release."""
+def sweep(
+    vllm: str, form: str, folder: Path, only: Collection[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """The outcome of each architecture of a release, or of those that are named."""
     release, base = release_of(vllm)
     found: dict[str, tuple[str, str]] = {}
     with closing(base):
         for name, config in configurations(release).items():
+            if only and name not in only:
+                continue
             if config is None:
                 found[name] = "no configuration", ""
                 continue
@@ -140,13 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("releases", nargs="+")
     parser.add_argument("--form", choices=FORMS, default="NVFP4")
+    parser.add_argument("--only", default="", help="architectures, separated by commas")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for vllm in options.releases:
         with tempfile.TemporaryDirectory() as folder:
-            found = sweep(vllm, options.form, Path(folder))
-        results[vllm] = found
+            only = [name for name in options.only.split(",") if name]
+            found = sweep(vllm, options.form, Path(folder), only)
+        results[f"{vllm} {options.form}"] = found
         counts = collections.Counter(word for word, _ in found.values())
         asked = sum(counts.values()) - counts["no configuration"]
         print(

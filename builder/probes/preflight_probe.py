@@ -79,6 +79,14 @@ ONE_RANK = {
 }
 #: Operators of communication: a release calls one of them to see whether the library is there.
 BETWEEN_RANKS = "torch.ops._C_custom_ar."
+#: Operators that choose nothing: the bytes of scratch memory that a kernel wants, which are not
+#: counted here, and the GPU's address of a tensor of the host.
+HARMLESS: dict[str, Callable[..., Any]] = {
+    "get_workspace_size": lambda *_: 0,
+    "get_cuda_view_from_cpu_tensor": lambda tensor: tensor,
+}
+#: The version that a stand-in for Numba tells, a compiler for drafts by n-grams, if it is missing.
+NUMBA = "0.61.2"
 #: In the error of whatever looks up a name.
 NO_NETWORK = "the simulated device has no network"
 #: Bytes of address space that building one model may add; tensors on the meta device have none.
@@ -93,6 +101,8 @@ OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 
 #: What stand-ins were called for; the release may have caught their errors.
 CALLED: list[str] = []
+#: What stand-ins answered while a module was imported: it may decide what that module defines.
+ANSWERED: list[str] = []
 
 
 class StandInError(NotImplementedError):
@@ -103,6 +113,19 @@ def called(words: str) -> StandInError:
     """The error of a stand-in that is called, which is kept."""
     CALLED.append(words)
     return StandInError(words)
+
+
+def answered(words: str) -> None:
+    """Keep what a stand-in answered while a module was imported.
+
+    Raises:
+        StandInError: no module is being imported, so the answer may be the release's choice.
+    """
+    if not importing():
+        raise called(words)
+    words = f"{words} while a module was imported"
+    if words not in ANSWERED:
+        ANSWERED.append(words)
 
 
 def importing() -> bool:
@@ -153,14 +176,23 @@ class Nothing(metaclass=Names):
     def __call__(self, *args: Any, **_options: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not isinstance(args[0], Nothing):
             return args[0]
-        if not importing():
-            raise called(f"{self.__name__} of the stand-in for Triton was called")
+        answered(f"{self.__name__} of the stand-in for Triton was called")
         return self
 
     def __bool__(self) -> bool:
-        if not importing():
-            raise called(f"{self.__name__} of the stand-in for Triton was tested")
+        answered(f"{self.__name__} of the stand-in for Triton was tested")
         return True
+
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            answered(f"{self.__name__} of the stand-in for Triton was compared")
+        return self is other
+
+    def __iter__(self) -> Any:
+        raise called(f"{self.__name__} of the stand-in for Triton was iterated")
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -268,7 +300,10 @@ class Operator:
             raise AttributeError(name)
         return Operator(f"{self._name}.{name}")
 
-    def __call__(self, *_args: Any, **_options: Any) -> None:
+    def __call__(self, *args: Any, **_options: Any) -> Any:
+        harmless = HARMLESS.get(self._name.removesuffix(".default").rpartition(".")[2])
+        if harmless is not None:
+            return harmless(*args)
         words = f"the operator {self._name} was called; its library is not here"
         raise StandInError(words) if BETWEEN_RANKS in self._name else called(words)
 
@@ -331,8 +366,8 @@ class NoDevice:
         self._name = name
 
     def __call__(self, *_args: Any) -> int:
-        if not importing():
-            CALLED.append(f"{self._name} of a CUDA library was called; its stand-in has no device")
+        with contextlib.suppress(StandInError):  # the release reads a number
+            answered(f"{self._name} of a CUDA library was called; its stand-in has no device")
         return stub_driver.NO_DEVICE
 
 
@@ -382,6 +417,8 @@ def on_meta() -> Any:
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             options = dict(kwargs or {})
+            if options.pop("pin_memory", False):  # of the host, which a GB10 shares with its GPU
+                options["device"] = "meta"
             if "device" in options:
                 options["device"] = moved(options["device"])
             if getattr(func, "__name__", "") in {"to", "cuda"}:
@@ -528,7 +565,6 @@ def built(config: Any, probe: Probe, scratch: str) -> Any:
     torch.cuda.Stream = torch.cuda.Event = Stream
     probe.note("streams and events of CUDA: objects on which nothing runs")
     probe.note("tensors: on torch's meta device, without values")
-    stand_in_for_operators(probe)
     with torch.device("meta"), on_meta():
         return utilities.initialize_model(vllm_config=config, model_config=config.model_config)
 
@@ -814,6 +850,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
         reply.update(error=failure(cause, stage), stage=stage)
     CALLED.extend(f"{name} was called; its code is not here" for name in dispatch_modules.USED)
+    reply["simulated"] = [*probe.simulated, *ANSWERED]
     if CALLED:  # what the release did with the error depends on the stand-in
         reply.update(error=failure(StandInError(CALLED[0]), stage), stage=stage)
     return reply
@@ -833,6 +870,7 @@ def warm_up(probe: Probe) -> None:
             importlib.import_module(name)
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
+    stand_in_for_operators(probe)
     in_one_process(probe)
     refuse_code_of_checkpoints(probe)
 
@@ -878,6 +916,7 @@ def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
         {**request, "paths": request.get("paths", [])}, probe, scratch,
     )  # fmt: skip
     stand_in_for_triton(probe, "triton", str(request.get("triton") or "3.6.0"))
+    stand_in_for_triton(probe, "numba", NUMBA)
     if request.get("tilelang"):
         stand_in_for_triton(probe, "tilelang", str(request["tilelang"]))
     return kept

@@ -176,6 +176,12 @@ _OURS = {
     r"its library is not here": "an operator of vLLM's compiled libraries was called",
     r"the Triton kernel (\w+) was launched": "the Triton kernel {0} was launched while building",
     r"(\S+/spark-build/\S+: undefined symbol: \w+)": "a library's stand-in failed: {0}",
+    r"No CUDA GPUs are available": "a function of CUDA itself was called",
+    r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'": "torch.ops.{0}.{1} was asked for; "
+    "its library is not here",
+    r"requires the (\w+) library but it was not found": "the sandbox lacks the module {0}",
+    r"cannot import name '(\w+)' from 'transformers[\w.]*'": "the sandbox's Transformers has no "
+    "{0}, and an image of this release may have another one",
     r"no CUDA here: a generated stand-in": "a CUDA library was called",
     r"Transformers does not recognize this architecture": "the sandbox's Transformers does not "
     "know the model, and an image of this release may have a newer one",
@@ -526,7 +532,11 @@ def configuration_alone(folder: Path) -> Path:
         UsageError: one of them cannot be read.
     """
     present = [folder / name for name in CONFIGURATION if os.path.lexists(folder / name)]
-    texts = {file.name: _configuration(file) for file in present}
+    return configuration_of({file.name: _configuration(file) for file in present})
+
+
+def configuration_of(texts: Mapping[str, bytes]) -> Path:
+    """A folder with configuration files of these names and contents, named by content."""
     key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
     made = cache_dir() / "preflight" / "models" / key[:24]
     with locked(str(made)):

@@ -175,10 +175,11 @@ class MemoryEstimate(Document, frozen=True, kw_only=True):
 
 
 #: Bytes of a parameter by kind of layer: 4 bits and a scale of one byte for 16 values (NVFP4) or
-#: for 32 values (MXFP4).
+#: for 32 values (MXFP4); of INT4 the scale of two bytes for 128 values of AWQ, GPTQ and AutoRound.
 _PARAMETER_BYTES = {
     "nvfp4-linear": 0.5625, "nvfp4-moe": 0.5625, "w4a16-linear": 0.5625, "w4a16-moe": 0.5625,
-    "mxfp4-moe": 0.53125, "fp8-linear": 1.0, "fp8-block": 1.0, "unquantized": 2.0,
+    "mxfp4-moe": 0.53125, "mxfp8-linear": 1.03125, "mxfp8-moe": 1.03125, "fp8-linear": 1.0,
+    "fp8-block": 1.0, "int4-linear": 0.515625, "int4-moe": 0.515625, "unquantized": 2.0,
 }  # fmt: skip
 #: Memory bandwidth of a GB10 (NVIDIA's data sheet of DGX Spark: 273 GB/s, LPDDR5X).
 BANDWIDTH = 273_000_000_000

@@ -34,11 +34,20 @@ if TYPE_CHECKING:
 _KINDS: tuple[str, ...] = get_args(LayerKind)
 _MOST_BYTES = 64 << 20
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+#: The longest value of a key, in characters, that stays in one line.
+_LINE = 90
 #: A model's file is one table; a checkpoint that needs more nested ones is none.
 _DEEPEST = 8
 #: ``quant_algo`` of ModelOpt, and ``quant_method`` of others -> the start of a kind of layer.
 _ALGORITHMS = {
     "NVFP4": "nvfp4", "W4A16_NVFP4": "w4a16", "NVFP4_AWQ": "nvfp4", "FP8": "fp8", "MXFP4": "mxfp4",
+    "MXFP8": "mxfp8",
+}  # fmt: skip
+#: ``quant_method`` of checkpoints with 4-bit integers, which ``bits`` may contradict.
+_INT4 = frozenset({"awq", "gptq", "auto-round", "autoround"})
+#: The start of ``format`` of compressed-tensors -> the start of a kind of layer.
+_FORMATS = {
+    "nvfp4": "nvfp4", "float": "fp8", "naive": "fp8", "mxfp4": "mxfp4", "pack-quantized": "int4",
 }  # fmt: skip
 #: The activation of experts as Transformers names it -> vLLM's name.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -67,8 +76,8 @@ def model_text(folder: Path, id_: str) -> str:
     if quantised and not embedded.get("quantization_config"):
         # vLLM reads the file beside it only then (vllm/transformers_utils/config.py)
         embedded["quantization_config"] = {"quant_method": "modelopt", **quantised}
-    written = "".join(_lines(embedded, "value"))
-    tables.append(f'[config]\nsource = "{CONFIG} of the checkpoint"\n\n[config.value]\n{written}')
+    written = "".join(_lines(embedded, "config.value"))
+    tables.append(f'[config]\nsource = "{CONFIG} of the checkpoint"\n{written}')
     architecture = " ".join(str(one) for one in raw.get("architectures") or ["unknown"])
     summary = f"summary = {json.dumps(f'{architecture}, from its checkpoint')}\n"
     text = "\n".join([summary, *tables])
@@ -131,18 +140,35 @@ def _weights(
 def _kinds_of(own: Mapping[str, Any], experts: bool) -> Iterator[str]:
     """The kinds of layers that a quantisation names."""
     ends = ("linear", "moe") if experts else ("linear",)
+    method = str(own.get("quant_method"))
     if not own:
         yield "unquantized"
-    if own.get("quant_method") == "mxfp4":
+    if method == "mxfp4":
         yield "mxfp4-moe"
-    if own.get("quant_method") == "fp8":
+    if method == "fp8":
         yield "fp8-block" if own.get("weight_block_size") else "fp8-linear"
+    for start in sorted({*_algorithms(own, method)}):
+        yield from (f"{start}-{end}" for end in ends if f"{start}-{end}" in _KINDS)
+
+
+def _algorithms(own: Mapping[str, Any], method: str) -> Iterator[str]:
+    """The starts of the kinds, by the algorithm of all layers or of each one."""
+    if method in _INT4 and own.get("bits", 4) == 4:
+        yield "int4"
+    groups = own.get("config_groups")
+    if method == "compressed-tensors" and isinstance(groups, dict):
+        for group in (one for one in groups.values() if isinstance(one, dict)):
+            form = str(group.get("format") or own.get("format"))
+            weights = group.get("weights")
+            bits = weights.get("num_bits") if isinstance(weights, dict) else None
+            start = next((s for start, s in _FORMATS.items() if form.startswith(start)), "")
+            if start and (start != "int4" or bits == 4):
+                yield start
     layers = own.get("quantized_layers")
     algorithms = {str(own.get("quant_algo"))}
     if isinstance(layers, dict):
         algorithms |= {str(v.get("quant_algo")) for v in layers.values() if isinstance(v, dict)}
-    for start in {_ALGORITHMS[one] for one in algorithms if one in _ALGORITHMS}:
-        yield from (f"{start}-{end}" for end in ends if f"{start}-{end}" in _KINDS)
+    yield from (_ALGORITHMS[one] for one in algorithms if one in _ALGORITHMS)
 
 
 def _figures(raw: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
@@ -158,17 +184,26 @@ def _figures(raw: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
         yield _table("[kv-cache-dtype]", dtype, f"{QUANT_CONFIG} of the checkpoint")
 
 
-def _lines(table: Mapping[str, Any], what: str, depth: int = 0) -> Iterator[str]:
-    """The keys of a table, one a line; TOML has no null, so such a key is left out.
+def _lines(table: Mapping[str, Any], head: str, depth: int = 0) -> Iterator[str]:
+    """A table with its keys, one a line; TOML has no null, so such a key is left out.
 
     Raises:
         UsageError: it is nested too deep.
     """
     if depth > _DEEPEST:
-        raise UsageError(f"{CONFIG} is nested too deep: {what}")
+        raise UsageError(f"{CONFIG} is nested too deep: {head}")
+    yield f"\n[{head}]\n"
+    large = {key: value for key, value in table.items() if _is_large(value)}
     for key, value in table.items():
-        if value is not None:
+        if value is not None and key not in large:
             yield f"{_key(key)} = {_value(value, depth + 1)}\n"
+    for key, value in large.items():
+        yield from _lines(value, f"{head}.{_key(key)}", depth + 1)
+
+
+def _is_large(value: object) -> bool:
+    """Whether a value gets a table of its own: one that does not fit into a line."""
+    return isinstance(value, dict) and len(json.dumps(value)) > _LINE
 
 
 def _key(key: str) -> str:

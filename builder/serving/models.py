@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: (``builder/proof/checks.py``).
 LayerKind = Literal[
     "nvfp4-linear", "nvfp4-moe", "fp8-linear", "fp8-block", "w4a16-linear", "w4a16-moe",
-    "mxfp4-moe", "unquantized",
+    "mxfp4-moe", "mxfp8-linear", "mxfp8-moe", "int4-linear", "int4-moe", "unquantized",
 ]  # fmt: skip
 #: The summary of a model without a file.
 GENERIC = "unverified: spark-build has no file of this model"

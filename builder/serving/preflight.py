@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
+from builder.applier.values import canonical_json
 from builder.common.document import Count, Document, Part, Text, always
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
@@ -35,6 +36,7 @@ from builder.proof.wholemodel import (
     Refusal,
     Release,
     Target,
+    configuration_of,
     is_path,
     own_folder,
     sentence,
@@ -293,7 +295,9 @@ def _cures(
 
 
 def model_folder(release: Release, model: str, folders: Sequence[Path]) -> Path:
-    """The folder with a model's ``config.json``; downloaded, if it is an id on Hugging Face.
+    """The folder with a model's ``config.json``: of a name of ours what its file says.
+
+    That of an id on Hugging Face is downloaded.
 
     Raises:
         UsageError: there is none.
@@ -301,9 +305,12 @@ def model_folder(release: Release, model: str, folders: Sequence[Path]) -> Path:
     """
     if is_path(model):
         return own_folder(Path(model))
-    named = "/" in model
-    name = model if named else Models.discover(folders).model(model, or_folder=True).id.value
-    return release.downloaded(name)
+    if "/" in model:
+        return release.downloaded(model)
+    known = Models.discover(folders).model(model, or_folder=True)
+    if known.config is not None:
+        return configuration_of({"config.json": canonical_json(known.config.value)})
+    return release.downloaded(known.id.value)
 
 
 def variables_of(texts: Sequence[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.proof.recorded import read_records
 from builder.publishing.tags import Listing
 from builder.serving.formats import rendered, yaml_text
+from builder.serving.memory import ACTIVATIONS, GRAPHS, SYSTEM, TOTAL
 from builder.serving.recipe import Place, RecipeRequest, Topology, recipe_of, selects_for
 
 if TYPE_CHECKING:
@@ -201,7 +202,9 @@ def make_export(models: Models, vllm: str, profiles: Sequence[ServedProfile]) ->
     without: list[ModelWithout] = []
     for name in sorted(models.files):
         try:
-            found = [best_recipe(models.model(name), profiles, place) for place in PLACES]
+            model = models.model(name)
+            places = [place for place in PLACES if may_fit(model, place)]
+            found = [best_recipe(model, profiles, place) for place in places]
             texts = {
                 f"{folder}/{file}": (MARK + text).encode()
                 for recipe in found
@@ -211,11 +214,21 @@ def make_export(models: Models, vllm: str, profiles: Sequence[ServedProfile]) ->
         except UsageError as error:
             without.append(ModelWithout(model=name, reason=str(error)))
             continue
+        if not places:
+            reason = f"its weights do not fit into {len(PLACES)} Sparks"
+            without.append(ModelWithout(model=name, reason=reason))
         files |= texts
         recipes += map(_exported, found)
     if not recipes:
         raise UsageError(f"no model has a recipe on vLLM {vllm}: {without[0].reason}")
     return Export(vllm=vllm, files=files, recipes=tuple(recipes), without=tuple(without))
+
+
+def may_fit(model: Model, place: Place) -> bool:
+    """Whether the weights leave some memory free on the nodes that share them; true if unknown."""
+    nodes = 1 if place.topology in ("solo", "two-solos") else 2
+    free = TOTAL.bytes - SYSTEM.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
+    return model.weight_bytes is None or model.weight_bytes.value < nodes * free
 
 
 def _exported(recipe: Recipe) -> ExportedRecipe:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.preflight_sweep import FORMS, sweep
 from builder.__main__ import run
 from builder.common.paths import cache_dir
+from builder.serving.models import Models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +70,46 @@ def asked(
         return code, dict(json.loads(capfd.readouterr().out))
 
     return ask
+
+
+#: Newer than what a model of ours says that it needs.
+NEWEST = "0.33.0"
+WITH_CONFIGURATION = [
+    name for name in Models.discover().files if Models.discover().model(name).config is not None
+]
+
+
+@pytest.mark.parametrize("name", WITH_CONFIGURATION)
+def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each builds without a network; its experts and its weights are those in its file."""
+    model = Models.discover().model(name)
+    assert run(["preflight", name, "--release", NEWEST, "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["starts"] == "yes"
+    experts = any(row["experts"] for row in document["layers"] if row["part"] == "model")
+    assert experts is (model.experts is not None or model.active_parameters is not None)
+    assert model.weight_bytes is not None
+    ratio = document["memory"]["weight_bytes"] / model.weight_bytes.value
+    assert ratio == pytest.approx(1, abs=0.05)
+    quantised = {row["quantisation"] for row in document["layers"]}
+    full = {
+        "UnquantizedLinearMethod",
+        "UnquantizedFusedMoEMethod",
+        "UnquantizedEmbeddingMethod",
+        "",
+    }
+    if model.kinds() != {"unquantized"}:
+        assert quantised - full
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_sweep_over_architectures_in_short(form: str, tmp_path: Path) -> None:
+    """Dense and with experts; whatever fails does so in the release's own words."""
+    only = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GraniteForCausalLM"]
+    found = sweep(NEWEST, form, tmp_path, only)
+    assert set(found) == set(only)
+    assert {word for word, _ in found.values()} <= {"starts", "refused"}
+    assert form == "MXFP4" or found["Qwen3ForCausalLM"] == ("starts", "")
 
 
 def kernels(document: dict[str, Any]) -> dict[str, list[str]]:

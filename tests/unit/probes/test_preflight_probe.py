@@ -25,6 +25,7 @@ probe = load("preflight_probe")
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Any]:
     """The answer of a release that builds a model with this function."""
+    probe.ANSWERED.clear()
     config = SimpleNamespace(create_engine_config=lambda: None)
     module = SimpleNamespace(set_current_vllm_config=contextlib.nullcontext)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(config=module))
@@ -69,6 +70,16 @@ def tested_triton() -> None:
         pass
 
 
+def compared_triton() -> None:
+    with contextlib.suppress(Exception):
+        assert probe.Nothing("triton.runtime.driver.active.target.arch") == 90
+
+
+def iterated_triton() -> None:
+    with contextlib.suppress(Exception):
+        list(probe.Nothing("triton.backends.all"))
+
+
 def asked_cuda() -> None:
     assert probe.NoDevice("cudaDeviceReset")() == 100
 
@@ -80,8 +91,8 @@ def asked_deep_gemm() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        swallowed, launched, refused_because_of_it, asked_triton, tested_triton, asked_cuda,
-        asked_deep_gemm,
+        swallowed, launched, refused_because_of_it, asked_triton, tested_triton, compared_triton,
+        iterated_triton, asked_cuda, asked_deep_gemm,
     ],
 )  # fmt: skip
 def test_a_stand_in_that_was_called_is_no_answer_though_its_error_was_caught(
@@ -98,13 +109,18 @@ def test_what_a_module_defines_while_it_is_imported_is_no_answer(
     answered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decorators of kernels, and lists of their configurations."""
-    (tmp_path / "kernels_of_a_model.py").write_text("import nothing; CONFIG = nothing.it(1)\n")
+    text = "import nothing; CONFIG = nothing.it(1); FAST = bool(nothing.it); nothing.cuda()\n"
+    (tmp_path / "kernels_of_a_model.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    nothing = SimpleNamespace(it=probe.Nothing("triton.Config"))
+    nothing = SimpleNamespace(it=probe.Nothing("triton.Config"), cuda=probe.NoDevice("cudaX"))
     monkeypatch.setitem(sys.modules, "nothing", nothing)
     monkeypatch.delitem(sys.modules, "kernels_of_a_model", raising=False)
     build = partial(importlib.import_module, "kernels_of_a_model")
-    assert answered(build)["error"] is None
+    reply = answered(build)
+    assert reply["error"] is None
+    assert [words.partition(" of ")[0] for words in reply["simulated"]] == [
+        "triton.Config", "triton.Config", "cudaX",
+    ]  # fmt: skip
     assert answered(lambda: probe.Nothing("triton.jit")(len))["error"] is None
     assert answered(probe.dispatch_modules._any_name("set_pdl"))["error"] is None
 
@@ -124,6 +140,28 @@ def test_whether_ranks_can_talk_is_no_kernel(answered: Any) -> None:
             probe.Operator("torch.ops._C_custom_ar.meta_size")()
 
     assert answered(build)["error"] is None
+
+
+def test_an_operator_that_chooses_nothing_is_harmless(answered: Any) -> None:
+    def build() -> None:
+        assert probe.Operator("torch.ops._flashkda_C.get_workspace_size")(1, 2) == 0
+        assert probe.Operator("torch.ops._C.get_cuda_view_from_cpu_tensor.default")("w") == "w"
+
+    assert answered(build)["error"] is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "No CUDA GPUs are available",
+        "'_OpNamespace' '_C' object has no attribute 'rotary_embedding'",
+        "TimmWrapperModel requires the timm library but it was not found in your environment.",
+        "cannot import name 'X' from 'transformers.models.pixtral.modeling_pixtral' (/a/b.py)",
+    ],
+)
+def test_what_the_sandbox_lacks_is_no_refusal(message: str) -> None:
+    assert not_the_releases(Refusal(type="RuntimeError", message=message))
+    assert not not_the_releases(Refusal(type="RuntimeError", message="no kernel"))
 
 
 def test_transformers_runs_no_code_of_a_checkpoint(

@@ -17,6 +17,12 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
+def grouped(form: str, bits: int) -> dict[str, Any]:
+    """A quantisation in the form of compressed-tensors."""
+    groups = {"group_0": {"weights": {"num_bits": bits}, "targets": ["Linear"]}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
 def added(call: Call, config: dict[str, Any], **beside: Any) -> Any:
     folder = Path("checkpoint")
     folder.mkdir(exist_ok=True)
@@ -37,6 +43,17 @@ def added(call: Call, config: dict[str, Any], **beside: Any) -> Any:
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {}, {"fp8-block"}),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, {}, {"w4a16-linear"}),
         (None, {}, {"unquantized"}),
+        ({"quant_method": "awq", "bits": 4}, {}, {"int4-linear"}),
+        ({"quant_method": "awq", "bits": 8}, {}, set()),
+        (
+            {"quant_method": "auto-round", "bits": 4},
+            {"num_experts": 8},
+            {"int4-linear", "int4-moe"},
+        ),
+        (grouped("pack-quantized", 4), {}, {"int4-linear"}),
+        (grouped("pack-quantized", 8), {}, set()),
+        (grouped("nvfp4-pack-quantized", 4), {}, {"nvfp4-linear"}),
+        (grouped("float-quantized", 8), {}, {"fp8-linear"}),
         (
             {
                 "quant_algo": "MIXED_PRECISION",
@@ -68,6 +85,7 @@ def test_values_of_all_forms_come_back(call: Call) -> None:
     value = {
         "odd key.x": [1, 2.5, True, "a\"b\n\x7f"], "nested": {"a": {"b": [{"c": 1}]}},
         "many": [f"layers.{n}.x" for n in range(300)], "text": "ü\\u",
+        "large": {f"layers.{n}": {"a.b": {"c": n}, "void": [1]} for n in range(30)}, "last": 1,
     }  # fmt: skip
     model = added(call, {**BASE, **value})
     assert {name: model.config.value[name] for name in value} == value

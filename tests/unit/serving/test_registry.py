@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.serving import registry
-from builder.serving.models import Models
+from builder.serving.models import KnownCount, Models
+from builder.serving.recipe import selects_for
 from builder.serving.registry import (
     FOLDERS,
     MANIFEST,
@@ -20,6 +22,7 @@ from builder.serving.registry import (
     export_recipes,
     images_of,
     make_export,
+    may_fit,
     newest_release,
 )
 from tests.documents import validated
@@ -64,16 +67,36 @@ def export(folder: Path, **changed: Any) -> ExportedRecipes:
 
 def test_every_model_has_both_forms() -> None:
     files = made().files
-    names = [f"{name}{end}" for name in Models.discover().files for end in ("", "-tp2")]
+    names = [
+        f"{name}{'' if place.topology == 'solo' else '-tp2'}"
+        for name in Models.discover().files
+        for place in registry.PLACES
+        if may_fit(Models.discover().model(name), place)
+    ]
     wanted = {f"{folder}/{name}.yaml" for folder in FOLDERS.values() for name in names}
     assert set(files) == {MANIFEST, *wanted}
     assert all(data.startswith(MARK.encode()) for data in files.values())
     assert made().files == files
 
 
+@pytest.mark.parametrize(
+    ("size", "fits"), [(None, [True, True]), (10**11, [True, True]), (2 * 10**11, [False, True])]
+)
+def test_a_model_that_does_not_fit_has_no_recipe(size: int | None, fits: list[bool]) -> None:
+    model = Models.discover().model("nemotron-3-super")
+    known = None if size is None else KnownCount(value=size, source="x")
+    model = structs.replace(model, weight_bytes=known)
+    assert [may_fit(model, place) for place in registry.PLACES] == fits
+    without = {one.model: one.reason for one in made().without}
+    assert without["minimax-m3"] == "its weights do not fit into 2 Sparks"
+
+
 def test_a_model_gets_the_first_profile_that_serves_it() -> None:
     chosen = {one.model: (one.profile, one.mod) for one in made().recipes}
-    assert chosen.pop("gpt-oss-120b") == ("marlin", ""), "no layer that a profile is about"
+    models = Models.discover()
+    others = {name for name in chosen if not selects_for(models.model(name))}
+    assert "gpt-oss-120b" in others, "no layer that a profile is about"
+    assert {chosen.pop(name) for name in others} == {("marlin", "")}
     assert set(chosen.values()) == {("b12x-full", "sm121-b12x-full-enable")}
     refusing = made(refused={"fp8-linear": "no kernel"})
     assert {one.model: one.profile for one in refusing.recipes}["nemotron-3-super"] == "marlin"
