@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from builder.applier.trees import versions
 from builder.common.document import plain
 from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.common.programs import CODEGEN
@@ -41,27 +40,21 @@ from builder.proof.replies import (
 )
 from builder.proof.sandbox import (
     NoDsl,
-    Sandbox,
+    WithDsl,
     ask_probe,
-    folder_of,
     lay_out,
-    mirror,
-    python_files,
-    requirements_for,
-    texts_of,
-    torch_folder,
-    wanted_torch,
+    own_files,
 )
 from builder.proof.target import Refusal
-from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.trees import Tree
     from builder.probes.dispatch_expect import Failure
     from builder.proof.checks import Status
     from builder.proof.target import VerifyTarget
+    from builder.proof.trust import TrustedSources
 
 #: The CuTe DSL's default architecture on a GB10.
 ARCH = "sm_121a"
@@ -276,41 +269,25 @@ def _not_run(name: str, expected: str, reason: str) -> Check:
 # -------------------------------------------------------------------------------- where it compiles
 
 
-def sandbox_compiler(
-    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
-) -> Callable[[CodegenRequest], CodegenReply]:
-    """A function that compiles with the FlashInfer and CuTe DSL of a tree, in a sandbox.
-
-    Nothing is created or downloaded before it is called.  Files unknown to ``trust`` run
-    isolated.
-    """
-
-    def compile_kernels(request: CodegenRequest) -> CodegenReply:
-        current = {**packages, **versions(tree)}
-        requirements = requirements_for(current["vllm"])
-        sandbox = Sandbox(requirements)
-        imported = [*python_files(tree), *texts_of(tree)]
-        apart = (trust or TrustedSources()).apart(tree, imported)
-        dsl, rest = mirror(tree), folder_of(tree)
-        sandbox.prepare()
-        torch = torch_folder(wanted_torch(tree, current))
-        # the names of these four are digests of their contents
-        asked = plain(request)
-        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, asked]
-        if kept := RESULTS.get(inputs, CodegenReply):
-            return kept
-        lay_out(tree)
-        paths = [str(dsl), str(rest), str(torch.folder)]
-        full = {**asked, "paths": paths, "pretend_triton": True}
-        reply = ask_probe(sandbox.python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
-        reply = reply.simulating(
-            torch.what,
-            "the CuTe DSL's shared libraries are this machine's build of the same wheels",
-        )
-        keep_result(inputs, reply)
-        return reply
-
-    return compile_kernels
+def compile_in_sandbox(
+    request: CodegenRequest, tree: Tree, packages: Mapping[str, str], trust: TrustedSources
+) -> CodegenReply:
+    """Compile with the FlashInfer and CuTe DSL of a tree; if ``trust`` lacks it, isolated."""
+    apart = trust.apart(tree, own_files(tree))
+    made, asked = WithDsl.prepare(tree, packages), plain(request)
+    inputs = [*made.inputs, asked]
+    if kept := RESULTS.get(inputs, CodegenReply):
+        return kept
+    lay_out(tree)
+    full = {**asked, **made.settings}
+    python = made.sandbox.python
+    reply = ask_probe(python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
+    reply = reply.simulating(
+        made.torch.what,
+        "the CuTe DSL's shared libraries are this machine's build of the same wheels",
+    )
+    keep_result(inputs, reply)
+    return reply
 
 
 #: Number of cached results; one has 0.5 MB of cubins, and each layer of each release may need one.

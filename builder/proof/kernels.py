@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from builder import settings
-from builder.applier.trees import versions
 from builder.common.document import Part, plain, read
 from builder.common.paths import package_file
 from builder.common.programs import LAUNCH
@@ -25,18 +24,7 @@ from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, Results
-from builder.proof.sandbox import (
-    Sandbox,
-    ask_probe,
-    lay_out,
-    mirror,
-    python_files,
-    requirements_for,
-    texts_of,
-    torch_folder,
-    wanted_torch,
-)
-from builder.proof.trust import TrustedSources
+from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files
 from builder.ptx.findings import Ran
 
 if TYPE_CHECKING:
@@ -46,6 +34,7 @@ if TYPE_CHECKING:
     from builder.common.machinecode import Disassembly
     from builder.common.plan import ExpectedChoice
     from builder.common.programs import Program
+    from builder.proof.trust import TrustedSources
     from builder.ptx.findings import CallRuns
 
 
@@ -559,47 +548,39 @@ def results() -> Results:
     return Results("numbers", _programs(), 400)
 
 
-def sandbox_launcher(
-    tree: Tree, packages: Mapping[str, str], trust: TrustedSources | None = None
-) -> Callable[[Mapping[str, Any]], Replies]:
-    """A way to launch with the FlashInfer and CuTe DSL of any tree, in a sandbox.
+def launch_in_sandbox(
+    request: Mapping[str, Any], tree: Tree, packages: Mapping[str, str], trust: TrustedSources
+) -> Replies:
+    """Launch with the FlashInfer and CuTe DSL of a tree.
 
-    Nothing is made or downloaded before it is called.  Files that ``trust`` does not know are not
-    run: isolated code has no folder that launches could be written to.
+    Raises:
+        SandboxUnavailable: ``trust`` does not know a file: isolated code has no folder to write
+            launches to.
     """
-
-    def launch(request: Mapping[str, Any]) -> Replies:
-        current = {**packages, **versions(tree)}
-        apart = (trust or TrustedSources()).apart(tree, [*python_files(tree), *texts_of(tree)])
-        if apart is not None:
-            raise SandboxUnavailable(
-                f"it writes its launches to this machine, which isolated code cannot do "
-                f"({apart.because})",
-                hint="run the same command with --trust-image",
-            )
-        sandbox = Sandbox(requirements_for(current["vllm"]))
-        dsl, rest = mirror(tree), lay_out(tree)
-        sandbox.prepare()
-        torch = torch_folder(wanted_torch(tree, current))
-        # these four are named by their contents
-        inputs = [sandbox.root.name, torch.folder.name, dsl.name, rest.name, request]
-        kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
-        if kept is not None:
-            return kept
-        with _folder() as folder:
-            paths = [str(dsl), str(rest), str(torch.folder)]
-            full = {**request, "paths": paths, "pretend_triton": True, "folder": folder}
-            recorded = restore(inputs, Path(folder))
-            if recorded is None:
-                recorded = ask_probe(sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
-                if not recorded.fatal and all(map(_final, recorded.kernels)):
-                    keep(inputs, Path(folder), recorded)
-            replies = _run_all(recorded, int(request["jobs"]), torch.what)
-        if all(not one.error or one.stage in FINAL for one in replies.replies):
-            results().put(inputs, replies)
-        return replies
-
-    return launch
+    apart = trust.apart(tree, own_files(tree))
+    if apart is not None:
+        raise SandboxUnavailable(
+            f"it writes its launches to this machine, which isolated code cannot do "
+            f"({apart.because})",
+            hint="run the same command with --trust-image",
+        )
+    made = WithDsl.prepare(tree, packages)
+    inputs = [*made.inputs, request]
+    kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
+    if kept is not None:
+        return kept
+    with _folder() as folder:
+        recorded = restore(inputs, Path(folder))
+        if recorded is None:
+            lay_out(tree)
+            full = {**request, **made.settings, "folder": folder}
+            recorded = ask_probe(made.sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
+            if not recorded.fatal and all(map(_final, recorded.kernels)):
+                keep(inputs, Path(folder), recorded)
+        replies = _run_all(recorded, int(request["jobs"]), made.torch.what)
+    if all(not one.error or one.stage in FINAL for one in replies.replies):
+        results().put(inputs, replies)
+    return replies
 
 
 def _final(kernel: RecordedKernel) -> bool:

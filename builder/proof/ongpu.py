@@ -12,7 +12,6 @@ import io
 import json
 import os
 import subprocess
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +20,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from builder import settings
 from builder.common.console import console
 from builder.common.document import read
 from builder.common.reference import Ref
-from builder.errors import SparkBuildError, UsageError
+from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.images.engines.metadata import VERIFIER, device_data, programs
 from builder.proof.checks import Check, VerifierDocument
 from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from docker.models.containers import Container
 
@@ -114,26 +112,17 @@ class GpuOptions:
         return words
 
 
-def verifier_files(plan: PlanDocument, image: str, options: GpuOptions) -> dict[str, bytes]:
-    """The verifier, the plan and its data, by file name."""
+def verifier_files(
+    plan: PlanDocument, image: str, options: GpuOptions, folder: str = ""
+) -> dict[str, bytes]:
+    """The verifier, the plan and its data, by file name after ``folder``."""
     files = dict(programs())
     files["plan.json"] = msgspec.json.encode(plan)
     files["device.json"] = msgspec.json.encode(device_data(plan, image))
     other = options.evidence()
     if other is not None:
         files[OTHER] = other
-    return files
-
-
-def archive(files: Mapping[str, bytes], folder: str) -> bytes:
-    """The files as a tar stream, below a folder of the container's root."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(f"{folder.lstrip('/')}/{name}")
-            info.size, info.mode = len(data), 0o644
-            tar.addfile(info, io.BytesIO(data))
-    return stream.getvalue()
+    return {f"{folder}{name}": data for name, data in files.items()}
 
 
 # --- where it runs -----------------------------------------------------------------------------
@@ -153,29 +142,26 @@ def run_in_container(
     from builder.images.engines import docker
 
     command = [interpreter, "-B", f"{INSIDE}/{VERIFIER}", *options.arguments(INSIDE, level)]
-    files = archive(verifier_files(plan, image, options), INSIDE)
+    files = docker.tar_of(verifier_files(plan, image, options, f"{INSIDE}/"))
     client = docker.connect()
     try:
         own = docker.config_of(docker.find_image(client, image, None)).env
-        container = client.containers.create(
+        with docker.created(
+            client,
             image,
-            entrypoint=command[:1],
-            command=command[1:],
+            command,
             environment={n: v for n, v in plan.env.items() if n not in own},
             device_requests=[sdk.types.DeviceRequest(count=-1, capabilities=[["gpu"]])],
             network_mode="none",
             shm_size="2g",
             volumes=_volumes(options),
-        )
-        try:
+        ) as container:
             container.put_archive("/", files)
             container.start()
             return _document(container)
-        finally:
-            if not settings.KEEP_CONTAINER.value:
-                container.remove(force=True)
-    except APIError as error:
-        raise NoGpu(f"the Docker Engine gives no GPU: {error.explanation or error}") from None
+    except (APIError, BuildFailed) as error:
+        why = error.explanation if isinstance(error, APIError) else ""
+        raise NoGpu(f"the Docker Engine gives no GPU: {why or error}") from None
     finally:
         client.close()
 

@@ -19,14 +19,14 @@ from builder.common.document import plain
 from builder.common.programs import CODEGEN, DISPATCH
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
-from builder.proof.codegen import sandbox_compiler
+from builder.proof.codegen import compile_in_sandbox
 from builder.proof.interpreters import (
     ask_in_container,
     link_out,
     net_changes,
     unsetting,
 )
-from builder.proof.kernels import sandbox_launcher
+from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
@@ -179,11 +179,14 @@ class InSandbox:
 
     def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
         """See `Runner`."""
-        return attempt(sandbox_compiler(self._tree, self._packages, self._trust), request)
+        return attempt(self._in_sandbox(compile_in_sandbox), request)
 
     def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:
         """See `Runner`."""
-        return attempt(sandbox_launcher(self._tree, self._packages, self._trust), request)
+        return attempt(self._in_sandbox(launch_in_sandbox), request)
+
+    def _in_sandbox(self, run: Callable[..., Reply]) -> Callable[[Any], Reply]:
+        return partial(run, tree=self._tree, packages=self._packages, trust=self._trust)
 
     def on_gpu(self, plan: PlanDocument, level: str) -> VerifierDocument | Refusal:  # noqa: ARG002
         """See `Runner`."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -31,6 +31,7 @@ from packaging.version import InvalidVersion, Version
 from builder import settings
 from builder.applier.outcomes import Target
 from builder.applier.receipts import record_of
+from builder.applier.trees import versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.background import in_background, wait_for_background
 from builder.common.console import console
@@ -571,9 +572,9 @@ def write_stand_ins(folder: Path) -> list[str]:
     place = folder / "torch" / "lib"
     libraries = sorted(path for path in place.iterdir() if ".so" in path.name)
     wanted = wanted_of_cuda({path.name: read_elf(path) for path in libraries})
-    for soname, versions in wanted.items():
+    for soname, symbols in wanted.items():
         try:
-            data = shared_library(soname, versions, platform.machine(), versions, NO_DEVICE)
+            data = shared_library(soname, symbols, platform.machine(), symbols, NO_DEVICE)
         except UnknownMachineError as error:
             raise SparkBuildError(str(error)) from None
         (place / soname).write_bytes(data)
@@ -825,6 +826,56 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
             partial.rename(folder)
     _prune_mirrors(folder.parent)
     return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithDsl:
+    """A sandbox with the CuTe DSL of a tree and a torch; the tree's files may not be laid out yet.
+
+    The names of the folders are digests of their contents.
+    """
+
+    sandbox: Sandbox
+    torch: Torch
+    dsl: Path
+    rest: Path
+
+    @classmethod
+    def prepare(cls, tree: Tree, packages: Mapping[str, str]) -> Self:
+        """Make what is missing.
+
+        Raises:
+            UsageError: there is no sandbox for this release.
+            NoDsl: the tree has no CuTe DSL.
+            CannotMirror: a file of it has no counterpart here.
+        """
+        current = {**packages, **versions(tree)}
+        sandbox = Sandbox(requirements_for(current["vllm"]))
+        dsl, rest = mirror(tree), folder_of(tree)
+        sandbox.prepare()
+        torch = torch_folder(wanted_torch(tree, current))
+        return cls(sandbox=sandbox, torch=torch, dsl=dsl, rest=rest)
+
+    @property
+    def inputs(self) -> list[str]:
+        """What decides a reply, besides the request."""
+        return [p.name for p in (self.sandbox.root, self.torch.folder, self.dsl, self.rest)]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The fields that it adds to a request."""
+        paths = [str(self.dsl), str(self.rest), str(self.torch.folder)]
+        return {"paths": paths, "pretend_triton": True}
+
+
+def own_files(tree: Tree) -> list[str]:
+    """The files of a tree that run in such a sandbox.
+
+    Raises:
+        NoDsl: the tree has no CuTe DSL.
+        CannotMirror: a shared library is not from one of its wheels.
+    """
+    return [*python_files(tree), *texts_of(tree)]
 
 
 def _link(source: Path, target: Path) -> None:

@@ -167,10 +167,23 @@ def pinned(ref: str, digest: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def created(
-    client: docker.DockerClient, image: str, platform: str | None = None
+    client: docker.DockerClient, image: str, command: Sequence[str] = ("true",), **options: Any
 ) -> Iterator[Container]:
-    """A container that is never started, for reading files; always removed."""
-    container = client.containers.create(image, entrypoint=["true"], platform=platform)
+    """A container that is not started yet; removed in any case, unless it is to be kept.
+
+    The SDK's own ``run`` leaves a container behind when it is interrupted.
+
+    Raises:
+        BuildFailed: it cannot be created.
+    """
+    from docker.errors import APIError
+
+    try:
+        container = client.containers.create(
+            image, entrypoint=[command[0]], command=list(command[1:]), **options
+        )
+    except APIError as error:
+        raise BuildFailed(f"{image}: cannot create a container: {error.explanation}") from None
     try:
         yield container
     finally:
@@ -342,33 +355,26 @@ def run(
     """
     from docker.errors import APIError
 
-    kwargs: dict[str, Any] = {"platform": platform} if platform else {}
-    if user is not None:
-        kwargs["user"] = user
-    try:
-        container = client.containers.create(
-            image,
-            entrypoint=[command[0]],
-            command=list(command[1:]),
-            environment=dict(env or {}),
-            network_mode="none",
-            **kwargs,
-        )
-    except APIError as error:
-        raise BuildFailed(f"{image}: cannot create a container: {error.explanation}") from None
-    try:  # by hand, because the SDK's own run() leaves the container behind when it is interrupted
-        if files is not None:
-            container.put_archive("/", files)
-        if program is not None:
-            container.put_archive("/", tar_of({IN_CONTAINER: program.data}))
-        container.start()
-        status = int(container.wait()["StatusCode"])
-        output = container.logs(stdout=True, stderr=False)
-        errors = container.logs(stdout=False, stderr=True)
-    except APIError as error:
-        raise _cannot_start(image, command[0], str(error.explanation)) from None
-    finally:
-        container.remove(force=True)
+    options = {"platform": platform, "user": user}
+    with created(
+        client,
+        image,
+        command,
+        environment=dict(env or {}),
+        network_mode="none",
+        **{name: value for name, value in options.items() if value is not None},
+    ) as container:
+        try:
+            if files is not None:
+                container.put_archive("/", files)
+            if program is not None:
+                container.put_archive("/", tar_of({IN_CONTAINER: program.data}))
+            container.start()
+            status = int(container.wait()["StatusCode"])
+            output = container.logs(stdout=True, stderr=False)
+            errors = container.logs(stdout=False, stderr=True)
+        except APIError as error:
+            raise _cannot_start(image, command[0], str(error.explanation)) from None
     if status != 0:
         tail = errors.decode("utf-8", "replace")[-2000:]
         raise BuildFailed(f"{image}: {command[0]} exited {status}: {tail}")
@@ -501,37 +507,32 @@ def run_isolated(
     from docker.types import LogConfig, Mount
 
     mounts = [Mount(str(p), str(p), type="bind", read_only=True) for p in around.shown]
-    try:
-        container = client.containers.create(
-            _empty_image(client, around.links),
-            entrypoint=[words[0]],
-            command=list(words[1:]),
-            environment=dict(around.env),
-            mounts=mounts,
-            network_mode="none",
-            read_only=True,
-            tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={around.scratch}"},  # noqa: S108
-            user=f"{around.user}:{around.user}",
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            pids_limit=around.processes,
-            log_config=LogConfig(
-                type="json-file", config={"max-size": str(around.printed), "max-file": "1"}
-            ),
-            working_dir="/tmp",  # noqa: S108
-        )
-    except APIError as error:
-        raise BuildFailed(f"cannot create a container: {error.explanation}") from None
-    try:
-        container.start()
-        container.wait(timeout=timeout)
-        return container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
-    except APIError as error:
-        raise BuildFailed(f"cannot start the container: {error.explanation}") from None
-    except (requests.Timeout, requests.ConnectionError):
-        raise subprocess.TimeoutExpired(list(words), timeout) from None
-    finally:
-        container.remove(force=True)
+    with created(
+        client,
+        _empty_image(client, around.links),
+        words,
+        environment=dict(around.env),
+        mounts=mounts,
+        network_mode="none",
+        read_only=True,
+        tmpfs={"/tmp": f"rw,nosuid,nodev,mode=1777,size={around.scratch}"},  # noqa: S108
+        user=f"{around.user}:{around.user}",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        pids_limit=around.processes,
+        log_config=LogConfig(
+            type="json-file", config={"max-size": str(around.printed), "max-file": "1"}
+        ),
+        working_dir="/tmp",  # noqa: S108
+    ) as container:
+        try:
+            container.start()
+            container.wait(timeout=timeout)
+            return container.logs(stdout=True, stderr=False).decode("utf-8", "replace")
+        except APIError as error:
+            raise BuildFailed(f"cannot start the container: {error.explanation}") from None
+        except (requests.Timeout, requests.ConnectionError):
+            raise subprocess.TimeoutExpired(list(words), timeout) from None
 
 
 def _empty_image(client: DockerClient, links: Mapping[str, str]) -> str:

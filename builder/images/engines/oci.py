@@ -829,7 +829,7 @@ def write_patched(
     assert request.base is not None
     check_depth(opened)
     plan, view = request.plan, opened.view
-    layers = _layers(request, view)
+    layers = _layers(plan, request.base.tree, view)
     groups = [[name] for name, _ in layers]
     single = plan.single_layer or len(opened.image.layers) + len(layers) > _MOST_LAYERS
     if single:
@@ -883,17 +883,16 @@ def check_writable_base(plan: BuildPlan, base: Subject) -> None:
     check_depth(base.in_layers)
     view = base.in_layers.view
     folder = _folders(view)
-    for _, files in _layers(BuildRequest(plan=plan, tag="", base=base), view):
+    for _, files in _layers(plan, base.tree, view):
         _check_places(files, view)
         for _, path, content in layer_entries(files):
             if content == "dir":
                 folder(path)
 
 
-def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
-    """New files layer by layer; removals are in the last layer."""
-    assert request.base is not None
-    plan, site = request.plan, request.plan.base.site_packages
+def _layers(plan: BuildPlan, tree: Tree, view: Rootfs) -> list[tuple[str, Files]]:
+    """New files layer by layer; removals, of what the base's tree has, are in the last layer."""
+    site = plan.base.site_packages
     layers: list[tuple[str, Files]] = []
     for name, files in image_layers(plan):
         layers.append((name, {path: file for path, file in files.items() if file is not None}))
@@ -903,7 +902,7 @@ def _layers(request: BuildRequest, view: Rootfs) -> list[tuple[str, Files]]:
     for _, files in layers:  # added by one layer, removed by a later one
         for path in gone & files.keys():
             del files[path]
-    for path in removed_paths(request.base.tree, view, site, plan.changes):
+    for path in removed_paths(tree, view, site, plan.changes):
         layers[-1][1][metadata.placed(f"{site}/{path}", plan.base.links)] = None
     return layers
 

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from builder.common.document import plain
 from builder.common.plan import ExpectedChoice
 from builder.errors import UsageError
+from builder.images.engines.docker import tar_of
 from builder.images.engines.metadata import VERIFIER, programs
 from builder.probes import verify_checks
 from builder.probes.dispatch_expect import limit
 from builder.proof.ongpu import (
     GpuOptions,
     NoGpu,
-    archive,
     check_on_gpu,
     run_beside,
     verifier_document,
@@ -143,7 +143,7 @@ def test_the_verifier_is_complete_and_readable(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"checks": []}))
     options = GpuOptions(against=other)
-    data = archive(verifier_files(PLAN, "me/image:1", options), "/tmp/spark-verify")
+    data = tar_of(verifier_files(PLAN, "me/image:1", options, "/tmp/spark-verify/"))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         names = {member.name.removeprefix("tmp/spark-verify/"): member for member in tar}
     assert set(names) == {*programs(), "plan.json", "device.json", "against.json"}

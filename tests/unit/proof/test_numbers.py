@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from builder.common.paths import cache_dir, package_file
 from builder.common.plan import ExpectedChoice
 from builder.common.programs import LAUNCH, Program
 from builder.errors import SparkBuildError, UsageError
-from builder.proof import kernels, replies
+from builder.proof import kernels, replies, sandbox
 from builder.proof.isolation import Bubblewrap, SandboxUnavailable
 from builder.proof.kernels import (
     ABSENT,
@@ -29,8 +30,8 @@ from builder.proof.kernels import (
     PACKAGE,
     Replies,
     Reply,
+    launch_in_sandbox,
     launch_request,
-    sandbox_launcher,
     wanted_launches,
 )
 from builder.proof.numbers import check_numbers, judged
@@ -48,7 +49,7 @@ from tests.unit.fakes import FakeRunner, dist_files, fake_base, of_files, vllm_f
 from tests.unit.plans import planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from builder.proof.checks import Check
 
@@ -517,19 +518,26 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         }
         return replies.reply_of(said, form)
 
-    monkeypatch.setattr(kernels, "Sandbox", FakeSandbox)
-    monkeypatch.setattr(kernels, "requirements_for", lambda _release: None)
-    monkeypatch.setattr(kernels, "texts_of", lambda _tree: [])
-    monkeypatch.setattr(kernels, "mirror", lambda _tree: tmp_path / "dsl")
-    monkeypatch.setattr(kernels, "lay_out", lambda _tree: tmp_path / "files")
-    monkeypatch.setattr(kernels, "torch_folder", lambda _expected: Folder())
-    monkeypatch.setattr(kernels, "wanted_torch", lambda _tree, _packages: "2")
+    monkeypatch.setattr(sandbox, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(sandbox, "requirements_for", lambda _release: None)
+    monkeypatch.setattr(sandbox, "texts_of", lambda _tree: [])
+    monkeypatch.setattr(sandbox, "mirror", lambda _tree: tmp_path / "dsl")
+    monkeypatch.setattr(sandbox, "folder_of", lambda _tree: tmp_path / "files")
+    monkeypatch.setattr(kernels, "lay_out", lambda _tree: None)
+    monkeypatch.setattr(sandbox, "torch_folder", lambda _expected: Folder())
+    monkeypatch.setattr(sandbox, "wanted_torch", lambda _tree, _packages: "2")
     monkeypatch.setattr(kernels, "ask_probe", ask)
     return asked
 
 
 #: The files of these tests are their own.
 TRUSTED = TrustedSources(everything=True)
+
+
+def launcher(trust: TrustedSources = TRUSTED) -> Callable[[Mapping[str, Any]], Replies]:
+    """Launches with a small vLLM."""
+    tree, packages = fake_base(vllm_files()).tree, {"vllm": "0.20.1"}
+    return partial(launch_in_sandbox, tree=tree, packages=packages, trust=trust)
 
 
 def test_a_malformed_reply_gives_no_traceback(
@@ -541,7 +549,7 @@ def test_a_malformed_reply_gives_no_traceback(
             "ask_probe",
             lambda *_, answer=answer: replies.reply_of(answer, replies.LaunchReply),
         )
-        launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+        launch = launcher()
         with pytest.raises(SparkBuildError, match="the probe's answer is malformed: "):
             launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
     assert recorded == []
@@ -553,7 +561,7 @@ def test_unknown_code_is_not_run(
     """Also where it could be isolated: what it launches could not be written to this machine."""
     apart = IsolatedRun(isolation=Bubblewrap(), because="vllm/core.py: not as a release has it")
     monkeypatch.setattr(TrustedSources, "apart", lambda *_: apart)
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TrustedSources())
+    launch = launcher(TrustedSources())
     with pytest.raises(SandboxUnavailable, match=r"vllm/core\.py") as caught:
         launch(launch_request({}, "sm_121a", LAUNCHED[:1]))
     assert "--trust-image" in caught.value.hint
@@ -561,7 +569,7 @@ def test_unknown_code_is_not_run(
 
 
 def test_results_are_cached_for_the_same_request(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = launch_request({}, "sm_121a", LAUNCHED[:1])
     one = launch(request)
     assert [run.wrong for run in one.replies[0].ran[0].runs] == [0, 0, 0]
@@ -576,7 +584,7 @@ def test_results_are_cached_for_the_same_request(recorded: list[Mapping[str, Any
 def test_launches_are_kept_where_the_user_wants_them(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = launch_request({}, "sm_121a", LAUNCHED[:1])
     launch(request)
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "keep"))
@@ -595,7 +603,7 @@ def test_kernels_are_not_compiled_again_for_another_executor(
     recorded: list[Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorded launches depend on the probe alone; damaged ones are made again."""
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "a"}, {"kind": "b"}]}
     first = launch(request)
     shutil.rmtree(cache_dir() / "numbers")
@@ -612,7 +620,7 @@ def test_kernels_are_not_compiled_again_for_another_executor(
 
 
 def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "no layer"}]}
     first = launch(request).replies
     assert first == (Reply(error="OSError: no", stage=NO_LAYER, ran=()),)
@@ -620,7 +628,7 @@ def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[s
 
 
 def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "bad"}]}
     assert launch(request).replies == (Reply(error="OSError: no", stage="call", ran=()),)
     launch(request)
@@ -630,7 +638,7 @@ def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> Non
 
 
 def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> None:
-    launch = sandbox_launcher(fake_base(vllm_files()).tree, {"vllm": "0.20.1"}, TRUSTED)
+    launch = launcher()
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "new"}, {"kind": "old"}]}
     new, old = launch(request).replies
     assert (new.error, new.stage) == ("PTX line 12: unknown instruction frobnicate", "read")

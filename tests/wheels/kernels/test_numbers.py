@@ -17,8 +17,8 @@ from builder.proof.kernels import (
     Launched,
     Replies,
     Reply,
+    launch_in_sandbox,
     launch_request,
-    sandbox_launcher,
 )
 from builder.proof.necessity import put_together
 from builder.proof.numbers import UNWRITTEN, check_numbers, judged
@@ -342,9 +342,9 @@ def test_a_layer_that_passes_wrong_values_is_detected(
     tree.update({path: Content.of(changed.encode())})
     name = EXPERTS_LAYER if path in (FP4_MOE, EXPERTS) else LAYER
     (layer,) = (one for one in LAUNCHED if one.name == name)
-    launch = sandbox_launcher(tree, made.base.identity.packages, TrustedSources(everything=True))
     request = launch_request(made.plan.env, "sm_121a", [layer], BACKENDS)
-    (reply,) = launch(request).replies
+    packages, trust = made.base.identity.packages, TrustedSources(everything=True)
+    (reply,) = launch_in_sandbox(request, tree, packages, trust).replies
     runs = [run for ran in reply.ran for run in ran.runs]
     assert {run.fault for run in runs} == {""}
     wrong = {run.schedule for run in runs if run.wrong}
