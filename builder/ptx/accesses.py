@@ -140,7 +140,7 @@ _SPACES = {
 }  # fmt: skip
 
 
-def _space(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
+def space_of(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
     """``shared``, ``local``, ``param``, ``global`` or ``generic``, of words without the type."""
     left = [m for m in words if m not in _ORDER and m not in _VECTORS and m not in _CACHING]
     left = [m for m in left if not m.startswith(("L1::", "L2::")) and m != "cache_hint"]
@@ -279,7 +279,7 @@ def _note_size(d: Decoder, space: str, size: int) -> None:
 
 def _load(d: Decoder, i: Instruction) -> Step:
     """``ld``: a wider register is extended by sign or with zeros."""
-    kind, space = d.type(i), _space(d, i, i.modifiers[:-1])
+    kind, space = d.type(i), space_of(d, i, i.modifiers[:-1])
     base = i.operands[1].base if isinstance(i.operands[1], Address) else None
     if space == "param" and not (isinstance(base, Name) and base.text in d.slots):
         return load_parameter(d, i)
@@ -306,10 +306,10 @@ def _load(d: Decoder, i: Instruction) -> Step:
 
 def _store(d: Decoder, i: Instruction) -> Step:
     """``st``: the low part of a wider register."""
-    kind, space = d.type(i), _space(d, i, i.modifiers[:-1])
+    kind, space = d.type(i), space_of(d, i, i.modifiers[:-1])
     parts = d.parts(i.operands[1])
     size = kind.bytes * _count(d, i, len(parts))
-    sources = [_source(d, i, kind, part) for part in parts]
+    sources = [stored(d, i, kind, part) for part in parts]
     address = d.address(i, i.operands[0], 32 if space == "shared" else 64)
     wanted = np.dtype(f"u{kind.bytes}")
     _note_size(d, space, kind.bytes)
@@ -343,7 +343,7 @@ def _local(w: Warp, lanes: Any, at: Any, size: int) -> tuple[Any, Any]:
     return lanes[:, None], places[:, None] + np.arange(size)
 
 
-def _source(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int]:
+def stored(d: Decoder, i: Instruction, kind: Type, part: Any) -> tuple[int, int]:
     """View and index of a value to store, whose register may be wider."""
     name = getattr(part, "text", "")
     if name in d.slots:
@@ -443,7 +443,7 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)
     if name in _VECTORS or name not in _ATOMIC_TYPES.get(operation, ()):
         raise d.unknown(i)
-    space = _space(d, i, words)
+    space = space_of(d, i, words)
     if space not in ("global", "shared", "generic") or (count > 1 and space != "global"):
         raise d.unknown(i)
     function, element = _function(operation, name, space), np.dtype(_ELEMENT[name])

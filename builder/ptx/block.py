@@ -236,6 +236,8 @@ class Warp:
         self.line = 0
         #: the calls of each lane: where it returns to, and the registers to restore
         self.calls: list[list[tuple[int, int, Any]]] = [[] for _ in range(LANES)]
+        #: the warp as core.c sees it
+        self.core: Any = None
         self._set_special(threads)
         if layout.frame >= 0:
             self.views[_U64][layout.frame][...] = 0
@@ -327,6 +329,8 @@ class Block:
         self._groups: dict[tuple[str, int], LaneGroups] = {}
         self.queue: list[Operation] = []
         self.maps: dict[int, TensorMap] = {}
+        #: the block as core.c sees it
+        self.core: Any = None
         self.races: Races | None = None
         if state.races:
             granule = state.layout.granule

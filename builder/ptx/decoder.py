@@ -186,7 +186,7 @@ class Decoder:
             raise self.unknown(i, f"{_text(operand)} is not an address")
         base, offset = operand.base, operand.offset
         if isinstance(base, Number) or base.text not in self.slots:
-            place = self._symbol(i, base) + offset
+            place = self.symbol(i, base) + offset
             index = self.constant(place, width)
             view = U32 if width == 32 else U64
             return lambda w: w.views[view][index]
@@ -198,7 +198,8 @@ class Decoder:
         added = self.constant(offset, slot.width)
         return lambda w: w.views[view][index] + w.views[view][added]
 
-    def _symbol(self, i: Instruction, base: Name | Number) -> int:
+    def symbol(self, i: Instruction, base: Name | Number) -> int:
+        """The address that a variable, a parameter or a number stands for."""
         if isinstance(base, Number):
             return base.value
         if base.text in self.symbols:

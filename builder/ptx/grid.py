@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +11,8 @@ from builder.ptx.block import Block, Launch, LaunchState
 from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault, some
 from builder.ptx.memory import GlobalMemory, Region
+from builder.ptx.native import DECLINED, LaunchCore, WarpCore, core
+from builder.ptx.program import BasicBlock
 from builder.ptx.races import LaunchRaces
 from builder.ptx.warps import Apart, ready
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.block import Layout, Warp
-    from builder.ptx.program import BasicBlock, Program
+    from builder.ptx.decoder import Target
+    from builder.ptx.program import Program
     from builder.ptx.races import Race
 
 Order = Literal["eager", "lazy", "random"]
@@ -90,6 +92,7 @@ class Grid:
         schedule: Schedule | None = None,
         *,
         watch: bool = False,
+        fast: bool = True,
     ) -> None:
         if len(launch.parameters) != program.kernel.parameter_bytes:
             raise Fault(
@@ -110,12 +113,21 @@ class Grid:
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
         self.outcome = Outcome()
-        self._taken: Counter[int] = Counter()
+        #: by the first instruction of a basic block: how often it ran, and where it ends
+        self._taken = np.zeros(len(program.steps) + 1, np.int64)
+        self._ends = np.zeros(len(program.steps) + 1, np.int64)
         #: registers and positions of all warps in the rounds since the last event
         self._states: set[int] = set()
         #: parts of basic blocks, at whose start lanes have waited
         self._added: set[int] = set()
         self._blocks = dict(program.blocks)
+        for start, one in program.blocks.items():
+            self._ends[start] = one.end
+        self._core = (
+            LaunchCore(program.table, self._state, self._ends, self._taken)
+            if fast and core()
+            else None
+        )
 
     def _late(self, block: Block) -> bool:
         """No warp can continue: perform the first copy that one may be waiting for."""
@@ -136,11 +148,9 @@ class Grid:
         with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
             self._run()
         self.outcome.races, self.outcome.printed = self.races(), self._state.printed
-        self.outcome.covered = set(self._taken) - self._added
-        blocks = self._blocks
-        self.outcome.instructions = sum(
-            count * len(blocks[start].steps) for start, count in self._taken.items()
-        )
+        ran = np.flatnonzero(self._taken)
+        self.outcome.covered = {*ran.tolist()} - self._added
+        self.outcome.instructions = int((self._taken[ran] * (self._ends[ran] - ran)).sum())
         return self.outcome
 
     def _first_turns(self, *, by_chance: bool) -> list[Block]:
@@ -226,9 +236,8 @@ class Grid:
 
     def _advance(self, warp: Warp, limit: int) -> bool:
         """Run a warp for up to ``limit`` basic blocks; return whether it reached the limit."""
-        blocks, taken = self._blocks, self._taken
         warp.yielded = False
-        for _ in range(limit):
+        while limit:
             mask: Any = True
             if warp.pcs is not None:
                 mask = self._choose(warp, warp.pcs)
@@ -239,38 +248,69 @@ class Grid:
                     warp.spins[...] = 0
                 else:
                     warp.ran = mask
-            if warp.pc >= EXIT or warp.pc not in blocks:
+            if warp.pc >= EXIT or not self._ends[warp.pc]:
                 warp.done = True
                 self._state.events += 1
                 warp.block.ended()
                 return False
-            block = blocks[warp.pc]
-            taken[warp.pc] += 1
-            target, done = None, 0
-            try:
-                for step in block.steps:
-                    target = step(warp, mask)
-                    done += 1
-            except Apart:
-                self._wait_apart(warp, mask, block, done)
-                continue
-            except Fault as fault:
-                fault.line = fault.line or block.lines[done]
-                fault.where = fault.where or f"{warp.block.name}, warp {warp.number}"
-                raise
-            warp.line = block.lines[-1]
-            self._go(warp, mask, block.end if target is None else target)
+            if self._core:
+                limit = self._run_core(warp, mask, limit)
+            else:
+                self._taken[warp.pc] += 1
+                target = self._steps(warp, mask, range(warp.pc, int(self._ends[warp.pc])))
+                self._finish(warp, mask, target)
+                limit -= 1
             if warp.yielded:
                 warp.waited = True
                 return False
         return True
 
-    def _wait_apart(self, warp: Warp, mask: Any, block: BasicBlock, done: int) -> None:
+    def _steps(self, warp: Warp, mask: Any, places: range) -> Target:
+        """Run some instructions of a basic block; return where the last one jumps to.
+
+        Lanes that miss others of their warp at an instruction wait there, and the result is None.
+        """
+        place, target = places.start, None
+        try:
+            for place in places:
+                target = self.program.steps[place](warp, mask)
+        except Apart:
+            self._wait_apart(warp, mask, place)
+            return None
+        except Fault as fault:
+            fault.line = fault.line or self.program.kernel.code[place].line
+            fault.where = fault.where or f"{warp.block.name}, warp {warp.number}"
+            raise
+        warp.line = self.program.kernel.code[place].line
+        return places.stop if target is None else target
+
+    def _run_core(self, warp: Warp, mask: Any, limit: int) -> int:
+        """Run basic blocks in the core, and what it declines here, until that jumps or yields."""
+        assert self._core is not None
+        core = warp.core = warp.core or WarpCore(self._core, warp)
+        state = core.struct
+        state.pc, state.at, state.limit = warp.pc, -1, limit if mask is True else 1
+        code = self.program.kernel.code
+        while core.run(mask) == DECLINED:
+            warp.pc, place, end = state.pc, state.at, int(self._ends[state.pc])
+            target = self._steps(warp, mask, range(place, place + 1))
+            if target is None or place + 1 == end:
+                self._finish(warp, mask, target)
+                break
+            state.at = place + 1
+        else:
+            self._finish(warp, mask, state.pc)
+            if state.last >= 0:
+                warp.line = code[state.last].line
+        return state.limit if mask is True else limit - 1
+
+    def _wait_apart(self, warp: Warp, mask: Any, place: int) -> None:
         """Lanes that ran a part of a block wait there for the others of their warp."""
-        place = block.start + done
-        if done:
+        if place != warp.pc:
             self._added.add(place)
-        self._blocks[place] = self.program.rest_of(block, done)
+        end = int(self._ends[warp.pc])
+        self._ends[place] = end
+        self._blocks[place] = BasicBlock(place, end, gathers=True)
         assert warp.pcs is not None
         warp.pcs[mask] = place
 
@@ -310,7 +350,10 @@ class Grid:
         return free & (pcs == order[0])
 
     @staticmethod
-    def _go(warp: Warp, mask: Any, target: Any) -> None:
+    def _finish(warp: Warp, mask: Any, target: Any) -> None:
+        """Lanes go on elsewhere, or wait where they are."""
+        if target is None:
+            return
         if mask is True and isinstance(target, int):
             warp.pc = target
             return

@@ -204,7 +204,7 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
         scales_a = words[scale_a].take(_A_SCALES[thread_a])
         scales_b = words[scale_b].take(_B_SCALES[thread_b])
         product = scaled_product(words[left], scales_a, words[right], scales_b)
-        reals[outs] = product + reals[added]
+        reals[outs] = one_nan((product + reals[added]).astype(np.float32))
 
     return run
 

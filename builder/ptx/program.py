@@ -15,6 +15,7 @@ from builder.ptx.decoder import Decoder, guarded
 from builder.ptx.floats import CONVERT, FLOAT
 from builder.ptx.machine import LANES, SPECIAL, PtxError
 from builder.ptx.matrices import MATRIX
+from builder.ptx.native import Translator
 from builder.ptx.registers import DATA, INTEGER, typed
 from builder.ptx.source import FRAME
 from builder.ptx.warps import WARP
@@ -80,8 +81,6 @@ class BasicBlock:
 
     start: int
     end: int
-    steps: list[Step]
-    lines: list[int]
     #: lanes wait at the first instruction for diverged ones
     gathers: bool = False
     #: the register that names these, or -1 for all of the warp
@@ -97,9 +96,11 @@ class Program:
         leaders = {0, *kernel.labels}
         missing: dict[str, PtxError] = {}
         self.steps: list[Step] = []
+        translator = Translator(self.decoder)
         for place, one in enumerate(kernel.code):
             try:
                 self.steps.append(self._step(place, one))
+                translator.add(one)
             except PtxError as error:
                 missing.setdefault(error.what, error)
             if begins_block(one):
@@ -110,7 +111,9 @@ class Program:
             first, *others = missing.values()
             more = [f"{error.what} (line {error.line})" for error in others]
             raise PtxError("; ".join([first.what, *more]), first.line)
-        self.blocks = dict(self._blocks(sorted(leaders), self.steps))
+        self.blocks = dict(self._blocks(sorted(leaders)))
+        #: the instructions as core.c has them
+        self.table = translator.table()
 
     def _step(self, place: int, one: Instruction) -> Step:
         emitter = EMITTERS.get(one.opcode)
@@ -121,15 +124,13 @@ class Program:
         except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
             raise self.decoder.unknown(one, "its operands are not understood") from None
 
-    def _blocks(self, leaders: list[int], steps: list[Step]) -> Iterable[tuple[int, BasicBlock]]:
-        count = len(steps)
+    def _blocks(self, leaders: list[int]) -> Iterable[tuple[int, BasicBlock]]:
+        count = len(self.steps)
         for start, end in zip(leaders, [*leaders[1:], count], strict=True):
             if start < count:
-                lines = [one.line for one in self.kernel.code[start:end]]
                 one = self.kernel.code[start]
                 members = self._members(one) if gathers(one) else -1
-                held = steps[start:end]
-                yield start, BasicBlock(start, end, held, lines, gathers(one), members)
+                yield start, BasicBlock(start, end, gathers(one), members)
 
     def _members(self, one: Instruction) -> int:
         """The register with the lanes that an instruction names."""
@@ -137,11 +138,6 @@ class Program:
         if place is None:
             return -1
         return self.decoder.source(one, one.operands[place], typed("b32"))
-
-    def rest_of(self, block: BasicBlock, done: int) -> BasicBlock:
-        """A block without its first instructions, at whose start lanes wait for their warp."""
-        start = block.start + done
-        return BasicBlock(start, block.end, block.steps[done:], block.lines[done:], gathers=True)
 
     @cached_property
     def layout(self) -> Layout:

@@ -20,7 +20,7 @@ from builder.ptx.findings import OF_LANES, UNWAITED
 from builder.ptx.machine import LANES, SHARED_BASE, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -134,16 +134,16 @@ class Sync:
 class Events:
     """The accesses so far: one row for all equal accesses of a warp or copy at one time."""
 
-    _KINDS: ClassVar[dict[str, Any]] = {
+    KINDS: ClassVar[dict[str, Any]] = {
         "block": np.int32, "base": np.int32, "clock": np.int32, "line": np.int32,
         "scope": np.int8, "whole": np.bool_, "copy": np.bool_, "generic": np.bool_,
     }  # fmt: skip
 
     def __init__(self) -> None:
         #: row 0 is of places that nobody has accessed: its clock is 0, which everybody has seen
-        self._count = 1
+        self.count = 1
         self._rows: dict[tuple[int, ...], int] = {}
-        for name, kind in self._KINDS.items():
+        for name, kind in self.KINDS.items():
             setattr(self, name, np.zeros(1024, kind))
 
     block: NDArray[np.int32]
@@ -163,15 +163,19 @@ class Events:
         """The row of an access, by its values in the order of the columns."""
         found = self._rows.get(values)
         if found is None:
-            found = self._rows[values] = self._count
-            self._count += 1
+            found = self._rows[values] = self.count
+            self.count += 1
             if found == len(self.clock):
-                for name in self._KINDS:
-                    column = getattr(self, name)
-                    setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-            for name, value in zip(self._KINDS, values, strict=True):
+                self.grow()
+            for name, value in zip(self.KINDS, values, strict=True):
                 getattr(self, name)[found] = value
         return found
+
+    def grow(self) -> None:
+        """Make room for as many more."""
+        for name in self.KINDS:
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
 
 
 class Shadow:
@@ -183,31 +187,38 @@ class Shadow:
 
     def __init__(self, name: str, size: int, granule: int, warps: int = 0) -> None:
         self.name, self.granule, self.warps = name, granule, warps
-        self._shift = granule.bit_length() - 1
-        self._size = -(-size // granule)
+        self.shift = granule.bit_length() - 1
+        self.size = -(-size // granule)
         self.writes = self._table()[0]
         #: reads of threads; atomics and other strong writes; reads of copies
         self.reads: NDArray[np.int32] | None = None
         self.atomics: NDArray[np.int32] | None = None
         self.copies: NDArray[np.int32] | None = None
+        #: called when a table was made
+        self.updated: Callable[[], None] = lambda: None
+
+    def _new(self, name: str, rows: int = 1) -> None:
+        setattr(self, name, self._table(rows) if rows > 1 else self._table()[0])
+        self.updated()
 
     def _table(self, rows: int = 1) -> NDArray[np.int32]:
         # zeros take no memory until they are written
-        return np.zeros((rows, self._size), np.int32)
+        return np.zeros((rows, self.size), np.int32)
 
     def places(self, offsets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """The granules of accesses; one may occur more than once."""
-        found, parts = offsets >> self._shift, size >> self._shift
+        found, parts = offsets >> self.shift, size >> self.shift
         return found if parts < 2 else (found[:, None] + _COUNT[:parts]).reshape(-1)
 
     def span(self, first: int, size: int) -> NDArray[np.int64]:
         """The granules of adjacent bytes."""
-        return np.arange(first >> self._shift, -(-(first + size) // self.granule), dtype=np.int64)
+        return np.arange(first >> self.shift, -(-(first + size) // self.granule), dtype=np.int64)
 
     def note_reads(self, places: Any, mine: Any, warp: int, events: Events) -> None:
         """Remember reads of threads."""
         if self.reads is None:
-            self.reads = self._table(2 * self.warps or _REMEMBERED)
+            self._new("reads", 2 * self.warps or _REMEMBERED)
+        assert self.reads is not None
         if not self.warps:
             _note(self.reads, places, mine, events)
             return
@@ -226,7 +237,8 @@ class Shadow:
     def note_atomics(self, places: Any, mine: Any, events: Events) -> None:
         """Remember strong writes."""
         if self.atomics is None:
-            self.atomics = self._table(_REMEMBERED)
+            self._new("atomics", _REMEMBERED)
+        assert self.atomics is not None
         _note(self.atomics, places, mine, events)
         if self.warps:  # they also initialise
             self.writes[places] = np.where(self.writes[places] == 0, mine, self.writes[places])
@@ -234,7 +246,8 @@ class Shadow:
     def note_copy(self, places: Any, mine: int) -> None:
         """Remember a read of a copy."""
         if self.copies is None:
-            self.copies = self._table()[0]
+            self._new("copies")
+        assert self.copies is not None
         self.copies[places] = mine
 
 
@@ -346,11 +359,11 @@ class Races:
         self.shared = Shadow("shared memory", size, granule, warps)
         #: agents with a clock: threads, then copies
         self._width = warps * LANES
-        self._times = np.ones(warps, np.int32)
+        self.times = np.ones(warps, np.int32)
         #: the time at which each thread's own writes were last fenced
         self._fenced = np.zeros((2, warps * LANES), np.int32)
         #: what the lanes of each warp know: all the same, or each its own
-        self._knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
+        self.knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
         self._agents: dict[object, int] = {}
         self._issued: dict[int, int] = {}
         #: by thread: what it knew at its last fence, and its scope
@@ -369,7 +382,7 @@ class Races:
 
     def _parts(self, warp: int, lanes: NDArray[Any]) -> Iterator[tuple[VectorClocks, Any]]:
         """Groups of lanes that know the same: their clocks, and which of the given they are."""
-        known = self._knows[warp]
+        known = self.knows[warp]
         if isinstance(known, VectorClocks):
             yield known, slice(None)
             return
@@ -379,7 +392,7 @@ class Races:
             yield known[int(lanes[which[0]])], which
 
     def _each(self, warp: int) -> list[VectorClocks]:
-        known = self._knows[warp]
+        known = self.knows[warp]
         return [known] * LANES if isinstance(known, VectorClocks) else known
 
     def _with_own(
@@ -401,17 +414,17 @@ class Races:
         chosen = _ALL if lanes is None else lanes
         common = joined(clocks for clocks, _ in self._parts(warp, chosen))
         threads = warp * LANES + chosen
-        found = self._with_own(common, threads, self._times[warp], self._fenced[:, threads])
-        self._times[warp] += 1
+        found = self._with_own(common, threads, self.times[warp], self._fenced[:, threads])
+        self.times[warp] += 1
         return found
 
     def acquire(self, warp: int, clocks: VectorClocks | None, lanes: Lanes = None) -> None:
         """Lanes see what others have handed over."""
         if clocks is None:
             return
-        known = self._knows[warp]
+        known = self.knows[warp]
         if isinstance(known, VectorClocks) and (lanes is None or len(lanes) == LANES):
-            self._knows[warp] = joined((known, clocks))
+            self.knows[warp] = joined((known, clocks))
             return
         each, cache = list(self._each(warp)), dict[int, VectorClocks]()
         for lane in (_ALL if lanes is None else lanes).tolist():
@@ -419,7 +432,7 @@ class Races:
             if id(old) not in cache:
                 cache[id(old)] = joined((old, clocks))
             each[lane] = cache[id(old)]
-        self._knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+        self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
 
     def barrier(
         self, arrived: Sequence[tuple[int, Lanes]], waiting: Sequence[tuple[int, Lanes]]
@@ -430,18 +443,18 @@ class Races:
         threads = np.concatenate(
             [warp * LANES + (_ALL if lanes is None else lanes) for warp, lanes in arrived]
         )
-        times = self._times[threads >> 5]
+        times = self.times[threads >> 5]
         whole = self._with_own(whole, threads, times, self._fenced[:, threads])
         for warp in {warp for warp, _ in arrived}:
-            self._times[warp] += 1
+            self.times[warp] += 1
         for warp, lanes in waiting:
             if lanes is None or len(lanes) == LANES:
-                self._knows[warp] = whole
+                self.knows[warp] = whole
             else:
                 each = list(self._each(warp))
                 for lane in lanes.tolist():
                     each[lane] = whole
-                self._knows[warp] = each
+                self.knows[warp] = each
 
     # ------------------------------------------------------------------------------------ detection
 
@@ -645,7 +658,7 @@ class Races:
         places = shadow.places(offsets, size)
         whole = lanes is None
         row = self.launch.events.row(
-            self.number, warp * LANES, int(self._times[warp]), line, scope, whole, False, True
+            self.number, warp * LANES, int(self.times[warp]), line, scope, whole, False, True
         )
         parts = len(places) // max(len(offsets), 1)
         numbers = np.zeros(len(offsets), np.int64) if whole else lanes
@@ -758,7 +771,7 @@ class Races:
     def _lost(self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow) -> None:
         """Two lanes wrote different values to one place in one instruction."""
         row = self.launch.events.row(
-            self.number, warp * LANES, int(self._times[warp]), line, WEAK, False, False, True
+            self.number, warp * LANES, int(self.times[warp]), line, WEAK, False, False, True
         )
         first, second = (row * LANES + int(lane) for lane in lanes)
         kind = "write without order after a write in the same warp"
@@ -940,10 +953,10 @@ class Races:
                 own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
                 cache[id(old)] = VectorClocks(old.seen, _larger([old.fenced, own]))
             each[lane] = cache[id(old)]
-        self._knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+        self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
         for space in spaces:
-            self._fenced[space, warp * LANES + chosen] = self._times[warp]
-        self._times[warp] += 1
+            self._fenced[space, warp * LANES + chosen] = self.times[warp]
+        self.times[warp] += 1
 
     def fence(self, warp: int, lanes: Lanes, scope: int) -> None:
         """``fence`` and ``membar``: strong reads before acquire, strong writes after release."""
@@ -953,8 +966,8 @@ class Races:
                 self._take(warp, lane, block, clocks, wide=wide, scope=scope)
             clocks = self._each(warp)[lane]
             fenced = self._fenced[:, thread].copy()
-            self._fences[thread] = (clocks, int(self._times[warp]), fenced, scope)
-        self._times[warp] += 1
+            self._fences[thread] = (clocks, int(self.times[warp]), fenced, scope)
+        self.times[warp] += 1
 
     def _take(
         self, warp: int, lane: int, block: int, clocks: VectorClocks, *, wide: bool, scope: int

@@ -22,6 +22,7 @@ from builder.cli.nextcommand import next_command
 from builder.common.retry import RetryPolicy
 from builder.images.engines import oci
 from builder.images.registry.reference import Options
+from builder.ptx.native import core
 from tests.unit.caller import call
 from tests.unit.fakes import vllm_files, write_tree
 from tests.unit.hints import problem
@@ -40,6 +41,12 @@ _NUMBERS = itertools.count()
 _MEMORY = Path("/dev/shm")
 #: Bytes that must be free there.  All unit tests together leave 420 MB; two workers, and spare.
 _ROOM = 2 << 30
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the core of the PTX executor if it is not yet: a unit test starts no program."""
+    if any("ptx" in item.path.name for item in session.items):
+        core()
 
 
 @pytest.hookimpl(wrapper=True)

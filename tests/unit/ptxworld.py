@@ -65,6 +65,7 @@ def run(
     more: str = "",
     extra: bytes = b"",
     memory: tuple[Region, ...] = (),
+    fast: bool = True,
 ) -> Result:
     """Run a body; ``given`` is an array of words by thread, missing ones being zero."""
     words = np.zeros((threads, 4), np.uint32)
@@ -83,7 +84,7 @@ def run(
     parameters = IN.to_bytes(8, "little") + OUT.to_bytes(8, "little")
     parameters += bytes(kernel.parameter_bytes - len(parameters) - len(extra)) + extra
     launch = Launch((blocks, 1, 1), (threads, 1, 1), shared, parameters)
-    grid = Grid(Program(kernel), launch, GlobalMemory(regions), schedule, watch=watch)
+    grid = Grid(Program(kernel), launch, GlobalMemory(regions), schedule, watch=watch, fast=fast)
     return Result(out, grid.run())
 
 
