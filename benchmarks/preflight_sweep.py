@@ -24,6 +24,7 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.layers.catalog import Selection
 from builder.pipeline.bases import identify_base
+from builder.proof.sandbox import lay_out
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import ModelAnswer, Release, Target, sentence
 
@@ -99,6 +100,7 @@ def release_of(vllm: str) -> tuple[Release, Any]:
 
 def configurations(release: Release) -> dict[str, dict[str, Any] | None]:
     """Architectures of a release, with a configuration; None where Transformers has none."""
+    lay_out(release.target.tree)
     paths = release.paths
     done = subprocess.run(
         [str(release.python), "-c", CONFIGURATIONS, paths[0]], capture_output=True, text=True,

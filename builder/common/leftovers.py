@@ -351,14 +351,22 @@ def keep_latest(
     another run may be reading, because it was used in the last ``unused_for`` seconds.
     """
     total = 0
-    latest = sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
-    for number, (used, path) in enumerate(latest):
-        total += size(path)
+    for number, (used, path, own) in enumerate(sorted(_by_use(paths, size), reverse=True)):
+        total += own
         fits = most is None or number < most
         fits &= most_bytes is None or total <= most_bytes
         if not fits and (unused_for is None or used < time.time() - unused_for):
             with contextlib.suppress(OSError), making(path) as gone:  # another run was first
                 path.rename(gone)  # never leave half of it under its name
+
+
+def _by_use(
+    paths: Iterable[Path], size: Callable[[Path], int]
+) -> Iterator[tuple[float, Path, int]]:
+    """When each was used last, and its size; another run may remove some meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path.stat().st_mtime, path, size(path)
 
 
 # ----------------------------------------------------------------------------------------- uploads

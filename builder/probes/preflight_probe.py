@@ -613,6 +613,39 @@ def draft_of(config: Any) -> Any:
         )
 
 
+def check_attention(config: Any, probe: Probe) -> None:
+    """Let the release refuse what it refuses when a server that loaded prepares its attention.
+
+    Raises:
+        ValueError: a backend does not run as it is configured; other errors are no answer, because
+            the backend may have called a stand-in.
+    """
+    torch: Any = importlib.import_module("torch")
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    prepared: set[tuple[object, object]] = set()
+    for name, layer in config.compilation_config.static_forward_context.items():
+        backend: Any = getattr(layer, "attn_backend", None)
+        if not hasattr(backend, "get_builder_cls") or not hasattr(layer, "get_kv_cache_spec"):
+            continue
+        called_before, used_before = list(CALLED), list(dispatch_modules.USED)
+        try:
+            with current(config), torch.device("meta"), on_meta():
+                spec = layer.get_kv_cache_spec(config)
+                if spec is not None and (backend, type(spec)) not in prepared:
+                    prepared.add((backend, type(spec)))
+                    backend.get_builder_cls()(spec, [name], config, torch.device("meta"))
+        except Exception as error:
+            where = failure(error, "model")["where"]
+            if type(error) in REFUSALS and "/attention/" in where and called_before == CALLED:
+                raise
+            probe.note(f"{type(layer).__name__}: its attention was not prepared ({error})")
+        CALLED[:], dispatch_modules.USED[:] = called_before, used_before
+
+
+#: What a release raises on purpose.
+REFUSALS = (ValueError, NotImplementedError)
+
+
 class LoraIsSupportedError(Exception):
     """The release goes on to load adapters."""
 
@@ -845,6 +878,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
             reply["layers"] += layers_of(draft, "draft", shared)
         reply["parameter_bytes"] = sum(row["bytes"] for row in reply["layers"])
         reply["caches"] = caches_of(config)
+        check_attention(config, probe)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error

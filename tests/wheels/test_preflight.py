@@ -102,6 +102,22 @@ def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixtu
         assert quantised - full
 
 
+@pytest.mark.parametrize(
+    ("release", "flags", "why"),
+    [
+        (NEWEST, ("--max-model-len", "2000000"), "max_model_len"),
+        (NEWEST, ("--speculative-config", '{"method":"mtpp","moe_backnd":1}'), "moe_backnd"),
+        ("0.24.0", ("--kv-cache-dtype", "nvfp4"), "requires sm100f"),
+    ],
+)
+def test_settings_of_the_field_that_do_not_start(
+    asked: Any, release: str, flags: tuple[str, ...], why: str
+) -> None:
+    code, document = asked(EXPERTS, release, *flags)
+    assert (code, document["starts"]) == (5, "no")
+    assert why in document["refusal"]["message"]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_sweep_over_architectures_in_short(form: str, tmp_path: Path) -> None:
     """Dense and with experts; whatever fails does so in the release's own words."""

@@ -38,6 +38,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setattr(probe, "use_own_configuration", lambda *_: None)
     monkeypatch.setattr(probe, "check_lora", lambda *_: None)
     monkeypatch.setattr(probe, "caches_of", lambda _: [])
+    monkeypatch.setattr(probe, "check_attention", lambda *_: None)
 
     def ask(build: Callable[[], object]) -> Any:
         monkeypatch.setattr(probe, "built", lambda *_: build())
@@ -123,6 +124,52 @@ def test_what_a_module_defines_while_it_is_imported_is_no_answer(
     ]  # fmt: skip
     assert answered(lambda: probe.Nothing("triton.jit")(len))["error"] is None
     assert answered(probe.dispatch_modules._any_name("set_pdl"))["error"] is None
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[str]]:
+    """Prepare an attention whose backend runs this code; what is noted of it."""
+    torch = SimpleNamespace(device=lambda _: contextlib.nullcontext())
+    module = SimpleNamespace(set_current_vllm_config=lambda _: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(config=module))
+    monkeypatch.setitem(sys.modules, "vllm.config", module)
+    monkeypatch.setattr(probe, "on_meta", contextlib.nullcontext)
+    file = tmp_path / "vllm" / "v1" / "attention" / "x.py"
+
+    def prepare(text: str) -> list[str]:
+        names: dict[str, Any] = {"probe": probe, "swallowed": swallowed}
+        source = f"def builder(spec, names, config, device):\n    {text}\n"
+        exec(compile(source, str(file), "exec"), names)
+        backend = type("Backend", (), {"get_builder_cls": staticmethod(lambda: names["builder"])})
+        layer = SimpleNamespace(attn_backend=backend, get_kv_cache_spec=lambda _: "spec")
+        layers = {"a": layer, "b": layer, "without": SimpleNamespace()}
+        config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+        notes: list[str] = []
+        probe.CALLED.clear()
+        probe.check_attention(config, SimpleNamespace(note=notes.append))
+        return notes
+
+    return prepare
+
+
+def test_what_attention_refuses_when_it_is_prepared_is_the_releases_answer(prepared: Any) -> None:
+    assert prepared("return None") == []
+    with pytest.raises(ValueError, match="requires sm100f"):
+        prepared("raise ValueError('requires sm100f')")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "swallowed(); raise ValueError('because of it')",
+        "raise TypeError('a stand-in has another form')",
+        "probe.Operator('torch.ops._C.x')()",
+    ],
+)
+def test_other_errors_of_preparing_attention_are_named(prepared: Any, text: str) -> None:
+    assert "its attention was not prepared" in prepared(text)[0]
+    assert not probe.CALLED
 
 
 def test_a_release_that_refuses_says_so(answered: Any) -> None:

@@ -568,6 +568,17 @@ def test_all_levels_together() -> None:
     assert not report.passed(["dispatch"])
 
 
+def test_what_another_run_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    keep_latest([tmp_path / "gone", tmp_path / "here"], most=1)
+
+    def removed(path: Path) -> int:
+        raise FileNotFoundError(path)
+
+    keep_latest(tmp_path.iterdir(), most_bytes=1, size=removed)
+    assert (tmp_path / "here").exists()
+
+
 def test_a_tree_in_use_by_another_run_is_kept(tmp_path: Path) -> None:
     for number in range(5):
         folder = tmp_path / str(number)
