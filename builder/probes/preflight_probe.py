@@ -528,6 +528,22 @@ def in_one_process(probe: Probe) -> None:
     probe.note("a model's class is inspected in the process that builds it")
 
 
+def without_tokens_of_reasoning(probe: Probe) -> None:
+    """A reasoning parser is looked up by its name, and not made: it would read the tokenizer."""
+    try:
+        reasoning: Any = importlib.import_module("vllm.config.reasoning").ReasoningConfig
+        parsers = importlib.import_module("vllm.reasoning").ReasoningParserManager
+    except (ImportError, AttributeError):  # an older release has none
+        return
+
+    def look_up(self: Any, _model_config: object) -> None:
+        if name := getattr(self, "reasoning_parser", None):
+            parsers.get_reasoning_parser(name)
+
+    reasoning.initialize_token_ids = look_up
+    probe.note("a reasoning parser is looked up by its name, and not made")
+
+
 def begin_distributed(config: Any, probe: Probe, scratch: str) -> None:
     """Rank 0 of as many as the configuration has; other ranks do not exist."""
     torch: Any = importlib.import_module("torch")
@@ -905,6 +921,7 @@ def warm_up(probe: Probe) -> None:
         except ImportError as error:
             print(f"{name}: {error}", file=sys.stderr)
     stand_in_for_operators(probe)
+    without_tokens_of_reasoning(probe)
     in_one_process(probe)
     refuse_code_of_checkpoints(probe)
 

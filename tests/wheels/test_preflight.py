@@ -118,6 +118,12 @@ def test_settings_of_the_field_that_do_not_start(
     assert why in document["refusal"]["message"]
 
 
+def test_a_reasoning_parser_needs_no_tokenizer(asked: Any) -> None:
+    """0.24.0 makes it with the tokenizer, which is not read; an unknown name is still refused."""
+    assert asked(LLAMA, "0.24.0", "--reasoning-parser", "qwen3")[1]["starts"] == "yes"
+    assert asked(LLAMA, "0.24.0", "--reasoning-parser", "nobody's")[1]["starts"] == "no"
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_sweep_over_architectures_in_short(form: str, tmp_path: Path) -> None:
     """Dense and with experts; whatever fails does so in the release's own words."""
