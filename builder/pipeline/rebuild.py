@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -25,7 +25,6 @@ from builder.common.document import Digest, Document, Part, Text, always, plain,
 from builder.common.plan import PLAN_SCHEMA
 from builder.common.reference import LAYOUT, Ref, base_kind
 from builder.errors import UsageError
-from builder.images.engines.metadata import SHARE, read_layers
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.registry.layout import LayoutDirectory
@@ -36,7 +35,7 @@ from builder.layers.catalog import Catalog, Expectation, Profile, Selection
 from builder.layers.planner import make_plan
 from builder.proof.opening import exact_ref
 from builder.proof.trust import has_hook
-from builder.publishing.subject import Baked, read_subject, version_in
+from builder.publishing.subject import Baked, read_subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from builder.images.registry.model import Descriptor, ImageConfig, ImageSource
     from builder.images.subject import Subject
     from builder.layers.planner import IndexSources
-    from builder.publishing.sources import EngineImage
     from builder.publishing.subject import Image
 
 
@@ -579,24 +577,17 @@ def build_again(plan: BuildPlan, base: Subject) -> Iterator[ComparedImage]:
 _SETTINGS = ("Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir")
 
 
+@dataclass(frozen=True)
 class EngineOriginal:
     """An image in a Docker Engine to reproduce."""
 
-    def __init__(self, opened: EngineImage) -> None:
-        self._opened, self._held = opened, opened.held
-        self.digest = opened.held.id
+    image: InEngine
+    baked: Baked
 
-    @cached_property
-    def baked(self) -> Baked:
-        """The baked metadata."""
-        layers = self._held.read(f"{SHARE}/layers.json")
-        metadata = self._held.read("/workspace/build-metadata.yaml")
-        return Baked(
-            version=version_in(metadata or b""),
-            recorded=self._opened.recorded,
-            layers=tuple(read_layers(layers, self.digest)),
-            files={},
-        )
+    @property
+    def digest(self) -> str:
+        """Its ID."""
+        return self.image.id
 
     def differences(self, rebuilt: ComparedImage, plan: BuildPlan) -> list[Difference]:
         """No differences if the engine has the image under a digest of the rebuilt one.
@@ -604,13 +595,13 @@ class EngineOriginal:
         Raises:
             RemoteError: a rebuilt layer cannot be read.
         """
-        if set(self._held.digests) & set(rebuilt.image.digests):
+        if set(self.image.digests) & set(rebuilt.image.digests):
             return []
         found = self._settings(rebuilt)
         added = sum(step.created_by.startswith(OUR_STEP) for step in rebuilt.image.settings.history)
         view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
         with closing(view):
-            found += [*_files(self._held, view), *_gone(self._held, plan)]
+            found += [*_files(self.image, view), *_gone(self.image, plan)]
         if not found:
             what = (
                 "every file and setting is the same; only the tars were written by another builder"
@@ -620,7 +611,7 @@ class EngineOriginal:
 
     def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
         new = rebuilt.image.settings.settings
-        old = self._held.image.attrs.get("Config") or {}
+        old = self.image.image.attrs.get("Config") or {}
         return compare_documents(_plain(old), _plain(new), f"config {self.digest}")
 
 

@@ -103,7 +103,7 @@ def _originals(opened: Opened, text: str) -> list[Original]:
     if isinstance(opened, EngineImage):
         from builder.pipeline.rebuild import EngineOriginal
 
-        return [EngineOriginal(opened)]
+        return [EngineOriginal(opened.image, opened.baked)]
     found: list[Original] = [
         StoredOriginal(opened.source, image, opened.baked[image.digest])
         for image in opened.subject.ours

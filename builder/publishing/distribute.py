@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from builder.images.registry.model import ImageSource
     from builder.publishing.sources import EngineImage
-    from builder.publishing.subject import Image, Subject
+    from builder.publishing.subject import Image, ImageSet
 
 
 # ---------------------------------------------------------------------------------------- machines
@@ -380,7 +380,7 @@ class Sent:
 class Endpoint:
     """Serves an image; each node has its own secret repository name."""
 
-    def __init__(self, source: ImageSource, subject: Subject) -> None:
+    def __init__(self, source: ImageSource, subject: ImageSet) -> None:
         self.source = source
         self.manifests = {image.digest: image.manifest for image in subject.images}
         self.manifests[subject.digest] = subject.root
@@ -579,15 +579,15 @@ def saved(opened: EngineImage, present: Collection[str]) -> Iterator[StoredImage
         EngineError: the engine fails.
         UsageError: it is too old, or the disk has no room.
     """
-    size = int(opened.held.image.attrs.get("Size") or 0)
+    size = int(opened.image.image.attrs.get("Size") or 0)
     if not present:
         check_room([Need.temporary(size, f"the layers of {opened.ref}")])
     console.say(f"  reading {opened.ref} from Docker, {megabytes(size)}")
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         layout = LayoutDirectory(Path(folder))
-        image = opened.held.id
+        image = opened.image.id
         with docker.saving(opened.ref.text):
-            files = docker.saved_files(opened.held.client, image)
+            files = docker.saved_files(opened.image.client, image)
             manifest = store(layout, files, image, present)
         layout.put_manifest(manifest, "")
         yield StoredImage(

@@ -60,6 +60,16 @@ class Claim:
     #: whether the plan has expected log lines
     expects: bool
 
+    @classmethod
+    def of(cls, digest: str, digests: tuple[str, ...], plan: BakedPlan) -> Claim:
+        """The claim for an image with this plan."""
+        return cls(
+            digest=digest,
+            digests=digests,
+            plan_digest=plan.plan_digest,
+            expects=bool(plan.expect),
+        )
+
     def may_be_moot(self, level: str) -> bool:
         """Whether a level may have had nothing to check; expected lines can always be checked."""
         return level != "dispatch" or not self.expects

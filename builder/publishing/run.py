@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from builder.images.registry.reference import Traffic
     from builder.publishing.evidence import Proof
     from builder.publishing.repository import PublishTarget
-    from builder.publishing.subject import Image, Subject
+    from builder.publishing.subject import Image, ImageSet
 
 # ------------------------------------------------------------------------------ the order of writes
 
@@ -70,7 +70,7 @@ class Step:
 class Mirror:
     """A base image to copy next to the image, under its own immutable tag."""
 
-    subject: Subject
+    subject: ImageSet
     source: ImageSource
     tag: str
 
@@ -83,7 +83,7 @@ class Publication:
     from which blobs may be mounted.
     """
 
-    subject: Subject
+    subject: ImageSet
     source: ImageSource
     tag: str
     moving: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def two_images(
 
 
 def _image_step(
-    subject: Subject,
+    subject: ImageSet,
     missing: Sequence[Descriptor],
     source: ImageSource,
     origins: Sequence[ImageSource],
@@ -329,7 +329,7 @@ def _name(ref: str) -> str:
     return Ref(ref).place.partition("@")[0]
 
 
-def _entry(whole: Subject, image: Image) -> Image:
+def _entry(whole: ImageSet, image: Image) -> Image:
     """The base's image with the same first layers as ours."""
     for candidate in whole.images:
         count = len(candidate.layers)
@@ -341,7 +341,7 @@ def _entry(whole: Subject, image: Image) -> Image:
     return found[0]
 
 
-def _note(base: PlannedBase, whole: Subject, chosen: Image, tag: str) -> Attachment:
+def _note(base: PlannedBase, whole: ImageSet, chosen: Image, tag: str) -> Attachment:
     document = {
         "schema": 1,
         "name": base.ref,
@@ -647,7 +647,7 @@ def _engine_dry_run(
     opened: EngineImage, repository: Repository, tag: str, *, verified: bool
 ) -> PublishResult:
     console.say(f"  push     {opened.ref} by its Docker Engine as {repository.name}:{tag}")
-    return PublishResult.of(repository.name, tag, opened.held.id, PLANNED, verified=verified)
+    return PublishResult.of(repository.name, tag, opened.image.id, PLANNED, verified=verified)
 
 
 def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> bool:
@@ -658,18 +658,18 @@ def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> 
     """
     if repository.digest_of(tag) is not None:
         there = read_subject(repository, tag)
-        if _names(there).isdisjoint(opened.held.digests):
-            ours = opened.held.id
+        if _names(there).isdisjoint(opened.image.digests):
+            ours = opened.image.id
             raise two_images(repository, tag, ours, "is already", there.digest)
         if not missing_blobs(repository, there.blobs()):
             return False
     opened.push(repository.name, tag)
     there = read_subject(repository, tag)
-    if _names(there).isdisjoint(opened.held.digests):  # an engine's push can have no condition
-        raise two_images(repository, tag, opened.held.id, "was made", there.digest)
+    if _names(there).isdisjoint(opened.image.digests):  # an engine's push can have no condition
+        raise two_images(repository, tag, opened.image.id, "was made", there.digest)
     return True
 
 
-def _names(subject: Subject) -> set[str]:
+def _names(subject: ImageSet) -> set[str]:
     """Every digest that an engine may use for an image."""
     return {subject.digest, *(d for image in subject.images for d in image.digests)}

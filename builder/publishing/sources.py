@@ -14,19 +14,26 @@ from typing import TYPE_CHECKING
 from builder.common.console import console
 from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
-from builder.images.bases.image import InEngine
-from builder.images.engines.metadata import PLAN_LABEL, SHARE, is_overlay, read_plan
+from builder.images.bases.image import InEngine, embedded_in
+from builder.images.engines.metadata import PLAN_LABEL, is_overlay
 from builder.images.engines.oci import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import layout_place
 from builder.images.registry.layout import FallbackSource
 from builder.publishing.evidence import Claim
-from builder.publishing.subject import Baked, Name, Subject, name_of, read_baked, read_subject
+from builder.publishing.subject import (
+    Baked,
+    ImageSet,
+    Name,
+    name_of,
+    read_baked,
+    read_subject,
+    version_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from builder.common.plan import RecordedPlan
     from builder.images.engines.oci import Overlay
     from builder.images.registry.copy import Locations
     from builder.images.registry.layout import LayoutDirectory
@@ -41,7 +48,7 @@ class StoredImage:
 
     ref: Ref
     source: ImageSource
-    subject: Subject
+    subject: ImageSet
 
     @property
     def name(self) -> Name:
@@ -78,14 +85,8 @@ class StoredImage:
     def claims(self) -> list[Claim]:
         """The images to prove."""
         return [
-            Claim(
-                digest=image.digest,
-                digests=image.digests,
-                plan_digest=plan.plan_digest,
-                expects=bool(plan.expect),
-            )
+            Claim.of(image.digest, image.digests, self.baked[image.digest].plan)
             for image in self.subject.ours
-            for plan in [self.baked[image.digest].plan]
         ]
 
 
@@ -94,35 +95,29 @@ class EngineImage:
     """An image in a Docker Engine, which pushes it itself and knows the origin of its layers."""
 
     ref: Ref
-    held: InEngine
-    recorded: RecordedPlan
+    image: InEngine
+    baked: Baked
 
     @property
     def name(self) -> Name:
         """The parts of its tag."""
-        return name_of([self.held.labels] if PLAN_LABEL in self.held.labels else [], self.ref.text)
+        labels = self.image.labels
+        return name_of([labels] if PLAN_LABEL in labels else [], self.ref.text)
 
     @property
     def overlay(self) -> bool:
         """Whether it is an overlay, which cannot run alone."""
-        return is_overlay(self.held.labels)
+        return is_overlay(self.image.labels)
 
     @property
     def recipe(self) -> Overlay:
         """How to build an image from the overlay."""
-        return overlay_onto(self.recorded.document, self.held.labels, self.ref)
+        return overlay_onto(self.baked.plan, self.image.labels, self.ref)
 
     @property
     def claims(self) -> list[Claim]:
         """The images to prove."""
-        return [
-            Claim(
-                digest=self.held.id,
-                digests=self.held.digests,
-                plan_digest=self.recorded.document.plan_digest,
-                expects=bool(self.recorded.document.expect),
-            )
-        ]
+        return [Claim.of(self.image.id, self.image.digests, self.baked.plan)]
 
     def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
         """The target for ``verify``: this image by ID, independent of its tag."""
@@ -139,11 +134,11 @@ class EngineImage:
         from builder.images.engines import docker
 
         name = f"{repository}:{tag}"
-        self.held.image.tag(repository, tag)
+        self.image.image.tag(repository, tag)
         try:
-            docker.push(self.held.client, name)
+            docker.push(self.image.client, name)
         finally:
-            self.held.client.images.remove(name, noprune=True)
+            self.image.client.images.remove(name, noprune=True)
 
 
 Opened = StoredImage | EngineImage
@@ -168,7 +163,7 @@ def open_source(ref: Ref, places: Locations) -> Iterator[Opened]:
         yield _of_registry(ref, places)
         return
     with closing(held):
-        yield EngineImage(ref=ref, held=held, recorded=_plan_in(held, ref.text))
+        yield EngineImage(ref=ref, image=held, baked=_baked_in(held, ref.text))
 
 
 def _of_registry(ref: Ref, places: Locations) -> StoredImage:
@@ -193,7 +188,7 @@ def _stored(ref: Ref, places: Locations) -> StoredImage:
     return StoredImage(ref=ref, source=source, subject=subject)
 
 
-def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> ImageSource:
+def _with_base(layout: LayoutDirectory, subject: ImageSet, places: Locations) -> ImageSource:
     """A thin layout (``image --thin``) together with the location of the base's blobs.
 
     Raises:
@@ -216,14 +211,20 @@ def _with_base(layout: LayoutDirectory, subject: Subject, places: Locations) -> 
     return FallbackSource(layout, places.open(base).image)
 
 
-def _plan_in(held: InEngine, name: str) -> RecordedPlan:
-    data = held.read(f"{SHARE}/plan.json")
-    if data is None:
+def _baked_in(image: InEngine, name: str) -> Baked:
+    embedded = embedded_in(image, name)
+    if embedded.plan is None:
         raise UsageError(
             f"{name} was not made by spark-build: it has no plan",
             hint="spark-build image --layers b12x-full",
         )
-    return read_plan(data, name)
+    written = image.read("/workspace/build-metadata.yaml")
+    return Baked(
+        version=version_in(written or b""),
+        recorded=embedded.plan,
+        layers=tuple(embedded.layers),
+        files={},
+    )
 
 
 # ----------------------------------------------------------------------------------------- overlays

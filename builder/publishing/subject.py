@@ -160,8 +160,8 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The target of a tag: ``root`` is an image's manifest, or an index.
+class ImageSet:
+    """What a tag leads to: ``root`` is an image's manifest, or an index.
 
     ``images`` has everything that an index lists, including foreign images, and what
     BuildKit attaches to an image under the platform ``unknown/unknown``.
@@ -200,7 +200,7 @@ class Subject:
         return name_of([image.labels for image in self.ours], self.digest)
 
 
-def read_subject(source: ImageSource, reference: str) -> Subject:
+def read_subject(source: ImageSource, reference: str) -> ImageSet:
     """Read what a tag or digest names, without its layers.
 
     Raises:
@@ -209,13 +209,13 @@ def read_subject(source: ImageSource, reference: str) -> Subject:
     root = source.manifest(reference)
     document = root.json()
     if _type_of(root, document) in MANIFEST_TYPES:
-        return Subject(root=root, images=(_image(source, root, document, ""),))
+        return ImageSet(root=root, images=(_image(source, root, document, ""),))
     if _type_of(root, document) not in INDEX_TYPES:
         raise RemoteError(f"{source.name}: {root.digest} is {root.media_type}, not an image")
     entries = document.get("manifests")
     if not isinstance(entries, list) or not 0 < len(entries) <= _ENTRY_LIMIT:
         raise RemoteError(f"{source.name}: {root.digest} is an index with no images or too many")
-    return Subject(root=root, images=tuple(_images(source, root, entries)))
+    return ImageSet(root=root, images=tuple(_images(source, root, entries)))
 
 
 def _images(source: ImageSource, root: RawManifest, entries: list[Any]) -> Iterable[Image]:

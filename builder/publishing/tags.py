@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.images.registry.client import Repository
     from builder.images.registry.model import Descriptor
     from builder.publishing.repository import PublishTarget, TaggedManifests
-    from builder.publishing.subject import Image, Subject
+    from builder.publishing.subject import Image, ImageSet
 
 # ----------------------------------------------------------------------------------------- the list
 
@@ -62,7 +62,7 @@ class StoredManifest:
 
     digest: str
     tags: tuple[str, ...]
-    subject: Subject | None
+    subject: ImageSet | None
     published: str = ""
     verified: bool | None = None
     levels: tuple[str, ...] = ()

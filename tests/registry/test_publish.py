@@ -636,7 +636,7 @@ class PushedByEngine:
     """An image of a Docker Engine, as publishing sees it; pushing is what a test says."""
 
     def __init__(self, digest: str, push: Callable[[], object]) -> None:
-        self.held = SimpleNamespace(id=digest, digests=(digest,))
+        self.image = SimpleNamespace(id=digest, digests=(digest,))
         self._push = push
         self.pushes = 0
 

@@ -12,7 +12,7 @@ import requests
 from builder.errors import UsageError
 from builder.images.registry.layout import LayoutDirectory
 from builder.publishing.distribute import Endpoint, Node, _parse_survey
-from builder.publishing.subject import Subject, read_subject
+from builder.publishing.subject import ImageSet, read_subject
 from tests.unit.imagefiles import put_index, put_vllm
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ABSENT = "sha256:" + "0" * 64
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> Subject:
+def subject(tmp_path: Path) -> ImageSet:
     """An index of two images in a layout."""
     parts = {name: put_vllm(tmp_path / "out", architecture=name) for name in ("arm64", "amd64")}
     put_index(tmp_path / "out", parts, "v1")
@@ -31,7 +31,7 @@ def subject(tmp_path: Path) -> Subject:
 
 
 @pytest.fixture
-def endpoint(subject: Subject, tmp_path: Path) -> Iterator[Endpoint]:
+def endpoint(subject: ImageSet, tmp_path: Path) -> Iterator[Endpoint]:
     with Endpoint(LayoutDirectory(tmp_path / "out"), subject) as running:
         yield running
 
@@ -41,7 +41,7 @@ def get(endpoint: Endpoint, path: str, **headers: str) -> requests.Response:
     return requests.get(address, headers=headers, timeout=600)
 
 
-def test_manifests_and_blobs(endpoint: Endpoint, subject: Subject) -> None:
+def test_manifests_and_blobs(endpoint: Endpoint, subject: ImageSet) -> None:
     repository = endpoint.repository()
     assert get(endpoint, "").status_code == 200
     for manifest in (subject.root, *(image.manifest for image in subject.images)):
@@ -64,7 +64,7 @@ def test_manifests_and_blobs(endpoint: Endpoint, subject: Subject) -> None:
     ("asked", "start", "stop"), [("bytes=10-", 10, None), ("bytes=10-19", 10, 20)]
 )
 def test_ranges_resume_a_download(
-    endpoint: Endpoint, subject: Subject, asked: str, start: int, stop: int | None
+    endpoint: Endpoint, subject: ImageSet, asked: str, start: int, stop: int | None
 ) -> None:
     repository, blob = endpoint.repository(), subject.blobs()[0]
     whole = get(endpoint, f"{repository}/blobs/{blob.digest}").content
@@ -77,7 +77,7 @@ def test_ranges_resume_a_download(
     assert beyond.status_code == 416
 
 
-def test_nothing_else_is_served(endpoint: Endpoint, subject: Subject) -> None:
+def test_nothing_else_is_served(endpoint: Endpoint, subject: ImageSet) -> None:
     repository = endpoint.repository()
     other = "f" * 32 + "/image"
     for path in (
@@ -102,7 +102,7 @@ def test_a_tls_client_gets_a_clear_error(endpoint: Endpoint) -> None:
 
 
 def test_a_damaged_blob_is_cut_off_and_reported(
-    endpoint: Endpoint, subject: Subject, tmp_path: Path
+    endpoint: Endpoint, subject: ImageSet, tmp_path: Path
 ) -> None:
     blob = subject.blobs()[0]
     file = tmp_path / "out" / "blobs" / "sha256" / blob.digest.removeprefix("sha256:")

@@ -78,7 +78,7 @@ def engine_image(named: list[tuple[str, bytes]], image: str, **changed: Any) -> 
     client: Any = FakeClient(FakeApi(named, **changed))
     held: Any = FakeImage(image)
     opened = InEngine(client, held)
-    return EngineImage(ref=Ref("me/mine:1"), held=opened, recorded=cast("Any", None))
+    return EngineImage(ref=Ref("me/mine:1"), image=opened, baked=cast("Any", None))
 
 
 def config_digest(raw: Any) -> str:
