@@ -513,6 +513,15 @@ class Block:
             if self.races and one.operation.copy:
                 self.races.unwaited(one.operation.copy)
 
+    def close(self) -> None:
+        """It has ended: let go of what refers to it, so that its memory is free at once."""
+        for warp in self.warps:
+            warp.core = None
+        self.warps.clear()
+        self._groups.clear()
+        if self.races:
+            self.races.close()
+
     def describe(self) -> str:
         """What its warps wait for, and the state of its mbarriers."""
         places = self.state.places

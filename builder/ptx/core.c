@@ -54,6 +54,8 @@ struct launch {
     const struct op *ops;
     const s32 *lists;
     const s64 *ends;
+    /* by basic block: whether lanes wait at its start for others of their warp */
+    const u8 *gathers;
     s64 *taken;
     struct region *regions;
     s64 region_count;
@@ -84,7 +86,7 @@ struct warp {
     const s32 *seen[LANES];
     s32 length[LANES];
     s32 number, knows;
-    s64 pc, at, limit, last;
+    s64 pc, at, limit, last, bound;
     u8 mask[LANES];
 };
 
@@ -773,11 +775,14 @@ static const u8 ALL[LANES] = {
     1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 /* Run w->limit basic blocks from w->pc on, the first one from instruction w->at on, if that is in
-   it.  ``some``: only the lanes of w->mask, and one block. */
+   it.  ``some``: only the lanes of w->mask, while they stay together before position w->bound,
+   where others are, and one block at least. */
 int run(struct warp *w, int some) {
     struct launch *g = w->block->launch;
     const u8 *active = some ? w->mask : ALL;
     s64 at = w->at;
+    int all = 0;
+    for (int l = 0; l < LANES; l++) all += active[l];
     for (;;) {
         s64 end = g->ends[w->pc], next;
         if (at < 0) {
@@ -799,21 +804,18 @@ int run(struct warp *w, int some) {
                 int count = 0;
                 for (int l = 0; l < LANES; l++) count += taking[l] = (holds[l] ^ o->negated) & active[l];
                 if (!count) continue;
-                if (count < LANES) {
+                if (count < all) {
                     whole = 0;
                     m = taking;
                     if (o->code == BRA) goto declined;
                 }
             }
-            if (o->code == BRA) {
-                if (!whole) goto declined;
-                next = o->immediate;
-            } else if (!execute(w, o, m, whole)) goto declined;
+            if (o->code == BRA) next = o->immediate; else if (!execute(w, o, m, whole)) goto declined;
         }
         w->last = end - 1;
         w->pc = next;
         at = -1;
-        if (some) return LIMIT;
+        if (some && (next >= w->bound || !g->ends[next] || g->gathers[next])) return LIMIT;
         continue;
     declined:
         w->at = at;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +34,10 @@ Order = Literal["eager", "lazy", "random"]
 _ENDLESS = 2_000_000
 #: The same for all warps together, as a factor, if turns are random and nothing happens.
 _ALL_WARPS = 8
+#: How much longer turns of random length become when nothing has happened for long.
+_LONGER = 64
+#: Blocks that are there at once; more if these wait for others.  Our choice: 64 MB.
+_RESIDENT = 256
 #: A turn of this many basic blocks is more than a check of what the warp waits for.
 _MORE = 8
 #: Turns of every warp without progress after which the grid counts as deadlocked.
@@ -112,19 +118,23 @@ class Grid:
         )
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
+        #: how many blocks may be there at once
+        self._room = _RESIDENT
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
         self._taken = np.zeros(len(program.steps) + 1, np.int64)
         self._ends = np.zeros(len(program.steps) + 1, np.int64)
+        #: whether lanes wait there for others
+        self._gathers = np.zeros(len(program.steps) + 1, np.uint8)
         #: registers and positions of all warps in the rounds since the last event
         self._states: set[int] = set()
         #: parts of basic blocks, at whose start lanes have waited
         self._added: set[int] = set()
         self._blocks = dict(program.blocks)
         for start, one in program.blocks.items():
-            self._ends[start] = one.end
+            self._ends[start], self._gathers[start] = one.end, one.gathers
         self._core = (
-            LaunchCore(program.table, self._state, self._ends, self._taken)
+            LaunchCore(program.table, self._state, self._ends, self._gathers, self._taken)
             if fast and core()
             else None
         )
@@ -153,26 +163,30 @@ class Grid:
         self.outcome.instructions = int((self._taken[ran] * (self._ends[ran] - ran)).sum())
         return self.outcome
 
-    def _first_turns(self, *, by_chance: bool) -> list[Block]:
-        """The blocks that go on after their first turn; the others are gone before the next."""
-        x, y, z = self._state.launch.grid
-        places = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
-        live = {}
-        for number in self.random.permutation(len(places)) if by_chance else range(len(places)):
-            block = Block(self._state, places[number])
+    def _fill(self, live: dict[int, Block], waiting: deque[int]) -> None:
+        """Make blocks while there is room, and give each its first turn; some then have ended."""
+        x, y, _ = self._state.launch.grid
+        while waiting and len(live) < self._room:
+            number = waiting.popleft()
+            block = Block(self._state, (number % x, number // x % y, number // (x * y)))
             self._turn(block)
             if block.queue or not self._ended(block):
                 live[number] = block
-        return [live[number] for number in sorted(live)]
 
     def _run(self) -> None:
-        by_chance = self.schedule.order == "random"
-        live, idle = self._first_turns(by_chance=by_chance), 0
-        while live:
+        by_chance, idle = self.schedule.order == "random", 0
+        count = math.prod(self._state.launch.grid)
+        waiting = deque(self.random.permutation(count).tolist() if by_chance else range(count))
+        by_number: dict[int, Block] = {}
+        self._fill(by_number, waiting)
+        while by_number:
+            live = [by_number[number] for number in sorted(by_number)]
             before, busy = self._state.events, False
             for number in self.random.permutation(len(live)) if by_chance else range(len(live)):
                 busy |= self._turn(live[number])
-            live = [block for block in live if not self._ended(block)]
+            by_number = {block.linear: block for block in live if not self._ended(block)}
+            live = [*by_number.values()]
+            self._fill(by_number, waiting)
             if self._state.events != before:
                 self._quiet = 0
             if self._state.events != before or busy:
@@ -182,15 +196,21 @@ class Grid:
             idle += 1
             if any(self._late(block) for block in live):
                 idle = 0
-            elif idle > (_PATIENCE if by_chance else 3):
-                apart = [w for block in live for w in block.warps if w.pcs is not None]
-                if apart and idle < _PATIENCE + 2 * LANES:
-                    for warp in apart:  # let those go first that did not run last
-                        warp.spins[warp.ran] += _SPINS
-                    continue
-                if self._computes(live, idle):
-                    continue
-                raise Deadlock("; ".join(block.describe() for block in live))
+            elif idle > (_PATIENCE if by_chance else 3) and not self._patient(live, idle):
+                if not waiting:
+                    raise Deadlock("; ".join(block.describe() for block in live))
+                self._room += _RESIDENT  # these may wait for a block that is not there yet
+                self._fill(by_number, waiting)
+                idle = 0
+
+    def _patient(self, live: list[Block], idle: int) -> bool:
+        """Whether blocks that wait may yet go on by themselves."""
+        apart = [w for block in live for w in block.warps if w.pcs is not None]
+        if apart and idle < _PATIENCE + 2 * LANES:
+            for warp in apart:  # let those go first that did not run last
+                warp.spins[warp.ran] += _SPINS
+            return True
+        return self._computes(live, idle)
 
     def _computes(self, live: list[Block], idle: int) -> bool:
         """Whether registers are not as in an earlier round: a loop may end without an event."""
@@ -213,6 +233,7 @@ class Grid:
         block.end()
         for operation in list(block.queue):
             block.perform(operation)
+        block.close()
         return True
 
     def _turn(self, block: Block) -> bool:
@@ -225,6 +246,7 @@ class Grid:
         for warp in warps:
             if not warp.blocked and not warp.done:
                 limit = int(self.random.integers(1, 40)) if by_chance else _ENDLESS
+                limit *= _LONGER if by_chance and self._quiet > _ENDLESS // 8 else 1
                 went_on = self._advance(warp, limit)
                 self._quiet += limit if went_on and by_chance else 0
                 if (went_on and not by_chance) or self._quiet > _ENDLESS * _ALL_WARPS:
@@ -289,9 +311,11 @@ class Grid:
         assert self._core is not None
         core = warp.core = warp.core or WarpCore(self._core, warp)
         state = core.struct
-        state.pc, state.at, state.limit = warp.pc, -1, limit if mask is True else 1
+        state.pc, state.at, state.limit, state.bound = warp.pc, -1, limit, self._bound(warp, mask)
         code = self.program.kernel.code
         while core.run(mask) == DECLINED:
+            if mask is not True and warp.pc != state.pc and warp.pcs is not None:
+                warp.pcs[mask] = state.pc
             warp.pc, place, end = state.pc, state.at, int(self._ends[state.pc])
             target = self._steps(warp, mask, range(place, place + 1))
             if target is None or place + 1 == end:
@@ -302,14 +326,22 @@ class Grid:
             self._finish(warp, mask, state.pc)
             if state.last >= 0:
                 warp.line = code[state.last].line
-        return state.limit if mask is True else limit - 1
+        return int(state.limit)
+
+    @staticmethod
+    def _bound(warp: Warp, mask: Any) -> int:
+        """The position before which lanes go on alone: of others, who go first or meet them."""
+        if mask is True or warp.pcs is None or warp.waited or some(warp.spins >= _SPINS):
+            return -1
+        others = warp.pcs[~mask & ~warp.held]
+        return int(others.min()) if len(others) else EXIT
 
     def _wait_apart(self, warp: Warp, mask: Any, place: int) -> None:
         """Lanes that ran a part of a block wait there for the others of their warp."""
         if place != warp.pc:
             self._added.add(place)
         end = int(self._ends[warp.pc])
-        self._ends[place] = end
+        self._ends[place], self._gathers[place] = end, True
         self._blocks[place] = BasicBlock(place, end, gathers=True)
         assert warp.pcs is not None
         warp.pcs[mask] = place

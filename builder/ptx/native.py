@@ -2,7 +2,7 @@
 
 ``core.c`` is compiled once by the C compiler of the machine and cached.  It declines what is rare,
 before it has changed anything; then the functions of ``program`` run the instruction.  Without a
-compiler they run everything: the results are the same, and it takes some twenty times as long.
+compiler they run everything: the results are the same, and it takes longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.common.locks import locked
 from builder.common.paths import cache_dir
+from builder.errors import UsageError
 from builder.ptx.accesses import space_of, stored, strength
 from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import LOCAL_WINDOW, SHARED_WINDOW, PtxError
@@ -118,8 +120,16 @@ def _conversions() -> Iterator[tuple[str, str, str]]:
     for source in sizes:
         held = f"{source[0]}{max(16, int(source[1:]))}"
         yield f"cvt.rn.f32.{source}>32", f"f32 {held}", f"(f32)({source})a"
-    for mode, function in (("rni", "rint"), ("rzi", "trunc"), ("rmi", "floor"), ("rpi", "ceil")):
-        for to, low, high in (("s32", "-0x1p31", "0x7FFFFFFF"), ("u32", "0", "0xFFFFFFFF")):
+    for mode, function in (
+        ("rni", "rint"),
+        ("rzi", "trunc"),
+        ("rmi", "floor"),
+        ("rpi", "ceil"),
+    ):
+        for to, low, high in (
+            ("s32", "-0x1p31", "0x7FFFFFFF"),
+            ("u32", "0", "0xFFFFFFFF"),
+        ):
             for ftz in ("", "ftz."):
                 x = f"{function}((f64){'flush(a)' if ftz else 'a'})"
                 inside = f"{x} >= {high} ? ({to}){high} : ({to}){x}"
@@ -134,8 +144,16 @@ def _conversions() -> Iterator[tuple[str, str, str]]:
     yield "cvt.rn.bf16x2.f32>32", "u32 f32 f32", "(u32)to_bf16(a) << 16 | to_bf16(b)"
     yield ("cvt.rn.satfinite.bf16x2.f32>32", "u32 f32 f32",
            "(u32)to_bf16(finite_bf16(a)) << 16 | to_bf16(finite_bf16(b))")  # fmt: skip
-    yield "cvt.rn.satfinite.e2m1x2.f32>16", "u16 f32 f32", "to_e2m1(a) << 4 | to_e2m1(b)"
-    yield "cvt.rn.satfinite.e4m3x2.f32>16", "u16 f32 f32", "to_e4m3(a) << 8 | to_e4m3(b)"
+    yield (
+        "cvt.rn.satfinite.e2m1x2.f32>16",
+        "u16 f32 f32",
+        "to_e2m1(a) << 4 | to_e2m1(b)",
+    )
+    yield (
+        "cvt.rn.satfinite.e4m3x2.f32>16",
+        "u16 f32 f32",
+        "to_e4m3(a) << 8 | to_e4m3(b)",
+    )
     yield (
         "cvt.rn.f16x2.e4m3x2>32",
         "u32 u16",
@@ -151,7 +169,10 @@ def _conversions() -> Iterator[tuple[str, str, str]]:
 def _floats() -> Iterator[tuple[str, str, str]]:
     yield from _singles("", "a", "b", lambda value, _exact: f"one_nan({value})")
     yield from _singles(
-        "ftz.", "flush(a)", "flush(b)", lambda value, exact: f"one_nan(flushed({value}, {exact}))"
+        "ftz.",
+        "flush(a)",
+        "flush(b)",
+        lambda value, exact: f"one_nan(flushed({value}, {exact}))",
     )
     yield "fma.rn.f32", "f32 f32 f32 f32", "one_nan(fmaf(a, b, c))"
     one, two = (f"one_nan(fmaf({p}(a), {p}(b), {p}(c)))" for p in ("low", "high"))
@@ -191,7 +212,11 @@ def _singles(
     for name, sign in _COMPARISONS.items():
         plain = f"{a} {sign} {b}" if name != "ne" else f"{a} < {b} || {a} > {b}"
         yield f"setp.{name}.{ftz}f32", "u8 f32 f32", plain
-        yield f"setp.{name}u.{ftz}f32", "u8 f32 f32", f"({a} {sign} {b}) || a != a || b != b"
+        yield (
+            f"setp.{name}u.{ftz}f32",
+            "u8 f32 f32",
+            f"({a} {sign} {b}) || a != a || b != b",
+        )
 
 
 def _halves(name: str, sign: str) -> Iterator[tuple[str, str, str]]:
@@ -260,7 +285,14 @@ def core() -> Any:
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     text, table = _C.read_bytes(), _table()
     key = hashlib.sha256(
-        b"\0".join((text, table.encode(), " ".join(_FLAGS).encode(), platform.machine().encode()))
+        b"\0".join(
+            (
+                text,
+                table.encode(),
+                " ".join(_FLAGS).encode(),
+                platform.machine().encode(),
+            )
+        )
     ).hexdigest()
     path = cache_dir() / "objects" / f"ptx-{key[:32]}.so"
     if not path.exists() and (compiler is None or not _compile(compiler, table, path)):
@@ -274,6 +306,17 @@ def core() -> Any:
 
 
 def _compile(compiler: str, table: str, path: Path) -> bool:
+    """Compile the core into the cache; return whether it is there."""
+    try:
+        with locked("the core of the PTX executor"):
+            if not path.exists():
+                _build(compiler, table, path)
+            return path.exists()
+    except (OSError, UsageError):  # a cache that cannot be written
+        return False
+
+
+def _build(compiler: str, table: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".ptx-") as folder:
         work = Path(folder)
@@ -281,10 +324,8 @@ def _compile(compiler: str, table: str, path: Path) -> bool:
         out = work / path.name
         command = [compiler, *_FLAGS, f"-I{work}", str(_C), "-o", str(out), "-lm"]
         done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode or not out.exists():
-            return False
-        out.replace(path)
-    return True
+        if not done.returncode:
+            out.replace(path)
 
 
 # ---------------------------------------------------------------------- structures, as in core.c
@@ -318,12 +359,16 @@ class _Region(ctypes.Structure):
 
 
 class _Events(ctypes.Structure):
-    _fields_ = [*((name, _PTR) for name in Events.KINDS), ("count", _I64), ("room", _I64)]
+    _fields_ = [
+        *((name, _PTR) for name in Events.KINDS),
+        ("count", _I64),
+        ("room", _I64),
+    ]
 
 
 class _Launch(ctypes.Structure):
-    _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("taken", _PTR),
-                ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
+    _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("gathers", _PTR),
+                ("taken", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
                 ("parameters", _PTR), ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
 
 
@@ -336,8 +381,8 @@ class _Warp(ctypes.Structure):
     _fields_ = [("block", _PTR), ("pred", _PTR), ("half", _PTR), ("word", _PTR), ("wide", _PTR),
                 ("local", _PTR), ("local_bytes", _I64), ("rows", _PTR), ("seen", _PTR * 32),
                 ("length", _I32 * 32), ("number", _I32), ("knows", _I32), ("pc", _I64),
-                ("at", _I64), ("limit", _I64), ("last", _I64), ("mask", ctypes.c_uint8 * 32),
-                ]  # fmt: skip
+                ("at", _I64), ("limit", _I64), ("last", _I64), ("bound", _I64),
+                ("mask", ctypes.c_uint8 * 32)]  # fmt: skip
 
 
 # ----------------------------------------------------------------------- instructions of core.c
@@ -393,7 +438,10 @@ class Translator:
         (held, *sources), value = _FORMS[name]
         if len(i.operands) != len(sources) + 1:
             return None
-        found = {"code": _CODE[_codes()[(held, *sources, value)]], "out": self._index(i, to, held)}
+        found = {
+            "code": _CODE[_codes()[(held, *sources, value)]],
+            "out": self._index(i, to, held),
+        }
         for field, operand, kind in zip("abc", i.operands[1:], sources, strict=False):
             if kind == "u8" and isinstance(operand, Number):
                 operand = Number(int(operand.value != 0))
@@ -446,7 +494,11 @@ class Translator:
     def _matrix(self, i: Instruction, place: Operand, words: Operand, code: str) -> dict[str, int]:
         found = self._address(i, place, 32)
         registers = self._words(i, words)
-        found |= {"out": self._list(registers), "count": len(registers), "c": int(i.has("trans"))}
+        found |= {
+            "out": self._list(registers),
+            "count": len(registers),
+            "c": int(i.has("trans")),
+        }
         return {**found, "code": _CODE[code]}
 
     def _ldmatrix(self, i: Instruction) -> dict[str, int]:
@@ -461,7 +513,10 @@ class Translator:
                 [self.d.source(i, one, typed("u16")) for one in self.d.parts(i.operands[n])]
                 for n in (5, 7)
             )
-            scales = {"a": self._words(i, i.operands[4])[0], "b": self._words(i, i.operands[6])[0]}
+            scales = {
+                "a": self._words(i, i.operands[4])[0],
+                "b": self._words(i, i.operands[6])[0],
+            }
             form = {"code": _CODE["NVFP4"], "c": lane_a, "d": lane_b, "bytes": byte_a,
                     "count": byte_b, **scales}  # fmt: skip
         elif re.search(r"\.m16n8k16\.row\.col\.f32\.(b?f16)\.\1\.f32$", i.name):
@@ -485,13 +540,23 @@ class Translator:
         if not isinstance(table, Number):
             return None
         out, a, b, c = (self.d.source(i, one, _WORD) for one in i.operands[:4])
-        return {"code": _CODE["LOP3"], "out": out, "a": a, "b": b, "c": c, "immediate": table.value}
+        return {
+            "code": _CODE["LOP3"],
+            "out": out,
+            "a": a,
+            "b": b,
+            "c": c,
+            "immediate": table.value,
+        }
 
     def _mov(self, i: Instruction) -> dict[str, int] | None:
         vector = next((one for one in i.operands if isinstance(one, Vector)), None)
         if vector is None or i.modifiers[-1] not in ("b32", "b64"):
             return None
-        whole, part = self.d.type(i), typed(f"b{self.d.type(i).bits // len(vector.parts)}")
+        whole, part = (
+            self.d.type(i),
+            typed(f"b{self.d.type(i).bits // len(vector.parts)}"),
+        )
         to, source = i.operands
         parts = [-1 if one == Name("_") else self.d.source(i, one, part) for one in vector.parts]
         if to is vector and part.bits == 8:
@@ -500,7 +565,12 @@ class Translator:
         low, high = parts
         if to is vector:
             a = self.d.source(i, source, whole)
-            return {"code": _CODE[f"MOVUNPACK{part.bits}"], "out": low, "b": high, "a": a}
+            return {
+                "code": _CODE[f"MOVUNPACK{part.bits}"],
+                "out": low,
+                "b": high,
+                "a": a,
+            }
         out = self.d.source(i, to, whole)
         return {"code": _CODE[f"MOVPACK{part.bits}"], "out": out, "a": low, "b": high}
 
@@ -561,12 +631,25 @@ def _at(array: Any) -> int:
 class LaunchCore:
     """A launch as core.c sees it."""
 
-    def __init__(self, table: tuple[Any, Any], state: LaunchState, ends: Any, taken: Any) -> None:
+    def __init__(
+        self,
+        table: tuple[Any, Any],
+        state: LaunchState,
+        ends: Any,
+        gathers: Any,
+        taken: Any,
+    ) -> None:
         self.state, self.races = state, state.races
-        self._kept: list[Any] = [table, ends, taken]
+        self._kept: list[Any] = [table, ends, gathers, taken]
         ops, lists = table
         self.count = len(ops)
-        self.launch = _Launch(ops=_at(ops), lists=_at(lists), ends=_at(ends), taken=_at(taken))
+        self.launch = _Launch(
+            ops=_at(ops),
+            lists=_at(lists),
+            ends=_at(ends),
+            gathers=_at(gathers),
+            taken=_at(taken),
+        )
         self._set_regions(state.memory.regions)
         data = np.frombuffer(state.launch.parameters or b"\0", np.uint8)
         self._kept.append(data)
@@ -589,7 +672,10 @@ class LaunchCore:
             if self.races and region.writable:
                 one.shadow = self._shadow(self.races.shadow(region))
         self._kept.append(table)
-        self.launch.regions, self.launch.region_count = ctypes.addressof(table), len(regions)
+        self.launch.regions, self.launch.region_count = (
+            ctypes.addressof(table),
+            len(regions),
+        )
 
     def _shadow(self, shadow: Shadow) -> int:
         """The address of a shadow's tables, which changes as they are made."""

@@ -378,6 +378,12 @@ class Races:
         """The races of all blocks so far."""
         return self.launch.found
 
+    def close(self) -> None:
+        """The block has ended: only its name is wanted from now on."""
+        self.shared.updated = lambda: None
+        self.shared = Shadow(self.shared.name, 0, self.shared.granule, self.warps)
+        self.knows, self._fences, self._pending = [], {}, {}
+
     # ------------------------------------------------------------------------------------ knowledge
 
     def _parts(self, warp: int, lanes: NDArray[Any]) -> Iterator[tuple[VectorClocks, Any]]:
@@ -873,7 +879,9 @@ class Races:
         if region is None or not (write or region.writable):
             return
         shadow, step = self.launch.shadow(region), np.arange(0, size, self.launch.granule)
-        places = np.unique((offsets[:, None] + step).reshape(-1) // self.launch.granule)
+        places = (offsets[:, None] + step).reshape(-1) // self.launch.granule
+        if not (places[1:] > places[:-1]).all():
+            places = np.unique(places)
         (self.copy_writes if write else self.copy_reads)(copy, places, shadow)
 
     def copy_scatters(self, copy: Copy, lanes: Any, offsets: Any, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from builder.ptx import grid, native
+from builder.ptx.block import Block
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.machine import Fault
 from builder.ptx.native import core
@@ -178,3 +180,71 @@ def test_without_a_compiler_the_reference_runs_everything(monkeypatch: pytest.Mo
     monkeypatch.setattr(grid, "core", lambda: None)
     found = run("add.u32 %r5, %r1, %r2;", WORDS[:32]).out[:, 0]
     assert (found == WORDS[:32, 0] + WORDS[:32, 1]).all()
+
+
+MEET = "bar.sync 0; mov.u32 %r5, %ctaid.x;"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_blocks_are_made_as_they_run(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = 0
+
+    class Counted(Block):
+        def __init__(self, *given: Any) -> None:
+            nonlocal most
+            super().__init__(*given)
+            alive.add(self)
+            most = max(most, len(alive))
+
+    monkeypatch.setattr(grid, "Block", Counted)
+    monkeypatch.setattr(grid, "_RESIDENT", 4)
+    for schedule in (Schedule(), Schedule("random", 1)):
+        run(MEET, WORDS[:32], blocks=60, schedule=schedule, fast=fast)
+    assert most <= 8
+
+
+#: Each block waits until all are there.
+TOGETHER = """mov.u32 %r9, 1; setp.eq.u32 %p1, %r0, 0; @!%p1 bra wait;
+atom.global.add.u32 %r10, [%rd2+4], %r9;
+wait: ld.volatile.global.u32 %r11, [%rd2+4]; setp.lt.u32 %p2, %r11, 12; @%p2 bra wait;
+mov.u32 %r5, 1; mov.u32 %r6, 12; mov.u32 %r7, 0; mov.u32 %r8, 0;"""
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule("random", 3)])
+def test_blocks_that_wait_for_later_ones(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "_RESIDENT", 4)
+    one_thread = np.zeros((1, 4), np.uint32)
+    found = run(TOGETHER, one_thread, threads=1, blocks=12, schedule=schedule)
+    assert found.out[0, 0] == 1
+
+
+APART = "setp.lt.u32 %p1, %laneid, 5; @%p1 bra done; again: bra again; done:"
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule("random", 1)])
+def test_endless_loops_of_some_lanes_are_found(schedule: Schedule) -> None:
+    with pytest.raises(Fault, match="a loop that does not end"):
+        run(APART, schedule=schedule)
+
+
+PARTS = """setp.lt.u32 %p1, %laneid, 9; mov.u32 %r5, 0; mov.u32 %r6, 40; @%p1 bra less;
+more: add.u32 %r5, %r5, 2; setp.lt.u32 %p2, %r5, %r6; @%p2 bra more; bra.uni end;
+less: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, %laneid; @%p2 bra less;
+end: bar.warp.sync -1; vote.sync.ballot.b32 %r7, %p1, -1;"""
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule("lazy"), Schedule("random", 9)])
+def test_lanes_that_go_their_own_way(schedule: Schedule) -> None:
+    found = check_same(PARTS, schedule=schedule, threads=96, watch=True)
+    assert (found.out[:32, 2] == 0x1FF).all()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "file" / "cache"))
+    assert native.core.__wrapped__() is None
