@@ -5,6 +5,7 @@ Modules that run a command are imported when it runs, to keep ``--help`` fast.
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -235,13 +236,16 @@ def lock(
     "spark-build verify my/image:tag --level dispatch --html evidence.html",
     "spark-build verify my/image:tag --prove-necessary",
     "spark-build verify pypi:vllm==0.33.0 --layers b12x-full",
+    "spark-build verify oci:out --level model --model qwen3-30b-a3b",
 )
 def verify(options: VerifyOptions, _plain_http: PlainHttp = (), *, json: Json = False) -> None:
     """Verify a target; exit 5 if a check failed or a named level did not run."""
     from builder.pipeline.show import CheckLines, show_report, show_verdict
     from builder.pipeline.verify import verify_target
+    from builder.serving.preflight import models_to_build
 
-    done = verify_target(options, None if json else CheckLines())
+    choose = partial(models_to_build, options.model, options.models)
+    done = verify_target(options, None if json else CheckLines(), choose)
     if json:
         print_json(done.report.document(done.required))
     else:

@@ -48,8 +48,8 @@ def memory(request: MemoryRequest, *, json: Json = False) -> None:
         print("\n".join(_memory_lines(made)))
     if made.fits == "no":
         raise SparkBuildError(
-            f"{made.model} does not fit into {made.total.bytes / GIB:.1f} GiB with "
-            f"{made.system.bytes / GIB:.1f} GiB left for the system",
+            f"{made.model} does not fit into {made.utilization.share:.2f} of "
+            f"{made.total.bytes / GIB:.1f} GiB",
             Exit.VERIFY_FAILED,
             hint=next_step(made),
         )
@@ -71,8 +71,9 @@ def _memory_lines(made: "MemoryEstimate") -> Iterator[str]:
     yield _figure("CUDA graphs", made.cuda_graphs)
     yield _figure("system", made.system)
     if made.room_for_kv_cache is not None:
+        most = f"{_gibibytes(made.room_at_most or 0)} at most, at {made.utilization.most:.2f}"
         yield _row("KV cache room", _gibibytes(made.room_for_kv_cache),
-                   f"at most, at --gpu-memory-utilization {made.utilization.most:.2f}")  # fmt: skip
+                   f"at --gpu-memory-utilization {made.utilization.share:.2f}; {most}")  # fmt: skip
     yield f"  fits              {made.fits}"
     if made.flags:
         yield f"  flags             {' '.join(made.flags)}"

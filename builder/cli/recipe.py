@@ -216,6 +216,8 @@ def _lines(name: str, part: "Part") -> Iterator[str]:
         if (value := getattr(part, field.name)) not in (None, "")
     }
     source = known.pop("source")
+    if name == "config":
+        known = {"value": f"{len(known['value'])} values of config.json (--json shows them)"}
     tables = {key: value for key, value in known.items() if isinstance(value, dict)}
     plain = {key: _text(value) for key, value in known.items() if key not in tables}
     text = ", ".join(f"{key} {value}" for key, value in plain.items())

@@ -203,8 +203,8 @@ class VerifyOptions:
     level: Annotated[
         tuple[str, ...],
         Option(
-            "static, imports, dispatch (by default), codegen, numbers, binaries, device, serve. "
-            "Named levels must run.",
+            "static, imports, dispatch (by default), model, codegen, numbers, binaries, device, "
+            "serve. Named levels must run.",
             "LEVEL[,LEVEL...]",
             complete="levels",
         ),
@@ -232,8 +232,13 @@ class VerifyOptions:
     ] = None
     model: Annotated[
         str | None,
-        Option("Level serve: use this model instead of the tiny generated ones.", "MODEL"),
+        Option(
+            "Level model: a folder with config.json, a model's name or its id, instead of the "
+            "known ones. Level serve: this model instead of the tiny generated ones.",
+            "MODEL",
+        ),
     ] = None
+    models: opt.ModelFolders = ()
     serve_args: Annotated[
         str, Option("Level serve: extra arguments for vllm serve, as one string.", "ARGS")
     ] = ""

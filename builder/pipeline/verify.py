@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from contextlib import contextmanager
@@ -32,14 +33,17 @@ from builder.proof.run import verify
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.layers.catalog import Selection
     from builder.pipeline.inputs import Inputs
     from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
     from builder.proof.report import Report
-    from builder.proof.target import VerifyTarget
+    from builder.proof.target import ModelToBuild, VerifyTarget
+
+    #: kinds of layers and a release of vLLM -> models to build
+    Models = Callable[[Collection[str], str], Sequence[ModelToBuild]]
 
 #: Failed checks that an error names; all were printed before it.
 _SHOWN = 6
@@ -79,8 +83,12 @@ class Verified:
         raise SparkBuildError(message, Exit.VERIFY_FAILED, hint)
 
 
-def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
+def verify_target(
+    options: VerifyOptions, told: CheckLines | None, models: Models | None = None
+) -> Verified:
     """Open a target, run the levels, and write the requested pages.
+
+    ``models`` chooses what level ``model`` builds.
 
     Raises:
         UsageError: the options contradict each other, or the expected state is unknown.
@@ -98,7 +106,7 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
             _refuse_unwritable(file)
     with _opened(options) as opened:
         run = _proven if options.prove_necessary else _run
-        report = run(opened, chosen, told)
+        report = run(_with_models(opened, chosen, models), chosen, told)
     if options.html is not None:
         write_atomically(options.html, render_html(report, required).encode())
         console.say(f"  evidence: {options.html}")
@@ -106,6 +114,18 @@ def verify_target(options: VerifyOptions, told: CheckLines | None) -> Verified:
         with options.summary.open("a", encoding="utf-8") as page:
             page.write(render_summary(report, required))
     return Verified(report=report, required=required)
+
+
+def _with_models(
+    target: VerifyTarget, levels: Sequence[str], models: Models | None
+) -> VerifyTarget:
+    """The target with the models that level ``model`` builds, if it is requested."""
+    if models is None or "model" not in levels:
+        return target
+    plan = target.plan
+    promised = {one.kind for one in plan.expect if one.selected != "*"}
+    chosen = models(promised, plan.base.packages["vllm"])
+    return dataclasses.replace(target, models=chosen)
 
 
 def _refuse_unwritable(path: Path) -> None:

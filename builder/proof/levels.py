@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The names, as in JSON documents.
 Level = Literal[
-    "static", "imports", "dispatch", "codegen", "numbers", "binaries", "device", "serve"
+    "static", "imports", "dispatch", "model", "codegen", "numbers", "binaries", "device", "serve"
 ]
 
 
@@ -40,9 +40,10 @@ class LevelKind:
     one_table: bool = False
 
 
-#: Every level by its name, cheapest first.  Not by default: ``codegen`` downloads a CuTe DSL and
-#: takes half a minute, ``numbers`` takes minutes of processor time, ``binaries`` reads tens of
-#: megabytes of extension modules, ``device`` and ``serve`` need a GPU.
+#: Every level by its name, cheapest first.  Not by default: ``model`` downloads what whole models
+#: import and takes half a minute, ``codegen`` downloads a CuTe DSL and takes as long, ``numbers``
+#: takes minutes of processor time, ``binaries`` reads tens of megabytes of extension modules,
+#: ``device`` and ``serve`` need a GPU.
 LEVELS: dict[str, LevelKind] = {
     kind.name: kind
     for kind in (
@@ -67,6 +68,13 @@ LEVELS: dict[str, LevelKind] = {
             unknown="which kernels vLLM selects",
             by_default=True,
             proves_need=True,
+        ),
+        LevelKind(
+            name="model",
+            about="Whole models, built by vLLM's own code from their configuration, without "
+            "weights, told that the device is SM121.",
+            unknown="whether whole models start, and with which kernels",
+            known="whole models start, and their layers get these kernels",
         ),
         LevelKind(
             name="codegen",

@@ -66,16 +66,17 @@ class GpuOptions:
             malformed.
         """
         given = {
-            "--bench": self.bench,
-            "--against": self.against,
-            "--model": self.model,
-            "--serve-args": self.serve_args,
+            "--bench": (self.bench, ("serve",)),
+            "--against": (self.against, ("serve",)),
+            "--model": (self.model, ("model", "serve")),
+            "--serve-args": (self.serve_args, ("serve",)),
         }
-        for name, value in given.items():
-            if value and "serve" not in levels:
+        for name, (value, needed) in given.items():
+            if value and not {*needed} & {*levels}:
+                words = " or ".join(needed)
                 raise UsageError(
-                    f"{name} is for the level serve, which was not requested",
-                    hint=f"--level {','.join([*levels, 'serve'])}",
+                    f"{name} is for the level {words}, which was not requested",
+                    hint=f"--level {','.join([*levels, needed[0]])}",
                 )
         self.evidence()
 

@@ -118,12 +118,14 @@ def target_of_plan(
 ) -> VerifyTarget:
     """A plan's base, unpatched or (``patched``) with the plan applied, before any image exists."""
     trust = trust or TrustedSources(platform=base.identity.platform)
+    own = trust.with_plan(plan.document) if patched else trust
     target = VerifyTarget(
         name=name,
         subject=base,
         plan=plan.document,
         layers=[d.layer for d in plan.decisions],
-        runner=runner_of(base, trust.with_plan(plan.document) if patched else trust),
+        runner=runner_of(base, own),
+        trust=own,
     )
     if not patched:
         return target
@@ -211,6 +213,7 @@ def open_overlay(
         plan=plan,
         layers=layers,
         runner=InSandbox(overlay.tree, plan.base.packages, trust, no_gpu),
+        trust=trust,
         label=image.labels.get(metadata.PLAN_LABEL, ""),
         recomputed=recorded.digest,
         origin=dataclasses.replace(origin, baked=layers, trust=trust),
@@ -368,6 +371,7 @@ def _patched_image(
         plan=plan,
         layers=layers,
         runner=runner,
+        trust=trust,
         label=None if selected else embedded.label,
         recomputed=baked.digest if baked else "",
         origin=Origin(

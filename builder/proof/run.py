@@ -11,6 +11,7 @@ from builder.proof.checks import Check, few
 from builder.proof.codegen import check_codegen
 from builder.proof.dispatch import check_dispatch
 from builder.proof.imports import check_imports
+from builder.proof.model import check_model
 from builder.proof.numbers import check_numbers
 from builder.proof.ongpu import check_on_gpu
 from builder.proof.report import Report
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from builder.proof.unrecorded import Shadow
 
 #: Levels whose probes import copies of the target's Python files, outside of the target.
-_OF_COPIES = ("dispatch", "codegen", "numbers")
+_OF_COPIES = ("dispatch", "model", "codegen", "numbers")
 #: The function of each level, by its name in ``levels.py``.
 RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
     "static": check_static,
     "imports": check_imports,
     "dispatch": check_dispatch,
+    "model": check_model,
     "codegen": check_codegen,
     "numbers": check_numbers,
     "binaries": check_binaries,
@@ -64,7 +66,8 @@ def verify(
 
 def _checks(target: VerifyTarget, level: str) -> Iterable[Check]:
     """The checks of a level; only if what it imports here is what Python imports in the target."""
-    if level not in _OF_COPIES or target.subject.in_engine:
+    in_itself = target.subject.in_engine and level != "model"
+    if level not in _OF_COPIES or in_itself:
         return RUNNERS[level](target)
     shadows = shadows_of(target)
     return [_not_alike(level, shadows)] if shadows else RUNNERS[level](target)

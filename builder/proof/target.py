@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from builder.proof.trust import TrustedSources
 from builder.proof.unrecorded import find_unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from builder.applier.layers import Layer
     from builder.applier.trees import Tree
@@ -63,6 +65,22 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelToBuild:
+    """A model: its ``config.json``, or where it is."""
+
+    name: str
+    #: the kinds of its layers, as far as they are known
+    kinds: frozenset[str] = frozenset()
+    config: Mapping[str, Any] | None = None
+    #: if it has no ``config``; without either, its name is an id on Hugging Face
+    folder: Path | None = None
+    #: the activation of its experts; profiles promise kernels for gated SiLU
+    activation: str = "silu"
+    #: whether the user named it, so that it must start
+    named: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyTarget:
     """A subject, what is expected of it, and a way to run probes on it."""
 
@@ -72,6 +90,10 @@ class VerifyTarget:
     #: rendered layers in order of application, in any state
     layers: Sequence[Layer]
     runner: Runner
+    #: the sources of code that may run here as the user
+    trust: TrustedSources = field(default_factory=TrustedSources)
+    #: for level ``model``
+    models: Sequence[ModelToBuild] = ()
     #: the plan digest in the image's label ("" without such a
     #: label); None for a new plan
     label: str | None = None

@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +23,7 @@ from builder.common.hints import reason
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 #: The longest header that the safetensors library reads (its MAX_HEADER_SIZE).
@@ -453,6 +453,18 @@ def read_config(folder: Path) -> ModelConfig | None:
     beside = folder / QUANT_CONFIG
     quant = _decoded(beside, _QuantFile).quantization if beside.exists() else None
     return msgspec.structs.replace(config, hf_quant_config=quant)
+
+
+def decoded_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """A configuration that a model's file has.
+
+    Raises:
+        UsageError: it is malformed; the message says where.
+    """
+    try:
+        return msgspec.convert(raw, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the configuration in the model's file: {error}") from None
 
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -26,6 +26,7 @@ from builder.serving.checkpoint import (
     ModelConfig,
     Unknown,
     checkpoint_tensors,
+    decoded_config,
     kv_need,
     means_a_path,
     read_config,
@@ -37,7 +38,7 @@ from builder.serving.options import MemoryRequest
 from builder.serving.release import release_base
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
@@ -148,6 +149,7 @@ class Ceiling(Part, frozen=True, kw_only=True):
 class Utilization(Part, frozen=True, kw_only=True):
     """Values of ``--gpu-memory-utilization``."""
 
+    share: Annotated[float, Meta(description="asked for, or that of the flags")]
     least: Annotated[float | None, Meta(description="null: something is unknown")]
     most: Annotated[float, Meta(description="leaves the system its memory")]
 
@@ -165,8 +167,10 @@ class MemoryEstimate(Document, frozen=True, kw_only=True):
     fits: Literal["yes", "no", "unknown"]
     utilization: Utilization
     room_for_kv_cache: Annotated[
-        int | None, Meta(description="bytes at most, below zero: missing; null: unknown")
+        int | None,
+        Meta(description="bytes at utilization.share, below zero: missing; null: unknown"),
     ]
+    room_at_most: Annotated[int | None, Meta(description="bytes at utilization.most")]
     flags: Annotated[tuple[Text, ...], Meta(description="of `vllm serve`")]
     ceiling: Ceiling | None
     held: Annotated[tuple[WeightsHeld, ...], Meta(description="from the headers of the files")] = ()
@@ -277,8 +281,8 @@ class _Found:
     need: KvNeed | None = None
     context: int = 0
     ceiling: Ceiling | None = None
-    #: the share of the memory that the model's file advises
-    share: float = USUAL_FRACTION
+    #: the share that the model's file advises; None: of a folder, as little as it needs
+    share: float | None = None
     held: tuple[WeightsHeld, ...] = ()
     unknown: list[str] = field(default_factory=list)
     not_counted: list[str] = field(default_factory=list)
@@ -290,6 +294,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
     Raises:
         SparkBuildError: the checkpoint, the model or the release cannot be read.
     """
+    _asked_share(request)
     if request.kv_cache_dtype not in ("auto", *KV_DTYPES):
         raise UsageError(
             f"--kv-cache-dtype {request.kv_cache_dtype} is not known on a GB10"
@@ -308,10 +313,34 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
         )
     else:
         model = Models.discover(request.models).model(request.subject, or_folder=True)
-        _refuse_cache_options(request)
         found = _from_model(model)
+        if model.config is None:
+            _refuse_cache_options(request)
+        else:
+            _add_known_cache(found, model.config.value, request)
     interface = interface_of(base) if base else None
     return _joined(request, found, interface)
+
+
+def _asked_share(request: MemoryRequest) -> float | None:
+    """The share that was asked for.
+
+    Raises:
+        UsageError: vLLM refuses it.
+    """
+    text = request.utilization
+    if text is None:
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(
+            fraction_refusal(text) or f"{UTILIZATION} {text!r} is not a number",
+            hint=f"{UTILIZATION} {USUAL_FRACTION}",
+        )
+    return share
 
 
 def _refuse_cache_options(request: MemoryRequest) -> None:
@@ -365,23 +394,38 @@ def _joined(
         least = math.ceil((fixed + (cache.reserved if cache else 0)) * 100 / TOTAL.bytes) / 100
         if least > most:
             fits = "no"
-        elif cache:  # of a folder, so the weights are exact
+        elif cache and not found.weights.at_least:
             fits = "yes"
-    if cache is None:
+    if cache is None or (found.weights is not None and found.weights.at_least):
         least = None
-    flags, refused = _flags(cache, found.share if least is None else least, fits, interface)
+    share = _asked_share(request) or _share(found, least, most)
+    own_room = None if room is None else room - int(most * TOTAL.bytes) + int(share * TOTAL.bytes)
+    if own_room is not None and fits != "no":  # it may fit at most, but not at what was asked
+        fits = "no" if own_room < (cache.bytes if cache else 1) else fits
+    pinned = cache is not None and request.utilization is None and found.share is None
+    flags, refused = _flags(cache, share, fits, interface, pinned=pinned)
     return MemoryEstimate(
         model=request.subject, total=TOTAL, weights=found.weights, kv_cache=cache,
         activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
-        utilization=Utilization(least=least, most=most),
-        room_for_kv_cache=room, flags=flags, ceiling=found.ceiling, held=found.held,
-        unknown=(*found.unknown, *refused), not_counted=tuple(found.not_counted),
+        utilization=Utilization(share=share, least=least, most=most),
+        room_for_kv_cache=own_room, room_at_most=room, flags=flags, ceiling=found.ceiling,
+        held=found.held, unknown=(*found.unknown, *refused), not_counted=tuple(found.not_counted),
     )  # fmt: skip
+
+
+def _share(found: _Found, least: float | None, most: float) -> float:
+    """The share of the flags: what the model's file advises, and at least what is needed."""
+    if found.share is None:
+        return USUAL_FRACTION if least is None else min(least, most)
+    return max(found.share, min(least or 0, most))
 
 
 def next_step(made: MemoryEstimate) -> str:
     """The hint for a model that does not fit."""
-    cache, room = made.kv_cache, made.room_for_kv_cache
+    cache, room = made.kv_cache, made.room_at_most
+    least, most = made.utilization.least, made.utilization.most
+    if made.utilization.share < (least or 0) <= most:
+        return f"{UTILIZATION} {least:.2f}"
     if cache is not None and room is not None and room > 0:
         if KV_DTYPES.get(cache.dtype) != 1 and cache.reserved // 2 <= room:
             return f"{KV_DTYPE} fp8"
@@ -399,15 +443,20 @@ def _flags(
     share: float,
     fits: str,
     interface: ServeInterface | None,
+    *,
+    pinned: bool,
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Flags of ``vllm serve`` that the release knows, and why it refuses the others."""
+    """Flags of ``vllm serve`` that the release knows, and why it refuses the others.
+
+    vLLM does not look at the share if the bytes of the KV cache are given (``pinned``).
+    """
     if fits == "no":
         return (), []
     wanted = [(UTILIZATION, f"{share:.2f}")]
     if cache is not None:
         wanted.append(("--max-model-len", str(cache.context)))
         wanted.append(("--max-num-seqs", str(cache.sequences)))
-        wanted.append((KV_BYTES, str(cache.reserved)))
+        wanted += [(KV_BYTES, str(cache.reserved))] if pinned else []
         if cache.dtype in KV_DTYPES and KV_DTYPES[cache.dtype] == 1:
             wanted.append((KV_DTYPE, cache.dtype))
     words: list[str] = []
@@ -447,15 +496,30 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
     if config is None:
         found.unknown.append(f"KV cache: {folder} has no {CONFIG}")
         return found
+    _add_cache(found, config, request, _context(config, request))
+    return found
+
+
+def _add_known_cache(found: _Found, raw: Mapping[str, Any], request: MemoryRequest) -> None:
+    """The KV cache by the configuration in a model's file."""
+    found.unknown = [text for text in found.unknown if text != _NO_LAYERS]
+    config = decoded_config(raw)
+    _add_cache(found, config, request, _context(config, request))
+
+
+def _context(config: ModelConfig, request: MemoryRequest) -> int | None:
+    """The tokens of a sequence.
+
+    Raises:
+        UsageError: the model cannot have as many.
+    """
     longest = config.text.max_position_embeddings
     if request.context and longest and request.context > longest:
         raise UsageError(
             f"--context {request.context}: the model's own maximum is {longest} ({CONFIG})",
             hint=f"--context {longest}",
         )
-    context = request.context or longest
-    _add_cache(found, config, request, context)
-    return found
+    return request.context or longest
 
 
 def _add_cache(
@@ -474,9 +538,13 @@ def _add_cache(
         found.not_counted.append("states that prefix caching keeps of earlier requests")
 
 
+_NO_LAYERS = "KV cache: this model's file has no layers and heads; name a local folder"
+
+
 def _from_model(model: Model) -> _Found:
     found = _Found()
-    found.unknown.append("KV cache: a model's file has no layers and heads; name a local folder")
+    found.share = USUAL_FRACTION
+    found.unknown.append(_NO_LAYERS)
     found.weights, found.ceiling, unknown = weights_of_model(model)
     found.unknown += unknown
     if model.gpu_memory_utilization is not None:

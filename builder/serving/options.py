@@ -63,6 +63,13 @@ class RecipeOptions:
     speculate: Annotated[bool, Option("Use speculative decoding, if the model supports it.")] = (
         False
     )
+    ask: Annotated[
+        bool,
+        Option(
+            "Let the release's own code build the model with the recipe's settings (preflight): "
+            "what it refuses is not written, and without --profile another profile is tried."
+        ),
+    ] = False
     explain: Annotated[
         bool, Option("Explain where each value comes from, and list measurements.")
     ] = False
@@ -92,6 +99,10 @@ class MemoryRequest:
     ] = None
     sequences: Annotated[int, Option("Sequences at the same time.", "N", least=1)] = 1
     kv_cache_dtype: Annotated[str, Option("auto, fp8, bfloat16 or float16.", "DTYPE")] = "auto"
+    utilization: Annotated[
+        str | None,
+        Option("The share of the memory that vLLM takes.", "SHARE", "--gpu-memory-utilization"),
+    ] = None
     release: Annotated[
         str | None, Option("Show only flags that this vLLM release has.", "VERSION")
     ] = None

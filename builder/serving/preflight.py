@@ -28,6 +28,7 @@ from builder.layers.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import inputs_of
 from builder.proof.isolation import SandboxUnavailable
+from builder.proof.target import ModelToBuild
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
     CacheRow,
@@ -41,14 +42,16 @@ from builder.proof.wholemodel import (
     own_folder,
     sentence,
 )
+from builder.serving.checkpoint import read_config
 from builder.serving.memory import ACTIVATIONS, BANDWIDTH, GIB, GRAPHS, TOTAL
-from builder.serving.models import Models
+from builder.serving.models import Models, read_model
 from builder.serving.release import release_base
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from builder.pipeline.options import PlanOptions
+    from builder.serving.models import Model
 
 #: The profile whose layers may cure a refusal.
 MAIN_PROFILE = "b12x-full"
@@ -313,6 +316,44 @@ def model_folder(release: Release, model: str, folders: Sequence[Path]) -> Path:
     return release.downloaded(known.id.value)
 
 
+def models_to_build(
+    named: str | None, folders: Iterable[Path], kinds: Collection[str], vllm: str
+) -> tuple[ModelToBuild, ...]:
+    """The model that level ``model`` builds; by default known ones that have layers of some kinds.
+
+    Raises:
+        UsageError: the model is unknown, or a file is malformed.
+    """
+    models = Models.discover(folders)
+    if named is not None and is_path(named):
+        return (ModelToBuild(name=named, folder=Path(named)),)
+    if named is not None:
+        known = models.model_or_generic(named) if "/" in named else models.model(named)
+        return (_to_build(known, known.name if known.config else known.id.value, named=True),)
+    # gated SiLU first, for which profiles promise kernels; of equal kinds one model is enough
+    known_ones = sorted(
+        map(read_model, models.files.values()),
+        key=lambda model: model.experts is not None and model.experts.value != "silu",
+    )
+    chosen: dict[frozenset[str], Model] = {}
+    for model in known_ones:
+        held = frozenset(model.kinds())
+        served = model.needs is None or model.needs.holds_for(vllm)
+        if model.config is not None and served and (not kinds or held & set(kinds)):
+            chosen.setdefault(held, model)
+    return tuple(_to_build(model, model.name, named=False) for model in chosen.values())
+
+
+def _to_build(model: Model, name: str, *, named: bool) -> ModelToBuild:
+    config = None if model.config is None else model.config.value
+    text = (config or {}).get("text_config", config) or {}
+    activation = "silu" if model.experts is None else model.experts.value
+    return ModelToBuild(
+        name=name, kinds=frozenset(model.kinds()), config=config, named=named,
+        activation="clamped SwiGLU" if text.get("swiglu_limit") else activation,
+    )  # fmt: skip
+
+
 def variables_of(texts: Sequence[str]) -> dict[str, str]:
     """Variables from ``NAME=VALUE``.
 
@@ -361,7 +402,8 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     except SandboxUnavailable as error:
         hint = f"; try: {error.hint}" if error.hint else ""
         return replace(document, reason=f"{error}{hint}")
-    experts = any(answer.has_experts for answer in answers)
+    cured = answers[0].error is not None and answers[-1].error is None
+    experts = cured or any(answer.has_experts for answer in answers) or _names_experts(folder)
     answer = answers[-1 if experts else 0]
     missing = answer.not_run
     starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
@@ -373,6 +415,15 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
         memory=None if answer.error else room(answer), simulated=answer.simulated,
         passed_over=answer.passed_over, cached=answer.kept,
     )  # fmt: skip
+
+
+def _names_experts(folder: Path) -> bool:
+    """Whether a configuration names routed experts, which an early refusal does not tell."""
+    try:
+        config = read_config(folder)
+    except UsageError:  # the release says so itself
+        return False
+    return bool(config and config.experts)
 
 
 def troubles_of(rows: Sequence[LayerRow]) -> tuple[Trouble, ...]:

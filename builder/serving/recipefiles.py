@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.console import console
 from builder.common.hints import again
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
@@ -21,14 +23,17 @@ from builder.serving.formats import (
 from builder.serving.lint import linted_recipe
 from builder.serving.models import Models
 from builder.serving.recipe import Place, RecipeRequest, RecipeText, topology_named
+from builder.serving.recipeasked import Refusal, asked_recipe
+from builder.serving.registry import PROFILES
 from builder.serving.release import served_profile
 
 if TYPE_CHECKING:
     from builder.serving.options import RecipeOptions
     from builder.serving.recipe import Recipe
+    from builder.serving.release import ServedProfile
 
-#: The default profile of a recipe.
-DEFAULT = "b12x-full"
+#: The default profile of a recipe, and the one that is tried if a release refuses that.
+DEFAULT, NEXT = PROFILES
 
 
 def recipe_text(options: RecipeOptions) -> RecipeText:
@@ -67,30 +72,44 @@ def recipe_text(options: RecipeOptions) -> RecipeText:
     else:
         refuse_format(options.form)
         refuse_topology(options.form, place.topology)
-        served = served_profile(
-            DEFAULT if options.profile is None else options.profile,
-            options.release,
-            options.image,
-            options.patches,
+        request = RecipeRequest(
+            model=model,
+            served=_served(options, options.profile or DEFAULT),
+            place=place,
+            port=options.port,
+            chosen=options.chosen,
+            speculate=options.speculate,
+            checkpoint=options.checkpoint,
+            models=options.models,
+            patches=options.patches,
         )
-        made = linted_recipe(
-            RecipeRequest(
-                model=model,
-                served=served,
-                place=place,
-                port=options.port,
-                chosen=options.chosen,
-                speculate=options.speculate,
-                checkpoint=options.checkpoint,
-                models=options.models,
-                patches=options.patches,
-            )
-        )
+        made = _taken(options, request) if options.ask else linted_recipe(request)
         files = rendered(made, options.form)
     written = _write(files, options.output, force=options.force) if options.output else []
     return RecipeText(
         format=options.form, recipe=made, files=files, written=tuple(map(str, written))
     )
+
+
+def _served(options: RecipeOptions, profile: str) -> ServedProfile:
+    return served_profile(profile, options.release, options.image, options.patches)
+
+
+def _taken(options: RecipeOptions, request: RecipeRequest) -> Recipe:
+    """The recipe that the release takes; without ``--profile`` that of the next one, if refused.
+
+    Raises:
+        SparkBuildError: the release refuses it (exit 5).
+    """
+    try:
+        return asked_recipe(request, linted_recipe(request))
+    except Refusal:
+        if options.profile is not None or options.image is not None:
+            raise
+        other = replace(request, served=_served(options, NEXT))
+        made = asked_recipe(other, linted_recipe(other))
+        console.say(f"  {DEFAULT} is refused; this recipe has the profile {NEXT}")
+        return made
 
 
 def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:

@@ -12,7 +12,10 @@ import pytest
 
 from benchmarks.preflight_sweep import FORMS, sweep
 from builder.__main__ import run
+from builder.common.document import read
 from builder.common.paths import cache_dir
+from builder.proof.model import kinds_of
+from builder.proof.wholemodel import LayerRow
 from builder.serving.models import Models
 
 if TYPE_CHECKING:
@@ -256,3 +259,32 @@ def test_code_of_a_checkpoint_that_was_downloaded_before_does_not_run(
     assert not marks.exists()
     assert (code, document["starts"]) == (5, "not run"), document
     assert "code of its own" in document["reason"]
+
+
+@pytest.mark.parametrize("name", ["nemotron-3-nano", "nemotron-3-super", "qwen3-30b-a3b"])
+def test_layers_of_a_known_model_are_of_its_kinds(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = Models.discover().model(name)
+    assert run(["preflight", name, "--release", "0.33.0", "--json"]) == 0
+    rows = [read(row, LayerRow) for row in json.loads(capfd.readouterr().out)["layers"]]
+    families = {kinds_of(row) for row in rows} - {()}
+    assert len(families) > 1
+    assert all(set(kinds) & model.kinds() for kinds in families)
+
+
+def test_level_model_on_released_wheels(capfd: pytest.CaptureFixture[str]) -> None:
+    """A wrong kernel fails where the release itself starts: b12x is not selected without a flag."""
+    words = ("verify", "pypi:vllm==0.33.0", "--level", "model", "--json")
+    assert run([*words, "--layers", "b12x-full", "--model", "qwen3-30b-a3b"]) == 0
+    checks = json.loads(capfd.readouterr().out)["checks"]
+    assert [check["name"] for check in checks] == [
+        "qwen3-30b-a3b starts", "qwen3-30b-a3b nvfp4-linear", "qwen3-30b-a3b nvfp4-moe",
+    ]  # fmt: skip
+    assert checks[2]["seen"] == "48 x model.layers.*.mlp.experts.routed_experts: FLASHINFER_B12X"
+    unpatched = ("verify", "pypi:vllm==0.24.0", "--level", "model", "--layers", "b12x-full")
+    assert run([*unpatched, "--json", "--model", "qwen3-30b-a3b"]) == 5
+    (check,) = json.loads(capfd.readouterr().out)["checks"]
+    assert (check["status"], check["name"]) == ("fail", "qwen3-30b-a3b starts")
+    assert "no 'flashinfer_b12x' kernel exists for NVFP4 layers" in check["seen"]
+    assert check["where"].startswith("vllm/model_executor/")

@@ -6,6 +6,7 @@ With five releases the parser itself does it; with each, one that is made of wha
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -16,10 +17,15 @@ from packaging.version import Version
 
 from builder.__main__ import run
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.serving.asked import ask_release
 from builder.serving.interface import wrong_kind
 from builder.serving.models import Models
+from builder.serving.preflight import in_short
 from builder.serving.recipe import Place, RecipeRequest, recipe_of
-from builder.serving.registry import newest_release
+from builder.serving.recipeasked import question_of
+from builder.serving.registry import PLACES as REGISTERED_PLACES
+from builder.serving.registry import PROFILES as REGISTERED
+from builder.serving.registry import best_recipe, newest_release
 from builder.serving.release import ServedProfile, served_profile
 from tests.documents import validated
 from tests.wheels.support import PROFILES
@@ -209,3 +215,42 @@ def typed(flag: Flag) -> Callable[[str], str]:
         return word
 
     return take
+
+
+WITH_CONFIG = sorted(
+    name for name in Models.discover().files if Models.discover().model(name).config is not None
+)
+
+
+@pytest.mark.parametrize("name", WITH_CONFIG)
+def test_the_release_takes_the_committed_recipes(name: str) -> None:
+    """Whole models with the recipe's flags, on one Spark and as rank 0 of two.
+
+    Where the official image serves, the profile's layers give the model no other kernel.
+    """
+    vllm, model = newest_release(), Models.discover().model(name)
+    profiles = [served_profile(profile, vllm, None) for profile in REGISTERED]
+    for place in REGISTERED_PLACES:
+        recipe = best_recipe(model, profiles, place)
+        served = next(one for one in profiles if one.name == recipe.profile)
+        question = question_of(RecipeRequest(model=model, served=served, place=place), recipe)
+        asked = ask_release(question, model)
+        assert (asked.refused, asked.starts, asked.own) == ((), True, True), asked.left_out
+        if question.layers or asked.answer is None:
+            continue
+        patched = ask_release(dataclasses.replace(question, layers=(recipe.profile,)), model)
+        assert patched.answer is not None
+        official, other = in_short("", asked.answer), in_short("", patched.answer)
+        assert (official.linear, official.experts) == (other.linear, other.experts)
+
+
+def test_no_recipe_is_written_that_the_release_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["recipe", "qwen3-30b-a3b", "--release", "0.33.0", "--ask", "-o", str(tmp_path / "x")]
+    wrong = [*words, "--profile", "b12x-full", "--set", "moe-backend=triton"]
+    assert run(wrong) == Exit.VERIFY_FAILED
+    assert "refuses --moe-backend triton" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert run(words) == 0
+    assert "experts FLASHINFER_B12X" in (tmp_path / "x").read_text()

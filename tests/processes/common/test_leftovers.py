@@ -262,6 +262,12 @@ def test_a_read_only_cache_is_not_an_error(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "1"
 
 
+def test_what_another_run_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "here.bin").write_bytes(b"x")
+    leftovers.keep_latest([tmp_path / "gone.bin", tmp_path / "here.bin"], most=0)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_latest_that_have_so_many_bytes_are_kept(tmp_path: Path) -> None:
     """A damaged order would remove what was used last, or leave more than the limit."""
     for number in range(5):

@@ -63,7 +63,7 @@ def nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*VERIFY, "--html", "../file/x.html"), "Not a directory"),
         ((*VERIFY, "--summary", "../file/x/y.md"), "Not a directory"),
         ((*VERIFY, "--bench"), "--bench is for the level serve"),
-        ((*VERIFY, "--model", "x", "--level", "static"), "--model is for the level serve"),
+        ((*VERIFY, "--model", "x", "--level", "static"), "--model is for the level model or serve"),
         (("matrix", "-l", "fix", "--evidence", "x"), "--evidence needs --dispatch"),
     ],
     ids=lambda value: " ".join(value[5:]) if isinstance(value, tuple) else "",

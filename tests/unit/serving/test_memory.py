@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -240,10 +241,10 @@ def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
     made = memory_estimate(MemoryRequest(subject="nemotron-3-nano-w4a16"))
     assert made.weights is not None
     assert (made.weights.bytes, made.weights.at_least) == (16_875_000_000, True)
-    assert (made.fits, made.kv_cache, made.utilization.least) == ("unknown", None, None)
-    assert made.flags == ("--gpu-memory-utilization", "0.85")
+    assert (made.fits, made.utilization.least) == ("unknown", None)
+    assert made.flags[:2] == ("--gpu-memory-utilization", "0.85")
     known = memory_estimate(MemoryRequest(subject="nemotron-3-nano"))
-    assert known.flags == ("--gpu-memory-utilization", "0.90"), "the model's file advises it"
+    assert known.flags[:2] == ("--gpu-memory-utilization", "0.90"), "the model's file advises it"
     assert known.utilization.most == 0.9
     unread = memory_estimate(MemoryRequest(subject="gpt-oss-120b"))
     assert unread.ceiling is None
@@ -263,7 +264,7 @@ def test_a_releases_flags_are_read_from_its_wheel(monkeypatch: pytest.MonkeyPatc
         )
 
     monkeypatch.setattr(interface_module, "identify", identified)
-    made = memory_estimate(MemoryRequest(subject="nemotron-3-super", release="1.2.3"))
+    made = memory_estimate(MemoryRequest(subject="gemma-4-31b", release="1.2.3"))
     assert asked == closed == ["pypi:vllm==1.2.3"]
     assert made.flags == ()
     assert "vLLM 1.2.3 has no flag --gpu-memory-utilization" in made.unknown[-1]
@@ -305,10 +306,45 @@ def test_what_does_not_fit_fails_and_says_what_would(call: Call, tmp_path: Path)
     "given", [("--context", "8192"), ("--sequences", "2"), ("--kv-cache-dtype", "fp8")]
 )
 def test_options_of_the_cache_need_a_checkpoint(call: Call, given: tuple[str, str]) -> None:
-    result = call("memory", "nemotron-3-super", *given)
+    result = call("memory", "gemma-4-31b", *given)
     assert result.code == 2
     assert f"{given[0]} needs the checkpoint's folder" in result.err
-    assert "try: spark-build memory nemotron-3-super\n" in result.err
+    assert "try: spark-build memory gemma-4-31b\n" in result.err
+
+
+def test_the_room_is_that_of_the_flag_beside_it(call: Call) -> None:
+    """The share of the flags, and not the largest one."""
+    made = memory_estimate(MemoryRequest(subject="nemotron-3-super"))
+    assert made.weights is not None
+    fixed = made.weights.bytes + made.activations.bytes + made.cuda_graphs.bytes
+    assert (made.utilization.share, made.flags[:2]) == (0.85, ("--gpu-memory-utilization", "0.85"))
+    assert made.room_for_kv_cache == int(0.85 * made.total.bytes) - fixed
+    assert made.room_at_most == int(0.9 * made.total.bytes) - fixed
+    shown = call("memory", "nemotron-3-super").out
+    assert "26.94 GiB  at --gpu-memory-utilization 0.85; 33.02 GiB at most, at 0.90\n" in shown
+    asked = MemoryRequest(subject="nemotron-3-super", utilization="0.7", context=4096)
+    assert memory_estimate(asked).flags[:4] == (
+        "--gpu-memory-utilization", "0.70", "--max-model-len", "4096",
+    )  # fmt: skip
+
+
+def test_a_share_that_was_asked_for_may_be_too_small(call: Call) -> None:
+    result = call("memory", "nemotron-3-super", "--gpu-memory-utilization", "0.6")
+    assert result.code == 5
+    assert "does not fit into 0.60 of 121.7 GiB" in result.err
+    assert "--gpu-memory-utilization 0.65" in result.err
+    for share in ("0", "1.5", "much"):
+        refused = call("memory", "nemotron-3-super", "--gpu-memory-utilization", share)
+        assert (refused.code, "--gpu-memory-utilization" in refused.err) == (2, True)
+
+
+def test_the_caches_of_a_known_model_are_those_of_its_configuration(tmp_path: Path) -> None:
+    model = Models.discover().model("qwen3-30b-a3b")
+    assert model.config is not None
+    folder = checkpoint(tmp_path / "ck", SMALL, model.config.value)
+    request = MemoryRequest(subject="qwen3-30b-a3b", context=8192)
+    own = memory_estimate(replace(request, subject=str(folder)))
+    assert memory_estimate(request).kv_cache == own.kv_cache is not None
 
 
 def test_what_is_neither_a_folder_nor_a_model(call: Call) -> None:

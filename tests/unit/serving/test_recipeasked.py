@@ -1,0 +1,104 @@
+"""``recipe --ask``: what a release refuses is not written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from builder.errors import Exit
+from builder.proof.wholemodel import LayerRow
+from builder.serving import recipefiles
+from builder.serving.lint import linted_recipe
+from builder.serving.options import RecipeOptions
+from builder.serving.recipe import recipe_of
+from builder.serving.recipeasked import Refusal, asked_recipe, question_of
+
+from .served import request, served
+from .test_asked import FakeRelease
+
+if TYPE_CHECKING:
+    from builder.serving.preflight import Preflight, PreflightRequest
+    from builder.serving.recipe import RecipeRequest
+
+
+@dataclass
+class Building(FakeRelease):
+    """A release that builds a layer."""
+
+    def __call__(self, request: PreflightRequest) -> Preflight:
+        row = LayerRow(
+            pattern="model.layers.*.experts", layer="FusedMoE", quantisation="NvFp4",
+            kernels=("FLASHINFER_B12X",), attention="", experts=(8, 128), count=1, bytes=1,
+            token_bytes=1,
+        )  # fmt: skip
+        return replace(super().__call__(request), layers=(row,))
+
+
+def test_what_the_release_chose_is_a_note() -> None:
+    release = Building()
+    made = request("qwen3-30b-a3b")
+    recipe = asked_recipe(made, linted_recipe(made), release)
+    assert recipe.notes[-1] == (
+        "vLLM 0.33.0 builds the model with these settings, on a simulated GB10: "
+        "experts FLASHINFER_B12X"
+    )
+    (asked,) = release.asked
+    assert (asked.plan.base, asked.plan.layers) == ("pypi:vllm==0.33.0", ("b12x-full",))
+    assert "flashinfer_b12x" in asked.flags
+    assert "CUTE_DSL_ARCH=sm_121a" in asked.variables
+
+
+def test_a_refused_recipe_is_none() -> None:
+    release = FakeRelease(refuses={"flashinfer_b12x": ("model", "linear_backend=x: no kernel")})
+    made = request("qwen3-30b-a3b")
+    with pytest.raises(
+        Refusal, match=r"vLLM 0\.33\.0 refuses --linear-backend .*no kernel"
+    ) as error:
+        asked_recipe(made, linted_recipe(made), release)
+    assert error.value.code == Exit.VERIFY_FAILED
+    assert "--set linear-backend=" in (error.value.hint or "")
+
+
+def test_what_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    made = request("qwen3-30b-a3b")
+    recipe = linted_recipe(made)
+    assert asked_recipe(made, recipe, FakeRelease(not_run="no network")) == recipe
+    assert "vLLM 0.33.0 was not asked: no network" in capsys.readouterr().err
+
+
+def test_the_question_is_about_the_files_that_the_recipe_runs() -> None:
+    """The official image without layers, where the profile's changes do not concern the model."""
+    made = request("gpt-oss-120b", served=served(changed=("vllm-b12x-experts-scales",)))
+    recipe = linted_recipe(made)
+    assert question_of(made, recipe).layers == ()
+    named = request(served=served(named_image=True, image="me/vllm:1"), checkpoint=None)
+    question = question_of(named, linted_recipe(named))
+    assert (question.base, question.layers) == ("me/vllm:1", ())
+
+
+def test_another_profile_is_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def served_by(profile: str, *_: object) -> Any:
+        backend = {"b12x-full": "flashinfer_b12x"}.get(profile, profile)
+        return served(name=profile, flags=("--linear-backend", backend), moe_flags=())
+
+    def asked(one: RecipeRequest, recipe: Any) -> Any:
+        release = FakeRelease(refuses={"flashinfer_b12x": ("model", "linear_backend=x")})
+        return asked_recipe(one, recipe, release)
+
+    monkeypatch.setattr(recipefiles, "served_profile", served_by)
+    monkeypatch.setattr(recipefiles, "asked_recipe", asked)
+    monkeypatch.setattr(recipefiles, "linted_recipe", recipe_of)
+    options = RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True)
+    made = recipefiles.recipe_text(options)
+    assert made.recipe is not None
+    assert made.recipe.profile == "marlin"
+    assert "b12x-full is refused; this recipe has the profile marlin" in capsys.readouterr().err
+    with pytest.raises(Refusal):
+        recipefiles.recipe_text(
+            RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True, profile="b12x-full")
+        )
