@@ -207,6 +207,13 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
         return {layers.kind for layers in self.holds}
 
     @property
+    def clamped(self) -> bool:
+        """Whether the configuration in its file limits the values in its experts' SwiGLU."""
+        config = {} if self.config is None else self.config.value
+        text = config.get("text_config")
+        return bool((text if isinstance(text, dict) else config).get("swiglu_limit"))
+
+    @property
     def generic(self) -> bool:
         """Whether there is no file of this model, so that nothing is known of it."""
         return self.summary.startswith(GENERIC)

@@ -346,11 +346,10 @@ def models_to_build(
 
 def _to_build(model: Model, name: str, *, named: bool) -> ModelToBuild:
     config = None if model.config is None else model.config.value
-    text = (config or {}).get("text_config", config) or {}
     activation = "silu" if model.experts is None else model.experts.value
     return ModelToBuild(
         name=name, kinds=frozenset(model.kinds()), config=config, named=named,
-        activation="clamped SwiGLU" if text.get("swiglu_limit") else activation,
+        activation="clamped SwiGLU" if model.clamped else activation,
     )  # fmt: skip
 
 

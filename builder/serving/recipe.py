@@ -911,8 +911,11 @@ def experts_refusal(request: RecipeRequest, value: str | None) -> str:
         )
     if not same_backend(value, B12X):
         return ""
-    if model.experts is None:
-        return f"the activation of the experts is unknown, and {B12X} does not support every one"
+    if model.clamped or model.experts is None:
+        # 0.33.0 refuses a clamp in these words; before, the values would be wrong
+        clamp = f"{B12X} does not apply the clamp of the experts' SwiGLU (swiglu_limit)"
+        unknown = "the activation of the experts is unknown"
+        return clamp if model.clamped else f"{unknown}, and {B12X} does not support every one"
     computes: set[str] = set()
     for versions, known in _B12X_COMPUTES:
         if SpecifierSet(versions).contains(vllm, prereleases=True):

@@ -13,7 +13,7 @@ from builder.proof.wholemodel import LayerRow
 from builder.serving import recipefiles
 from builder.serving.lint import linted_recipe
 from builder.serving.options import RecipeOptions
-from builder.serving.recipe import recipe_of
+from builder.serving.recipe import Place, recipe_of
 from builder.serving.recipeasked import Refusal, asked_recipe, question_of
 
 from .served import request, served
@@ -22,6 +22,9 @@ from .test_asked import FakeRelease
 if TYPE_CHECKING:
     from builder.serving.preflight import Preflight, PreflightRequest
     from builder.serving.recipe import RecipeRequest
+
+
+CLAMPED = request("deepseek-v4-flash-nvfp4", place=Place(topology="tp2", launcher="a launcher"))
 
 
 @dataclass
@@ -102,3 +105,9 @@ def test_another_profile_is_tried(
         recipefiles.recipe_text(
             RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True, profile="b12x-full")
         )
+
+
+def test_experts_with_a_clamp_do_not_get_b12x() -> None:
+    """vLLM 0.33.0 refuses it: its kernels do not apply ``swiglu_limit``."""
+    left_out = {one.name: one.reason for one in linted_recipe(CLAMPED).left_out}
+    assert "does not apply the clamp" in left_out["--moe-backend"]
