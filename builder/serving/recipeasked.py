@@ -10,6 +10,7 @@ from builder.common.console import console
 from builder.common.hints import again
 from builder.errors import Exit, SparkBuildError
 from builder.serving.asked import Question, ask_release
+from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG
 from builder.serving.preflight import in_short, preflight
 from builder.serving.release import release_base
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 OTHER = ("--profile", "marlin")
+#: They read the tokenizer, which is not here; ``recipe_of`` takes names that the release has.
+_PARSERS = {REASONING_FLAG, *PLUGINS, TOOL_FLAG, "--enable-auto-tool-choice"}
 
 
 class Refusal(SparkBuildError):
@@ -62,7 +65,7 @@ def question_of(request: RecipeRequest, recipe: Recipe) -> Question:
         model=str(request.checkpoint or recipe.id),
         base=recipe.image.ref if named else release_base(recipe.vllm),
         layers=(recipe.profile,) if patched and not named else (),
-        flags=tuple(flag.words for flag in (*recipe.flags, *node.flags)),
+        flags=tuple(f.words for f in (*recipe.flags, *node.flags) if f.name not in _PARSERS),
         variables=recipe.variables(node),
     )
 

@@ -51,6 +51,7 @@ def test_what_the_release_chose_is_a_note() -> None:
     (asked,) = release.asked
     assert (asked.plan.base, asked.plan.layers) == ("pypi:vllm==0.33.0", ("b12x-full",))
     assert "flashinfer_b12x" in asked.flags
+    assert "--reasoning-parser" not in asked.flags, "it needs a tokenizer"
     assert "CUTE_DSL_ARCH=sm_121a" in asked.variables
 
 
