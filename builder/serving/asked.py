@@ -217,6 +217,7 @@ def _request(model: str, question: Question, flags: Sequence[Words]) -> Prefligh
         model=model,
         plan=PlanOptions(base=question.base, layers=question.layers),
         flags=tuple(word for flag in flags for word in flag),
+        add_flags=False,  # the command is asked about as it is
         variables=[f"{name}={value}" for name, value in question.variables.items()],
     )
 

@@ -181,6 +181,8 @@ class PreflightRequest:
     variables: Sequence[str] = ()
     models: Sequence[Path] = ()
     trust_image: bool = False
+    #: whether a profile's flags are added that these do not set
+    add_flags: bool = True
     #: whether to look for changes with which a model starts that is refused
     cures: bool = True
     #: whether to ask without the flags and with each profile, too
@@ -388,8 +390,9 @@ def _target(options: PlanOptions) -> Iterator[Target]:
 def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflight:
     """The document for the flags, and the profile's flags for experts where the model has some."""
     target = release.target
-    flags = with_flags(request.flags, target.flags)
-    more = with_flags(flags, target.flags_for_experts)
+    added = request.add_flags
+    flags = with_flags(request.flags, target.flags if added else ())
+    more = with_flags(flags, target.flags_for_experts if added else ())
     document = Preflight(
         model=request.model, base=target.base, packages=dict(target.packages),
         patched=target.patched, flags=flags, environment=dict(target.env), starts="not run",

@@ -53,6 +53,7 @@ def test_what_the_release_chose_is_a_note() -> None:
     assert "flashinfer_b12x" in asked.flags
     assert "--reasoning-parser" not in asked.flags, "it needs a tokenizer"
     assert "CUTE_DSL_ARCH=sm_121a" in asked.variables
+    assert not asked.add_flags, "a flag that the recipe leaves out is not asked about"
 
 
 def test_a_refused_recipe_is_none() -> None:
