@@ -9,7 +9,7 @@ from builder import settings
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json, some_of
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.options import MatrixOptions
 
 if TYPE_CHECKING:
@@ -31,19 +31,46 @@ _SHORT = {
 _WIDTH = 100
 
 
+_FORMATS = ("table", "markdown", "csv", "json")
+
+
 @command(
     "matrix",
     "spark-build matrix -l b12x-full --releases 0.20.1,0.22.1,0.33.0",
+    "spark-build matrix --html matrix.html",
+    "spark-build matrix --mods ./fix.patch --format markdown",
+    "spark-build matrix --package flashinfer-python",
     "spark-build matrix -l b12x-full --dispatch --json",
 )
-def matrix(options: MatrixOptions, *, json: Json = False) -> None:
+def matrix(
+    options: MatrixOptions,
+    *,
+    form: Annotated[
+        str, Option("How to print it.", "|".join(_FORMATS), "--format", complete=_FORMATS)
+    ] = "table",
+    html: Annotated[
+        Path | None,
+        Option("Also write a self-contained HTML page, with releases of every package.", "FILE"),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
-    from builder.pipeline.matrix import matrix as ask
+    from builder.pipeline import matrixtext
+    from builder.pipeline.matrix import Asked
 
-    document = ask(options)
+    if form not in _FORMATS:
+        raise UsageError(f"--format {form} is not one of {', '.join(_FORMATS)}")
+    asked = Asked(options)
+    document = asked.matrix()
     rows = document.rows
-    if json:
+    if html is not None:
+        from builder.pipeline.matrixpage import write_page
+
+        write_page(asked, document, html)
+    if json or form == "json":
         print_json(document)
+    elif form != "table":
+        print({"markdown": matrixtext.markdown, "csv": matrixtext.table}[form](document), end="")
     else:
         print_table(document.layers, rows, listed=bool(options.releases))
         if options.dispatch:
@@ -51,7 +78,9 @@ def matrix(options: MatrixOptions, *, json: Json = False) -> None:
         if options.choices:
             _print_choices(rows)
     if drifted := document.drifted:
-        lines = [f"{name} on vllm {row.vllm}: {row.reasons[name]}" for name, row in drifted]
+        lines = [
+            f"{name} on {document.package} {row.name}: {row.reasons[name]}" for name, row in drifted
+        ]
         hint = f"spark-build layers show {drifted[0][0]}"
         raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     failed = [
@@ -103,7 +132,7 @@ def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: 
     """Layers as rows, releases as columns; neighbours with the same states are one column."""
     served = [row for row in rows if row.served]
     columns = [
-        _Column(_heading([row.vllm for row in run], listed=listed), states)
+        _Column(_heading([row.name for row in run], listed=listed), states)
         for states, run in groupby(served, key=lambda row: [_SHORT[row.states[n]] for n in names])
     ]
     first = max(map(len, names))
@@ -119,7 +148,7 @@ def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: 
         for number, name in enumerate(names):
             _print_row(gap, name.ljust(first), part, [[column.cells[number]] for column in part])
         print()
-    others = [row.vllm for row in rows if not row.served]
+    others = [row.name for row in rows if not row.served]
     if others:
         print(f"Not supported by the profile: {_run(others) if not listed else ', '.join(others)}")
     print(

@@ -356,6 +356,10 @@ def make_session(window: float | None = None) -> Session:
     return Session(window or WINDOW, RetryPolicy())
 
 
+class NotOnIndex(UsageError):
+    """An index has no such project."""
+
+
 class PackageIndex:
     """Looks up releases, and counts bytes read."""
 
@@ -365,16 +369,22 @@ class PackageIndex:
         *,
         refresh: bool = False,
         sessions: Callable[[], Session] = make_session,
+        rest: PackageIndex | None = None,
     ) -> None:
-        self._url = url
+        """``rest`` has the projects that this index lacks."""
+        self._url, self._rest = url, rest
         self._sessions = sessions
         self._refresh = refresh
         self._session: Session | None = None
         self._pages: dict[str, list[WheelFile]] = {}
         self._held: dict[str, list[WheelFile]] = {}
         self._warned: set[str] = set()
+        #: projects that the rest has
+        self._others: set[str] = set()
         #: whether the index did not answer, so that no other page waits for it
         self._silent = False
+        #: whole wheels on this machine, by sha256
+        self.local: dict[str, Path] = {}
         #: the sha256 of the RECORD of wheels that were opened, by the wheel's sha256
         self.records: dict[str, str] = {}
         self.bytes_read = 0
@@ -383,6 +393,28 @@ class PackageIndex:
         """Use these wheels (without URLs) in place of the index's for their releases."""
         for file in files:
             self._held.setdefault(file.distribution, []).append(file)
+
+    def hold_folder(self, folder: Path) -> list[WheelFile]:
+        """Use the wheels of a directory in place of the index's; returns them.
+
+        Raises:
+            UsageError: it has no wheel, or one cannot be read.
+        """
+        found = []
+        for path in sorted(folder.glob("*.whl")):
+            try:
+                parse_wheel_filename(path.name)
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                size = path.stat().st_size
+                found.append(WheelFile(filename=path.name, url="", sha256=digest, size=size))
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{path} cannot be used as a wheel: {error}") from None
+            self.local[digest] = path
+        if not found:
+            raise UsageError(f"{folder} contains no wheel (NAME-VERSION-...whl)")
+        self.hold(found)
+        return found
 
     def find(self, distribution: str, filename: str) -> WheelFile | None:
         """A wheel by its file name."""
@@ -447,8 +479,22 @@ class PackageIndex:
             raise UsageError(f"{name[:80]!r} is not the name of a package")
         key = name if kind == "wheel" else f"{name}.{kind}"
         if key not in self._pages:
-            self._pages[key] = self._cached_page(name, kind, f"{key}{self._mark}.json")
+            self._pages[key] = self._found_page(name, kind, f"{key}{self._mark}.json")
         return self._pages[key]
+
+    def _found_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
+        if self._rest is None:
+            return self._cached_page(name, kind, cache_name)
+        try:
+            return self._cached_page(name, kind, cache_name)
+        except NotOnIndex:
+            self._others.add(name)
+            return self._rest._page(name, kind)
+
+    def key_of(self, distribution: str) -> str:
+        """The key of the index that has the files of a project."""
+        other = self._rest is not None and normalize(distribution) in self._others
+        return self._rest.key if other and self._rest else self.key
 
     @cached_property
     def _endpoint(self) -> str:
@@ -492,7 +538,7 @@ class PackageIndex:
         try:
             answer = self.session.small(url, {"Accept": ACCEPT_JSON_PREFERRED}, PAGE_BYTES)
             if answer.status_code == 404:
-                raise UsageError(f"package {name!r} is not on the package index")
+                raise NotOnIndex(f"package {name!r} is not on the package index")
             if answer.status_code != 200:
                 raise RemoteError(f"{host_of(url)}: answered {answer.status_code}")
             wheels, sdists = parse_page(
@@ -532,7 +578,8 @@ class PackageIndex:
 
     def page_digest(self, project: str) -> str:
         """A digest of what the index says about the wheels of a project."""
-        return sha256_hex(msgspec.json.encode(self.wheels(project)))
+        held = self._held.get(normalize(project))
+        return sha256_hex(msgspec.json.encode(held or self.wheels(project)))
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
         """The wheel that an installer would select: best tags, then the highest build number.
@@ -653,13 +700,16 @@ def _with_newest(version: str, releases: list[str]) -> str:
     return better if better != newest else ""
 
 
-def vllm_releases(index: PackageIndex, named: str | None = None) -> list[str]:
-    """The vLLM releases in a comma-separated list; by default all from 0.17.0 on."""
+def vllm_releases(index: PackageIndex, named: str | None = None, *, pre: bool = False) -> list[str]:
+    """The vLLM releases in a comma-separated list; by default all from 0.17.0 on.
+
+    ``pre``: also pre-releases and nightlies.
+    """
     listed = [word.strip() for word in (named or "").split(",") if word.strip()]
     if listed:
         return listed
     known = (Version(version) for version in index.releases("vllm"))
-    return [str(v) for v in known if v >= OLDEST_VLLM and not v.is_prerelease]
+    return [str(v) for v in known if v >= OLDEST_VLLM and (pre or not v.is_prerelease)]
 
 
 # ------------------------------------------------------------------------------ complete downloads

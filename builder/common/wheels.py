@@ -59,7 +59,7 @@ class RemoteWheel:
             raise RemoteError(f"the package index gives no sha256 for {file.filename}")
         self.file = file
         self._index = index
-        self._ranges = cache_dir() / "ranges" / f"{index.key}-{file.sha256}"
+        self._ranges = cache_dir() / "ranges" / f"{index.key_of(file.distribution)}-{file.sha256}"
         self._memory: dict[str, bytes] = {}
         #: bytes of the current read
         self._bar = Bar("", None, "bytes")
@@ -123,7 +123,7 @@ class RemoteWheel:
 
     @property
     def _whole(self) -> Path | None:
-        return downloaded(self.file)
+        return self._index.local.get(self.file.sha256) or downloaded(self.file)
 
     @cached_property
     def _stream(self) -> RangeFile:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from itertools import islice
+from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
@@ -16,7 +19,7 @@ from builder.applier.values import all_match
 from builder.common.document import Count, Part, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.layers import Clause, Layer, Op, Variant
     from builder.applier.outcomes import Outcome
@@ -64,6 +67,41 @@ def evidence_of(layer: Layer, outcome: Outcome, tree: Tree) -> tuple[Evidence, .
     variant = _variant(layer, outcome, packages)
     ops = [op for op in variant.ops if counts(op, packages)] if variant else []
     return tuple(place for op in ops for place in _of_op(op, tree))[:_MOST]
+
+
+#: Of a diff: lines around a change, hunks and lines that are shown, lines that are compared.
+_CONTEXT, _HUNKS, _SHOWN, _COMPARED = 3, 2, 60, 20_000
+
+
+def around(old: bytes | None, new: bytes | None, anchors: Sequence[str]) -> str:
+    """The hunks of a unified diff with one of these lines, else the first; "" if nothing changed.
+
+    A file that one side lacks is said in words.
+    """
+    if old == new:
+        return ""
+    if old is None or new is None:
+        return "the file is new\n" if old is None else "the file is gone\n"
+    before, after = (data.decode("utf-8", "replace").splitlines() for data in (old, new))
+    if len(before) + len(after) > _COMPARED:
+        return "the file changed; it is too long to be compared here\n"
+    hunks: list[list[str]] = []
+    for line in islice(difflib.unified_diff(before, after, n=_CONTEXT, lineterm=""), 2, None):
+        if line.startswith("@@"):
+            hunks.append([])
+        hunks[-1].append(line)
+    near = [hunk for hunk in hunks if any(a in line for a in anchors for line in hunk)]
+    shown = [line for hunk in (near or hunks)[:_HUNKS] for line in _outdented(hunk)]
+    rest = len(hunks) - min(len(near or hunks), _HUNKS)
+    more = [f"and {rest} more places of this file"] if rest else []
+    return "\n".join([*shown[:_SHOWN], *more]) + "\n"
+
+
+def _outdented(hunk: Sequence[str]) -> list[str]:
+    """A hunk without the indentation that all its lines have."""
+    head, *lines = hunk
+    body = dedent("\n".join(line[1:] for line in lines)).split("\n")
+    return [head, *(line[0] + text for line, text in zip(lines, body, strict=True))]
 
 
 def _variant(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) -> Variant | None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from builder.proof.ongpu import GpuOptions
 
 _ENGINES = (AUTO, *ENGINES)
+#: Packages whose releases `matrix` has as rows.
+MATRIX_PACKAGES = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,8 +334,41 @@ class ModOptions:
 class MatrixOptions:
     """Which layers and releases to look at, and what to ask each release."""
 
-    layers: opt.Layers
+    layers: Annotated[
+        tuple[str, ...],
+        Option(
+            "Profiles and layers, comma-separated (default: your own with --patches or --mods, "
+            "else every one).",
+            "L[,L...]",
+            "--layers -l",
+            complete="layers",
+        ),
+    ] = ()
     releases: opt.Releases = None
+    package: Annotated[
+        str,
+        Option(
+            "Rows are releases of this package, each with the layers that change it.",
+            "|".join(MATRIX_PACKAGES),
+            complete=MATRIX_PACKAGES,
+        ),
+    ] = "vllm"
+    pre: Annotated[bool, Option("Also pre-releases and nightlies that the index has.")] = False
+    index_url: Annotated[
+        str | None,
+        Option("Ask this index first, such as one with nightlies; then the configured one.", "URL"),
+    ] = None
+    wheels: Annotated[
+        Path | None, Option("Look at the wheels in this directory instead of releases.", "DIR")
+    ] = None
+    mods: Annotated[
+        tuple[Path, ...],
+        Option(
+            "A mod (folder or zip file with run.sh) or a patch file to judge; may be repeated.",
+            "PATH",
+            "--mods",
+        ),
+    ] = ()
     dispatch: Annotated[
         bool, Option("Also record which kernels each release selects on SM121.")
     ] = False
@@ -341,7 +376,14 @@ class MatrixOptions:
     evidence: Annotated[
         Path | None, Option("Keep each release's evidence in this directory.", "DIR")
     ] = None
-    platform: opt.PlatformName = None
+    platform: Annotated[
+        str | None,
+        Option(
+            "linux/arm64 (default) or linux/amd64; both adds rows where amd64 differs.",
+            "PLATFORM",
+            complete=("linux/arm64", "linux/amd64", "both"),
+        ),
+    ] = None
     patches: opt.Patches = ()
     refresh: opt.Refresh = False
 
