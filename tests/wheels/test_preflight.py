@@ -84,16 +84,16 @@ WITH_CONFIGURATION = [
 
 @pytest.mark.parametrize("name", WITH_CONFIGURATION)
 def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each builds without a network; its experts and its weights are those in its file."""
+    """Each builds without a network; its experts, and its weights if known, are as in its file."""
     model = Models.discover().model(name)
     assert run(["preflight", name, "--release", NEWEST, "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert document["starts"] == "yes"
     experts = any(row["experts"] for row in document["layers"] if row["part"] == "model")
     assert experts is (model.experts is not None or model.active_parameters is not None)
-    assert model.weight_bytes is not None
-    ratio = document["memory"]["weight_bytes"] / model.weight_bytes.value
-    assert ratio == pytest.approx(1, abs=0.05)
+    if model.weight_bytes is not None:
+        ratio = document["memory"]["weight_bytes"] / model.weight_bytes.value
+        assert ratio == pytest.approx(1, abs=0.05)
     quantised = {row["quantisation"] for row in document["layers"]}
     full = {
         "UnquantizedLinearMethod",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -79,7 +80,9 @@ def test_the_committed_registry_is_fresh(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["recipes", "export", "--check", "--json"]) == 0
     said = validated("recipes-export", json.loads(capsys.readouterr().out))
     assert (said["vllm"], said["written"]) == (newest_release(), False)
-    assert {one["model"] for one in said["recipes"]} == set(Models.discover().files)
+    without = {one["model"] for one in said["without"]}
+    assert {one["model"] for one in said["recipes"]} == set(Models.discover().files) - without
+    assert len(without) < len(said["recipes"])
     assert {one["profile"] for one in said["recipes"]} == {"b12x-full", "marlin"}
 
 
@@ -93,7 +96,7 @@ def test_a_stale_registry_is_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"try: spark-build {' '.join(older)}\n" in said
     assert run(older) == 0
     assert run([*older, "--check"]) == 0
-    assert "14 recipes up to date" in capsys.readouterr().out
+    assert re.search(r"^\d+ recipes up to date", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_profile_that_does_not_support_the_release_is_refused() -> None:
