@@ -57,9 +57,9 @@ def nearest_place(text: str, old: str) -> str:
             best, score = start, alike
     if score < sum(map(len, wanted)) / 2:
         return ""
-    for number, (found, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
-        if found != line:
-            return f"{line!r} not found; nearest is line {number}: {found}"
+    for number, (there, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
+        if there != line:
+            return f"{line!r} not found; nearest is line {number}: {there}"
     return ""
 
 
@@ -281,16 +281,16 @@ class _Lines:
         return self._search(wanted, depth)
 
     def _search(self, wanted: list[str], depth: int) -> list[int]:
-        found: list[int] = []
+        places: list[int] = []
         at = depth - 1
         last = len(self.lines) - len(wanted) + depth + 1
         while True:
             try:
                 at = self.lines.index(wanted[depth], at + 1, max(last, 0))
             except ValueError:
-                return found
+                return places
             if self._is_at(wanted, at - depth):
-                found.append(at - depth)
+                places.append(at - depth)
 
     def _is_at(self, wanted: list[str], at: int) -> bool:
         return self.lines[at : at + len(wanted)] == wanted

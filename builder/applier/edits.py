@@ -217,13 +217,13 @@ def edit_file(tree: Tree, path: str, edit: Callable[[str], tuple[str, str]]) -> 
     except UnicodeDecodeError:
         return OpResult(DRIFT, reason=f"{path} is not UTF-8 text")
     try:
-        found, new = edit(text)
+        finding, new = edit(text)
     except NOT_PYTHON as error:
         return OpResult(DRIFT, reason=f"{path} is not Python: {str(error) or type(error).__name__}")
-    if found == POST:
+    if finding == POST:
         return OpResult(POST)
-    if found != PRE:
-        return OpResult(found, reason=f"{path}: {new}")
+    if finding != PRE:
+        return OpResult(finding, reason=f"{path}: {new}")
     if new == text:
         return OpResult(DRIFT, reason=f"{path}: the edit changes nothing")
     content = Content.of(new.encode("utf-8"), tree.mode(path))
@@ -243,19 +243,19 @@ def create_file(tree: Tree, path: str, data: bytes, mode: int = 0o644) -> OpResu
 def judge_diff(files: Iterable[FileDiff], tree: Tree) -> OpResult:
     """Judge a diff on a tree, with all its files together."""
     whole = OpResult(POST)
-    found: dict[str, list[str]] = {}
+    by_finding: dict[str, list[str]] = {}
     notes: list[str] = []
     for change in files:
         result = judge_file(change, tree)
         if result.found not in (PRE, POST):
             return result
-        found.setdefault(result.found, []).append(change.path)
+        by_finding.setdefault(result.found, []).append(change.path)
         whole.changes.update(result.changes)
         if result.reason:
             notes.append(result.reason)
-    whole.found, whole.reason = next(iter(found)), "; ".join(notes)
-    if len(found) > 1:
-        there, missing = ", ".join(found[POST]), ", ".join(found[PRE])
+    whole.found, whole.reason = next(iter(by_finding)), "; ".join(notes)
+    if len(by_finding) > 1:
+        there, missing = ", ".join(by_finding[POST]), ", ".join(by_finding[PRE])
         return OpResult(DRIFT, reason=f"{there} already patched, {missing} not")
     return whole
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 def _when() -> Mapping[str, str]:
     """The package versions of an op; empty means all."""
-    made: Mapping[str, str] = field(default_factory=dict, metadata={"key": "if"})
-    return made
+    mapping: Mapping[str, str] = field(default_factory=dict, metadata={"key": "if"})
+    return mapping
 
 
 class _Subject:
@@ -284,14 +284,12 @@ def read_op(raw: object, where: str) -> Op:
             "another version of spark-build",
             EXIT_USAGE,
         )
-    made: Op = read_value(form, raw, f"{where}: op {kind}")
-    for name in made.paths:
-        checked_path(getattr(made, name), f"{where}: op {kind}")
-    if isinstance(made, Env) and not _VARIABLE.fullmatch(made.name):
-        raise ApplyError(
-            f"{where}: op env: {made.name!r:.100} is no name of a variable", EXIT_USAGE
-        )
-    return made
+    op: Op = read_value(form, raw, f"{where}: op {kind}")
+    for name in op.paths:
+        checked_path(getattr(op, name), f"{where}: op {kind}")
+    if isinstance(op, Env) and not _VARIABLE.fullmatch(op.name):
+        raise ApplyError(f"{where}: op env: {op.name!r:.100} is no name of a variable", EXIT_USAGE)
+    return op
 
 
 def counts(op: Op, packages: Mapping[str, str]) -> bool:
@@ -435,8 +433,8 @@ class Layer:
             ApplyError: something is missing or of another type, or a kind of op is not known.
         """
         name = rendered.get("name") if isinstance(rendered, Mapping) else rendered
-        made: Layer = replace(read_value(cls, rendered, f"layer {name}"), rendered=rendered)
-        return made
+        layer: Layer = replace(read_value(cls, rendered, f"layer {name}"), rendered=rendered)
+        return layer
 
     @cached_property
     def digest(self) -> str:

@@ -118,20 +118,20 @@ def read_code(file: Path, wanted: Kernels) -> KernelCode:
         raise ApplyError(f"{tool} printed an unknown format for {file}")
     parts = _CODE_IMAGE.split(done.stdout)
     pattern = re.compile(wanted.symbol)
-    found: dict[str, set[str]] = {}
+    architectures: dict[str, set[str]] = {}
     for arch, body in zip(parts[1::2], parts[2::2], strict=True):
         for kernel in filter(pattern.search, _CODE_KERNEL.findall(body)):
-            found.setdefault(kernel, set()).add(arch)
-    return judged_code(found, wanted)
+            architectures.setdefault(kernel, set()).add(arch)
+    return judged_code(architectures, wanted)
 
 
-def judged_code(found: Mapping[str, Iterable[str]], wanted: Kernels) -> KernelCode:
+def judged_code(architectures: Mapping[str, Iterable[str]], wanted: Kernels) -> KernelCode:
     """How SM121 runs kernels of which these architectures are there, by kernel."""
-    if not found:
+    if not architectures:
         return KernelCode(ABSENT)
     hows: set[str] = set()
     archs: set[str] = set()
-    for kernel, names in found.items():
+    for kernel, names in architectures.items():
         loaded = [name for name in names if _loads_on_sm121(name)]
         archs.update(loaded or names)
         admits = [archs for guard, archs in wanted.guards.items() if guard in kernel]
@@ -139,7 +139,9 @@ def judged_code(found: Mapping[str, Iterable[str]], wanted: Kernels) -> KernelCo
         dead = any(not best.startswith(archs) for archs in admits)
         hows.add(UNLOADABLE if not loaded else TRAP if dead else RUNS)
     how = next(how for how in (UNLOADABLE, TRAP, RUNS) if how in hows)
-    guards = sorted({guard for kernel in found for guard in wanted.guards if guard in kernel})
+    guards = sorted(
+        {guard for kernel in architectures for guard in wanted.guards if guard in kernel}
+    )
     return KernelCode(how, " ".join(sorted(archs)), " ".join(guards))
 
 

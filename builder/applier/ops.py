@@ -240,8 +240,8 @@ class Ops:
                 )
         elif name not in text:
             return OpResult(DRIFT, reason=f"{reader} does not read {name}")
-        found = POST if self.base_env.get(name) == value else PRE
-        return OpResult(found, env={name: value})
+        finding = POST if self.base_env.get(name) == value else PRE
+        return OpResult(finding, env={name: value})
 
     def op_pull(self, op: Pull) -> OpResult:
         raise ApplyError(
@@ -396,30 +396,30 @@ class Ops:
             return self._compiled(op, op.reason, Compiled())
         code = self._code(op.code)
         compiled = Compiled(code)
-        said = describe_code(code, op.code.name)
+        reason = describe_code(code, op.code.name)
         if code.how == RUNS and code.module.startswith(EXTENSION_WHEELS):
-            return OpResult(POST, reason=said, compiled=compiled)
+            return OpResult(POST, reason=reason, compiled=compiled)
         if code.how == RUNS and op.change.guard in (code.guard or ""):
             since = f"vLLM {op.change.applied_upstream}"
-            return OpResult(UPSTREAM, reason=said, since=since, compiled=compiled)
+            return OpResult(UPSTREAM, reason=reason, since=since, compiled=compiled)
         if code.how in (RUNS, NO_CODE):
-            return OpResult(NOT_APPLICABLE, reason=said, compiled=compiled)
-        return self._compiled(op, said, compiled)
+            return OpResult(NOT_APPLICABLE, reason=reason, compiled=compiled)
+        return self._compiled(op, reason, compiled)
 
-    def _compiled(self, op: Compile, said: str, compiled: Compiled) -> OpResult:
+    def _compiled(self, op: Compile, reason: str, compiled: Compiled) -> OpResult:
         """A change to sources, compiled together with earlier ones, if allowed."""
         if not op.source:  # nothing that a stage takes
-            return OpResult(NEEDS_REBUILD, reason=said)
+            return OpResult(NEEDS_REBUILD, reason=reason)
         ops = self.together.with_op(op)
         stage = self.sources.stage(ops, self.packages, self.target, self._extension)
         if stage is None:
-            return OpResult(NEEDS_REBUILD, reason=said, compiled=compiled)
+            return OpResult(NEEDS_REBUILD, reason=reason, compiled=compiled)
         compiled = replace(compiled, sources=stage.sources)
         if isinstance(stage, Unstaged):
             return _unstaged(stage, compiled)
         if not self.together.add(self.layer.name, op):
             compiled = replace(compiled, carrier=self.together.carrier)
-            return OpResult(PRE, reason=said, compiled=compiled)
+            return OpResult(PRE, reason=reason, compiled=compiled)
         if stage.refusal:
             return _unstaged(stage.refusal, replace(compiled, sources=stage.refusal.sources))
         standing, stranger = self._installed_wheels(stage.request.operators)
@@ -427,13 +427,13 @@ class Ops:
             return OpResult(AMBIGUOUS, reason=stranger, compiled=compiled)
         compiled = replace(compiled, stage=stage.request, wheel=stage.wheel)
         if stage.wheel is None:
-            return OpResult(PRE, reason=said, compiled=compiled)
+            return OpResult(PRE, reason=reason, compiled=compiled)
         result = self._installed(stage.wheel)
         self.together.made |= {path.partition("/")[0] for path in result.changes}
         for dist in standing:
             if dist.name != normalize(stage.wheel.distribution):
                 result.changes = {**self._without(dist), **result.changes}
-        result.reason, result.inputs, result.compiled = said, [], compiled
+        result.reason, result.inputs, result.compiled = reason, [], compiled
         return result
 
     def _installed_wheels(self, operators: Iterable[str]) -> tuple[list[Distribution], str]:
@@ -461,8 +461,8 @@ class Ops:
 
     def _extension(self, name: str) -> str:
         """The sha256 of an extension module, such as ``vllm/_C``, or ''."""
-        found = next(iter(self._modules([f"{name}.*"])), "")
-        return self._module_digest(found) if found else ""
+        module = next(iter(self._modules([f"{name}.*"])), "")
+        return self._module_digest(module) if module else ""
 
     def _code(self, wanted: Kernels) -> ModuleCode:
         """The first module that has some kernels, and how SM121 runs them."""
@@ -500,9 +500,9 @@ class Ops:
             above, _, name = pattern.rpartition("/")
             for folder in fnmatch.filter(self.view.children(""), above):
                 names = fnmatch.filter(self.view.children(folder), name)
-                yield from (f"{folder}/{found}" for found in names if found.endswith(".so"))
+                yield from (f"{folder}/{file}" for file in names if file.endswith(".so"))
 
 
 def _unstaged(why: Unstaged, compiled: Compiled) -> OpResult:
-    found = SKIP if why.state in (UPSTREAM, NOT_APPLICABLE) else why.state
-    return OpResult(found, reason=why.reason, since=why.since, notes=why.notes, compiled=compiled)
+    finding = SKIP if why.state in (UPSTREAM, NOT_APPLICABLE) else why.state
+    return OpResult(finding, reason=why.reason, since=why.since, notes=why.notes, compiled=compiled)

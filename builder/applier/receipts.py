@@ -110,34 +110,34 @@ def true_records(tree: Tree, changes: Changes, package: str) -> Changes:
     for path in sorted(path for path, content in changes.items() if content is not None):
         owner = "" if path in listed or path in names else _owner(path, lists, own)
         added.setdefault(owner, []).append(path)
-    made: Changes = {}
+    updated: Changes = {}
     for path, (lines, rows) in lists.items():
         new = added.get(path, ())
         if new or any(name in rows for name in changes):
             text = _rewritten(lines, changes, new).encode("utf-8", "surrogateescape")
             if text != after.read(path):
-                made[path] = Content.of(text, after.mode(path))
-    return made
+                updated[path] = Content.of(text, after.mode(path))
+    return updated
 
 
 def settled_records(layer: Layer, changes: Changes, tree: Tree) -> Changes:
     """The updated RECORD files for a layer's changes, including those among the changes."""
-    made = true_records(tree, changes, layer.package)
-    changes.update({path: content for path, content in made.items() if path in changes})
-    return {path: content for path, content in made.items() if path not in changes}
+    updated = true_records(tree, changes, layer.package)
+    changes.update({path: content for path, content in updated.items() if path in changes})
+    return {path: content for path, content in updated.items() if path not in changes}
 
 
 def present(root: Path, paths: Iterable[str]) -> Changes:
     """Facts about files of a real directory, without their bytes and RECORD files."""
     tree = DirTree(root)
-    found: Changes = {}
+    contents: Changes = {}
     for path in paths:
         digest = tree.digest(path)
         if OWN_RECORD.fullmatch(path):
             continue
         size = (root / path).stat().st_size if digest is not None else 0
-        found[path] = None if digest is None else Content(sha256=digest, size=size)
-    return found
+        contents[path] = None if digest is None else Content(sha256=digest, size=size)
+    return contents
 
 
 def untouched_rows(data: bytes, touched: Collection[str]) -> list[str]:
@@ -163,12 +163,12 @@ def _owner(
 ) -> str:
     """The RECORD for a new file; '' if there is none."""
     folder = path.rpartition("/")[0]
-    found: list[str] = []
-    while folder and not found:
+    owners: list[str] = []
+    while folder and not owners:
         prefix = f"{folder}/"
-        found = [r for r, (_, rows) in lists.items() if any(n.startswith(prefix) for n in rows)]
+        owners = [r for r, (_, rows) in lists.items() if any(n.startswith(prefix) for n in rows)]
         folder = folder.rpartition("/")[0]
-    return min([r for r in found or own if r in own] or found, default="")
+    return min([r for r in owners or own if r in own] or owners, default="")
 
 
 def _rewritten(lines: list[tuple[str, str]], changes: Changes, added: Iterable[str]) -> str:
@@ -262,29 +262,29 @@ def receipts_of(tree: Tree) -> list[Receipt]:
     Raises:
         ApplyError: a receipt is not valid.
     """
-    found: list[Receipt] = []
+    receipts: list[Receipt] = []
     for name in tree.children(RECEIPTS):
         data = tree.read(f"{RECEIPTS}/{name}")
         if not name.endswith(".json") or data is None:
             continue
         try:
-            found.append(_read(data, name))
+            receipts.append(_read(data, name))
         except (ValueError, RecursionError) as error:
             raise ApplyError(
                 f"receipt {RECEIPTS}/{name} is damaged: {error}",
                 hint="reinstall the affected packages",
             ) from None
-    return sorted(found, key=lambda receipt: (receipt.sequence, receipt.layer))
+    return sorted(receipts, key=lambda receipt: (receipt.sequence, receipt.layer))
 
 
 @lru_cache(maxsize=64)
 def _read(data: bytes, name: str) -> Receipt:
     """Read a receipt, and check it, because a revert uses its paths to remove files."""
     raw = json.loads(data)
-    held = raw if isinstance(raw, dict) else {}
-    known = {key: held[key] for key in (*_REQUIRED, *_OPTIONAL) if key in held}
+    keys = raw if isinstance(raw, dict) else {}
+    known = {key: keys[key] for key in (*_REQUIRED, *_OPTIONAL) if key in keys}
     for key, kind in {**_REQUIRED, **_OPTIONAL}.items():
-        if not isinstance(known.get(key, ...), kind) and (key in held or key in _REQUIRED):
+        if not isinstance(known.get(key, ...), kind) and (key in keys or key in _REQUIRED):
             raise ValueError(f"{key!r} is missing or has the wrong type")
     if f"{known['layer']}.json" != name:
         raise ValueError(f"it belongs to layer {known['layer']!r}")
@@ -361,12 +361,12 @@ def kept_true(receipts: Iterable[Receipt]) -> set[str]:
 
 def originals(tree: Tree) -> dict[str, str]:
     """The sha256 of RECORD files before the layers in a tree, which updated them."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for receipt in receipts_of(tree):
         for path, original in (receipt.records or {}).items():
             if original.before is not None:  # it was applied to a directory
-                found.setdefault(path, original.before)
-    return found
+                digests.setdefault(path, original.before)
+    return digests
 
 
 def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> list[str]:

@@ -160,16 +160,16 @@ class Keeper:
             ApplyError: the download has another sha256, or no folder is writable.
         """
         for folder in ([self._vendored] if self._vendored else []) + list(self._folders):
-            kept = _checked(folder / name, sha256, aloud=True)
-            if kept is not None:
-                return kept
+            cached = _checked(folder / name, sha256, aloud=True)
+            if cached is not None:
+                return cached
         refused = []
         for folder in self._folders:
             try:
                 with _locked(folder, name):
                     # another container may have downloaded it while this one waited
-                    kept = _checked(folder / name, sha256)
-                    return kept if kept is not None else _fetched(folder, name, sha256, fetch)
+                    cached = _checked(folder / name, sha256)
+                    return cached if cached is not None else _fetched(folder, name, sha256, fetch)
             except _NotWritableError as error:
                 refused.append(f"{folder}: {error}")
         raise ApplyError(
@@ -275,8 +275,8 @@ def _fetched(folder: Path, name: str, sha256: str, fetch: Callable[[BinaryIO], N
                 if error.errno in _FULL:
                     raise _NotWritableError(error.strerror) from error
                 raise
-        kept = _checked(partial, sha256)
-        if kept is None:
+        file = _checked(partial, sha256)
+        if file is None:
             raise ApplyError(
                 f"{name}: what was downloaded has another sha256 than the pinned {sha256}",
                 EXIT_REMOTE,
@@ -285,10 +285,10 @@ def _fetched(folder: Path, name: str, sha256: str, fetch: Callable[[BinaryIO], N
         with _writing():
             owner = folder.stat()
             with contextlib.suppress(OSError):
-                os.fchown(kept.fileno(), owner.st_uid, owner.st_gid)
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             partial.chmod(0o644)  # the next container may run as another user
             partial.replace(folder / name)
-        return kept
+        return file
     finally:
         partial.unlink(missing_ok=True)
 
@@ -448,8 +448,8 @@ class RangeFile(io.RawIOBase):
                 begin = run[0] * self._block
                 end = min((run[-1] + 1) * self._block, self._size)
                 data = self._fetch(begin, end)
-                for index, held in enumerate(run):
-                    self._blocks[held] = data[index * self._block : (index + 1) * self._block]
+                for index, block in enumerate(run):
+                    self._blocks[block] = data[index * self._block : (index + 1) * self._block]
                 run = []
 
     def read(self, size: int = -1) -> bytes:
@@ -560,12 +560,12 @@ class PipSources:
         failed: OSError | None = None
         for index in self._indexes:
             try:
-                found = _listed(index, pin)
+                url = _listed(index, pin)
             except OSError as error:  # an index without the project answers 404
                 failed = failed or error
                 continue
-            if found:
-                return found
+            if url:
+                return url
         if failed:
             raise failed
         raise ApplyError(f"{pin.filename} is not on the package index", EXIT_REMOTE)

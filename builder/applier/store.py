@@ -72,14 +72,14 @@ class Swap:
         Raises:
             ValueError: it is damaged.
         """
-        held = raw if isinstance(raw, dict) else {}
-        path, backup, moves, made = (held.get(key) for key in ("path", "backup", "moves", "made"))
-        facts = {key: held[key] for key, _ in _FACTS if key in held}
+        keys = raw if isinstance(raw, dict) else {}
+        path, backup, moves, made = (keys.get(key) for key in ("path", "backup", "moves", "made"))
+        facts = {key: keys[key] for key, _ in _FACTS if key in keys}
         good = all(isinstance(facts.get(key, kind()), kind) for key, kind in _FACTS)
         if good and is_inside(path) and (made is None or is_inside(made)):
             if is_sha256(backup) and isinstance(moves, bool):
                 return cls(path, Original(before=backup, **facts), moves, made)
-            if backup is None and "made" in held:
+            if backup is None and "made" in keys:
                 return cls(path, made=made)
         raise ValueError(f"invalid entry: {raw!r:.80}")
 
@@ -201,23 +201,23 @@ class Journal:
     def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
         tree = DirTree(self.root)
         journal: list[Swap] = []
-        held = set(os.listdir(self.state / "backup"))
+        backups = set(os.listdir(self.state / "backup"))
         for path in sorted(changes):
             digest = tree.digest(path)
             if digest is None:
                 journal.append(Swap(path, made=self._first_missing(path)))
                 continue
-            journal.append(Swap(path, self._now(path, digest), moves=digest not in held))
-            held.add(digest)
+            journal.append(Swap(path, self._now(path, digest), moves=digest not in backups))
+            backups.add(digest)
         self._put("journal.json", json.dumps([entry.as_json() for entry in journal]).encode())
         for entry in journal:
             target = self.root / entry.path
             if entry.original is not None:
-                kept = self.state / "backup" / str(entry.original.before)
+                backup = self.state / "backup" / str(entry.original.before)
                 if entry.moves and entry.original.link is not None:
-                    shutil.copyfile(target, kept)
+                    shutil.copyfile(target, backup)
                 elif entry.moves:
-                    target.rename(kept)
+                    target.rename(backup)
                 if entry.path not in staged:
                     target.unlink(missing_ok=True)
             if entry.path in staged:
@@ -240,19 +240,19 @@ class Journal:
         for entry in reversed(self._journal()):
             target, original = self.root / entry.path, entry.original
             if original is not None:
-                kept = self.state / "backup" / str(original.before)
+                backup = self.state / "backup" / str(original.before)
                 is_link = original.link is not None
-                if kept.exists() and entry.moves and not is_link:
+                if backup.exists() and entry.moves and not is_link:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    kept.replace(target)  # no copy: the disk may be full
-                elif kept.exists() or is_link:
+                    backup.replace(target)  # no copy: the disk may be full
+                elif backup.exists() or is_link:
                     self._restore(entry.path, original)
             elif entry.made is not None:
-                made = self.root / entry.made
-                if made.is_dir():
-                    shutil.rmtree(made)
+                created = self.root / entry.made
+                if created.is_dir():
+                    shutil.rmtree(created)
                 else:
-                    made.unlink(missing_ok=True)
+                    created.unlink(missing_ok=True)
         (self.state / "journal.json").unlink()
 
     def _journal(self) -> list[Swap]:
@@ -363,22 +363,22 @@ class Store(Journal):
     @staticmethod
     def _refuse_entangled(going: Sequence[Receipt], staying: Sequence[Receipt]) -> None:
         for gone in going:
-            for kept in staying:
-                pair = (gone, kept), (kept, gone)
+            for remaining in staying:
+                pair = (gone, remaining), (remaining, gone)
                 if any(one.compiled_with == other.layer for one, other in pair):
                     raise ApplyError(
-                        f"layers {gone.layer} and {kept.layer} are compiled into one "
+                        f"layers {gone.layer} and {remaining.layer} are compiled into one "
                         f"extension wheel, so {gone.layer} cannot be reverted alone",
                         EXIT_DRIFT,
-                        f"revert {kept.layer} too",
+                        f"revert {remaining.layer} too",
                     )
-                both = set(gone.files) & {*kept.files, *(kept.records or ())}
-                if kept.sequence > gone.sequence and both:
+                both = set(gone.files) & {*remaining.files, *(remaining.records or ())}
+                if remaining.sequence > gone.sequence and both:
                     raise ApplyError(
-                        f"layer {kept.layer} was applied on top of {gone.layer} "
+                        f"layer {remaining.layer} was applied on top of {gone.layer} "
                         f"({min(both)}), so {gone.layer} cannot be reverted alone",
                         EXIT_DRIFT,
-                        f"revert {kept.layer} too",
+                        f"revert {remaining.layer} too",
                     )
 
     def _refuse_edited(
@@ -416,8 +416,8 @@ class Store(Journal):
             target = self.root / path
             if entry.before is None:
                 target.unlink(missing_ok=True)
-                made = self.root / (entry.made or path)
-                drop_empty(target.parent, made.parent)
+                created = self.root / (entry.made or path)
+                drop_empty(target.parent, created.parent)
                 continue
             tree = DirTree(self.root)
             same_bytes = tree.digest(path) == entry.before
@@ -436,11 +436,11 @@ class Store(Journal):
         now = DirTree(self.root).read(path)
         if not known or known[-1].before is None or now is None:
             return None
-        kept = DirTree(self.state / "backup").read(known[-1].before)
-        if kept is None and sha256_hex(now) != known[-1].before:
+        backup = DirTree(self.state / "backup").read(known[-1].before)
+        if backup is None and sha256_hex(now) != known[-1].before:
             return None
         touched = {file for receipt in receipts for file in receipt.files}
-        same = untouched_rows(kept or now, touched) == untouched_rows(now, touched)
+        same = untouched_rows(backup or now, touched) == untouched_rows(now, touched)
         return known[-1] if same else None
 
     def _put_records_back(self, going: Sequence[Receipt], receipts: Sequence[Receipt]) -> None:
@@ -482,10 +482,10 @@ def _with_originals(
     Files that another program (such as a package manager) has replaced since keep their own;
     RECORD files among them were updated by other layers.
     """
-    found = dict(files)
+    entries = dict(files)
     for path, entry in older.items():
         now, digest = files.get(path), tree.digest(path)
         if digest != entry.after and (path not in records or digest is None):
             continue
-        found[path] = entry if now is None else replace(entry, after=now.after, ops=now.ops)
-    return dict(sorted(found.items()))
+        entries[path] = entry if now is None else replace(entry, after=now.after, ops=now.ops)
+    return dict(sorted(entries.items()))

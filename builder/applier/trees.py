@@ -162,12 +162,12 @@ class DirTree:
             return []
 
     def distributions(self) -> dict[str, Distribution]:
-        found: dict[str, Distribution] = {}
+        by_name: dict[str, Distribution] = {}
         for name in self.children(""):
             dist = distribution_of(name)
             if dist and (self.root / name / "METADATA").is_file():
-                found[dist.name] = dist
-        return found
+                by_name[dist.name] = dist
+        return by_name
 
 
 class OverlayTree:
@@ -224,17 +224,17 @@ class OverlayTree:
         return sorted(names)
 
     def distributions(self) -> dict[str, Distribution]:
-        found = dict(self.base.distributions())
+        by_name = dict(self.base.distributions())
         for path, content in self.changes.items():
             info_dir, _, rest = path.partition("/")
             dist = distribution_of(info_dir) if rest == "METADATA" else None
             if dist is None:
                 continue
             if content is not None:
-                found[dist.name] = dist
-            elif found.get(dist.name) == dist:
-                del found[dist.name]
-        return found
+                by_name[dist.name] = dist
+            elif by_name.get(dist.name) == dist:
+                del by_name[dist.name]
+        return by_name
 
 
 def stale_pyc(tree: Tree, paths: Iterable[str]) -> list[str]:

@@ -76,9 +76,9 @@ def audit(model: Any, draft: Any = None) -> Json:
 
 
 def _modules(model: Any, prefix: str, owners: dict[object, str]) -> Iterator[Json]:
-    found = [(prefix + name, module) for name, module in model.named_modules()]
-    rows = [_registered(name, module, owners) for name, module in found]
-    for (name, module), row in zip(found, rows, strict=True):
+    named = [(prefix + name, module) for name, module in model.named_modules()]
+    rows = [_registered(name, module, owners) for name, module in named]
+    for (name, module), row in zip(named, rows, strict=True):
         # after the registered ones, so that each tensor belongs to its registered module
         for tensor in _attributes(module):
             _add(tensor, name, owners, row)
@@ -124,10 +124,10 @@ def _add(tensor: Any, name: str, owners: dict[object, str], row: Json) -> None:
 
 def _renamed(mapper: Any) -> Json:
     """How vLLM renames the checkpoint's tensors: by prefix or by substring."""
-    found = {part: getattr(mapper, f"orig_to_new_{part}", None) or {} for part in RENAMES}
+    renames = {part: getattr(mapper, f"orig_to_new_{part}", None) or {} for part in RENAMES}
     return {
         part: {old: new for old, new in names.items() if isinstance(new, str)}
-        for part, names in found.items()
+        for part, names in renames.items()
     }
 
 
@@ -162,16 +162,16 @@ def _method(module: Any) -> Json:
     scheme = getattr(module, "scheme", None)
     parts = {"method": method, "scheme": scheme}
     parts["kernel"] = getattr(method, "kernel", None) or getattr(scheme, "kernel", None)
-    found = {k: type(v).__name__ for k, v in parts.items() if v is not None}
+    classes = {k: type(v).__name__ for k, v in parts.items() if v is not None}
     experts = getattr(method, "experts_cls", None)
-    return found | ({"kernel": experts.__name__} if isinstance(experts, type) else {})
+    return classes | ({"kernel": experts.__name__} if isinstance(experts, type) else {})
 
 
 def _experts(module: Any) -> list[int] | None:
     """The number of experts that a token uses, and of all experts on all ranks."""
-    used, held = getattr(module, "top_k", None), getattr(module, "global_num_experts", None)
-    if isinstance(used, int) and isinstance(held, int) and 0 < used <= held:
-        return [used, held]
+    used, total = getattr(module, "top_k", None), getattr(module, "global_num_experts", None)
+    if isinstance(used, int) and isinstance(total, int) and 0 < used <= total:
+        return [used, total]
     return None
 
 
@@ -183,11 +183,11 @@ def audit_of_worker(worker: Any) -> Json:
     runner = getattr(worker, "model_runner", None)
     drafter = next((d for name in DRAFTERS if (d := getattr(runner, name, None))), None)
     draft = getattr(drafter, "model", None)
-    made = audit(worker.get_model(), draft if hasattr(draft, "named_modules") else None)
+    modules = audit(worker.get_model(), draft if hasattr(draft, "named_modules") else None)
     config = getattr(worker, "vllm_config", None)
     parallel = getattr(config, "parallel_config", None)
     return {
-        **made,
+        **modules,
         "vllm": importlib.metadata.version("vllm"),
         "model": str(getattr(getattr(config, "model_config", None), "model", "")),
         "rank": int(getattr(worker, "rank", 0) or 0),
@@ -195,30 +195,30 @@ def audit_of_worker(worker: Any) -> Json:
     }
 
 
-def place_of(made: Json) -> Path:
+def place_of(audit: Json) -> Path:
     """The file for an audit; ranks other than the first have files of their own."""
     path = Path(os.environ.get(FILE_VARIABLE) or Path(__file__).with_name("audit.json"))
-    rank = made["rank"]
+    rank = audit["rank"]
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
 
-def keep(made: Json) -> None:
+def keep(audit: Json) -> None:
     """Write the file atomically."""
-    path = place_of(made)
+    path = place_of(audit)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text_of(made), encoding="utf-8")
+        partial.write_text(text_of(audit), encoding="utf-8")
         partial.replace(path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    logger.info("spark-build audit of %d modules: %s", len(made["modules"]), path)
+    logger.info("spark-build audit of %d modules: %s", len(audit["modules"]), path)
 
 
-def text_of(made: Json) -> str:
+def text_of(audit: Json) -> str:
     """One line for each module."""
-    rows = ",\n".join(json.dumps(row) for row in made["modules"])
-    head = json.dumps({name: value for name, value in made.items() if name != "modules"})
+    rows = ",\n".join(json.dumps(row) for row in audit["modules"])
+    head = json.dumps({name: value for name, value in audit.items() if name != "modules"})
     return f'{head[:-1]}, "modules": [\n{rows}\n]}}\n'
 
 
@@ -277,22 +277,22 @@ def load(words: Sequence[str]) -> Json:
     )
     if others:
         print(f"not needed to load the model: {' '.join(others)}", file=sys.stderr)
-    made: list[Json] = []
+    audits: list[Json] = []
 
     def tell(worker: Any) -> None:
-        made.append(audit_of_worker(worker))
+        audits.append(audit_of_worker(worker))
         raise Loaded
 
     follow(getattr(importlib.import_module(WORKER[0]), WORKER[1]), tell)
     engine = arguments.EngineArgs.from_cli_args(known)
     with contextlib.suppress(Loaded):
         importlib.import_module("vllm").LLM(**vars(engine))
-    if not made:
+    if not audits:
         raise AuditError(
             "vLLM did not load the model in this process: more than one GPU or node needs a "
             "server with this folder on PYTHONPATH"
         )
-    return made[0]
+    return audits[0]
 
 
 def claim_stdout() -> TextIO:
@@ -309,12 +309,12 @@ def main(words: Sequence[str]) -> int:
         return 0 if {"-h", "--help"} & set(words) else 2
     out = claim_stdout()
     try:
-        made = load(words)
+        audit = load(words)
     except AuditError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with out:
-        out.write(text_of(made))
+        out.write(text_of(audit))
     return 0
 
 

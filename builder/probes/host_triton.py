@@ -83,9 +83,9 @@ class Language:
     def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Any:
         """Elements, and ``other`` where the mask is false."""
         places, taken = pointer.places(mask)
-        found = torch.full(places.shape, other, dtype=pointer.data.dtype)
-        found[taken] = pointer.data.view(-1)[places[taken].long()]
-        return found
+        values = torch.full(places.shape, other, dtype=pointer.data.dtype)
+        values[taken] = pointer.data.view(-1)[places[taken].long()]
+        return values
 
     @staticmethod
     def store(pointer: Pointer, value: Any, mask: Any = None) -> None:

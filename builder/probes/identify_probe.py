@@ -93,8 +93,8 @@ def survey(disk: Any, site: str, tops: Mapping[str, bool]) -> dict[str, Any]:
     """
     files: dict[str, list[Any]] = {}
     owners: dict[str, list[int]] = {}
-    found = [*sorted(tops.items()), (RECEIPTS, True), (ENV_PTH, True)] if site else []
-    for top, hash_all in found:
+    roots = [*sorted(tops.items()), (RECEIPTS, True), (ENV_PTH, True)] if site else []
+    for top, hash_all in roots:
         for path, (*entry, uid, gid) in disk.files(f"{site}/{top}", hash_all):
             name = path[len(site) + 1 :]
             files[name] = entry

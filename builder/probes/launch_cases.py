@@ -1,7 +1,7 @@
 """Inputs for the kernels of level ``numbers``, and vLLM's calls with them.
 
 Runs under the target's interpreter next to ``launch_probe.py``; the inputs and valid results
-are those of level ``device`` (``device_cases``, ``device_experts``).
+are those of level ``device`` (``device_cases``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import device_cases as cases
-from builder.probes import device_experts as experts
-from builder.probes import host_triton
+from builder.probes import device_cases, host_triton
 from builder.probes import nvfp4_reference as reference
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class Case:
     bound: Any
 
 
-class ExactCases(cases.LinearCases):
+class ExactCases(device_cases.LinearCases):
     """Linear cases for the executor, which sums as float32 does; tensor cores may keep fewer bits.
 
     With tensor cores' bound, a value could be off by more than its own size from a depth of 512 on.
@@ -50,11 +48,11 @@ class ExactCases(cases.LinearCases):
 
     def case(self, name: str, left: Any, weight: Any) -> Any:
         """Make the case for two operands."""
-        made = super().case(name, left, weight)
+        case = super().case(name, left, weight)
         quanta = left.quanta()[:, None] * weight.quanta()[None, :]
         dense = left.dense(), weight.dense()
-        made.expected = reference.expect(*dense, products="bf16", quanta=quanta)
-        return made
+        case.expected = reference.expect(*dense, products="bf16", quanta=quanta)
+        return case
 
 
 def swizzled(scales: Any) -> Any:
@@ -74,19 +72,19 @@ def swizzled(scales: Any) -> Any:
 def dense_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """Calls of FlashInfer's b12x GEMM, one for each requested shape and kind of input."""
     for m, n, k in ask["shapes"]:
-        made = ExactCases("fp4", seed=int(ask.get("seed", 0)))
-        for case in linear(made, ask.get("inputs", "random"), m, n, k):
+        draw = ExactCases("fp4", seed=int(ask.get("seed", 0)))
+        for case in linear(draw, ask.get("inputs", "random"), m, n, k):
             yield _dense(ask, case)
 
 
-def linear(made: Any, inputs: str, m: int, n: int, k: int) -> Iterator[Any]:
+def linear(draw: Any, inputs: str, m: int, n: int, k: int) -> Iterator[Any]:
     """The cases of one shape."""
     if inputs == "degenerate":
-        yield made.any_scales(m, n, k)
-        yield made.single(m, n, k)
-        yield from made.degenerate(m, n, k)
+        yield draw.any_scales(m, n, k)
+        yield draw.single(m, n, k)
+        yield from draw.degenerate(m, n, k)
     else:
-        yield made.ordinary(m, n, k)
+        yield draw.ordinary(m, n, k)
 
 
 def _dense(ask: dict[str, Any], case: Any) -> Case:
@@ -124,8 +122,8 @@ def a16_cases(ask: dict[str, Any]) -> Iterator[Case]:
     if not hasattr(gemm, "mm_bf16_fp4"):
         raise AbsentError("this FlashInfer has no GEMM of bfloat16 and FP4")
     for m, n, k in ask["shapes"]:
-        made = cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
-        for case in linear(made, ask.get("inputs", "random"), m, n, k):
+        draw = device_cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
+        for case in linear(draw, ask.get("inputs", "random"), m, n, k):
             yield _a16(gemm, case)
 
 
@@ -159,14 +157,14 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
     hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
     mode = "w4a16" if a16_is_forced() else ask.get("mode", "")
-    made = experts.make_experts(count, hidden, inner, finer=bool(mode))
+    experts = device_cases.make_experts(count, hidden, inner, finer=bool(mode))
     if mode:
         as_for_a16_experts()
-    values = experts.FINER if mode else experts.VALUES
+    values = device_cases.FINER if mode else device_cases.VALUES
     for number in ask["tokens"]:
-        tokens = experts.make_tokens(number, count, top_k, hidden, values=values)
-        for one in experts.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
-            yield _moe(made, one, count, top_k, mode)
+        tokens = device_cases.make_tokens(number, count, top_k, hidden, values=values)
+        for one in device_cases.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
+            yield _moe(experts, one, count, top_k, mode)
 
 
 #: The module in which FlashInfer selects its kernel.
@@ -243,19 +241,19 @@ def as_for_a16_experts() -> None:
     host_triton.run_on_host(packing)
 
 
-def exactly(made: Any, tokens: Any) -> Any:
+def exactly(experts: Any, tokens: Any) -> Any:
     """The valid results of experts in the executor, whose products are exact.
 
     Each share is rounded to bfloat16 once.  The first is added to zero, which rounds nothing, and
     each of the others is rounded with what is there: as many roundings as shares, of at most the
     sum of their magnitudes.
     """
-    return experts.expect(made, tokens, "bf16", roundings=tokens.chosen.shape[1])
+    return device_cases.expect(experts, tokens, "bf16", roundings=tokens.chosen.shape[1])
 
 
-def _moe(made: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case:
+def _moe(experts: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case:
     to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
-    inner = made.down.codes.shape[2]
+    inner = experts.down.codes.shape[2]
 
     def halves_swapped(values: Any) -> Any:
         """Swap the halves: b12x needs up first, then gate."""
@@ -269,14 +267,14 @@ def _moe(made: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case
         laid = to_mma(flat.view(torch.float8_e4m3fn), m=rows, k=columns, num_groups=count)
         return packed, laid, flat
 
-    up = weight(halves_swapped(made.gate_up.codes), halves_swapped(made.gate_up.scales))
-    down = weight(made.down.codes, made.down.scales.view(torch.uint8))
+    up = weight(halves_swapped(experts.gate_up.codes), halves_swapped(experts.gate_up.scales))
+    down = weight(experts.down.codes, experts.down.scales.view(torch.uint8))
     x = tokens.x.to(torch.bfloat16)
     chosen = tokens.chosen.to(torch.int32).contiguous().as_subclass(OnCuda)
     weights = torch.full(chosen.shape, 1.0 / top_k)
-    one, alpha = torch.ones(count), torch.full((count,), float(made.down.factor))
+    one, alpha = torch.ones(count), torch.full((count,), float(experts.down.factor))
     out = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
-    expected = exactly(made, tokens)
+    expected = exactly(experts, tokens)
 
     def call() -> None:
         importlib.import_module("flashinfer").b12x_fused_moe(

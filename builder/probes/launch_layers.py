@@ -17,9 +17,7 @@ import os
 import types
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import device_experts as experts
-from builder.probes import device_layers as layers
-from builder.probes import device_probe, launch_cases
+from builder.probes import device_cases, device_probe, launch_cases
 from builder.probes import nvfp4_reference as reference
 
 if TYPE_CHECKING:
@@ -49,10 +47,10 @@ class NotSimulated(Exception):
 
 def quantise(x: Any, inverse: Any, swizzle: bool, *, output: Any, output_scale: Any) -> None:
     """``scaled_fp4_quant``: codes and block scales of activations, in the requested layout."""
-    made = reference.quantise(x.double(), 1.0 / float(inverse))
-    output.copy_(reference.pack(made.codes))
-    scales = made.scales.contiguous().view(torch.uint8)
-    laid = launch_cases.swizzled(made.scales) if swizzle else scales
+    quantised = reference.quantise(x.double(), 1.0 / float(inverse))
+    output.copy_(reference.pack(quantised.codes))
+    scales = quantised.scales.contiguous().view(torch.uint8)
+    laid = launch_cases.swizzled(quantised.scales) if swizzle else scales
     output_scale.view(torch.uint8).copy_(laid)
 
 
@@ -62,10 +60,10 @@ def topk_softmax(
     """``topk_softmax``: the experts of each token, and their weights from the router."""
     if any(one is not None for one in more):
         raise NotSimulated("topk_softmax with a bias or padding")
-    found = torch.softmax(logits.float(), -1).topk(weights.shape[-1])
-    total = found.values.sum(-1, keepdim=True) if renormalise else 1.0
-    weights.copy_(found.values / total)
-    chosen.copy_(found.indices)
+    top = torch.softmax(logits.float(), -1).topk(weights.shape[-1])
+    total = top.values.sum(-1, keepdim=True) if renormalise else 1.0
+    weights.copy_(top.values / total)
+    chosen.copy_(top.indices)
     rows.zero_()
 
 
@@ -189,17 +187,17 @@ def linear_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     for shape in ask["shapes"]:
         activations = "bf16" if kind == "w4a16-linear" else "fp4"
         draw = launch_cases.ExactCases(activations, seed=int(ask.get("seed", 0)))
-        for made in (draw.ordinary(*shape), draw.single(*shape)):
+        for case in (draw.ordinary(*shape), draw.single(*shape)):
             try:
-                layer = layers.Linear(kind, made, "cpu")
-            except (ImportError, layers.UnknownLayerError) as error:
+                layer = device_probe.Linear(kind, case, "cpu")
+            except (ImportError, device_probe.UnknownLayerError) as error:
                 raise NotSimulated(f"{type(error).__name__}: {error}") from error
-            handed.case = _case(layer, made, handed)
+            handed.case = _case(layer, case, handed)
             yield handed.case
 
 
-def _case(layer: Any, made: Any, handed: Any) -> Any:
-    methods, shape = ", ".join(layer.methods), tuple(made.expected.exact.shape)
+def _case(layer: Any, case: Any, handed: Any) -> Any:
+    methods, shape = ", ".join(layer.methods), tuple(case.expected.exact.shape)
 
     def call() -> None:
         handed.called = False
@@ -209,8 +207,8 @@ def _case(layer: Any, made: Any, handed: Any) -> Any:
         if tuple(output.shape) != shape:
             raise RuntimeError(f"the layer gives {tuple(output.shape)}, not {shape}")
 
-    name = f"{methods}: {made.name}, {made.shape}"
-    return launch_cases.Case(name, call, [], None, made.expected.exact, made.expected.bound)
+    name = f"{methods}: {case.name}, {case.shape}"
+    return launch_cases.Case(name, call, [], None, case.expected.exact, case.expected.bound)
 
 
 class HandedExperts:
@@ -277,14 +275,14 @@ def as_checkpoints_have(weight: Any) -> Any:
 BOTH_PART, SMALL_UP = 2.0**-7, 2.0**-11
 
 
-def with_small_up(made: Any) -> tuple[Any, Any]:
+def with_small_up(experts: Any) -> tuple[Any, Any]:
     """Experts whose up projection has small scales, and equivalent ones."""
-    old, down = made.gate_up, made.down
+    old, down = experts.gate_up, experts.down
     gate, up = (old.scales.float() * old.factor / BOTH_PART).chunk(2, dim=1)
     scales = torch.cat([gate, up * SMALL_UP], dim=1).to(old.scales.dtype)
     both = reference.Nvfp4(old.codes, scales, BOTH_PART)
     same = reference.Nvfp4(down.codes, down.scales, down.factor * SMALL_UP)
-    return dataclasses.replace(made, gate_up=both), dataclasses.replace(made, down=same)
+    return dataclasses.replace(experts, gate_up=both), dataclasses.replace(experts, down=same)
 
 
 def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
@@ -300,19 +298,19 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     finer = bool(ask.get("finer", forced))
     handed = packages(probe).handed_experts() if package else handed_experts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
-    made = experts.make_experts(count, hidden, inner, finer=finer)
+    experts = device_cases.make_experts(count, hidden, inner, finer=finer)
     small = ask.get("small")
-    down = as_checkpoints_have(made.down) if small == "down" else shared(made.down, 2.0**-3)
-    made = same = experts.Experts(shared(made.gate_up, 2.0**-2), down)
+    down = as_checkpoints_have(experts.down) if small == "down" else shared(experts.down, 2.0**-3)
+    experts = same = device_cases.Experts(shared(experts.gate_up, 2.0**-2), down)
     if small == "up":
-        made, same = with_small_up(made)
+        experts, same = with_small_up(experts)
     try:
-        layer = layers.Fused(made, config, "cpu", ask.get("layer", "nvfp4-moe"))
-    except (ImportError, layers.UnknownLayerError) as error:
+        layer = device_probe.Fused(experts, config, "cpu", ask.get("layer", "nvfp4-moe"))
+    except (ImportError, device_probe.UnknownLayerError) as error:
         raise NotSimulated(f"{type(error).__name__}: {error}") from error
     for number in ask["tokens"]:
-        values = experts.FINER if finer else experts.VALUES
-        tokens = experts.make_tokens(number, count, layers.TOP_K, hidden, values=values)
+        values = device_cases.FINER if finer else device_cases.VALUES
+        tokens = device_cases.make_tokens(number, count, device_probe.TOP_K, hidden, values=values)
         expected = launch_cases.exactly(same, tokens)
 
         def call(tokens: Any = tokens) -> None:

@@ -13,7 +13,7 @@ import importlib.machinery
 import sys
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import codegen_device, codegen_kernels, device_cases, host_triton, launch_cases
+from builder.probes import codegen_probe, device_cases, host_triton, launch_cases
 from builder.probes import nvfp4_reference as reference
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class OrdinaryMemory(overrides.TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Answer for one function of torch."""
         if function == torch.Tensor.device.__get__:
-            found = function(*args)
-            return CUDA if found.type == "cpu" else found
+            device = function(*args)
+            return CUDA if device.type == "cpu" else device
         if function == torch.Tensor.is_cuda.__get__:
             return not args[0].is_meta
         if function is torch.device:
@@ -77,12 +77,12 @@ def ready(probe: Any) -> Any:
 
 @functools.cache
 def _imported() -> Any:
-    api = codegen_kernels.import_package({"stand_in": True}, session=True)
+    api = codegen_probe.import_package({"stand_in": True}, session=True)
     with contextlib.suppress(ImportError):  # from 1.5 on
         types = importlib.import_module("b12x.preparation.types")
         types._set_lazy_preparer(functools.partial(prepare, types))
     triton: Any = importlib.import_module("triton")
-    if isinstance(triton, codegen_device.StubModule):
+    if isinstance(triton, codegen_probe.StubModule):
         triton.__dict__["cdiv"] = lambda a, b: -(-a // b)
         triton.__spec__ = importlib.machinery.ModuleSpec("triton", None)  # it is looked for
     for name in WANTED:
@@ -112,12 +112,12 @@ WANTED = (
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Let vLLM be imported without the stand-in for Triton that the package was imported with."""
-    names = codegen_kernels.PACKAGE_TRITON
-    held = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    names = codegen_probe.PACKAGE_TRITON
+    stand_ins = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     try:
         yield
     finally:
-        sys.modules.update(held)
+        sys.modules.update(stand_ins)
 
 
 def keep_operators_inside() -> None:
@@ -126,7 +126,7 @@ def keep_operators_inside() -> None:
     for name, operator in known.items():
         if name.startswith("b12x::"):
             functions = operator._backend_fns
-            functions.update({kind: kept_inside(made) for kind, made in functions.items()})
+            functions.update({kind: kept_inside(function) for kind, function in functions.items()})
 
 
 def prepare(types: Any, plan: Any) -> Any:
@@ -151,8 +151,8 @@ def dense_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of the package's GEMM of FP4 activations and weights, as vLLM makes them."""
     api = ready(probe)
     for m, n, k in ask["shapes"]:
-        made = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
-        for case in launch_cases.linear(made, ask.get("inputs", "random"), m, n, k):
+        draw = launch_cases.ExactCases("fp4", seed=int(ask.get("seed", 0)))
+        for case in launch_cases.linear(draw, ask.get("inputs", "random"), m, n, k):
             yield _dense(api, case)
 
 
@@ -163,16 +163,18 @@ def _dense(api: Any, case: Any) -> Any:
     scales = [launch_cases.swizzled(one.scales).view(e4m3) for one in (left, right)]
     alpha = torch.tensor([left.factor * right.factor], dtype=torch.float32)
     exact = case.expected.exact
-    made = launch_cases.Case(
+    launched = launch_cases.Case(
         f"{case.name}, {case.shape}", None, [a, b, *scales, alpha], None, exact, case.expected.bound
     )
 
     def call() -> None:
         with OrdinaryMemory():
-            made.output = api.mm_nvfp4(a, scales[0], b, scales[1], alpha, out_dtype=torch.bfloat16)
+            launched.output = api.mm_nvfp4(
+                a, scales[0], b, scales[1], alpha, out_dtype=torch.bfloat16
+            )
 
-    made.call = call
-    return made
+    launched.call = call
+    return launched
 
 
 @functools.cache
@@ -241,8 +243,8 @@ def a16_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of the package's GEMM of bfloat16 activations and FP4 weights, as vLLM makes them."""
     api = ready(probe)
     for m, n, k in ask["shapes"]:
-        made = device_cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
-        for case in launch_cases.linear(made, ask.get("inputs", "random"), m, n, k):
+        draw = device_cases.LinearCases("bf16", seed=int(ask.get("seed", 0)))
+        for case in launch_cases.linear(draw, ask.get("inputs", "random"), m, n, k):
             yield _a16(api, case)
 
 
@@ -253,15 +255,15 @@ def _a16(api: Any, case: Any) -> Any:
     factor = torch.tensor(weight.factor, dtype=torch.float32)
     given = [case.x, values, scales, factor]
     name = f"{case.name}, {case.shape}"
-    made = launch_cases.Case(name, None, given, None, exact, case.expected.bound)
+    launched = launch_cases.Case(name, None, given, None, exact, case.expected.bound)
 
     def call() -> None:
         with OrdinaryMemory():
             packed = api.pack_weight(values, scales, recipe="nvfp4", global_scale=factor)
-            made.output = api.mm(case.x, packed, required_mode="a16")
+            launched.output = api.mm(case.x, packed, required_mode="a16")
 
-    made.call = call
-    return made
+    launched.call = call
+    return launched
 
 
 KINDS = {"package-dense": dense_cases, "package-dense-a16": a16_cases}

@@ -53,13 +53,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from builder.probes import (
-    call_table,
-    codegen_child,
-    codegen_device,
-    codegen_kernels,
     codegen_probe,
     launch_host,
-    launch_recorder,
     simulated_device,
     stub_driver,
 )
@@ -85,18 +80,18 @@ RUNTIMES = ("nvidia_cutlass_dsl/lib/libc*runtime.so", "nvidia_cutlass_dsl/cu*/li
 
 def runtime_functions() -> set[str]:
     """The functions of the installed DSL's runtime library that host code may call."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for folder, pattern in itertools.product(sys.path, RUNTIMES):
         for path in sorted(Path(folder).glob(pattern)):
-            found |= stub_driver.defined_symbols(str(path))
-    return {name for name in found if launch_host.RUNTIME_FUNCTION.fullmatch(name)}
+            symbols |= stub_driver.defined_symbols(str(path))
+    return {name for name in symbols if launch_host.RUNTIME_FUNCTION.fullmatch(name)}
 
 
-def launch_instead(recorder: launch_recorder.Recorder) -> None:
+def launch_instead(recorder: launch_host.Recorder) -> None:
     """Make the results of ``cute.compile`` callable with tensors in ordinary memory."""
     cute = importlib.import_module("cutlass.cute")
-    made = launch_recorder.Compiling(cute.compile, recorder, plain_functions())
-    setattr(cute, "compile", made)  # noqa: B010 (the module is Any in a sandbox only)
+    compiling = launch_host.Compiling(cute.compile, recorder, plain_functions())
+    setattr(cute, "compile", compiling)  # noqa: B010 (the module is Any in a sandbox only)
     compilers = importlib.import_module("cutlass.base_dsl.compiler")
     # it would call cuInit
     compilers.Compiler._check_cuda_dependencies_once = lambda _self, _libraries: None
@@ -167,7 +162,7 @@ def prepare_torch(probe: Any) -> None:
 
 def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> list[Json]:
     """Make every launch of some requests, one after the other, in a child process."""
-    recorder = launch_recorder.Recorder()
+    recorder = launch_host.Recorder()
     runtime = launch_host.Runtime(recorder.record)
     library.fill(runtime.callbacks())
     try:
@@ -175,7 +170,7 @@ def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> 
         launch_instead(recorder)
     except Exception as error:
         traceback.print_exc()
-        return failed(asks, codegen_child.describe(error, "call"))
+        return failed(asks, codegen_probe.describe(error, "call"))
     replies = []
     for number, ask in enumerate(asks):
         recorder.begin(folder / str(number))
@@ -185,16 +180,16 @@ def launch_kernels(asks: list[Json], probe: Any, library: Any, folder: Path) -> 
 
 
 def launch_kernel(
-    ask: Json, probe: Any, recorder: launch_recorder.Recorder, runtime: launch_host.Runtime
+    ask: Json, probe: Any, recorder: launch_host.Recorder, runtime: launch_host.Runtime
 ) -> Json:
     """Make every launch of one request."""
     begun = time.monotonic()
     reply: Json = {"request": ask, "error": None}
     try:
         if "sms" in ask:
-            codegen_device.SM_COUNT = int(ask["sms"])
-            codegen_device.describe_device_to_torch(probe)
-            codegen_device.answer_for_flashinfer(probe)
+            codegen_probe.SM_COUNT = int(ask["sms"])
+            codegen_probe.describe_device_to_torch(probe)
+            codegen_probe.answer_for_flashinfer(probe)
         for case in cases_of(ask, probe):
             recorder.case = case
             case.call()
@@ -205,7 +200,7 @@ def launch_kernel(
     except Exception as error:
         traceback.print_exc()
         first = runtime.errors[0] if runtime.errors else error
-        reply["error"] = codegen_child.describe(first, getattr(first, "stage", "call"))
+        reply["error"] = codegen_probe.describe(first, getattr(first, "stage", "call"))
         if runtime.refused:
             names = ", ".join(dict.fromkeys(runtime.refused))
             reply["error"]["message"] += f"; functions that are not simulated: {names}"
@@ -235,15 +230,15 @@ def together(asks: list[Json]) -> list[list[int]]:
 
 def slowest(asks: list[Json]) -> str:
     """The kind of the request that takes longest."""
-    return str(max((ask["kind"] for ask in asks), key=lambda kind: kind in codegen_kernels.SLOW))
+    return str(max((ask["kind"] for ask in asks), key=lambda kind: kind in codegen_probe.SLOW))
 
 
 def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
     """Answer each of the request's kernels."""
     asks = [dict(ask) for ask in request["kernels"]]
-    said = codegen_probe.prepare(request, probe)
-    if said:
-        return failed(asks, said)
+    refusal = codegen_probe.prepare(request, probe)
+    if refusal:
+        return failed(asks, refusal)
     prepare_torch(probe)
     gc.collect()
     gc.freeze()  # tensors that a launch may reach are made later
@@ -263,7 +258,7 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
     ]
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         jobs = int(request.get("jobs", 2))
-        done = codegen_child.in_children(work_on, jobs, Path(scratch), work, crashed)
+        done = codegen_probe.in_children(work_on, jobs, Path(scratch), work, crashed)
     replies: dict[int, Json] = {}
     for numbers, group in zip(groups, done, strict=True):
         replies.update(zip(numbers, group["replies"], strict=True))
@@ -274,24 +269,24 @@ def launch_requested(request: Json, probe: Any, library: Any) -> list[Json]:
 
 def run(request: Json) -> Json:
     """Answer a whole request."""
-    probe = codegen_device.Probe.of(request)
+    probe = codegen_probe.Probe.of(request)
     result: Json = {"schema": SCHEMA, "python": platform.python_version(), "versions": {}}
     result.update(kernels=[], simulated=probe.simulated, fatal=None)
     with tempfile.TemporaryDirectory(prefix="launch-probe-") as scratch:
         try:
-            codegen_device.set_environment(request, probe, scratch)
+            codegen_probe.set_environment(request, probe, scratch)
             os.environ["CUTE_DSL_LINEINFO"] = "1"  # adds .loc and .file, and changes no code
             simulated_device.add_paths([str(path) for path in request.get("paths", [])])
             if libraries := stub_driver.dsl_libraries():
                 stub_driver.load_driver(probe.note, scratch, libraries)
-            library = call_table.Library(os.path.join(scratch, "calls.so"), runtime_functions())
+            library = launch_host.Library(os.path.join(scratch, "calls.so"), runtime_functions())
             os.environ[LIBRARIES] = library.path
             probe.note("the CuTe DSL's runtime library: generated, its functions record launches")
-            codegen_device.find_source_quickly()
+            codegen_probe.find_source_quickly()
             result["kernels"] = launch_requested(request, probe, library)
         except Exception as error:
             traceback.print_exc()
-            result["fatal"] = codegen_child.describe(error, "import")
+            result["fatal"] = codegen_probe.describe(error, "import")
         result["versions"] = simulated_device.versions(codegen_probe.DISTRIBUTIONS)
     return result
 

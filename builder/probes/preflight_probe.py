@@ -46,7 +46,7 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import dispatch_modules, dispatch_prepare, dispatch_probe, stub_driver
+from builder.probes import dispatch_device, dispatch_probe, stub_driver
 from builder.probes.dispatch_device import Probe
 from builder.probes.simulated_device import apply_environment, claim_stdout, versions
 
@@ -379,7 +379,7 @@ def stand_in_for_cuda_functions(probe: Probe) -> None:
         try:
             return real(library, name)
         except AttributeError:
-            if not dispatch_modules.CUDA_FUNCTION.fullmatch(name):
+            if not dispatch_device.CUDA_FUNCTION.fullmatch(name):
                 raise
             probe.note(f"{name} of {os.path.basename(str(library._name))}: answers: no device")
             return NoDevice(name)
@@ -643,7 +643,7 @@ def check_attention(config: Any, probe: Probe) -> None:
         backend: Any = getattr(layer, "attn_backend", None)
         if not hasattr(backend, "get_builder_cls") or not hasattr(layer, "get_kv_cache_spec"):
             continue
-        called_before, used_before = list(CALLED), list(dispatch_modules.USED)
+        called_before, used_before = list(CALLED), list(dispatch_device.USED)
         try:
             with current(config), torch.device("meta"), on_meta():
                 spec = layer.get_kv_cache_spec(config)
@@ -655,7 +655,7 @@ def check_attention(config: Any, probe: Probe) -> None:
             if type(error) in REFUSALS and "/attention/" in where and called_before == CALLED:
                 raise
             probe.note(f"{type(layer).__name__}: its attention was not prepared ({error})")
-        CALLED[:], dispatch_modules.USED[:] = called_before, used_before
+        CALLED[:], dispatch_device.USED[:] = called_before, used_before
 
 
 #: What a release raises on purpose.
@@ -874,7 +874,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     reply = {**ANSWER, **log, "simulated": probe.simulated}
     stage = "arguments"
     CALLED.clear()  # imports are not this question's
-    dispatch_modules.USED.clear()
+    dispatch_device.USED.clear()
     try:
         apply_environment(question.get("env", {}))
         use_own_configuration(str(question["model"]), probe)
@@ -899,7 +899,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
         reply.update(error=failure(cause, stage), stage=stage)
-    CALLED.extend(f"{name} was called; its code is not here" for name in dispatch_modules.USED)
+    CALLED.extend(f"{name} was called; its code is not here" for name in dispatch_device.USED)
     reply["simulated"] = [*probe.simulated, *ANSWERED]
     if CALLED:  # what the release did with the error depends on the stand-in
         reply.update(error=failure(StandInError(CALLED[0]), stage), stage=stage)
@@ -963,7 +963,7 @@ class Server:
 
 def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     """The simulated device, and Triton, before anything of vLLM is imported."""
-    kept = dispatch_prepare.prepare(
+    kept = dispatch_device.prepare(
         {**request, "paths": request.get("paths", [])}, probe, scratch,
     )  # fmt: skip
     stand_in_for_triton(probe, "triton", str(request.get("triton") or "3.6.0"))

@@ -37,8 +37,8 @@ class SimulatedDevice:
         """Read the device from the request."""
         major, minor = request.get("capability", (12, 1))
         texts = {field.name for field in dataclasses.fields(cls) if field.type == "str"}
-        said = {name: request[name] for name in texts & request.keys()}
-        return cls(capability=(int(major), int(minor)), **said)
+        named = {name: request[name] for name in texts & request.keys()}
+        return cls(capability=(int(major), int(minor)), **named)
 
     def note(self, words: str) -> None:
         """Record a simulated part once."""

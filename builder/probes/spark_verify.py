@@ -22,7 +22,6 @@ from builder.applier.receipts import receipts_of, unexplained
 from builder.applier.trees import DirTree, find_site_packages
 from builder.probes import (
     device_checks,
-    device_environment,
     dispatch_expect,
     dispatch_probe,
     serve_checks,
@@ -102,10 +101,10 @@ def check_dispatch(plan: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             reply = dispatch_expect.Answer.of(result["answers"][number])
             met, seen = dispatch_expect.found(item, reply), dispatch_expect.headline(reply)
-        made = check("dispatch", item.kind, met is not None, wanted, met or seen)
+        row = check("dispatch", item.kind, met is not None, wanted, met or seen)
         refusal = dispatch_expect.limit(item, met) if met else ""
         more = {"simulated": parts, "refusal": refusal}
-        checks.append({**made, **{key: value for key, value in more.items() if value}})
+        checks.append({**row, **{key: value for key, value in more.items() if value}})
     for part in parts:
         verify_checks.say(f"  simulated  {part}")
     return checks
@@ -124,7 +123,7 @@ def check_on_gpu(levels: list[str], plan: dict[str, Any], options: argparse.Name
     data = json.loads((HERE / "device.json").read_bytes())
     checks = device_checks.run(plan, data) if "device" in levels else []
     if "serve" in levels:
-        trouble = str(device_environment.ask_driver().get("error", ""))
+        trouble = str(device_checks.ask_driver().get("error", ""))
         wanted = ("bench", "against", "model", "serve_args")
         chosen = {name: getattr(options, name) for name in wanted}
         if options.ready_timeout is not None:

@@ -368,8 +368,8 @@ def load_driver(note: Callable[[str], None], scratch: str, modules: Iterable[str
     """
     if loads(SONAME):
         return
-    found = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
-    for path in found:
+    installed = [path for place in DRIVER_PLACES for path in sorted(glob.glob(place))]
+    for path in installed:
         if loads(path):
             note(f"driver: {path} in place of {SONAME}")
             return
@@ -387,10 +387,10 @@ def load_driver(note: Callable[[str], None], scratch: str, modules: Iterable[str
 
 def dsl_libraries() -> list[str]:
     """The installed CuTe DSL's libraries that do not load without the driver's."""
-    found = []
+    libraries = []
     for folder, pattern in itertools.product(sys.path, DSL_LIBRARIES):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern))):
             with contextlib.suppress(OSError, struct.error, IndexError, ValueError):
                 if SONAME in needed_libraries(path):
-                    found.append(path)
-    return found
+                    libraries.append(path)
+    return libraries

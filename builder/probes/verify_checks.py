@@ -29,15 +29,15 @@ def check(
     figures: dict[str, float] | None = None,
 ) -> Check:
     """One check that ran, with its evidence."""
-    made = {"level": level, "name": name, "status": "pass" if good else "fail"}
-    made.update(expected=expected, seen=seen, where=where, reason=reason)
-    return {**made, "figures": figures} if figures else dict(made)
+    row = {"level": level, "name": name, "status": "pass" if good else "fail"}
+    row.update(expected=expected, seen=seen, where=where, reason=reason)
+    return {**row, "figures": figures} if figures else dict(row)
 
 
 def not_run(level: str, name: str, expected: str, reason: str, where: str = "") -> Check:
     """One check that could not run, with the reason; it is never a pass."""
-    made = {"level": level, "name": name, "status": "not-run", "expected": expected}
-    return {**made, "seen": "", "where": where, "reason": reason}
+    row = {"level": level, "name": name, "status": "not-run", "expected": expected}
+    return {**row, "seen": "", "where": where, "reason": reason}
 
 
 def passed(checks: Sequence[Check], require: Iterable[str] = ()) -> bool:

@@ -70,8 +70,8 @@ def register(about: Json, library: str) -> None:
         importlib.import_module(module)
     for row in about["operators"]:
         if not _has_kernel(torch, row["name"], row["key"]):
-            said = f"torch has no {row['name']} for {row['key']}, so there is nothing to replace"
-            raise ExtensionWheelError(f"{name}: {said}")
+            problem = f"torch has no {row['name']} for {row['key']}, so there is nothing to replace"
+            raise ExtensionWheelError(f"{name}: {problem}")
     try:
         torch.ops.load_library(library)
     except (OSError, RuntimeError) as error:
@@ -79,8 +79,8 @@ def register(about: Json, library: str) -> None:
     for row in about["operators"]:
         place = registered_at(torch._C._dispatch_dump(row["name"]), row["key"])
         if about["mark"] not in place:
-            said = f"{row['name']} for {row['key']} is still another kernel: {place!r}"
-            raise ExtensionWheelError(f"{name}: {said}")
+            problem = f"{row['name']} for {row['key']} is still another kernel: {place!r}"
+            raise ExtensionWheelError(f"{name}: {problem}")
 
 
 def _has_kernel(torch: Any, operator: str, key: str) -> bool:
@@ -112,5 +112,5 @@ def capability() -> tuple[int, int] | None:
     current_platform = importlib.import_module("vllm.platforms").current_platform
     if not current_platform.is_cuda():
         return None
-    found = current_platform.get_device_capability()
-    return None if found is None else (found[0], found[1])
+    version = current_platform.get_device_capability()
+    return None if version is None else (version[0], version[1])

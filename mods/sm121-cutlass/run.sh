@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 6865fc4a853f4f70da40ef4819ee276387c5b0bfd660b3ca04fcd500db6af059
+#   sha256 0b988398e002be6e5dace2bfa3d0105bfe5f46296517a07dd7b154a998c27675
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

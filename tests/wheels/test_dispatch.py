@@ -247,14 +247,14 @@ def test_the_real_operator_library_matches_the_simulation(
 HOST_FUNCTIONS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from builder.probes import dispatch_modules, stub_driver
+from builder.probes import dispatch_device, stub_driver
 for path in json.loads(sys.argv[3]):
     assert stub_driver.loads(path), path
 import torch
 module, scratch = sys.argv[2], sys.argv[4]
 stub_driver.load_driver(print, scratch, [module])
 torch.ops.load_library(module)
-for name, simulated in dispatch_modules.HOST_FUNCTIONS.items():
+for name, simulated in dispatch_device.HOST_FUNCTIONS.items():
     for capability in (75, 80, 86, 89, 90, 100, 103, 110, 120, 121):
         real = getattr(torch.ops._C, name)(capability)
         assert real == simulated(capability), (name, capability, real)

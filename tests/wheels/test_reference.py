@@ -51,11 +51,6 @@ def cases(torch: Any) -> Any:
     return load("device_cases")
 
 
-@pytest.fixture(scope="module")
-def experts(torch: Any) -> Any:
-    return load("device_experts")
-
-
 # --------------------------------------------------------------------------------------- formats
 
 
@@ -370,18 +365,18 @@ def test_fp8(cases: Any, reference: Any, torch: Any) -> None:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["exact", "varied"])
-def mixture(request: pytest.FixtureRequest, experts: Any) -> tuple[Any, Any]:
+def mixture(request: pytest.FixtureRequest, cases: Any) -> tuple[Any, Any]:
     """Experts and tokens."""
-    made = experts.make_experts(8, 256, 256, varied=request.param)
-    return made, experts.make_tokens(48, 8, 2, 256)
+    made = cases.make_experts(8, 256, 256, varied=request.param)
+    return made, cases.make_tokens(48, 8, 2, 256)
 
 
 def test_intermediate_values_are_exact(
-    mixture: tuple[Any, Any], experts: Any, reference: Any
+    mixture: tuple[Any, Any], cases: Any, reference: Any
 ) -> None:
     """Quantised again with a global scale of 1 it is itself, but for silu(24) in float64."""
     weights, tokens = mixture
-    inner = experts.between(weights, tokens)
+    inner = cases.between(weights, tokens)
     again = reference.quantise(inner, 1.0).dense()
     assert float(((again - inner) / inner).abs().max()) < 1e-9
     assert bool((inner != 0).all()), "each row of the up projection is met"
@@ -394,8 +389,8 @@ def test_the_router_gives_each_chosen_expert_the_same(mixture: tuple[Any, Any], 
     assert shares.gather(1, tokens.chosen).unique().tolist() == [0.5]
 
 
-def test_every_column_and_expert_is_covered(experts: Any) -> None:
-    tokens = experts.make_tokens(300, 8, 2, 256)
+def test_every_column_and_expert_is_covered(cases: Any) -> None:
+    tokens = cases.make_tokens(300, 8, 2, 256)
     assert bool(tokens.x.any(0).all())
     assert set(tokens.chosen.flatten().tolist()) == set(range(8))
 
@@ -426,11 +421,11 @@ def mixed(weights: Any, tokens: Any, torch: Any, how: str = "") -> Any:
 
 
 def test_correct_experts_pass(
-    mixture: tuple[Any, Any], experts: Any, reference: Any, torch: Any
+    mixture: tuple[Any, Any], cases: Any, reference: Any, torch: Any
 ) -> None:
     weights, tokens = mixture
-    for batch in experts.batches(tokens, degenerate=True):
-        expected = experts.expect(weights, batch, "fp4")
+    for batch in cases.batches(tokens, degenerate=True):
+        expected = cases.expect(weights, batch, "fp4")
         verdict = reference.judge(mixed(weights, batch, torch), expected)
         assert verdict["problems"] == [], batch.name
 
@@ -446,10 +441,10 @@ def test_correct_experts_pass(
     ],
 )
 def test_wrong_experts_are_caught(
-    mixture: tuple[Any, Any], experts: Any, reference: Any, torch: Any, how: str
+    mixture: tuple[Any, Any], cases: Any, reference: Any, torch: Any, how: str
 ) -> None:
     weights, tokens = mixture
-    expected = experts.expect(weights, tokens, "fp4")
+    expected = cases.expect(weights, tokens, "fp4")
     assert reference.judge(mixed(weights, tokens, torch, how), expected)["problems"]
 
 

@@ -248,7 +248,7 @@ PLAN = plain(PLANNED)
 def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks.device_environment, "look", lambda: ([], "no libcuda.so.1"))
+    monkeypatch.setattr(checks, "look", lambda: ([], "no libcuda.so.1"))
     made = verified(checks.run(PLAN, plain(metadata.device_data(PLANNED, "me/image:1"))))
     assert [(c["name"], c["status"]) for c in made] == [
         ("environment", "not-run"),
@@ -269,7 +269,7 @@ def test_each_expectation_is_checked_with_the_flags_of_the_plan() -> None:
 
 
 def test_a_kind_without_a_check_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.device_environment, "look", lambda: ([], ""))
+    monkeypatch.setattr(checks, "look", lambda: ([], ""))
     probe = said(GOOD, END)
     monkeypatch.setattr(checks, "Probe", lambda *_args, **_kwargs: probe)
     expect = [{"kind": "mxfp4-moe", "line": "Using 'B12X' Mxfp4 MoE backend"}]

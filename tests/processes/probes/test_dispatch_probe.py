@@ -265,6 +265,6 @@ def test_modules_are_recognised_installed_or_not(
     (info / "RECORD").write_text("".join(f"{name},,\n" for name in names))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
-    found = dict(load("dispatch_modules").extensions_of_wheel())
+    found = dict(load("dispatch_device").extensions_of_wheel())
     assert list(found) == ["vllm._C", "vllm.vllm_flash_attn._vllm_fa2_C"]
     assert found["vllm._C"] == str(tmp_path / "vllm/_C.abi3.so")

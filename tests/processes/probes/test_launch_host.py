@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 CALLER = """
 import ctypes, json, sys
 sys.path.insert(0, sys.argv[2])
-from builder.probes import call_table
+from builder.probes import launch_host
 names = json.loads(sys.argv[3])
-library = call_table.Library(sys.argv[1], names)
+library = launch_host.Library(sys.argv[1], names)
 kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_double)
 library.fill({
     "two": kind(lambda a, b: 2000 + a + int(b)),
@@ -43,15 +43,15 @@ print(out)
 ARGUMENTS = """
 import ctypes, json, sys
 sys.path.insert(0, sys.argv[2])
-from builder.probes import call_table
+from builder.probes import launch_host
 if len(sys.argv) > 3:
-    right = call_table._jump
-    call_table._jump = lambda machine, distance: bytes.fromhex(sys.argv[3]) + right(
+    right = launch_host._jump
+    launch_host._jump = lambda machine, distance: bytes.fromhex(sys.argv[3]) + right(
         machine, distance - len(sys.argv[3]) // 2)
 kinds = [ctypes.c_int64, ctypes.c_double] * 12
 got = []
 kind = ctypes.CFUNCTYPE(ctypes.c_void_p, *kinds)
-library = call_table.Library(sys.argv[1], ["one", "two"])
+library = launch_host.Library(sys.argv[1], ["one", "two"])
 library.fill({"": lambda name: kind(lambda *values: got.extend(values) or 0xFEDCBA9876543210)})
 function = ctypes.CDLL(sys.argv[1]).two
 function.restype, function.argtypes = ctypes.c_void_p, kinds

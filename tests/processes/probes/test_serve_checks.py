@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 serve = load("serve_checks")
-bench = load("serve_bench")
 client = load("serve_client")
-watching = load("log_watch")
 
 FAKE = Path(__file__).parents[1] / "fake_vllm.py"
 LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"
@@ -244,8 +242,8 @@ def test_a_bench_measures_what_the_server_does(
 ) -> None:
     """Tokens come every 5 ms at the soonest, so one stream gives less than 200 a second, 4 less
     than 800, and none comes before 5 ms: bounds that a busy machine cannot break."""
-    monkeypatch.setattr(bench, "CONCURRENCY", (1, 4))
-    monkeypatch.setattr(bench.measure, "__defaults__", ((1, 4),))
+    monkeypatch.setattr(client, "CONCURRENCY", (1, 4))
+    monkeypatch.setattr(serve.measure, "__defaults__", ((1, 4),))
     checks = served({"delay": 0.005}, bench=True, tokens=20, rounds=2)
     assert failing(checks) == set()
     speed = checks["dense tokens/s"]["figures"]
@@ -280,7 +278,7 @@ MARLIN = evidence(
 
 
 def compared(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, Any]:
-    return {c["name"]: c for c in bench.compare(own, {"checks": other}, "marlin.json")}
+    return {c["name"]: c for c in serve.compare(own, {"checks": other}, "marlin.json")}
 
 
 def test_slower_results_are_reported() -> None:
@@ -310,7 +308,7 @@ def test_nothing_to_compare_with_is_not_run() -> None:
 
 def watch_of(vllm: str, env: dict[str, str] | None = None) -> Any:
     plan = planned(PLANNED, vllm=vllm, env=env or {})
-    return watching.Watch(plain(metadata.device_data(plan))["markers"], [])
+    return serve.Watch(plain(metadata.device_data(plan))["markers"], [])
 
 
 EXAMPLES = [
@@ -358,7 +356,7 @@ def test_the_log_is_kept_from_the_first_failure() -> None:
         *(f"INFO line {n}" for n in (97, 98, 99)),
         "Traceback (most recent call last):",
     ]
-    assert len(kept) == watching.FAILING
+    assert len(kept) == serve.FAILING
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.inimage import load
 
-environment = load("device_environment")
+environment = load("device_checks")
 
 #: In the form of a GB10: memory is known per process only; power and clocks are.
 GB10 = "NVIDIA GB10, 580.95.05, 47, 11.62, 2405, 0x0000000000000001"

@@ -19,9 +19,7 @@ from tests.unit.inimage import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-call_table = load("call_table")
 launch_host = load("launch_host")
-launch_recorder = load("launch_recorder")
 launch_probe = load("launch_probe")
 MACHINES = ("x86_64", "aarch64")
 NAMES = ["one", "three", "two"]
@@ -30,12 +28,12 @@ NAMES = ["one", "three", "two"]
 @pytest.mark.parametrize("machine", MACHINES)
 def test_readelf_reads_it_correctly(machine: str) -> None:
     """Every function's jump goes by its own pointer in the table; the two machines' code apart."""
-    data = call_table.call_table("libcalls.so", NAMES, machine)
-    assert data == call_table.call_table("libcalls.so", reversed(NAMES), machine)
+    data = launch_host.call_table("libcalls.so", NAMES, machine)
+    assert data == launch_host.call_table("libcalls.so", reversed(NAMES), machine)
     elf = ELFFile(io.BytesIO(data))
     dynamic = next(s for s in elf.iter_segments() if isinstance(s, DynamicSegment))
     symbols = {s.name: s.entry for s in dynamic.iter_symbols() if s.name}
-    table = symbols.pop(call_table.TABLE)
+    table = symbols.pop(launch_host.TABLE)
     assert (table.st_size, table.st_info.type) == (24, "STT_OBJECT")
     held = [s.header for s in elf.iter_segments() if s.header.p_type == "PT_LOAD"]
     written = next(s for s in held if s.p_flags & 2)
@@ -62,7 +60,7 @@ def test_readelf_reads_it_correctly(machine: str) -> None:
 
 def test_other_architectures_are_unsupported() -> None:
     with pytest.raises(Exception, match="riscv64"):
-        call_table.call_table("libcalls.so", NAMES, "riscv64")
+        launch_host.call_table("libcalls.so", NAMES, "riscv64")
 
 
 # ---------------------------------------------------------------------------------- what it answers
@@ -234,8 +232,8 @@ def test_a_function_compiled_with_options_is_recorded_too(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
-    recorder = launch_recorder.Recorder()
-    compiling = launch_recorder.Compiling(Compiler(), recorder, Plain)
+    recorder = launch_host.Recorder()
+    compiling = launch_host.Compiling(Compiler(), recorder, Plain)
     first, second = compiling("a"), compiling["-O3"]("b")
     assert second(OnCuda(), 5, Tensor()) == [Tensor, int, Tensor]
     assert recorder.ptx == ["// b-O3"] == second.ptx
@@ -265,7 +263,7 @@ def test_memory_of_any_tensor_that_a_parameter_points_into(
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
     made = [kind() for kind in (Tensor, Parameter, Grandchild)]
     other, remote = Tensor(), Tensor("cuda")
-    recorder = launch_recorder.Recorder()
+    recorder = launch_host.Recorder()
     recorder.case = types.SimpleNamespace(inputs=made[:1])
     pointers = [one.data_ptr() + 4 for one in (*made, remote)]
     found = recorder._memory(tmp_path, struct.pack("<4Q", *pointers))
@@ -305,7 +303,7 @@ class Grandchild(Parameter):
 
 def test_a_place_in_the_code_is_looked_up_once() -> None:
     asked = []
-    locate = load("codegen_device").remembered(lambda frame, *_: asked.append(frame.f_lineno))
+    locate = load("codegen_probe").remembered(lambda frame, *_: asked.append(frame.f_lineno))
 
     def here(times: int) -> None:
         for _ in range(times):

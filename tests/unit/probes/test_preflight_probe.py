@@ -86,7 +86,7 @@ def asked_cuda() -> None:
 
 
 def asked_deep_gemm() -> None:
-    probe.dispatch_modules._any_name("get_num_sms")()
+    probe.dispatch_device._any_name("get_num_sms")()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_a_module_defines_while_it_is_imported_is_no_answer(
         "triton.Config", "triton.Config", "cudaX",
     ]  # fmt: skip
     assert answered(lambda: probe.Nothing("triton.jit")(len))["error"] is None
-    assert answered(probe.dispatch_modules._any_name("set_pdl"))["error"] is None
+    assert answered(probe.dispatch_device._any_name("set_pdl"))["error"] is None
 
 
 @pytest.fixture

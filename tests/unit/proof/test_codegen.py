@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
     from builder.proof.checks import Check
 
-device, kernels = load("codegen_device"), load("codegen_kernels")
-child, probe = load("codegen_child"), load("codegen_probe")
+probe = load("codegen_probe")
 
 # ------------------------------------------------------------------------------------ machine code
 
@@ -568,10 +567,10 @@ def compile_with(
         (tmp_path / "k.ptx").write_text(PTX)
         if cubin:
             (tmp_path / "k.cubin").write_bytes(b"code")
-        raise kernels.Compiled from error
+        raise probe.Compiled from error
 
-    monkeypatch.setitem(kernels.KINDS, "dense-b12x", build)
-    value: dict[str, Any] = child.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    monkeypatch.setitem(probe.KINDS, "dense-b12x", build)
+    value: dict[str, Any] = probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
     return value
 
 
@@ -610,8 +609,8 @@ def test_an_error_before_the_compiler_is_reported(
     def refuse(_ask: dict[str, Any]) -> None:
         raise ValueError("b12x is not for you")
 
-    monkeypatch.setitem(kernels.KINDS, "dense-b12x", refuse)
-    reply = child.compile_kernel({"kind": "dense-b12x"}, tmp_path)
+    monkeypatch.setitem(probe.KINDS, "dense-b12x", refuse)
+    reply = probe.compile_kernel({"kind": "dense-b12x"}, tmp_path)
     assert reply["error"] == {
         "type": "ValueError",
         "message": "b12x is not for you",
@@ -622,8 +621,8 @@ def test_an_error_before_the_compiler_is_reported(
 def test_a_call_that_compiles_nothing_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(kernels.KINDS, "moe-b12x", lambda _ask: None)
-    reply = child.compile_kernel({"kind": "moe-b12x"}, tmp_path)
+    monkeypatch.setitem(probe.KINDS, "moe-b12x", lambda _ask: None)
+    reply = probe.compile_kernel({"kind": "moe-b12x"}, tmp_path)
     assert not reply["compiled"]
     assert "without compiling" in reply["error"]["message"]
 
@@ -651,20 +650,20 @@ def offer(
         ),
         "torch": SimpleNamespace(bfloat16=None),
     }
-    monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=modules.__getitem__))
-    monkeypatch.setattr(kernels, "dense_arguments", lambda ask, _device: (ask["tokens"],))
+    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    monkeypatch.setattr(probe, "dense_arguments", lambda ask, _device: (ask["tokens"],))
 
 
 def test_every_tile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     wide, swapped = ((128, 128), False), ((64, 32), True)
     offer(monkeypatch, {512: [wide], 1: [wide, swapped]})
-    assert kernels.tiles_offered() == [
+    assert probe.tiles_offered() == [
         {"kind": "dense-b12x", "tokens": 512, "tile": [128, 128]},
         {"kind": "dense-b12x", "tokens": 1, "tile": [64, 32], "swap_ab": True},
     ]
     offer(monkeypatch, {})
     with pytest.raises(RuntimeError, match="offers no tile"):
-        kernels.tiles_offered()
+        probe.tiles_offered()
 
 
 def test_a_kernel_requested_twice_is_compiled_once(
@@ -733,8 +732,8 @@ def test_the_package_compiles_what_its_plan_lists(monkeypatch: pytest.MonkeyPatc
         "b12x.preparation.device": SimpleNamespace(detect_device=lambda device: device),
         "factories": SimpleNamespace(make=lambda *args, **kwargs: done.append((args, kwargs))),
     }
-    monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=modules.__getitem__))
-    kernels.compile_without_session(preparation)
+    monkeypatch.setattr(probe, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    probe.compile_without_session(preparation)
     assert preparation.heuristic_plan("query", "cpu") == ("query", ("cuda", 0))
     linear.require_prepared(plan, "gemm", "cpu")
     assert done == [((1, 2), {"k": 3})] * 2
@@ -748,7 +747,7 @@ def test_an_unknown_kind_is_refused_before_anything_else() -> None:
 
 
 def test_the_triton_substitute_has_decorators_without_effect() -> None:
-    triton: Any = device.StubModule("triton")
+    triton: Any = probe.StubModule("triton")
 
     def kernel() -> int:
         return 7

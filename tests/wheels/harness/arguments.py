@@ -24,7 +24,7 @@ from unittest.mock import MagicMock
 
 sys.path.insert(0, sys.argv[1])
 
-from builder.probes import dispatch_device, dispatch_prepare
+from builder.probes import dispatch_device
 
 if TYPE_CHECKING:
     import argparse
@@ -149,7 +149,7 @@ def main() -> int:
     sys.argv = ["vllm", "serve"]
     with tempfile.TemporaryDirectory() as scratch:
         probe = dispatch_device.Probe.of(request)
-        kept = dispatch_prepare.prepare(request, probe, scratch)
+        kept = dispatch_device.prepare(request, probe, scratch)
         rest = Rest()
         sys.meta_path.append(rest)
         argparse_utils = importlib.import_module("vllm.utils.argparse_utils")

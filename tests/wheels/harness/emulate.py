@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, sys.argv[1])
 BREAK = sys.argv[2] if len(sys.argv) > 2 else "none"
 
-from builder.probes import device_layers, device_probe, dispatch_prepare  # noqa: E402
+from builder.probes import device_probe, dispatch_device  # noqa: E402
 
 EMULATION = "vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils"
 
@@ -141,14 +141,14 @@ def call(self: Any) -> Any:
     return broken(REAL_CALL(self))
 
 
-REAL_FINISH, REAL_PREPARE = device_layers.finish, dispatch_prepare.prepare
-REAL_CALL = device_layers.Linear.__call__
-device_layers.finish, dispatch_prepare.prepare = finish, prepare
-device_layers.Linear.__call__ = call  # type: ignore[method-assign]
+REAL_FINISH, REAL_PREPARE = device_probe.finish, dispatch_device.prepare
+REAL_CALL = device_probe.Linear.__call__
+device_probe.finish, dispatch_device.prepare = finish, prepare
+device_probe.Linear.__call__ = call  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     if BREAK == "rows":
-        cases = importlib.import_module("builder.probes.device_layers")
+        cases = importlib.import_module("builder.probes.device_probe")
         values = cases.Linear.values
 
         def swapped(kind: str, case: Any) -> Any:

@@ -21,8 +21,7 @@ sys.path.insert(0, sys.argv[1])
 from builder.probes import (
     dispatch_device,
     dispatch_kinds,
-    dispatch_prepare,
-    dispatch_settings,
+    dispatch_probe,
     simulated_device,
 )
 
@@ -60,10 +59,10 @@ def configure(folder: str, probe: Any) -> tuple[Any, Any]:
     model = config.ModelConfig(model=folder, max_model_len=1024)
     kernel = {"linear_backend": "emulation"}
     try:
-        chosen = dispatch_settings.kernel_config(kernel)
+        chosen = dispatch_probe.kernel_config(kernel)
     except dispatch_kinds.NotAskableError:
-        chosen = dispatch_settings.kernel_config({})
-    whole = dispatch_settings.vllm_config(chosen, probe)
+        chosen = dispatch_probe.kernel_config({})
+    whole = dispatch_probe.vllm_config(chosen, probe)
     whole.model_config, whole.load_config = model, load
     whole.cache_config = config.CacheConfig(block_size=16)
     whole.quant_config = weights.get_quant_config(model, load)
@@ -132,7 +131,7 @@ def with_each(tell: Callable[[str, Any], dict[str, Any]], folders: list[str]) ->
     out = simulated_device.claim_stdout()
     probe = dispatch_device.Probe.of(request)
     with tempfile.TemporaryDirectory() as scratch:
-        kept = dispatch_prepare.prepare(request, probe, scratch)
+        kept = dispatch_device.prepare(request, probe, scratch)
         torch = importlib.import_module("torch")
         stand_in_operators(torch)
         sys.modules["flashinfer.comm"] = None  # type: ignore[assignment]  # wants libcudart
