@@ -165,12 +165,12 @@ class _Reader:
                 break  # a mail's trailer, or data that is not kept
             self._header(line)
             at += 1
-        made, gone = "new" in self.flags, "gone" in self.flags
-        named = (made or self.old) and (gone or self.new) and not (made and gone)
+        new, gone = "new" in self.flags, "gone" in self.flags
+        named = (new or self.old) and (gone or self.new) and not (new and gone)
         if not named or _left_over(self.lines[at:]):
             raise UsageError(f"malformed diff: {self.where[:200]!r} cannot be read to its end")
         return Section(
-            old=None if made else self.old,
+            old=None if new else self.old,
             new=None if gone else self.new,
             old_mode=self.modes[0],
             new_mode=self.modes[1],

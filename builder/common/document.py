@@ -83,8 +83,8 @@ class Failed(Part, frozen=True, kw_only=True):
 
 def plain(value: Part) -> dict[str, Any]:
     """A document or part as JSON dictionaries and lists."""
-    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
-    return made
+    members: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    return members
 
 
 def read(value: object, form: type[T]) -> T:

@@ -95,14 +95,14 @@ def parse_pull(text: str) -> PullRef:
         match = _PULL_PAGE.fullmatch(parts.path.rstrip("/")) or _COMMIT_PAGE.fullmatch(parts.path)
     else:
         match = _SHORT.fullmatch(text)
-    found = match.groupdict() if match else {}
-    number, commit = found.get("number"), found.get("commit")
-    if not match or not (number or commit) or found["repo"] in (".", ".."):
+    groups = match.groupdict() if match else {}
+    number, commit = groups.get("number"), groups.get("commit")
+    if not match or not (number or commit) or groups["repo"] in (".", ".."):
         hint = f"vllm-project/vllm#{text.lstrip('#')}" if re.fullmatch(r"#?\d+", text) else ""
         raise UsageError(f"{text[:200]!r} is not a pull request or commit: {_FORMS}", hint=hint)
     return PullRef(
-        owner=found["owner"],
-        repo=found["repo"].removesuffix(".git"),
+        owner=groups["owner"],
+        repo=groups["repo"].removesuffix(".git"),
         number=int(number or 0),
         commit=(commit or "").lower(),
         host=host,
@@ -657,10 +657,10 @@ class GitHub:
 
     def _named(self, repository: str, name: str, subject: str) -> _Commit:
         """The commit of this name, or of this beginning of a name."""
-        found = self._read(f"/repos/{repository}/commits/{name}", subject, _Commit)
-        if not found.sha.startswith(name):
-            raise self._odd(subject, f"it is about commit {found.sha}")
-        return found
+        commit = self._read(f"/repos/{repository}/commits/{name}", subject, _Commit)
+        if not commit.sha.startswith(name):
+            raise self._odd(subject, f"it is about commit {commit.sha}")
+        return commit
 
     def _full_name(self, repository: str, commit: str) -> str:
         if _FULL.fullmatch(commit):
@@ -743,10 +743,10 @@ class Git:
         words = ("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
         outside = _without_git(os.environ) | {"GIT_ALLOW_PROTOCOL": "none"}
         command = ["git", *_WARY, "-C", str(folder), *words, "--show-object-format"]
-        found = self._checked(command, outside, "rev-parse", (0,), _MAX_ANSWER)
-        places = found.data.decode("utf-8", "surrogateescape").splitlines()
+        answer = self._checked(command, outside, "rev-parse", (0,), _MAX_ANSWER)
+        places = answer.data.decode("utf-8", "surrogateescape").splitlines()
         if len(places) != 3:
-            raise RemoteError(f"git rev-parse in {folder}: unexpected answer {found.text[:200]!r}")
+            raise RemoteError(f"git rev-parse in {folder}: unexpected answer {answer.text[:200]!r}")
         self._own, self._common, form = Path(places[0]), Path(places[1]), places[2]
         # removed when this object is
         self._scratch = tempfile.TemporaryDirectory(prefix="spark-build-clone-")
@@ -873,8 +873,8 @@ class Git:
 
 def _without_git(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables for git, without those that change what it does."""
-    kept = {name: value for name, value in variables.items() if not name.startswith("GIT_")}
-    return kept | {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    ours = {name: value for name, value in variables.items() if not name.startswith("GIT_")}
+    return ours | {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 
 # ------------------------------------------------------------------------------------ local clones
@@ -956,12 +956,12 @@ class Clone:
         )
 
     def merge_base(self, repository: str, target: str, commit: str) -> str:
-        found = self._git.run("merge-base", target, commit, codes=(0, 1)).text
-        if not found:
+        base = self._git.run("merge-base", target, commit, codes=(0, 1)).text
+        if not base:
             raise ForgeMissing(
                 f"{repository}: {commit[:12]} has no common ancestor with its branch"
             )
-        return found
+        return base
 
     def date(self, repository: str, commit: str) -> str:
         del repository
@@ -1021,20 +1021,20 @@ class Clone:
 
     def _main(self) -> str:
         for name in _MAINS:
-            found = self._resolved(name)
-            if found:
-                return found
+            branch = self._resolved(name)
+            if branch:
+                return branch
         raise UsageError(f"--forge-clone {self.folder}: the clone has no commit")
 
     def _commit(self, name: str, subject: str) -> str:
         """The full name of a commit in the clone."""
-        found = self._resolved(name)
-        if not found:
+        full = self._resolved(name)
+        if not full:
             raise ForgeMissing(
                 f"{subject} is not in the clone {self.folder}",
                 hint=f"git -C {shlex.quote(str(self.folder))} fetch --all",
             )
-        return found
+        return full
 
     def _resolved(self, name: str) -> str:
         """The full name of a commit, or ``""`` if there is none of this name."""
@@ -1050,15 +1050,15 @@ class Clone:
 
 def _versions(tags: Iterable[str]) -> list[str]:
     """The final releases among tags of the form ``v1.2.3``."""
-    found = []
+    versions = []
     for tag in tags:
         try:
             version = Version(tag.removeprefix("v"))
         except ValueError:  # InvalidVersion, or a number of thousands of digits
             continue
         if not version.is_prerelease:
-            found.append(str(version))
-    return found
+            versions.append(str(version))
+    return versions
 
 
 # ---------------------------------------------------------------------------- pins and their diffs
@@ -1164,7 +1164,7 @@ class PullStore:
         if facts.merge_commit and not released:
             versions = forge.releases_with(repository, facts.merge_commit)
             released = versions[0] if versions else ""
-        found = Pin(
+        pin = Pin(
             request=str(ref),
             forge=host,
             repository=repository,
@@ -1183,7 +1183,7 @@ class PullStore:
             release=released,
         )
         try:  # by the rules that a lock is read with
-            return read(plain(found), Pin)
+            return read(plain(pin), Pin)
         except ValueError as error:
             raise RemoteError(f"{ref}: {host} gave what cannot be pinned: {error}") from None
 
@@ -1203,9 +1203,9 @@ class PullStore:
 
     def released(self, pin: Pin, release: str) -> Pin:
         """The pin with the first release that has the change; cached."""
-        found = structs.replace(pin, release=release)
-        write_atomically(self._pin_file(pin.forge, pin.request), _json(found))
-        return found
+        completed = structs.replace(pin, release=release)
+        write_atomically(self._pin_file(pin.forge, pin.request), _json(completed))
+        return completed
 
     # -- diffs
 

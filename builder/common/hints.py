@@ -135,25 +135,25 @@ def instead(word: str, better: str) -> str:
 
 def again(*more: str, without: Sequence[str] = ()) -> str:
     """The user's command line with ``more`` words, and without some options."""
-    kept = [word for word in _words if word not in without]
-    return shlex.join([PROGRAM, *kept, *more])
+    words = [word for word in _words if word not in without]
+    return shlex.join([PROGRAM, *words, *more])
 
 
 def in_place_of(option: str, value: str, *more: str) -> str:
     """The user's command line with the options ``more`` in place of ``option value``."""
-    kept: list[str] = []
+    words: list[str] = []
     rest = list(_words)
     while rest:
         word = rest.pop(0)
         name, equals, given = word.partition("=")
         if name != option and (name not in more or not name.startswith("-")):
-            kept.append(word)
+            words.append(word)
             continue
         if not equals and rest:
             given = rest.pop(0)
         if name == option and given != value:
-            kept += [word] if equals else [word, given]
-    return shlex.join([PROGRAM, *kept, *more])
+            words += [word] if equals else [word, given]
+    return shlex.join([PROGRAM, *words, *more])
 
 
 def reason(error: Exception) -> str:

@@ -60,8 +60,8 @@ class Owner:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """The owner in a text."""
-        found = _WORDS.search(text)
-        return None if found is None else cls(int(found[1]), int(found[2]), *found.groups()[2:])
+        match = _WORDS.search(text)
+        return None if match is None else cls(int(match[1]), int(match[2]), *match.groups()[2:])
 
     def has_ended(self, path: Path) -> bool:
         """Whether it has certainly ended; ``path`` is a folder it held."""
@@ -170,8 +170,8 @@ def temporary_name() -> str:
 
 def sweep_temporary(parent: Path) -> None:
     """Remove the folders of ended runs."""
-    with contextlib.suppress(OSError), os.scandir(parent) as found:
-        for entry in list(found):
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in list(entries):
             if entry.name.startswith(_TEMPORARY) and (owner := Owner.parse(entry.name)):
                 path = Path(entry.path)
                 if owner.has_ended(path):
@@ -281,10 +281,10 @@ def close() -> None:
 def _ended(cache: Path) -> Iterator[tuple[str, Path]]:
     """The identities of ended runs, and the folders of their notes."""
     try:
-        found = sorted((cache / _RUNS).iterdir())
+        folders = sorted((cache / _RUNS).iterdir())
     except OSError:
         return
-    for folder in found:
+    for folder in folders:
         owner = Owner.parse(folder.name)
         if owner is not None and str(owner) == folder.name and owner.has_ended(folder):
             yield folder.name, folder

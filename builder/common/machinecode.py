@@ -93,8 +93,8 @@ class Disassembly:
     @property
     def tensor(self) -> dict[str, int]:
         """Tensor-core instructions by full name, the most frequent first."""
-        found = {n: c for n, c in self.counts.items() if n.partition(".")[0].endswith("MMA")}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        counts = {n: c for n, c in self.counts.items() if n.partition(".")[0].endswith("MMA")}
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
     @property
     def traps(self) -> int:
@@ -139,9 +139,9 @@ def find_tool(name: str) -> Path:
     if on_path:
         return Path(on_path)
     for folder in [*_package_folders(), *sorted(Path("/usr/local").glob("cuda*/bin"))]:
-        found = folder / name
-        if os.access(found, os.X_OK):
-            return found
+        program = folder / name
+        if os.access(program, os.X_OK):
+            return program
     raise ToolMissing(
         f"{name} is not installed; it is needed to read machine code",
         hint="pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",  # on Linux they are there
@@ -248,11 +248,11 @@ def _sections(cubin: bytes) -> Iterator[tuple[str, _Section]]:
 
 def _symbols(sections: Mapping[str, _Section]) -> dict[int, str]:
     table, strings = sections[".symtab"].data, sections[".strtab"].data
-    found = {}
+    names = {}
     for number in range(len(table) // 24):
         (start,) = struct.unpack_from("<I", table, 24 * number)
-        found[number] = strings[start : strings.index(b"\0", start)].decode()
-    return found
+        names[number] = strings[start : strings.index(b"\0", start)].decode()
+    return names
 
 
 def _attributes(info: bytes) -> Iterator[tuple[int, int, int]]:
@@ -313,10 +313,10 @@ class Arch:
         Raises:
             BadBinary: it is not of that form.
         """
-        found = _ARCH.fullmatch(text)
-        if not found:
+        match = _ARCH.fullmatch(text)
+        if not match:
             raise BadBinary(f"unknown architecture {text!r}")
-        return cls(int(found[1]), int(found[2]), found[3])
+        return cls(int(match[1]), int(match[2]), match[3])
 
     def __str__(self) -> str:
         return f"sm_{self.major}{self.minor}{self.suffix}"
@@ -366,12 +366,12 @@ def images(file: Path) -> list[Image]:
     if "FUNC" in symbols and not _KERNEL.search(symbols):
         raise BadBinary(f"cuobjdump printed an unknown format for {file.name}")
     parts = _IMAGE.split(symbols)
-    found = [
+    cubins = [
         Image(kind="elf", arch=Arch.parse(arch), kernels={k: {} for k in _KERNEL.findall(body)})
         for kind, arch, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
         if kind == "elf"
     ]
-    return found + list(parse_ptx(_stream(["-ptx", str(file)])))
+    return cubins + list(parse_ptx(_stream(["-ptx", str(file)])))
 
 
 def parse_ptx(chunks: Iterable[bytes]) -> Iterator[Image]:
@@ -380,12 +380,12 @@ def parse_ptx(chunks: Iterable[bytes]) -> Iterator[Image]:
     kernels: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     for chunk in _whole_images(chunks):
-        found = [
+        marks = [
             (match.start(), what, match[1].decode())
             for what, pattern in _PTX.items()
             for match in pattern.finditer(chunk)
         ]
-        for _, what, word in sorted(found):
+        for _, what, word in sorted(marks):
             if what == "arch":
                 if arch is not None:
                     yield Image(kind="ptx", arch=arch, kernels=kernels)
@@ -427,7 +427,7 @@ def code_of(
         BadBinary: the file cannot be parsed.
         BadCubin: ``nvdisasm`` cannot read a cubin of it.
     """
-    found: dict[str, dict[str, int]] = {}
+    codes: dict[str, dict[str, int]] = {}
     best: dict[str, Arch] = {}
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         module = Path(scratch) / "module.so"  # the name of the library goes into every name
@@ -441,8 +441,8 @@ def code_of(
                 continue
             for name, code in split_functions(listing(cubin)).items():
                 if wanted(name) and arch >= best.get(name, arch):
-                    best[name], found[name] = arch, (keep or telling)(code.counts)
-    return found
+                    best[name], codes[name] = arch, (keep or telling)(code.counts)
+    return codes
 
 
 def telling(counts: Mapping[str, int]) -> dict[str, int]:
@@ -609,17 +609,17 @@ class Summary:
 
 def find_modules(tree: Tree) -> list[str]:
     """Paths of the modules in a tree that may have kernels for SM121."""
-    found: list[str] = []
+    paths: list[str] = []
     tops = {pattern.partition("/")[0] for pattern in _OURS}
     names = tree.children("")
     pending = sorted({n for top in tops for n in fnmatch.filter(names, top)}, reverse=True)
     while pending:
         path = pending.pop()
         if path.endswith(".so"):
-            found += [path] if any(fnmatch.fnmatch(path, pattern) for pattern in _OURS) else []
+            paths += [path] if any(fnmatch.fnmatch(path, pattern) for pattern in _OURS) else []
         elif "." not in PurePosixPath(path).name:
             pending.extend(f"{path}/{name}" for name in reversed(tree.children(path)))
-    return found
+    return paths
 
 
 def on_disk(tree: Tree, path: str, folder: Path) -> Path:
@@ -678,9 +678,9 @@ class Modules:
         console.detail(f"reading the device code of {path}")
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
             file = on_disk(self._tree, path, Path(scratch))
-            made = summarise(file, path, self._symbols)
-        write_atomically(self._kept(path), json.dumps(asdict(made)).encode())
-        return made
+            summary = summarise(file, path, self._symbols)
+        write_atomically(self._kept(path), json.dumps(asdict(summary)).encode())
+        return summary
 
     def _kept(self, path: str) -> Path:
         digest = self._digests.get(path) or self._tree.digest(path)
@@ -700,9 +700,9 @@ def load_summary(raw: Mapping[str, object], path: str) -> Summary:
 
 def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     """Read a module: all kernels by name, and the instructions of those that match a symbol."""
-    found = images(file)
-    machine, ptx = best(found, "elf"), best(found, "ptx")
-    every = {name: image.arch for image in found for name in image.kernels}
+    every_image = images(file)
+    machine, ptx = best(every_image, "elf"), best(every_image, "ptx")
+    every = {name: image.arch for image in every_image for name in image.kernels}
     patterns = {symbol: re.compile(symbol) for symbol in symbols}
     wanted = {
         symbol: sorted(name for name in every if pattern.search(name))
@@ -720,13 +720,13 @@ def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
             image = ptx[name]
             counts = dict(image.kernels[name])
             return KernelSummary(kernel=name, how="jit", arch=str(image.arch), counts=counts)
-        archs = sorted({image.arch for image in found if name in image.kernels})
+        archs = sorted({image.arch for image in every_image if name in image.kernels})
         return KernelSummary(kernel=name, how="none", arch=" ".join(map(str, archs)), counts={})
 
     return Summary(
         path=path,
-        elf=tally(found, "elf"),
-        ptx=tally(found, "ptx"),
+        elf=tally(every_image, "elf"),
+        ptx=tally(every_image, "ptx"),
         total=len(every),
         native=len(machine),
         jit=len(set(ptx) - set(machine)),
@@ -734,20 +734,20 @@ def summarise(file: Path, path: str, symbols: Sequence[str]) -> Summary:
     )
 
 
-def best(found: Sequence[Image], kind: str) -> dict[str, Image]:
+def best(candidates: Sequence[Image], kind: str) -> dict[str, Image]:
     """Kernel -> the image that SM121 uses: the latest usable architecture."""
     chosen: dict[str, Image] = {}
-    for image in sorted((i for i in found if i.kind == kind), key=lambda i: i.arch):
+    for image in sorted((i for i in candidates if i.kind == kind), key=lambda i: i.arch):
         usable = image.arch.loads_on() if kind == "elf" else image.arch.compiles_on()
         if usable:
             chosen.update(dict.fromkeys(image.kernels, image))
     return chosen
 
 
-def tally(found: Sequence[Image], kind: str) -> dict[str, list[int]]:
+def tally(every_image: Sequence[Image], kind: str) -> dict[str, list[int]]:
     """Architecture -> number of images, number of kernels."""
     rows: dict[Arch, list[int]] = {}
-    for image in found:
+    for image in every_image:
         if image.kind == kind:
             row = rows.setdefault(image.arch, [0, 0])
             row[0] += 1
@@ -858,9 +858,9 @@ def _versions(file: Any) -> tuple[dict[str, tuple[str, ...]], dict[int, tuple[st
     versions: dict[str, tuple[str, ...]] = {}
     numbers: dict[int, tuple[str, str]] = {}
     for library, rows in section.iter_versions() if section else ():
-        found = [(row.name, row.entry.vna_other) for row in rows]
-        versions[library.name] = tuple(sorted(name for name, _ in found))
-        numbers.update({number: (library.name, name) for name, number in found})
+        needs = [(row.name, row.entry.vna_other) for row in rows]
+        versions[library.name] = tuple(sorted(name for name, _ in needs))
+        numbers.update({number: (library.name, name) for name, number in needs})
     return versions, numbers
 
 

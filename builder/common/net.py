@@ -146,8 +146,8 @@ def exchange(window: float) -> Iterator[None]:
 
 def minimum_speed() -> MinimumSpeed:
     """The minimum speed of this thread's current exchange."""
-    found = getattr(_here, "pace", None)
-    return found if isinstance(found, MinimumSpeed) else MinimumSpeed(WINDOW)
+    speed = getattr(_here, "pace", None)
+    return speed if isinstance(speed, MinimumSpeed) else MinimumSpeed(WINDOW)
 
 
 class _Paced(socket.socket):
@@ -246,8 +246,8 @@ def _addresses(host: str, port: int, timeout: float) -> list[_Address]:
 
     def ask() -> None:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            answers.put([(*row[:3], row[4]) for row in found])
+            rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answers.put([(*row[:3], row[4]) for row in rows])
         except OSError as error:
             answers.put(error)
         except UnicodeError:  # a label that is empty or too long
@@ -460,9 +460,9 @@ def reason_of(error: BaseException, host: str) -> RequestFailed:
     """Why there was no response, without URLs or secrets."""
     causes = list(_causes(error))
     for cause in causes:
-        found = _last_word(cause, host)
-        if found is not None:
-            return found
+        reason = _last_word(cause, host)
+        if reason is not None:
+            return reason
     slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
     if slow is not None:
         return RequestFailed(f"no answer in time, {slow}")

@@ -623,8 +623,8 @@ class LayerDecision:
     @property
     def stage(self) -> StageRequest | None:
         """Its pending compile stage."""
-        found = self.document.compile if self.outcome.pending else None
-        return found.stage if found else None
+        pending = self.document.compile if self.outcome.pending else None
+        return pending.stage if pending else None
 
     def _files(self) -> Iterator[PlannedFile]:
         for path, entry in self.receipt.files.items() if self.receipt else ():
@@ -722,8 +722,8 @@ class BuildPlan:
     @property
     def document(self) -> PlanDocument:
         """The plan as it is printed and baked in."""
-        made = self._undigested
-        return msgspec.structs.replace(made, plan_digest=_digest(self._body_of(made)))
+        body = self._undigested
+        return msgspec.structs.replace(body, plan_digest=_digest(self._body_of(body)))
 
     def as_json(self) -> dict[str, Any]:
         """The same as dictionaries and lists."""

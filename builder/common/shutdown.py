@@ -138,11 +138,11 @@ def _below_us() -> dict[int, str]:
         running = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     except OSError:
         return {}
-    found = {process: stat for process in running if (stat := _stat(process))}
+    stats = {process: stat for process in running if (stat := _stat(process))}
     below: dict[int, str] = {}
     parents = {str(os.getpid())}
     while parents:
-        children = {p: began for p, (parent, began) in found.items() if parent in parents}
+        children = {p: began for p, (parent, began) in stats.items() if parent in parents}
         below |= children
         parents = {str(process) for process in children}
     return below

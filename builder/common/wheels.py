@@ -105,9 +105,9 @@ class RemoteWheel:
 
         from builder.common.net import no_answer
 
-        kept = self._ranges / "size"
+        cached = self._ranges / "size"
         with contextlib.suppress(OSError, ValueError):
-            return int(kept.read_bytes())
+            return int(cached.read_bytes())
         url = self._index.address(self.file)
         try:
             response = self._index.session.head(url, allow_redirects=True)
@@ -118,7 +118,7 @@ class RemoteWheel:
         length = response.headers.get("Content-Length", "")
         if not response.ok or not re.fullmatch(r"[1-9][0-9]{0,17}", length):
             raise RemoteError(f"{self.file.filename}: the index does not give its size")
-        write_atomically(kept, length.encode())
+        write_atomically(cached, length.encode())
         return int(length)
 
     @property
@@ -159,8 +159,8 @@ class RemoteWheel:
             return self._checked_members(self._listed())
         cached = self._ranges / "members.json"
         with contextlib.suppress(OSError, ValueError):
-            kept = msgspec.json.decode(cached.read_bytes(), type=list[Member])
-            return self._checked_members(kept)
+            rows = msgspec.json.decode(cached.read_bytes(), type=list[Member])
+            return self._checked_members(rows)
         listed = self._listed()
         members = self._checked_members(listed)
         write_atomically(cached, msgspec.json.encode(listed))
@@ -221,10 +221,10 @@ class RemoteWheel:
         text = data.decode("utf-8", "replace")
         headers = email.parser.Parser().parsestr(text, headersonly=True)
         name, version, *_ = parse_wheel_filename(self.file.filename)
-        said = str(headers.get("Name", "")), str(headers.get("Version", ""))
-        if (normalize(said[0]), _version(said[1])) != (normalize(name), version):
+        named = str(headers.get("Name", "")), str(headers.get("Version", ""))
+        if (normalize(named[0]), _version(named[1])) != (normalize(name), version):
             raise RemoteError(
-                f"{self.file.filename}: its METADATA is that of {said[0][:80]!r} {said[1][:80]!r}"
+                f"{self.file.filename}: its METADATA is that of {named[0][:80]!r} {named[1][:80]!r}"
             )
         return headers
 
@@ -495,9 +495,9 @@ class WheelTree:
         return sorted(self._children.get(directory, ()))
 
     def distributions(self) -> dict[str, Distribution]:
-        found: dict[str, Distribution] = {}
+        by_name: dict[str, Distribution] = {}
         for wheel in self.wheels:
             dist = distribution_of(wheel.info_dir)
             assert dist is not None
-            found[dist.name] = dist
-        return found
+            by_name[dist.name] = dist
+        return by_name

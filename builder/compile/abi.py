@@ -67,14 +67,14 @@ class AbiBase:
     def newest(self, family: str) -> tuple[int, ...]:
         """The newest required version of a version family."""
         every = [self.extension, *self.libraries.values()]
-        found = (
+        required = (
             _number(version)[1]
             for facts in every
             for versions in facts.versions.values()
             for version in versions
             if _number(version)[0] == family
         )
-        return max(found, default=())
+        return max(required, default=())
 
     def source_of(self, symbol: str) -> str:
         """The library that has a symbol, or ``""``."""
@@ -167,8 +167,8 @@ def too_new(built: ElfFacts, base: AbiBase) -> dict[str, tuple[str, str]]:
 
 
 def _number(version: str) -> tuple[str, tuple[int, ...]]:
-    found = _NUMBERED.fullmatch(version)
-    return (found[1], tuple(map(int, found[2].split(".")))) if found else (version, ())
+    match = _NUMBERED.fullmatch(version)
+    return (match[1], tuple(map(int, match[2].split(".")))) if match else (version, ())
 
 
 def _newest(facts: ElfFacts) -> dict[str, str]:
@@ -214,10 +214,10 @@ class InstalledLibraries:
         Raises:
             UsageError: it is not installed.
         """
-        found = self._tree.distributions().get(distribution)
-        if found is None:
+        installed = self._tree.distributions().get(distribution)
+        if installed is None:
             raise UsageError(f"the base has no {distribution}")
-        return found.version.partition("+")[0]
+        return installed.version.partition("+")[0]
 
     def wheel_platform(self) -> str:
         """The platform tag of vLLM's wheel: ``manylinux_2_31_aarch64``.
@@ -225,8 +225,8 @@ class InstalledLibraries:
         Raises:
             UsageError: its ``WHEEL`` file has none.
         """
-        found = self._tree.distributions().get("vllm")
-        data = self._tree.read(f"{found.info_dir}/WHEEL") if found else None
+        installed = self._tree.distributions().get("vllm")
+        data = self._tree.read(f"{installed.info_dir}/WHEEL") if installed else None
         tag = re.search(rb"^Tag: \S+-(\w+)\s*$", data or b"", re.MULTILINE)
         if tag is None:
             raise UsageError("the base's vllm has no wheel tag, so its platform is unknown")
@@ -247,14 +247,14 @@ class InstalledLibraries:
         return self._read[path]
 
     def _cached(self, digest: str, path: str) -> ElfFacts:
-        kept = cache_dir() / "elf" / f"{digest}-{_SCHEMA}.json"
+        file = cache_dir() / "elf" / f"{digest}-{_SCHEMA}.json"
         with contextlib.suppress(OSError, ValueError):
-            return read(json.loads(kept.read_bytes()), ElfFacts)
+            return read(json.loads(file.read_bytes()), ElfFacts)
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
-            made = read_elf(on_disk(self._tree, path, Path(scratch)))
-        row = {**asdict(made), "exported": sorted(made.exported)}
-        write_atomically(kept, json.dumps(row).encode())
-        return made
+            facts = read_elf(on_disk(self._tree, path, Path(scratch)))
+        row = {**asdict(facts), "exported": sorted(facts.exported)}
+        write_atomically(file, json.dumps(row).encode())
+        return facts
 
     def library(self, soname: str) -> ElfFacts | None:
         """A library by its soname, or None."""

@@ -167,9 +167,9 @@ def changed_by(sources: Sources, change: TextChange | KnownChange) -> SourceChan
     """
     name = change.name
     old, new = change.old.encode(), change.new.encode()
-    found = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change.files))}
-    texts = {path: text.replace(old, new) for path, text in found.items() if old in text}
-    if not texts and not any(new in text for text in found.values()):
+    files = {p: t for p, t in sources.texts.items() if p.endswith(tuple(change.files))}
+    texts = {path: text.replace(old, new) for path, text in files.items() if old in text}
+    if not texts and not any(new in text for text in files.values()):
         raise SparkBuildError(
             f"{name}: none of {', '.join(change.files)} in this source tree holds "
             f"{change.old!r} or {change.new!r}",
@@ -269,8 +269,8 @@ class PatchedSource:
     def texts(self) -> dict[str, bytes | None]:
         """Path -> new content of changed files; None for deleted files."""
         before = DirTree(self.pristine.root)
-        found = {path: self.tree.read(path) for path in sorted(self._touched)}
-        return {path: text for path, text in found.items() if text != before.read(path)}
+        texts = {path: self.tree.read(path) for path in sorted(self._touched)}
+        return {path: text for path, text in texts.items() if text != before.read(path)}
 
     def built(self, before: SourceBuild) -> SourceBuild:
         """The changed tree, built for the same targets as the pristine tree ``before``.
@@ -320,15 +320,15 @@ class PatchedSource:
 
 def verdict(judged: Sequence[JudgedFile]) -> tuple[str, str]:
     """The combined state of some files of a diff, and the reason if they do not apply."""
-    for found in (DRIFT, AMBIGUOUS):
+    for finding in (DRIFT, AMBIGUOUS):
         for one in judged:
-            if one.result.found == found:
+            if one.result.found == finding:
                 reason = one.result.reason
                 path = one.change.path
-                return found, reason if path in reason else f"{path}: {reason}"
+                return finding, reason if path in reason else f"{path}: {reason}"
     names = {
-        found: [one.change.path for one in judged if one.result.found == found]
-        for found in (PRE, POST)
+        finding: [one.change.path for one in judged if one.result.found == finding]
+        for finding in (PRE, POST)
     }
     if names[PRE] and names[POST]:
         there, missing = ", ".join(names[POST]), ", ".join(names[PRE])
@@ -371,8 +371,8 @@ def affected_units(
     """
     paths = set(changed)
     old, new = before.recipe, after.recipe
-    made = old.generated.keys() | new.generated.keys()
-    paths |= {path for path in made if old.generated.get(path) != new.generated.get(path)}
+    generated = old.generated.keys() | new.generated.keys()
+    paths |= {path for path in generated if old.generated.get(path) != new.generated.get(path)}
     rebuilt = [
         unit
         for path, unit in sorted(new.units.items())

@@ -85,10 +85,10 @@ def _show_operators(result: Outcome, rows: list[Row]) -> None:
             print(f"    together with {path}")
         if row.refused:
             print(f"    REFUSED: {row.refused}")
-    found = sum(not row.refused for row in rows)
+    replaceable = sum(not row.refused for row in rows)
     print(
-        f"vllm {result.source.version}: of {len(rows)} CUDA units, {found} can be replaced in a "
-        f"prebuilt vLLM; {len(rows) - found} need their whole extension compiled"
+        f"vllm {result.source.version}: of {len(rows)} CUDA units, {replaceable} can be replaced "
+        f"in a prebuilt vLLM; {len(rows) - replaceable} need their whole extension compiled"
     )
 
 
@@ -119,8 +119,8 @@ def compile_change(options: RunOptions) -> None:
     compiler = find_compiler(
         index, platform, options.nvcc, toolkit_choice(options.toolkit, options.builder)
     )
-    found = outcome(tree, options.arch_list, compiler.cuda)
-    sources = Sources(tree.root, found.recipe.generated)
+    build = outcome(tree, options.arch_list, compiler.cuda)
+    sources = Sources(tree.root, build.recipe.generated)
     change = _change(sources, options)
     if change is not None and not change.texts:
         upstream = f" (upstream since {change.upstream})" if change.upstream else ""
@@ -128,15 +128,15 @@ def compile_change(options: RunOptions) -> None:
             f"vllm {tree.version} has {change.name} already{upstream}: nothing to compile",
             Exit.NOTHING_TO_DO,
         )
-    units = _units(sources, found, change, options.unit)
+    units = _units(sources, build, change, options.unit)
     if options.dry_run:
         cost = cost_of_units([unit.path for unit in units], jobs=compiler.at_once(options.jobs))
-        _say_plan(found, units, cost, json=options.json)
+        _say_plan(build, units, cost, json=options.json)
         return
     torch = options.torch or torch_headers(index, pinned_torch(tree.root))
     tools = make_toolchain(index, torch, compiler)
-    with console.step(f"compile {len(units)} of {len(found.recipe.units)} units"):
-        built = compile_units(sources, found.recipe, units, change, tools, options.jobs)
+    with console.step(f"compile {len(units)} of {len(build.recipe.units)} units"):
+        built = compile_units(sources, build.recipe, units, change, tools, options.jobs)
     rows = tuple(map(CompiledUnit.of, built))
     traps = [row.path for row in rows if row.shows_trap]
     if options.json:
@@ -163,22 +163,22 @@ def _change(sources: Sources, options: RunOptions) -> SourceChange | None:
 
 
 def _units(
-    sources: Sources, found: Outcome, change: SourceChange | None, named: Sequence[str]
+    sources: Sources, build: Outcome, change: SourceChange | None, named: Sequence[str]
 ) -> list[Unit]:
     if change is not None:
-        return touched(sources, found.recipe, change.texts)
+        return touched(sources, build.recipe, change.texts)
     for path in named:
-        if path not in found.recipe.units:
+        if path not in build.recipe.units:
             raise UsageError(
-                f"vllm {found.source.version} compiles no {path} for {found.recipe.arch_list}"
-                f"{did_you_mean(path, found.recipe.units)}"
+                f"vllm {build.source.version} compiles no {path} for {build.recipe.arch_list}"
+                f"{did_you_mean(path, build.recipe.units)}"
             )
-    return [found.recipe.units[path] for path in named]
+    return [build.recipe.units[path] for path in named]
 
 
-def _say_plan(found: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> None:
+def _say_plan(build: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> None:
     if json:
-        print_json(CompiledRelease.of(found, (unit.path for unit in units), jobs=cost.jobs))
+        print_json(CompiledRelease.of(build, (unit.path for unit in units), jobs=cost.jobs))
         return
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")

@@ -48,8 +48,8 @@ class Macros:
     def value(self, name: str) -> int | None:
         """The value of a name in a condition; None if unknown."""
         if name in self.values:
-            found = _NUMBER.fullmatch(self.values[name] or "1")
-            return int(found[1], 0) if found else None
+            number = _NUMBER.fullmatch(self.values[name] or "1")
+            return int(number[1], 0) if number else None
         return 0 if name in self.absent else None
 
     def has(self, name: str) -> bool | None:
@@ -81,7 +81,7 @@ def read(raw: str, defined: Macros) -> CodeText:
     with_strings = _HIDDEN.sub(lambda m: m[0] if m[0][0] == '"' else _blank(m[0]), raw)
     # comments in directives are already removed, and strings do not matter
     keep, macros, included = _compiled(without, defined)
-    includes = (found[0] for a, b in included if (found := _HEADER.search(raw, a, b)))
+    includes = (header[0] for a, b in included if (header := _HEADER.search(raw, a, b)))
     code: list[str] = []
     strings: list[str] = []
     last = 0
@@ -109,12 +109,12 @@ def _compiled(text: str, defined: Macros) -> tuple[list[Span], set[str], list[Sp
     #: certainly taken
     stack: list[tuple[bool | None, bool]] = []
     place = 0
-    for found in _DIRECTIVE.finditer(text):
+    for directive in _DIRECTIVE.finditer(text):
         alive = all(state is not False for state, _ in stack)
         if alive:
-            spans.append((place, found.start()))
-        place = found.end()
-        word, rest = found[1], found[2].replace("\\\n", " ").replace("\\\r\n", " ")
+            spans.append((place, directive.start()))
+        place = directive.end()
+        word, rest = directive[1], directive[2].replace("\\\n", " ").replace("\\\r\n", " ")
         if word in ("if", "ifdef", "ifndef"):
             stack.append(_opened(word, rest, defined))
         elif word in ("elif", "else") and stack:
@@ -128,7 +128,7 @@ def _compiled(text: str, defined: Macros) -> tuple[list[Span], set[str], list[Sp
         elif word == "define" and alive:
             macros.update(_WORD.findall(rest)[1:])
         elif word == "include" and alive:
-            included.append(found.span(2))
+            included.append(directive.span(2))
     if all(state is not False for state, _ in stack):
         spans.append((place, len(text)))
     return spans, macros, included
@@ -225,10 +225,10 @@ class _Condition:
 def bracketed(code: str, start: int) -> int:
     """The position after the bracket that closes the one at ``start``, or the text's end."""
     depth = 0
-    for found in re.compile(r"[()\[\]{}]").finditer(code, start):
-        depth += 1 if found[0] in "([{" else -1
+    for bracket in re.compile(r"[()\[\]{}]").finditer(code, start):
+        depth += 1 if bracket[0] in "([{" else -1
         if depth == 0:
-            return found.end()
+            return bracket.end()
     return len(code)
 
 
@@ -350,8 +350,8 @@ class _Reader:
         """Read all statements, entering namespaces and classes and skipping other blocks."""
         head: list[Token] = []
         place = 0
-        while found := _TOKEN.search(self._code, place):
-            word, place = found[0], found.end()
+        while token := _TOKEN.search(self._code, place):
+            word, place = token[0], token.end()
             if word == ";":
                 self._statement(head)
                 head = []
@@ -365,27 +365,27 @@ class _Reader:
                     self._scopes.append(scope)
                     head = []
                     continue
-                place = bracketed(self._code, found.start())
-                self._body(found.start(), place)
+                place = bracketed(self._code, token.start())
+                self._body(token.start(), place)
                 if self._value(head):
-                    head.append(("{}", found.start()))
+                    head.append(("{}", token.start()))
                     continue
-                self._function(head, (found.start(), place))
+                self._function(head, (token.start(), place))
                 head = []
             elif word == "(":
-                head.append((word, found.start()))
-                place = bracketed(self._code, found.start())
+                head.append((word, token.start()))
+                place = bracketed(self._code, token.start())
                 head.append((")", place - 1))
             elif word == ":" and [w for w, _ in head] in (["public"], ["private"], ["protected"]):
                 head = []
             else:
-                head.append((word, found.start()))
+                head.append((word, token.start()))
 
     def _body(self, start: int, end: int) -> None:
         self.used.update(_WORD.findall(self._code, start, end))
-        for found in _LOCAL.finditer(self._code, start, end):
-            if found[1] not in _NO_TYPE:
-                self.declared.add(self._full((found[2],)))
+        for declaration in _LOCAL.finditer(self._code, start, end):
+            if declaration[1] not in _NO_TYPE:
+                self.declared.add(self._full((declaration[2],)))
 
     # -- blocks
 
@@ -419,10 +419,10 @@ class _Reader:
     # -- functions and variables
 
     def _function(self, head: Sequence[Token], body: tuple[int, int]) -> None:
-        found = _called(head)
-        if found is None:
+        called = _called(head)
+        if called is None:
             return
-        name, (start, end) = found
+        name, (start, end) = called
         macro = _REGISTERS.fullmatch(name[-1])
         if macro and len(name) == 1:
             begins = head[_at(head, start) - 1][1]
@@ -441,11 +441,11 @@ class _Reader:
         if not flat or _NO_FUNCTION & set(flat):
             self._words_of(head)
             return
-        found = _called(head) if "=" not in flat else None
-        if found is None:
+        called = _called(head) if "=" not in flat else None
+        if called is None:
             self._variable(head, flat)
             return
-        name, _ = found
+        name, _ = called
         if _REGISTERS.fullmatch(name[-1]) or len(flat) < 2:
             return
         if _is_instantiation(head):
@@ -520,26 +520,26 @@ def _angle_end(head: Sequence[Token], start: int) -> int:
 
 def _flat(head: Sequence[Token]) -> list[Token]:
     """Remove template parameters and arguments."""
-    rest, found, place = _without_template(head), [], 0
+    rest, tokens, place = _without_template(head), [], 0
     while place < len(rest):
         if rest[place][0] == "<" and place and _WORD.fullmatch(rest[place - 1][0]):
             place = _angle_end(rest, place)
             continue
-        found.append(rest[place])
+        tokens.append(rest[place])
         place += 1
-    return found
+    return tokens
 
 
 def _no_attributes(words: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    others: list[str] = []
     place = 0
     while place < len(words):
         if words[place] in _ATTRIBUTES and words[place + 1 : place + 2] == ["("]:
             place += 3
             continue
-        found.append(words[place])
+        others.append(words[place])
         place += 1
-    return found
+    return others
 
 
 def _called(head: Sequence[Token]) -> tuple[Name, tuple[int, int]] | None:
@@ -619,11 +619,11 @@ class Head:
 
 def head_of(block: Block, text: CodeText, extension: str) -> Head | None:
     """The head of a block in a file of an extension; None if it has another form."""
-    found = _MACRO.fullmatch(block.macro)
+    macro = _MACRO.fullmatch(block.macro)
     start, end = block.arguments
     words = [text.code[a:b].strip() for a, b in arguments(text.code, start + 1, end - 1)]
-    kind = found[2] if found else None
-    if found is None or len(words) != (3 if kind == "_IMPL" else 2):
+    kind = macro[2] if macro else None
+    if macro is None or len(words) != (3 if kind == "_IMPL" else 2):
         return None
     library = _CONCAT.sub(r"\1\2", words[0]).replace("TORCH_EXTENSION_NAME", extension)
     key = _key(words[1]) if kind == "_IMPL" else ""
@@ -632,7 +632,7 @@ def head_of(block: Block, text: CodeText, extension: str) -> Head | None:
     return Head(
         library=library,
         key=key,
-        abi="stable" if found[1] else "classic",
+        abi="stable" if macro[1] else "classic",
         variable=words[-1],
         defines=kind != "_IMPL",
     )
@@ -641,9 +641,9 @@ def head_of(block: Block, text: CodeText, extension: str) -> Head | None:
 def calls(block: Block, text: CodeText, variable: str) -> Iterator[tuple[str, int, int]]:
     """``def`` and ``impl`` calls in a block: name, start, and end."""
     start, end = block.body
-    for found in re.finditer(rf"\b{re.escape(variable)}\s*\.\s*(def|impl)\s*(\()", text.code[:end]):
-        if found.start() > start:
-            yield found[1], found.start(), bracketed(text.code, found.start(2))
+    for call in re.finditer(rf"\b{re.escape(variable)}\s*\.\s*(def|impl)\s*(\()", text.code[:end]):
+        if call.start() > start:
+            yield call[1], call.start(), bracketed(text.code, call.start(2))
 
 
 def again(raw: str, blocks: Sequence[Block], text: CodeText, place: tuple[str, str, str]) -> str:
@@ -679,7 +679,7 @@ def again(raw: str, blocks: Sequence[Block], text: CodeText, place: tuple[str, s
 
 def registered(blocks: Sequence[Block], text: CodeText, extension: str) -> list[Registered]:
     """All functions that a file of an extension registers, in order."""
-    found = []
+    functions = []
     for block in blocks:
         head = head_of(block, text, extension)
         if head is None:
@@ -687,8 +687,8 @@ def registered(blocks: Sequence[Block], text: CodeText, extension: str) -> list[
         for kind, start, end in calls(block, text, head.variable):
             row = _row(head, kind, _arguments(text, start, end), block.scope)
             if row is not None:
-                found.append(row)
-    return found
+                functions.append(row)
+    return functions
 
 
 def _arguments(text: CodeText, start: int, end: int) -> list[str]:
@@ -720,5 +720,5 @@ def _row(head: Head, kind: str, words: Sequence[str], scope: Name) -> Registered
 
 def _key(word: str) -> str | None:
     """``CUDA`` for ``torch::kCUDA`` and ``c10::DispatchKey::CUDA``."""
-    found = _KEY.fullmatch(word)
-    return None if found is None else NO_KEY if found[2] == "CatchAll" else found[2]
+    match = _KEY.fullmatch(word)
+    return None if match is None else NO_KEY if match[2] == "CatchAll" else match[2]

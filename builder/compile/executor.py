@@ -99,7 +99,7 @@ class Executor(Protocol):
             EngineError: a tool is missing.
         """
 
-    def run(self, folder: Path, steps: Sequence[Step], made: Sequence[str]) -> None:
+    def run(self, folder: Path, steps: Sequence[Step], outputs: Sequence[str]) -> None:
         """Run commands in order on the files of a folder, which receives their outputs.
 
         Raises:
@@ -151,8 +151,8 @@ class LocalExecutor:
             raise refused(done.stdout, work)
         return _seconds(work / ".ninja_log")
 
-    def run(self, folder: Path, steps: Sequence[Step], made: Sequence[str]) -> None:
-        del made
+    def run(self, folder: Path, steps: Sequence[Step], outputs: Sequence[str]) -> None:
+        del outputs
         for step in steps:
             done = subprocess.run(
                 step.words, cwd=folder, capture_output=True, text=True, check=False
@@ -180,10 +180,10 @@ def find_ninja() -> str:
         EngineError: it is missing.
     """
     beside = Path(sys.executable).parent / "ninja"
-    found = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
-    if found is None:
+    ninja = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
+    if ninja is None:
         raise EngineError("ninja is not installed", hint="pip install 'spark-build[compile]'")
-    return found
+    return ninja
 
 
 def _write_ninja(work: Path, batch: Sequence[Compilation]) -> None:
@@ -203,11 +203,11 @@ def _write_ninja(work: Path, batch: Sequence[Compilation]) -> None:
 
 def _seconds(log: Path) -> dict[str, float]:
     """Output -> seconds; ninja's log has start and end in milliseconds; the last entry counts."""
-    found = {}
+    seconds = {}
     for line in log.read_text().splitlines()[1:]:
         start, end, _, output, *_ = line.split("\t")
-        found[output] = (int(end) - int(start)) / 1000
-    return found
+        seconds[output] = (int(end) - int(start)) / 1000
+    return seconds
 
 
 # ------------------------------------------------------------------------ in containers of an image
@@ -293,10 +293,12 @@ class ContainerExecutor:
     def compile(
         self, work: Path, batch: Sequence[Compilation], at_once: int, headers: Sequence[Path]
     ) -> dict[str, float]:
-        kept = _kept(work)
-        left = [one for one in batch if one.object not in kept or not (work / one.object).is_file()]
+        seconds = _kept(work)
+        left = [
+            one for one in batch if one.object not in seconds or not (work / one.object).is_file()
+        ]
         if not left:
-            return kept
+            return seconds
         mounts = {SOURCE: work / SOURCE}
         mounts |= {_header(number): folder for number, folder in enumerate(headers)}
         tasks = self.tasks(left, at_once)
@@ -307,22 +309,22 @@ class ContainerExecutor:
             except TaskFailed as error:
                 raise self._killed(error) or refused(error.said, work) from None
             for task, one in zip(tasks, left, strict=True):
-                made = scratch / task.name
+                results = scratch / task.name
                 target = work / one.object
                 target.parent.mkdir(parents=True, exist_ok=True)
-                (made / "object").replace(target)
-                kept[one.object] = float((made / "seconds").read_text())
-        write_atomically(work / "seconds.json", json.dumps(kept).encode())
-        return kept
+                (results / "object").replace(target)
+                seconds[one.object] = float((results / "seconds").read_text())
+        write_atomically(work / "seconds.json", json.dumps(seconds).encode())
+        return seconds
 
-    def run(self, folder: Path, steps: Sequence[Step], made: Sequence[str]) -> None:
-        task = Task(name="link", script=_link_script(steps, made))
+    def run(self, folder: Path, steps: Sequence[Step], outputs: Sequence[str]) -> None:
+        task = Task(name="link", script=_link_script(steps, outputs))
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
             try:
                 self.containers.run(self.image, [task], {"inputs": folder}, Path(scratch))
             except TaskFailed as error:
                 raise self._killed(error) or _failed_step(steps, error.said) from None
-            for name in made:
+            for name in outputs:
                 shutil.copyfile(Path(scratch) / task.name / name, folder / name)
 
     def _killed(self, error: TaskFailed) -> BuildFailed | None:
@@ -441,8 +443,8 @@ def _unit(number: int) -> str:
 def _kept(work: Path) -> dict[str, float]:
     """Finished objects, with their compile times."""
     with contextlib.suppress(OSError, ValueError):
-        found: dict[str, float] = json.loads((work / "seconds.json").read_bytes())
-        return found
+        seconds: dict[str, float] = json.loads((work / "seconds.json").read_bytes())
+        return seconds
     return {}
 
 
@@ -459,21 +461,21 @@ def _compile_script(unit: Compilation, out: str) -> str:
     )
 
 
-def _link_script(steps: Sequence[Step], made: Sequence[str]) -> str:
+def _link_script(steps: Sequence[Step], outputs: Sequence[str]) -> str:
     rows = [f"mkdir -p {ROOT}/out/link {ROOT}/work && cd {ROOT}/work || exit"]
     rows.append(f"cp -R {ROOT}/inputs/. . || exit")
     for number, step in enumerate(steps):
         rows += [f"echo 'spark-build: step {number}'", f"{shlex.join(step.words)} || exit"]
-    rows.append(f"cp {shlex.join(made)} {ROOT}/out/link/")
+    rows.append(f"cp {shlex.join(outputs)} {ROOT}/out/link/")
     return "\n".join([*rows, ""])
 
 
-def _failed_step(steps: Sequence[Step], said: str) -> BuildFailed:
+def _failed_step(steps: Sequence[Step], output: str) -> BuildFailed:
     """The failed step: the last one started; before the first, copying files in failed."""
-    began = list(_STEP.finditer(said))
+    began = list(_STEP.finditer(output))
     if not began:
-        return BuildFailed(f"no files in the container: {said.strip()[-800:]}")
-    return failed(steps[int(began[-1][1])], said[began[-1].end() :])
+        return BuildFailed(f"no files in the container: {output.strip()[-800:]}")
+    return failed(steps[int(began[-1][1])], output[began[-1].end() :])
 
 
 def toolkit_choice(image: str | None, builder: str | None) -> ToolkitChoice | None:

@@ -257,10 +257,10 @@ def prove_kernels(
         file = Path(scratch) / "kernels.so"
         file.write_bytes(library)
         every = images(file)
-        found = [image for image in every if image.kind == "elf"]
-        code = code_of(file, lambda _: True, _kept) if found else {}
+        cubins = [image for image in every if image.kind == "elf"]
+        code = code_of(file, lambda _: True, _kept) if cubins else {}
     by_target: Counter[str] = Counter()
-    for image in (image for image in found if image.kernels):
+    for image in (image for image in cubins if image.kernels):
         by_target[str(image.arch)] += len(image.kernels)
     jit = {
         name: counts
@@ -279,9 +279,9 @@ def prove_kernels(
         if not mine:
             faults.append(f"{operator.name}: the library has no kernel for it")
         for name, counts in sorted(mine.items()):
-            held = {n: c for n, c in counts.items() if n.startswith(operator.holds)}
-            total.update(held)
-            if not held:
+            expected = {n: c for n, c in counts.items() if n.startswith(operator.holds)}
+            total.update(expected)
+            if not expected:
                 faults.append(f"no {operator.holds} in {name[:120]}")
     unknown = not all(operator.kernels for operator in operators)
     if not unknown:
@@ -296,7 +296,7 @@ def prove_kernels(
         ]
         missing = {name for image in every for name in image.kernels} - set(code) - set(jit)
         faults += [f"{name[:120]} has no code that SM121 can load" for name in sorted(missing)]
-        faults += _lost(objects, found)
+        faults += _lost(objects, cubins)
     unreal = {name: reason for name, counts in rest.items() if (reason := _unreal(counts))}
     same = _as_released(unreal, released)
     faults += [f"{unreal[name]} {name[:120]}" for name in sorted(set(unreal) - set(same))]
@@ -343,13 +343,13 @@ def _as_released(unreal: Mapping[str, str], released: Released | None) -> tuple[
 def _lost(objects: Sequence[Path], library: Sequence[Image]) -> list[str]:
     """Kernels of object files that a library lacks, for the same architecture."""
     there = {(image.arch, name) for image in library for name in image.kernels}
-    made = {
+    compiled = {
         (image.arch, name)
         for file in objects
         for image in _machine_code(file)
         for name in image.kernels
     }
-    return [f"{name[:120]} for {arch} is missing" for arch, name in sorted(made - there)]
+    return [f"{name[:120]} for {arch} is missing" for arch, name in sorted(compiled - there)]
 
 
 # ---------------------------------------------------------------------------------------- documents
@@ -742,9 +742,9 @@ def _between_recipe(plan: WheelPlan) -> BuildRecipe:
     defines = sorted({define for operator in plan.operators for define in operator.defines})
     if not defines:
         return plan.recipe
-    kept = [flag for flag in plan.recipe.flags if flag.startswith("-D")]
-    kept = [flag for flag in kept if not flag.startswith("-DENABLE_")]
-    return replace(plan.recipe, flags=(*kept, *(f"-D{define}" for define in defines)))
+    defined = [flag for flag in plan.recipe.flags if flag.startswith("-D")]
+    defined = [flag for flag in defined if not flag.startswith("-DENABLE_")]
+    return replace(plan.recipe, flags=(*defined, *(f"-D{define}" for define in defines)))
 
 
 def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[BuiltUnit]:
@@ -756,7 +756,7 @@ def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[
     own = Unit(path=_REGISTRATION, extension=plan.rebuilt[0].extension, gencodes=())
     with_own = Sources(plan.sources.root, {**plan.sources.generated, _REGISTRATION: text})
     change, tools, jobs = request.change, request.tools, request.jobs
-    made = []
+    built = []
     between = counted(len(plan.siblings), "unit")
     with console.step(f"compile {between} that connect operator and kernels"):
         # kept apart from the host's and later units: these take minutes
@@ -765,11 +765,11 @@ def _compile_between(plan: WheelPlan, request: WheelRequest, mark: str) -> list[
             [unit for unit in device if unit in plan.added],
         ):
             if group:
-                made += compile_units(plan.sources, recipe, group, change, tools, jobs)
+                built += compile_units(plan.sources, recipe, group, change, tools, jobs)
         units = (*host, own) if not all(op.own for op in plan.operators) else (*host,)
         if units:
-            made += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
-    return made
+            built += compile_units(with_own, recipe, units, change, tools, jobs, with_host=True)
+    return built
 
 
 def _released(

@@ -40,23 +40,23 @@ def host_compiler(platform: str) -> HostCompiler:
     Raises:
         EngineError: it is not on PATH.
     """
-    found = _compiler(platform)
-    if shutil.which(found.command):
-        return found
-    if found == NATIVE:
+    compiler = _compiler(platform)
+    if shutil.which(compiler.command):
+        return compiler
+    if compiler == NATIVE:
         raise EngineError("g++ is not on PATH; nvcc needs it", hint="apt-get install g++")
     spark = ", such as the Spark itself" if platform == "linux/arm64" else ""
     raise EngineError(
         f"the base is for {platform} and this machine is {Target.here().platform}: compiling for "
-        f"it takes {found.command}, which is not on PATH",
+        f"it takes {compiler.command}, which is not on PATH",
         hint=f"{_install(platform)}, or run the same command on a {platform} machine{spark}",
     )
 
 
 def where_to_compile(platform: str) -> str:
     """A note that a command must run elsewhere to compile for a platform, or ``""``."""
-    found = _compiler(platform)
-    if found == NATIVE or shutil.which(found.command):
+    compiler = _compiler(platform)
+    if compiler == NATIVE or shutil.which(compiler.command):
         return ""
     machine = "the Spark itself, or any" if platform == "linux/arm64" else "any"
     return (
@@ -88,40 +88,40 @@ def find_nvcc(named: Path | None = None) -> tuple[Path, str]:
     Raises:
         EngineError: it is missing, or its version is unknown.
     """
-    found = named or installed_nvcc()
-    if found is None or not found.is_file():
+    nvcc = named or installed_nvcc()
+    if nvcc is None or not nvcc.is_file():
         raise EngineError(
             f"no nvcc {f'at {named}' if named else f'on PATH or at {_USUAL}'}",
             hint="install the CUDA toolkit 13, or name its compiler with --nvcc, or an image that "
             "has it with --toolkit",
         )
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise EngineError(f"{found} does not run here: {error.strerror}") from None
+        raise EngineError(f"{nvcc} does not run here: {error.strerror}") from None
     release = release_in(done.stdout)
     if not release:
         version_output = (done.stdout + done.stderr)[:200]
-        raise EngineError(f"{found} --version printed no release: {version_output!r}")
-    return found, release
+        raise EngineError(f"{nvcc} --version printed no release: {version_output!r}")
+    return nvcc, release
 
 
-def release_in(said: str) -> str:
+def release_in(output: str) -> str:
     """The CUDA release in the output of ``nvcc --version``, such as ``13.0``, or ``""``."""
-    found = re.search(r"release (\d+\.\d+)", said)
-    return found[1] if found else ""
+    match = re.search(r"release (\d+\.\d+)", output)
+    return match[1] if match else ""
 
 
-def version_in(said: str) -> str:
+def version_in(output: str) -> str:
     """The exact version in a compiler's output, such as ``13.0.88``."""
-    found = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", said)
-    return (found[1] or found[2]) if found else "unknown"
+    match = re.search(r"\bV(\d+\.\d+\.\d+)|\b(\d+\.\d+\.\d+)\b", output)
+    return (match[1] or match[2]) if match else "unknown"
 
 
 def installed_nvcc() -> Path | None:
     """nvcc on PATH, or in the toolkit packages' folder; None if missing."""
-    found = Path(shutil.which("nvcc") or _USUAL)
-    return found if found.is_file() else None
+    nvcc = Path(shutil.which("nvcc") or _USUAL)
+    return nvcc if nvcc.is_file() else None
 
 
 def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[str, str]:
@@ -129,15 +129,15 @@ def compiler_versions(nvcc: Path | None, host: HostCompiler = NATIVE) -> dict[st
 
     A cross compiler's name is included, because it may compile differently.
     """
-    found = {}
+    versions = {}
     for name, word in (("nvcc", nvcc), ("host", host.command)):
         if word is None:
             continue
         done = subprocess.run([word, "--version"], capture_output=True, text=True, check=False)
-        found[name] = version_in(done.stdout)
+        versions[name] = version_in(done.stdout)
     if host != NATIVE:
-        found["host"] = f"{host.command} {found['host']}"
-    return found
+        versions["host"] = f"{host.command} {versions['host']}"
+    return versions
 
 
 def has_library_headers(nvcc: Path) -> bool:

@@ -51,18 +51,18 @@ def older_versions(
         library: the C library to link with.
     """
     limit = base.newest("GLIBC")
-    kept = _library_versions(library)
-    found = {}
+    available = _library_versions(library)
+    older = {}
     for symbol, (_, version) in symbols.items():
         fitting = [
             (number, name)
-            for name in kept.get(symbol, ())
+            for name in available.get(symbol, ())
             if (match := _GLIBC.fullmatch(name))
             and (number := tuple(map(int, match[1].split(".")))) <= limit
         ]
         if _GLIBC.fullmatch(version) and fitting:
-            found[symbol] = max(fitting)[1]
-    return found
+            older[symbol] = max(fitting)[1]
+    return older
 
 
 def shim_source(older: Mapping[str, str], machine: str) -> str:
@@ -96,14 +96,14 @@ def _library_versions(library: Path) -> dict[str, tuple[str, ...]]:
             for version, rows in file.get_section_by_name(".gnu.version_d").iter_versions()
         }
         marks = file.get_section_by_name(".gnu.version")
-        found: dict[str, list[str]] = {}
+        by_function: dict[str, list[str]] = {}
         for number, symbol in enumerate(file.get_section_by_name(".dynsym").iter_symbols()):
             mark = marks.get_symbol(number)["ndx"]
             if symbol["st_shndx"] != "SHN_UNDEF" and isinstance(mark, int):
                 name = names.get(mark & 0x7FFF)
                 if name:
-                    found.setdefault(symbol.name, []).append(name)
-    return {symbol: tuple(versions) for symbol, versions in found.items()}
+                    by_function.setdefault(symbol.name, []).append(name)
+    return {symbol: tuple(versions) for symbol, versions in by_function.items()}
 
 
 # ----------------------------------------------------------------------------------------- the link
@@ -255,7 +255,7 @@ class _Linker:
 
     def stand_ins(self, offers: Mapping[str, Sequence[str]]) -> tuple[list[str], list[Step]]:
         """Stub libraries with the base's names and symbols."""
-        made, steps = [], []
+        libraries, steps = [], []
         for soname, symbols in offers.items():
             rows = [f".globl {s}\n.type {s}, %function\n{s}:" for s in symbols]
             object_file, step = self.assemble(soname, "\n".join([".text", *rows, ""]))
@@ -263,8 +263,8 @@ class _Linker:
             words = (self.where.host.command, "-shared", "-nostdlib", f"-Wl,-soname,{soname}")
             message = f"no stand-in for {soname}"
             steps += [step, Step(words=(*words, object_file, "-o", target), said=message)]
-            made.append(target)
-        return made, steps
+            libraries.append(target)
+        return libraries, steps
 
     def assemble(self, name: str, text: str) -> tuple[str, Step]:
         """An object from assembly, and the step that builds it."""

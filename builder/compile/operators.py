@@ -118,7 +118,7 @@ def operators_behind(
         UsageError: a unit is not in the table.
     """
     fitting = known_operators(vllm, known)
-    found: dict[str, Operator] = {}
+    by_name: dict[str, Operator] = {}
     for unit in units:
         behind = [op for op in fitting if unit.path.endswith(op.rebuilt)]
         if not behind:
@@ -127,8 +127,8 @@ def operators_behind(
                 f"{unit.path}: which torch operator of vllm {vllm} calls it is unknown; units "
                 f"that are: {names}"
             )
-        found.update({op.name: op for op in behind})
-    return list(found.values())
+        by_name.update({op.name: op for op in behind})
+    return list(by_name.values())
 
 
 def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
@@ -137,7 +137,7 @@ def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
     Raises:
         UsageError: the release has no such unit, or several.
     """
-    found = []
+    siblings = []
     for suffix in operator.units:
         fitting = [unit for path, unit in sorted(units.items()) if path.endswith(suffix)]
         if len(fitting) != 1:
@@ -145,8 +145,8 @@ def sibling_units(operator: Operator, units: Mapping[str, Unit]) -> list[Unit]:
                 f"{operator.name} needs one unit {suffix}, and this release compiles "
                 f"{len(fitting)}: builder/data/compile.toml does not fit it"
             )
-        found += fitting
-    return found
+        siblings += fitting
+    return siblings
 
 
 def registration_source(operators: Sequence[Operator], mark: str) -> str:
@@ -189,15 +189,15 @@ def demangled(symbols: Sequence[str]) -> set[Name]:
     done = subprocess.run(
         [tool], input="\n".join(symbols), capture_output=True, text=True, check=True
     )
-    found = set()
+    names = set()
     for line in done.stdout.splitlines():
         plain = line
         while (inner := _ANGLES.sub("", plain)) != plain:
             plain = inner
         words = plain.partition("(")[0].split()
         if words:
-            found.add(tuple(part for part in words[-1].split("::") if part))
-    return found
+            names.add(tuple(part for part in words[-1].split("::") if part))
+    return names
 
 
 # ---------------------------------------------------------------------------------------- discovery
@@ -336,11 +336,11 @@ class Discovery:
 
     @cached_property
     def _providers(self) -> Mapping[Name, tuple[str, ...]]:
-        found: dict[Name, list[str]] = {}
+        providers: dict[Name, list[str]] = {}
         for path in sorted(self.recipe.units):
             for name in self.unit(path).defined | self.unit(path).templates:
-                found.setdefault(name, []).append(path)
-        return {name: tuple(paths) for name, paths in found.items()}
+                providers.setdefault(name, []).append(path)
+        return {name: tuple(paths) for name, paths in providers.items()}
 
     def providers(self, name: Name, extension: str) -> tuple[str, ...]:
         """Units that define a name: of the extension, else of another."""
@@ -386,9 +386,9 @@ class Discovery:
             return (unit.path,)
         extension = self.recipe.units[unit.path].extension
         for depth in range(len(row.scope), -1, -1):
-            found = self.providers((*row.scope[:depth], *row.function), extension)
-            if found:
-                return found
+            definers = self.providers((*row.scope[:depth], *row.function), extension)
+            if definers:
+                return definers
         return ()
 
     def operators_of(self, paths: Iterable[str], extension: str) -> list[Operator]:
@@ -398,16 +398,16 @@ class Discovery:
             OperatorsUnknown: one is registered in a way that cannot be repeated.
         """
         wanted = set(paths)
-        found: dict[tuple[str, str], Operator] = {}
+        by_key: dict[tuple[str, str], Operator] = {}
         for unit, row in self._bound(extension):
             home = self._home(unit, row)
             if not wanted & set(home):
                 continue
             self._must_be_plain(unit, row, home)
-            if (row.name, row.key) in found:
+            if (row.name, row.key) in by_key:
                 raise OperatorsUnknown(f"{row.name} is registered twice for {row.key}: {unit.path}")
-            found[row.name, row.key] = self._operator(unit, row, home[0], extension)
-        return list(found.values())
+            by_key[row.name, row.key] = self._operator(unit, row, home[0], extension)
+        return list(by_key.values())
 
     @staticmethod
     def _must_be_plain(unit: _Unit, row: Registered, home: Sequence[str]) -> None:
@@ -444,7 +444,7 @@ class Discovery:
         are left out.
         """
         names = {(*row.scope[:depth], *row.function) for depth in range(len(row.scope) + 1)}
-        found = []
+        headers = []
         declared = False
         for header in self.file(unit.path, extension)[0].includes:
             path = self._sources.resolved(unit.path, header[1:-1])
@@ -453,13 +453,13 @@ class Discovery:
             if any("<Python.h>" in text.includes for text, _ in read_as):
                 continue
             declared = declared or any(names & facts.declared for _, facts in read_as)
-            found.append(f'"{path.removeprefix("csrc/")}"' if path else header)
+            headers.append(f'"{path.removeprefix("csrc/")}"' if path else header)
         if not declared:
             raise OperatorsUnknown(
                 f"{'::'.join(row.function)} of {row.name} is declared in no header that "
                 f"{unit.path} includes"
             )
-        return tuple(found)
+        return tuple(headers)
 
     # -- all together
 

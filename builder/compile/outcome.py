@@ -198,30 +198,30 @@ class CompiledRelease(Document, frozen=True, kw_only=True):
     @classmethod
     def of(
         cls,
-        found: Outcome,
+        build: Outcome,
         rebuild: Iterable[UnitRow | str],
         *,
         operators: Iterable[Row] | None = None,
         jobs: int | None = None,
     ) -> CompiledRelease:
         """The document for an outcome."""
-        recipe = found.recipe
-        guards = Sources(found.source.root).guards if found.dead else {}
+        recipe = build.recipe
+        guards = Sources(build.source.root).guards if build.dead else {}
         dead = (
             DeadKernels(unit=path, guard=guard, where=where, condition=guards[guard])
-            for path, rows in found.dead.items()
+            for path, rows in build.dead.items()
             for guard, where in rows.items()
         )
         return cls(
-            vllm=found.source.version,
-            source_sha256=found.source.sha256,
+            vllm=build.source.version,
+            source_sha256=build.source.sha256,
             cuda=recipe.cuda,
             arch_list=recipe.arch_list,
             archs=tuple(recipe.archs),
             supported_archs=tuple(recipe.supported),
             sm12x_units=tuple(map(UnitRow.of, sm12x_units(recipe))),
             dead=tuple(dead),
-            changed=found.changed,
+            changed=build.changed,
             rebuild=tuple(rebuild),
             units=len(recipe.units),
             external_projects=tuple(recipe.external),

@@ -115,20 +115,20 @@ def commit_source(version: str, commit: str, forges: Forges) -> SourceTree:
     """
     folder = cache_dir() / "sources"
     with locked(f"source {commit[:7]}"):
-        kept = sorted(folder.glob(f"git-{commit}*"))
-        if len(kept) != 1:
+        folders = sorted(folder.glob(f"git-{commit}*"))
+        if len(folders) != 1:
             forge, name = forges.for_repository(REPOSITORY)
             full = forge.commit(REPOSITORY, commit)
-            kept = [folder / f"git-{full}"]
-            if not kept[0].is_dir():
+            folders = [folder / f"git-{full}"]
+            if not folders[0].is_dir():
                 with console.step(f"source of vllm at {full[:12]}, from {name}"):
                     packed = io.BytesIO(forge.archive(REPOSITORY, full))
-                    _lay_out(packed, f"{REPOSITORY}@{full[:12]}", kept[0])
-    full = kept[0].name.removeprefix("git-")
+                    _lay_out(packed, f"{REPOSITORY}@{full[:12]}", folders[0])
+    full = folders[0].name.removeprefix("git-")
     return SourceTree(
-        root=kept[0],
+        root=folders[0],
         version=version,
-        sha256=_content_digest(kept[0]),
+        sha256=_content_digest(folders[0]),
         origin=f"git+https://{site().host}/{REPOSITORY}@{full}",
     )
 

@@ -191,15 +191,15 @@ def _work(
 ) -> CompileWork | Unstaged:
     """The work for all changes together."""
     texts = patched.texts
-    found = affected_units(before, after, texts)
+    affected = affected_units(before, after, texts)
     # only for the last op: earlier ones have reported already
-    mine = {path for path in ops[-1].files if path in found.unreached}
+    mine = {path for path in ops[-1].files if path in affected.unreached}
     facts = replace(sources, unreached=tuple(sorted(mine)) or None)
-    if found.refusal:
-        return _refused(found.refusal, facts)
-    if not found.rebuilt:
+    if affected.refusal:
+        return _refused(affected.refusal, facts)
+    if not affected.rebuilt:
         return _nothing(before, sorted(texts), facts)
-    counted = {path: text for path, text in texts.items() if path not in found.unreached}
+    counted = {path: text for path, text in texts.items() if path not in affected.unreached}
     change = SourceChange(
         name=stage_name(ops),
         texts={p: t for p, t in counted.items() if t is not None and p in after.sources.texts},
@@ -209,7 +209,7 @@ def _work(
         change,
         before.arch_list,
         before.cuda,
-        rebuilt=found.rebuilt,
+        rebuilt=affected.rebuilt,
         recipe=after.recipe,
     )
     pristine = DirTree(before.source.root)
@@ -221,7 +221,7 @@ def _work(
         )
         for path, text in counted.items()
     )
-    traps = _refused(found.traps[0], facts, found.traps[1]) if found.traps[0] else None
+    traps = _refused(affected.traps[0], facts, affected.traps[1]) if affected.traps[0] else None
     return CompileWork(after.source, change, plan, files, facts, traps)
 
 
@@ -267,11 +267,11 @@ class _PullStage:
         counting = [one for one in judged if self._counts(one)]
         if not counting:
             return _nothing(self.before, list(self.ops[-1].files), facts)
-        found, reason = verdict(counting)
-        if found in (DRIFT, AMBIGUOUS):
+        finding, reason = verdict(counting)
+        if finding in (DRIFT, AMBIGUOUS):
             detail = f"{reason} (in {facts.filename})"
-            return Unstaged(found, detail, replace(facts, found="conflict"))
-        if found == POST and self._released(counting):
+            return Unstaged(finding, detail, replace(facts, found="conflict"))
+        if finding == POST and self._released(counting):
             return AlreadyPresent(self._extensions(counting), replace(facts, found="there"))
         try:
             return _work(self.before, self.after, self.patched, self.ops, facts)
@@ -386,8 +386,8 @@ class Stages:
     def _compiler(self, platform: str) -> Compiler:
         """The compiler, found once: this queries versions, or resolves an image's tag."""
         if platform not in self._compilers:
-            found = find_compiler(self._index, platform, self._nvcc, self._toolkit)
-            self._compilers[platform] = found
+            compiler = find_compiler(self._index, platform, self._nvcc, self._toolkit)
+            self._compilers[platform] = compiler
         return self._compilers[platform]
 
     def _decide(
@@ -420,11 +420,11 @@ class Stages:
         return self._folder / str(len(self._decided))
 
     def _present(
-        self, found: AlreadyPresent, release: str, target: Target, module: Callable[[str], str]
+        self, present: AlreadyPresent, release: str, target: Target, module: Callable[[str], str]
     ) -> Unstaged:
         """The result if the sources already have the change: the release's binary has it too."""
-        name = found.sources.filename
-        for extension in found.extensions:
+        name = present.sources.filename
+        for extension in present.extensions:
             path = f"vllm/{extension}"
             ours = module(path)
             if ours not in self._released(path, release, target):
@@ -432,10 +432,10 @@ class Stages:
                     f"{name} has it already, but {path} of this base is not from a released "
                     f"wheel ({ours[:12] or 'there is none'}), so its sources are unknown"
                 )
-                return Unstaged(NEEDS_REBUILD, reason, found.sources)
-        built = ", ".join(f"vllm/{extension}" for extension in found.extensions)
+                return Unstaged(NEEDS_REBUILD, reason, present.sources)
+        built = ", ".join(f"vllm/{extension}" for extension in present.extensions)
         reason = f"{name} has it, and {built} of this base is as released, built from it"
-        return Unstaged(UPSTREAM, reason, found.sources, since=f"vLLM {release}")
+        return Unstaged(UPSTREAM, reason, present.sources, since=f"vLLM {release}")
 
     def _released(self, path: str, release: str, target: Target) -> set[str | None]:
         """The sha256 of an extension in the released wheel; None if it is not a release."""
@@ -609,7 +609,7 @@ def _with_torch(base: Subject, index: PackageIndex) -> Iterator[Tree]:
     if not base.identity.is_wheels:
         yield base.tree
         return
-    found = identify(
+    torch = identify(
         BaseRequest(
             ref=Ref(f"pypi:vllm=={base.identity.packages['vllm']}"),
             platform=base.identity.platform.oci,
@@ -620,6 +620,6 @@ def _with_torch(base: Subject, index: PackageIndex) -> Iterator[Tree]:
         )
     )
     try:
-        yield found.tree
+        yield torch.tree
     finally:
-        found.close()
+        torch.close()

@@ -474,9 +474,9 @@ def header_version(tools: Toolchain) -> str:
         for folder in tools.includes:
             with contextlib.suppress(OSError):
                 text = (folder / name).read_text("utf-8")
-                found = re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
-                if len(found) == 3:
-                    return ".".join(found)
+                parts = re.findall(r"#define TORCH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)
+                if len(parts) == 3:
+                    return ".".join(parts)
     raise UsageError(f"the headers in {tools.includes[0]} do not name their torch version")
 
 

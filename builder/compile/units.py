@@ -85,14 +85,14 @@ def gencode_flags(arch_list: str) -> str:
     """
     flags = []
     for word in re.split(r"[;\s]+", arch_list.strip()):
-        found = _ARCH.fullmatch(word)
-        if not found:
+        match = _ARCH.fullmatch(word)
+        if not match:
             raise UsageError(
                 f"{word!r} in architecture list {arch_list!r} is not like 12.1a or 9.0+PTX"
             )
-        number = f"{found[1]}{found[2]}{found[3]}"
+        number = f"{match[1]}{match[2]}{match[3]}"
         flags.append(f"-gencode arch=compute_{number},code=sm_{number}")
-        if found[4]:
+        if match[4]:
             flags.append(f"-gencode arch=compute_{number},code=compute_{number}")
     return " ".join(flags)
 
@@ -104,13 +104,13 @@ def cmake_program() -> str:
         EngineError: it is missing.
     """
     beside = Path(sys.executable).parent / "cmake"
-    found = shutil.which("cmake") or (str(beside) if beside.is_file() else None)
-    if found is None:
+    cmake = shutil.which("cmake") or (str(beside) if beside.is_file() else None)
+    if cmake is None:
         raise EngineError(
             "cmake is not installed; it is needed to read a release's build files",
             hint="pip install 'spark-build[compile]'",
         )
-    return found
+    return cmake
 
 
 #: What was evaluated, by the sha256 of the sources, the architecture list and the CUDA version.
@@ -160,12 +160,12 @@ def _evaluate(source: SourceTree, arch_list: str, cuda: str) -> BuildRecipe:
             )
         text = (work / "record").read_text().replace(f"{copy}/", "")
         rows = [line.split("|") for line in text.splitlines()]
-        made = {path for kind, *words in rows if kind == "source" for path in words[1:]}
+        read = {path for kind, *words in rows if kind == "source" for path in words[1:]}
         # headers too: marlin.cu includes one that comes with its kernels
-        made |= {file.relative_to(copy).as_posix() for file in (copy / "csrc").rglob("*.h")}
+        read |= {file.relative_to(copy).as_posix() for file in (copy / "csrc").rglob("*.h")}
         generated = {
             path: (copy / path).read_bytes()
-            for path in sorted(made)
+            for path in sorted(read)
             if not (source.root / path).exists()
         }
     return _recipe(rows, generated, arch_list, cuda)
@@ -251,12 +251,12 @@ class Sources:
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
         """Path below the root -> content."""
-        found = {
+        files = {
             path.relative_to(self.root).as_posix(): path.read_bytes()
             for path in sorted((self.root / "csrc").rglob("*"))
             if path.suffix in SUFFIXES and path.is_file()
         }
-        return {**self.generated, **found, **self.changed}
+        return {**self.generated, **files, **self.changed}
 
     @cached_property
     def includes(self) -> Mapping[str, frozenset[str]]:
@@ -265,9 +265,9 @@ class Sources:
 
     def _included(self, path: str, text: bytes) -> Iterable[str]:
         for name in _INCLUDE.findall(text):
-            found = self.resolved(path, name.decode("utf-8", "replace"))
-            if found:
-                yield found
+            file = self.resolved(path, name.decode("utf-8", "replace"))
+            if file:
+                yield file
 
     def resolved(self, path: str, name: str) -> str:
         """The tree's file for an include; empty if there is none.
@@ -275,9 +275,9 @@ class Sources:
         First next to the file, then below ``csrc``, as in the build's include directories.
         """
         for place in (PurePosixPath(path).parent, PurePosixPath("csrc"), PurePosixPath()):
-            found = _normal(place / name)
-            if found in self.texts:
-                return found
+            path_in_tree = _normal(place / name)
+            if path_in_tree in self.texts:
+                return path_in_tree
         return ""
 
     def closure(self, path: str) -> frozenset[str]:
@@ -292,11 +292,11 @@ class Sources:
     @cached_property
     def guards(self) -> Mapping[str, str]:
         """Guard -> its condition on ``__CUDA_ARCH__``."""
-        found: dict[str, str] = {}
+        conditions: dict[str, str] = {}
         for text in self.texts.values():
             if b'asm("trap;")' in text:
-                found.update(_GUARD.findall(text.decode("utf-8", "replace")))
-        return found
+                conditions.update(_GUARD.findall(text.decode("utf-8", "replace")))
+        return conditions
 
 
 def _normal(path: PurePosixPath) -> str:
@@ -333,11 +333,11 @@ def dead_guards(sources: Sources, unit: Unit) -> dict[str, str]:
     Returns guard -> file that uses it; empty if all kernels run.  Guards of other families are
     ignored: units for SM12x share headers with others, and instantiate their own kernels.
     """
-    found = {}
+    dead = {}
     for path in sorted(sources.closure(unit.path)):
         text = sources.texts[path].decode("utf-8", "replace")
         for name in re.findall(r"\b(enable_sm12\w+)<", text):
             condition = sources.guards.get(name)
             if condition and not all(lets_run(condition, arch) for arch in unit.cuda_arch):
-                found[name] = path
-    return found
+                dead[name] = path
+    return dead

@@ -64,7 +64,7 @@ def compile_wheel(options: WheelOptions) -> None:
         return
     ref = Ref(options.base or f"pypi:vllm=={options.vllm}")
     with console.step(f"base {ref}"):
-        found = identify(
+        base = identify(
             BaseRequest(
                 ref=ref,
                 platform=platform,
@@ -74,10 +74,10 @@ def compile_wheel(options: WheelOptions) -> None:
             )
         )
     try:
-        _must_be_for(found, platform, index)
+        _must_be_for(base, platform, index)
         request = request_for(
             index,
-            found.tree,
+            base.tree,
             source,
             change,
             compiler,
@@ -86,14 +86,14 @@ def compile_wheel(options: WheelOptions) -> None:
             jobs=options.jobs,
             plan=plan,
         )
-        made = build_extension_wheel(request, options.output)
+        wheel = build_extension_wheel(request, options.output)
     finally:
-        found.close()
+        base.close()
     if options.json:
-        print_json(made.report)
+        print_json(wheel.report)
         return
-    _say(made.report)
-    print(made.path)
+    _say(wheel.report)
+    print(wheel.path)
 
 
 def _must_be_for(base: Subject, platform: str, index: PackageIndex) -> None:

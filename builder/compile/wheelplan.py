@@ -117,15 +117,15 @@ def find_operators(
         try:
             named = operators_behind(rebuilt, discovery.release)
         except UsageError:
-            found = discovery.behind(rebuilt)
+            related = discovery.behind(rebuilt)
             known = {operator.name: operator for operator in known_operators(discovery.release)}
-            kept = (
+            existing = (
                 replace(operator, kernels=row.kernels, holds=row.holds)
                 if (row := known.get(operator.name))
                 else operator
-                for operator in found.operators
+                for operator in related.operators
             )
-            return replace(found, operators=tuple(kept))
+            return replace(related, operators=tuple(existing))
     between = [u for operator in named for u in sibling_units(operator, discovery.recipe.units)]
     return RelatedUnits(operators=tuple(named), siblings=tuple(between))
 
@@ -156,19 +156,19 @@ def with_definers(
     extension = plan.rebuilt[0].extension
     there = {unit.path for unit in (*plan.rebuilt, *plan.siblings)}
     names = demangled(symbols)
-    found = {path for name in names for path in discovery.providers(name, extension)} - there
-    if not found:
+    definers = {path for name in names for path in discovery.providers(name, extension)} - there
+    if not definers:
         return None
-    every = sorted(there | found)
+    every = sorted(there | definers)
     try:
         discovery.must_be_few(every, extension, [unit.path for unit in plan.rebuilt])
         more = discovery.operators_of(
-            [path for path in sorted(found) if discovery.unit(path).rows], extension
+            [path for path in sorted(definers) if discovery.unit(path).rows], extension
         )
     except UsageError as error:
         raise _whole_extension(str(error), plan.rebuilt, plan.recipe, release) from None
     known = {(operator.name, operator.key) for operator in plan.operators}
-    added = tuple(plan.recipe.units[path] for path in sorted(found))
+    added = tuple(plan.recipe.units[path] for path in sorted(definers))
     return replace(
         plan,
         siblings=(*plan.siblings, *added),

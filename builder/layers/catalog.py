@@ -175,12 +175,12 @@ class Catalog:
         for place in places:
             if not place.is_dir():
                 raise UsageError(f"patches directory {place} does not exist")
-            found = {p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))}
-            if not found:
+            here = {p.parent.name: p.parent for p in sorted(place.glob("*/layer.toml"))}
+            if not here:
                 hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
                 raise UsageError(f"{place} contains no layer folder (NAME/layer.toml)", hint=hint)
-            shadowed |= {name: folders[name] for name in found if name in folders}
-            folders.update(found)
+            shadowed |= {name: folders[name] for name in here if name in folders}
+            folders.update(here)
         profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}
         return cls(folders, profiles, shadowed)
 

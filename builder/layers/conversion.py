@@ -239,14 +239,14 @@ def _stripped(
             ):
                 return project, moved
             continue
-        found = [p for p in described_projects() if any(map(p.owns, paths))]
-        if len(found) > 1:
-            names = " and ".join(project.package for project in found)
+        owners = [p for p in described_projects() if any(map(p.owns, paths))]
+        if len(owners) > 1:
+            names = " and ".join(project.package for project in owners)
             raise UsageError(
                 f"{name} changes {names}", hint="split it: a layer changes one package"
             )
-        if found:
-            return found[0], moved
+        if owners:
+            return owners[0], moved
     if package:
         module = sections[0].path.partition("/")[0]
         roots = ((f"{module}/", f"{module}/"),)
@@ -337,13 +337,13 @@ def read_sed(words: Sequence[str]) -> SedCommand:
         scripts.append(rest.pop(0))
     if not in_place:
         return SedCommand(problem="it changes no file (no -i)")
-    made: list[Replacement] = []
+    replacements: list[Replacement] = []
     for script in scripts:
-        found = _substitution(script.strip(), extended=extended)
-        if isinstance(found, str):
-            return SedCommand(problem=found, files=tuple(rest))
-        made.append(found)
-    return SedCommand(replacements=tuple(made), files=tuple(rest))
+        replacement = _substitution(script.strip(), extended=extended)
+        if isinstance(replacement, str):
+            return SedCommand(problem=replacement, files=tuple(rest))
+        replacements.append(replacement)
+    return SedCommand(replacements=tuple(replacements), files=tuple(rest))
 
 
 def _substitution(script: str, *, extended: bool) -> Replacement | str:
@@ -763,24 +763,24 @@ def from_mod(name: str, path: Path, reading: Reading) -> Draft:
     Raises:
         UsageError: it is not a mod, or nothing can be converted.
     """
-    found = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
-    tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in found.ops]
-    if not found.ops:
+    mod = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
+    tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in mod.ops]
+    if not mod.ops:
         raise UsageError(
             f"nothing in {path} can be converted; start from an example instead:\n  "
-            + "\n  ".join(found.unconverted),
+            + "\n  ".join(mod.unconverted),
             hint="spark-build layers new NAME",
         )
     guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
     return Draft(
         name=name,
-        package=reading.package or (found.packages or [guess])[0],
+        package=reading.package or (mod.packages or [guess])[0],
         summary=f"what the mod {path.name} does",
         origin=f"vendor, mod {path.name}",
-        ops=tuple(found.ops),
-        files=found.files,
-        dropped=tuple(found.dropped),
-        unconverted=tuple(found.unconverted),
+        ops=tuple(mod.ops),
+        files=mod.files,
+        dropped=tuple(mod.dropped),
+        unconverted=tuple(mod.unconverted),
     )
 
 

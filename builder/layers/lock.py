@@ -199,11 +199,11 @@ def _inputs(plan: BuildPlan, index: PackageIndex) -> Iterator[LockedInput]:
 
 def _wheel(filename: str, sha256: str, index: PackageIndex, size: int | None = None) -> LockedInput:
     file = WheelFile(filename=filename, url="", sha256=sha256)
-    found = index.find(file.distribution, file.filename)
-    known = size or (found.size if found else 0)
+    wheel = index.find(file.distribution, file.filename)
+    known = size or (wheel.size if wheel else 0)
     record = index.records.get(sha256)
-    if record is None and found and found.sha256 == sha256:
-        record = RemoteWheel(found, index).record
+    if record is None and wheel and wheel.sha256 == sha256:
+        record = RemoteWheel(wheel, index).record
     return LockedInput(filename=filename, sha256=sha256, size=known or None, record=record)
 
 
@@ -220,14 +220,14 @@ def wheels_of(entry: LockEntry) -> list[WheelFile]:
 
 def differences(old: LockEntry, new: LockEntry) -> list[str]:
     """Differences from the lock, as messages; empty if there are none."""
-    found = []
+    changes = []
     if old.base.digest != new.base.digest:
-        found.append(f"base: changed from {old.base.digest[:19]} to {new.base.digest[:19]}")
-    found += _changed("package", old.base.packages, new.base.packages)
-    found += layer_differences(old.layers, new.layers)
+        changes.append(f"base: changed from {old.base.digest[:19]} to {new.base.digest[:19]}")
+    changes += _changed("package", old.base.packages, new.base.packages)
+    changes += layer_differences(old.layers, new.layers)
     inputs = [{row.subject: row.sha256 for row in side.inputs} for side in (old, new)]
-    found += _changed("input", *inputs)
-    return found or _changed_records(old, new)
+    changes += _changed("input", *inputs)
+    return changes or _changed_records(old, new)
 
 
 def _changed_records(old: LockEntry, new: LockEntry) -> list[str]:
@@ -248,29 +248,29 @@ def _records(entry: LockEntry) -> dict[str, str | None]:
 
 def plan_differences(old: LockEntry, plan: PlanDocument) -> list[str]:
     """Differences between a plan, such as an image's, and the lock."""
-    found = _changed("package", old.base.packages, plan.base.packages)
+    changes = _changed("package", old.base.packages, plan.base.packages)
     if old.base.digest != plan.base.digest:
         digests = old.base.digest[:19], plan.base.digest[:19]
-        found.insert(0, f"base: the lock has {digests[0]}, the target was made from {digests[1]}")
-    made = [LockedLayer(name=row.name, digest=row.digest, files={}) for row in plan.layers]
-    return found + layer_differences(old.layers, made)
+        changes.insert(0, f"base: the lock has {digests[0]}, the target was made from {digests[1]}")
+    rows = [LockedLayer(name=row.name, digest=row.digest, files={}) for row in plan.layers]
+    return changes + layer_differences(old.layers, rows)
 
 
 def layer_differences(old: Sequence[LockedLayer], new: Sequence[LockedLayer]) -> list[str]:
     """Layers that differ from the lock, with the changed files."""
     before = {layer.name: layer.digest for layer in old}
     after = {layer.name: layer.digest for layer in new}
-    found = _changed("layer", before, after)
+    changes = _changed("layer", before, after)
     files = {layer.name: layer.files for layer in new}
     for layer in old:
         name = layer.name
         if name in after and before[name] != after[name] and files[name]:
-            found += [
+            changes += [
                 f"layer {name}: {line}" for line in _changed("file", layer.files, files[name])
             ]
-    if not found and list(before) != list(after):
-        found.append(f"layers: the order changed from {', '.join(before)} to {', '.join(after)}")
-    return found
+    if not changes and list(before) != list(after):
+        changes.append(f"layers: the order changed from {', '.join(before)} to {', '.join(after)}")
+    return changes
 
 
 def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -288,9 +288,9 @@ def _short(value: str) -> str:
     return value[:12] if len(value) == 64 else value
 
 
-def stale(path: Path, found: Sequence[str]) -> SparkBuildError:
+def stale(path: Path, changes: Sequence[str]) -> SparkBuildError:
     """The error for a stale lock (exit 9)."""
-    lines = "\n  ".join(found)
+    lines = "\n  ".join(changes)
     return SparkBuildError(f"{path} is stale:\n  {lines}", Exit.STALE, hint="spark-build lock")
 
 
@@ -390,13 +390,13 @@ def read_lock(path: Path) -> Lock | None:
             hint="install a newer spark-build",
         )
     try:
-        found = msgspec.json.decode(data, type=LockFile)
+        document = msgspec.json.decode(data, type=LockFile)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-    for key, entry in found.locked.items():
+    for key, entry in document.locked.items():
         if entry.request.key != key:
             raise _damaged(path, f"the entry {key!r} is for {entry.request.key!r}")
-    return Lock(path, found.pulls, found.locked)
+    return Lock(path, document.pulls, document.locked)
 
 
 def _damaged(path: Path, why: str) -> SparkBuildError:
@@ -478,10 +478,10 @@ def write_facts(lock: Path, facts: RecordedFiles, old: Iterable[FactsPin] = ()) 
     data = pack(facts)
     for pin in old:
         path = folder_of(lock) / pin.file
-        held = b""
+        present = b""
         with contextlib.suppress(OSError, ValueError):
-            held = read_regular(path, _PACKED)
-        if sha256_hex(held) == pin.sha256 and _text(held) == _text(data):
+            present = read_regular(path, _PACKED)
+        if sha256_hex(present) == pin.sha256 and _text(present) == _text(data):
             return pin  # also where another zlib has packed it
     sha256 = sha256_hex(data)
     name = f"base-{sha256[:12]}.json.gz"

@@ -220,8 +220,8 @@ class Parts:
         """Installed sources that another distribution may ship compiled."""
         if not self.project.prebuilt_by:
             return ()
-        found = {s.path for _, sections in self.installed for s in sections if _LATE.search(s.path)}
-        return tuple(sorted(found))
+        paths = {s.path for _, sections in self.installed for s in sections if _LATE.search(s.path)}
+        return tuple(sorted(paths))
 
 
 def take_apart(
@@ -236,19 +236,19 @@ def take_apart(
     Raises:
         UsageError: an installed file changes in a way that a text diff cannot express.
     """
-    kept, dropped = [], []
+    included, dropped = [], []
     for section in sections:
         path = section.path
         chosen = not include or any(fnmatchcase(path, pattern) for pattern in include)
         if not chosen or any(fnmatchcase(path, pattern) for pattern in exclude):
             dropped.append((path, "left out by the layer"))
         else:
-            kept.append(section)
+            included.append(section)
     installed = tuple(
-        (layout, tuple(m for s in kept if (m := _moved(subject, s, layout)) is not None))
+        (layout, tuple(m for s in included if (m := _moved(subject, s, layout)) is not None))
         for layout in project.layouts
     )
-    rest = [s for s in kept if not any(_targets(s, layout) for layout in project.layouts)]
+    rest = [s for s in included if not any(_targets(s, layout) for layout in project.layouts)]
     compiled = []
     for section in rest:
         if any(project.compiled(path) for path in (section.old, section.new) if path):
@@ -383,15 +383,15 @@ class Releases:
         if tree is None or layout is None:
             return 0.0
         number = self._project.layouts.index(layout)
-        found = total = 0
+        present = total = 0
         wanted = telling.get(number, {})
         tree.preload(list(wanted))
         for path, lines in wanted.items():
             data = tree.read(path) or b""
             there = {line.strip() for line in data.decode("utf-8", "replace").splitlines()}
-            found += len(lines & there)
+            present += len(lines & there)
             total += len(lines)
-        return found / total if total else 0.0
+        return present / total if total else 0.0
 
     def _holds(self, version: str, parts: Parts) -> bool:
         tree, layout = self.tree(version), self.layout(version)
@@ -422,13 +422,13 @@ class Releases:
 
 def _telling(parts: Parts) -> dict[int, dict[str, set[str]]]:
     """Added lines that identify a release, by layout and installed path."""
-    found: dict[int, dict[str, set[str]]] = {}
+    telling: dict[int, dict[str, set[str]]] = {}
     for number, (_, sections) in enumerate(parts.installed):
         for section in sections:
             lines = _added(section) if section.new else set()
             if lines:
-                found.setdefault(number, {})[section.path] = lines
-    return found
+                telling.setdefault(number, {})[section.path] = lines
+    return telling
 
 
 def _added(section: Section) -> set[str]:
@@ -487,7 +487,7 @@ class History:
         by_path = {change.old or change.path: change for change in changes}
         releases = Releases(self.index, self.entry.parts.project)
         told: set[str] = set()
-        found = []
+        explained = []
         for conflict in conflicts:
             if conflict.path not in told:
                 told.add(conflict.path)
@@ -496,8 +496,8 @@ class History:
                 conflict = structs.replace(
                     conflict, history=self._fits(conflict.path, hunk, releases)
                 )
-            found.append(conflict)
-        return found
+            explained.append(conflict)
+        return explained
 
     def _fits(self, path: str, hunk: Hunk | None, releases: Releases) -> str:
         def holds(tree: WheelTree) -> bool:
@@ -613,18 +613,18 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
         return [Conflict(path=path, hunk=1, line=0, why="the file is not UTF-8 text")]
     verdicts, _ = judge_hunks(text, change.hunks)
     lines = lines_of(text)
-    found: list[Conflict] = []
+    conflicts: list[Conflict] = []
     for number, (hunk, verdict) in enumerate(zip(change.hunks, verdicts, strict=True), 1):
         if verdict.found == DRIFT:
-            near = len(lines) * (len(found) + 1) <= _SEARCHED
-            found.append(_missing(path, number, hunk, lines if near else None))
+            near = len(lines) * (len(conflicts) + 1) <= _SEARCHED
+            conflicts.append(_missing(path, number, hunk, lines if near else None))
         elif verdict.found == AMBIGUOUS:
             why = f"the text occurs more than once ({verdict.reason})"
             expected = tuple(_shown(hunk.old))
-            found.append(
+            conflicts.append(
                 Conflict(path=path, hunk=number, line=hunk.start, why=why, expected=expected)
             )
-    return found
+    return conflicts
 
 
 def _missing(path: str, number: int, hunk: Hunk, lines: Sequence[str] | None) -> Conflict:
@@ -776,8 +776,8 @@ def _in_sources(rejected: RejectedDiff) -> Iterator[Conflict]:
 
 def _left_over(entry: Pulled, files: Sequence[PatchedFile]) -> Iterator[str]:
     """The hint for a change that is partly present, and whose rest still applies."""
-    found = {hunk for file in files for hunk in file.hunks}
-    if found == {PRE, POST}:
+    findings = {hunk for file in files for hunk in file.hunks}
+    if findings == {PRE, POST}:
         there = [file.path for file in files if POST in file.hunks]
         yield (
             f"{entry.pin.request} is partly applied ({', '.join(there[:4])}): a layer can add the "
@@ -1005,9 +1005,9 @@ class Resolver:
         names = _names(refs, {layer.name for layer in layers})
         after: list[str] = []
         for ref, name in zip(refs, names, strict=True):
-            held = self.held.get(str(ref))
-            entry = self._pulled(name, held or self.store.resolve(ref), Pull(str(ref)))
-            if held is None and entry.pin.state == MERGED and not entry.pin.release:
+            pinned = self.held.get(str(ref))
+            entry = self._pulled(name, pinned or self.store.resolve(ref), Pull(str(ref)))
+            if pinned is None and entry.pin.state == MERGED and not entry.pin.release:
                 entry = replace(entry, pin=self._released(entry))
             pins[str(ref)] = entry.pin
             pulled[name] = [entry]
@@ -1045,8 +1045,8 @@ class Resolver:
                 notes += notes_of(entry.pin, entry.parts)
             variants.append({**rendered, "ops": ops, **({"notes": notes} if notes else {})})
         pulled[name] = list({entry.pin.request: entry for entry in entries}.values())
-        kept = {key: rows for key, rows in layer.rendered["pins"].items() if key != "pull"}
-        changed = {"variants": variants, "pins": kept, **_history(layer, entries)}
+        others = {key: rows for key, rows in layer.rendered["pins"].items() if key != "pull"}
+        changed = {"variants": variants, "pins": others, **_history(layer, entries)}
         return Layer.read({**layer.rendered, **changed})
 
     def _pulled(self, name: str, pin: Pin, op: Pull, package: str = "") -> Pulled:

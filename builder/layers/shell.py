@@ -245,8 +245,10 @@ def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
         Command, line=line, text=text, inside=inside, folder=script.folder, heredocs=heredocs
     )
     if body.type == "declaration_command":
-        made = [_assign(c, script) for c in body.named_children if c.type == "variable_assignment"]
-        exports = tuple(made) if _text(body).startswith("export") else ()
+        assignments = [
+            _assign(c, script) for c in body.named_children if c.type == "variable_assignment"
+        ]
+        exports = tuple(assignments) if _text(body).startswith("export") else ()
         word = _text(body).split()[0]
         script.commands.append(common(words=(word,), exports=exports))
         return
@@ -328,8 +330,8 @@ def _plain(text: str) -> str:
 def _assigned(body: Node, script: _Script) -> tuple[tuple[str, str], ...]:
     """What is set for one command, and not after it."""
     nodes = [part for part in body.named_children if part.type == "variable_assignment"]
-    found = (node.child_by_field_name("name") for node in nodes)
-    names = [_text(one) for one in found if one is not None]
+    name_nodes = (node.child_by_field_name("name") for node in nodes)
+    names = [_text(one) for one in name_nodes if one is not None]
     before = {name: script.variables.get(name) for name in names}
     assigned = tuple(_assign(node, script) for node in nodes)
     for name, value in before.items():

@@ -201,17 +201,17 @@ def write_bake(options: BakeOptions, folder: Path) -> Bake:
         raise UsageError(f"{target} already exists", hint="--output DIR")
     try:
         with work_folder(target) as work:
-            made = work / "bake"
-            made.mkdir()
+            staged = work / "bake"
+            staged.mkdir()
             baked, targets = [], {}
             for job in jobs:
                 with console.step(f"{job.profile} on {job.base}"):
-                    one, targets[job.target] = _bake(job, options.plan, made / job.target)
+                    one, targets[job.target] = _bake(job, options.plan, staged / job.target)
                     baked.append(one)
             group = {"default": _Group(targets=tuple(targets))}
             text = json.dumps(plain(_BakeFile(group=group, target=targets)), indent=2)
-            (made / BAKE_FILE).write_text(text + "\n", "utf-8")
-            made.rename(target)
+            (staged / BAKE_FILE).write_text(text + "\n", "utf-8")
+            staged.rename(target)
     except OSError as error:
         raise BuildFailed(
             f"cannot write {target}: {error.strerror}; nothing was left there",

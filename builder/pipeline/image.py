@@ -632,10 +632,10 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
         entries: list[PlatformPlan] = []
         with timed(timings, "plan"):
             for platform in _platforms(ref, options):
-                found = _plan(ref, platform, options, inputs)
-                if found is not None:
-                    opened.callback(found.planning.close)
-                    entries.append(found)
+                planned = _plan(ref, platform, options, inputs)
+                if planned is not None:
+                    opened.callback(planned.planning.close)
+                    entries.append(planned)
         if not entries:
             raise SparkBuildError(
                 f"nothing to do: this profile supports no image of {ref}",

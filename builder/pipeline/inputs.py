@@ -250,19 +250,19 @@ class Inputs:
 
 def _pinned(ref: Ref, digest: str, identified: Identify) -> Subject:
     """The locked image of a moved tag: by its registry digest, else by its ID."""
-    said = ""
+    problem = ""
     for name in (ref.at(digest), Ref(digest)):
         try:
             base = identified(name)
         except SparkBuildError as error:
-            said = said or str(error)
+            problem = problem or str(error)
             continue
         if base.identity.digest == digest:
             console.say(f"  {ref} moved; using {digest[:19]}, as locked")
             return base
         base.close()
     raise RemoteError(
-        f"{ref} is locked at {digest}, which is no longer available: {said}; lock the image "
+        f"{ref} is locked at {digest}, which is no longer available: {problem}; lock the image "
         "that the tag names now",
         hint="spark-build lock --upgrade",
     )
@@ -376,17 +376,17 @@ class Planning:
 
     def problem(self, plan: BuildPlan, lock: Lock) -> SparkBuildError | None:
         """The error if the lock is stale for a plan, or None."""
-        made = self.entry_for(plan)
+        fresh = self.entry_for(plan)
         if plan.base.is_installed:  # an installed environment is no input: its layers are
-            found = [
-                layer_differences(entry.layers, made.layers)
+            changes = [
+                layer_differences(entry.layers, fresh.layers)
                 for entry in lock.of_layers(self.request)
             ]
         else:
             entry = lock.entries.get(self.request.key)
-            found = [differences(entry, made)] if entry else []
-        if not found:
+            changes = [differences(entry, fresh)] if entry else []
+        if not changes:
             message = f"{self.inputs.path} has no entry for {self.request.key}"
             return _not_locked(message, self.inputs.options, self.request.base)
-        least = min(found, key=len)
+        least = min(changes, key=len)
         return stale(self.inputs.path, least) if least else None

@@ -55,30 +55,30 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
     """
     path = lock_path(Path.cwd())
     with locked(str(path)):
-        kept = read_lock(path) or Lock(path)
+        old = read_lock(path) or Lock(path)
         if options.names or options.with_pr:
-            made = [_one(options)]
+            fresh_entries = [_one(options)]
         else:
-            made = [_again(entry, options) for entry in kept.entries.values()]
-            if not made:
+            fresh_entries = [_again(entry, options) for entry in old.entries.values()]
+            if not fresh_entries:
                 raise UsageError(
                     f"nothing to lock: give --layers or --with-pr (there is no {NAME} yet: {path})",
                     hint="spark-build lock --layers L --base BASE",
                 )
-        found = _compare(kept, made)
-        requests = tuple(one.key for one in made)
+        changes = _compare(old, fresh_entries)
+        requests = tuple(one.key for one in fresh_entries)
         if check:
-            return Locked(lock=str(path), changes=found, requests=requests, written=False)
-        for lines in found.values():
+            return Locked(lock=str(path), changes=changes, requests=requests, written=False)
+        for lines in changes.values():
             lines[:] = ["new" if line == _NEW else line for line in lines]
-        fresh = Lock(path, dict(kept.pulls), dict(kept.entries))
-        for one in made:
+        fresh = Lock(path, dict(old.pulls), dict(old.entries))
+        for one in fresh_entries:
             fresh.entries[one.key] = one.entry
             fresh.pulls.update(one.inputs.resolved.pins)
-        _write_facts(kept, fresh, made)
+        _write_facts(old, fresh, fresh_entries)
         written = fresh.write()
         remove_unnamed(fresh)
-    return Locked(lock=str(path), changes=found, requests=requests, written=written)
+    return Locked(lock=str(path), changes=changes, requests=requests, written=written)
 
 
 class Locked(Document, frozen=True, kw_only=True):
@@ -119,15 +119,15 @@ class FreshEntry:
         return self.entry.request.key
 
 
-def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
+def _write_facts(lock: Lock, fresh: Lock, entries: Sequence[FreshEntry]) -> None:
     """Write the facts of the bases, and pin them in every entry with the same image layers.
 
     Facts that other entries need are kept.  A base that a Docker Engine has read this time
     keeps its previous facts, if it is unchanged.
     """
-    asked = {one.key: one.facts for one in made if one.facts is not None}
-    for one in made:
-        old = kept.entries.get(one.key, one.entry).base
+    asked = {one.key: one.facts for one in entries if one.facts is not None}
+    for one in entries:
+        old = lock.entries.get(one.key, one.entry).base
         if one.facts is None and old.digest == one.entry.base.digest:
             fresh.entries[one.key] = _with_facts(one.entry, old.facts)
     of_base = {chain(facts.layers): RecordedFiles(facts.layers) for facts in asked.values()}
@@ -135,19 +135,19 @@ def _write_facts(kept: Lock, fresh: Lock, made: Sequence[FreshEntry]) -> None:
     for pin in pins_of(others).values():
         if pin.layers in of_base:
             try:
-                of_base[pin.layers].add(read_facts(kept.path, pin))
+                of_base[pin.layers].add(read_facts(lock.path, pin))
             except SparkBuildError as error:
                 console.warn(f"{error}")
     for facts in asked.values():
         of_base[chain(facts.layers)].add(facts)
-    before = pins_of(kept.entries.values()).values()
+    before = pins_of(lock.entries.values()).values()
     pins = {
         layers: write_facts(fresh.path, facts, [pin for pin in before if pin.layers == layers])
         for layers, facts in of_base.items()
     }
     for key, entry in fresh.entries.items():
-        held = entry.base.facts
-        layers = chain(asked[key].layers) if key in asked else held.layers if held else ""
+        old_facts = entry.base.facts
+        layers = chain(asked[key].layers) if key in asked else old_facts.layers if old_facts else ""
         if layers in pins:
             fresh.entries[key] = _with_facts(entry, pins[layers])
 
@@ -203,31 +203,31 @@ def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
     return _one(again)
 
 
-def _compare(kept: Lock, made: list[FreshEntry]) -> dict[str, list[str]]:
+def _compare(lock: Lock, entries: list[FreshEntry]) -> dict[str, list[str]]:
     """Changes in the lock, as messages by request; unchanged requests are left out."""
     changes = {}
-    for one in made:
-        old = kept.entries.get(one.key)
-        found = differences(old, one.entry) if old else [_NEW]
-        if old and not found:
-            found += _compare_facts(kept, old, one)
+    for one in entries:
+        old = lock.entries.get(one.key)
+        rows = differences(old, one.entry) if old else [_NEW]
+        if old and not rows:
+            rows += _compare_facts(lock, old, one)
         for request, pin in one.inputs.resolved.pins.items():
-            was = kept.pulls.get(request)
+            was = lock.pulls.get(request)
             if was is None or was.commit != pin.commit:
                 before = was.short if was else "not pinned yet"
-                found.append(f"pull {request}: {before}, now {pin.short}")
-        if found:
-            changes[one.key] = found
+                rows.append(f"pull {request}: {before}, now {pin.short}")
+        if rows:
+            changes[one.key] = rows
     return changes
 
 
-def _compare_facts(kept: Lock, old: LockEntry, one: FreshEntry) -> list[str]:
+def _compare_facts(lock: Lock, old: LockEntry, one: FreshEntry) -> list[str]:
     """Problems with the lock's facts about a base; empty if it has none."""
     pin = old.base.facts
     if pin is None or one.facts is None:
         return []
     try:
-        lacking = read_facts(kept.path, pin).lacks(one.facts)
+        lacking = read_facts(lock.path, pin).lacks(one.facts)
     except SparkBuildError as error:
         return [f"base: {error}"]
     return [f"base: {pin.file} lacks facts about its layers ({lacking})"] if lacking else []

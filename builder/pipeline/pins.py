@@ -274,14 +274,14 @@ def _without_pin(op: Op, pins: Pins) -> str:
 
 def _both(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     """Versions that match both ranges; empty if there are none."""
-    found = {}
+    common = {}
     for name in {**one, **other}:
         ranges = SpecifierSet(",".join(w[name] for w in (one, other) if w.get(name)))
         version = next((v for v in _candidates(ranges) if ranges.contains(v, True)), None)
         if version is None:
             return {}
-        found[name] = version
-    return found
+        common[name] = version
+    return common
 
 
 def _candidates(ranges: SpecifierSet) -> Iterator[str]:

@@ -81,7 +81,7 @@ def compare_images(published: ComparedImage, rebuilt: ComparedImage) -> list[Dif
     """
     if published.image.digest == rebuilt.image.digest:
         return []
-    found = [
+    differences = [
         *compare_documents(
             _without_blobs(published.image.manifest.json()),
             _without_blobs(rebuilt.image.manifest.json()),
@@ -89,12 +89,12 @@ def compare_images(published: ComparedImage, rebuilt: ComparedImage) -> list[Dif
         )
     ]
     if published.image.config.digest != rebuilt.image.config.digest:
-        found += compare_documents(
+        differences += compare_documents(
             _without_layers(published.image.settings),
             _without_layers(rebuilt.image.settings),
             f"config {published.image.config.digest}",
         )
-    return found + compare_layers(published, rebuilt)
+    return differences + compare_layers(published, rebuilt)
 
 
 def _without_blobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,14 +136,14 @@ def _short(value: object) -> str:
 def compare_layers(published: ComparedImage, rebuilt: ComparedImage) -> list[Difference]:
     """Layer by layer, from the bottom up."""
     old, new = published.image.layers, rebuilt.image.layers
-    found = []
+    differences = []
     if len(old) != len(new):
         what = f"{len(old)} layers, rebuilt {len(new)}"
-        found.append(Difference(blob=published.image.digest, where="layers", what=what))
+        differences.append(Difference(blob=published.image.digest, where="layers", what=what))
     for number, (one, other) in enumerate(zip(old, new, strict=False)):
         if one.digest != other.digest:
-            found += _compare_layer(number, (published.source, one), (rebuilt.source, other))
-    return found
+            differences += _compare_layer(number, (published.source, one), (rebuilt.source, other))
+    return differences
 
 
 def _compare_layer(
@@ -151,20 +151,20 @@ def _compare_layer(
 ) -> list[Difference]:
     blob = f"layer {number} {old[1].digest}"
     (old_tar, old_rows), (new_tar, new_rows) = _rows(*old), _rows(*new)
-    found, changed = compare_rows(old_rows, new_rows, blob)
+    differences, changed = compare_rows(old_rows, new_rows, blob)
     for path in changed[:_LOOKED_AT]:
         pair = _content(*old, path), _content(*new, path)
-        found.append(Difference(blob=blob, where=path, what=byte_range(*pair)))
-    found += [
+        differences.append(Difference(blob=blob, where=path, what=byte_range(*pair)))
+    differences += [
         Difference(blob=blob, where=path, what="other content") for path in changed[_LOOKED_AT:]
     ]
-    if not found and old_tar == new_tar:
+    if not differences and old_tar == new_tar:
         what = "the same tar, compressed to other bytes: another build of zlib"
-        found.append(Difference(blob=blob, where="gzip", what=what))
-    elif not found:
+        differences.append(Difference(blob=blob, where="gzip", what=what))
+    elif not differences:
         what = "the same files; times or order in the tar differ"
-        found.append(Difference(blob=blob, where="tar", what=what))
-    return found
+        differences.append(Difference(blob=blob, where="tar", what=what))
+    return differences
 
 
 def compare_rows(
@@ -174,19 +174,19 @@ def compare_rows(
 
     A row is ``(kind, mode, uid, gid, link, sha256)``.
     """
-    found, changed = [], []
+    differences, changed = [], []
     for path in sorted({*old, *new}):
         one, other = old.get(path), new.get(path)
         if one is None or other is None:
             what = "not in the image" if one is None else "not in the rebuilt one"
-            found.append(Difference(blob=blob, where=path, what=what))
+            differences.append(Difference(blob=blob, where=path, what=what))
             continue
         if one[:-1] != other[:-1]:
             what = f"{_row(one)}, rebuilt {_row(other)}"
-            found.append(Difference(blob=blob, where=path, what=what))
+            differences.append(Difference(blob=blob, where=path, what=what))
         if one[-1] != other[-1]:
             changed.append(path)
-    return found, changed
+    return differences, changed
 
 
 def _row(row: tuple[Any, ...]) -> str:
@@ -343,7 +343,7 @@ def replan(
     base, build = baked.plan.base, _build_of(baked)
     selection = baked_selection(baked)
     of_wheels = base_kind(base.kind).is_wheels
-    found = identify(
+    there = identify(
         BaseLookup(
             reference=reference or base_reference(baked),
             selection=selection,
@@ -353,13 +353,13 @@ def replan(
         )
     )
     try:
-        if reference is None and found.identity.digest != base.digest:
+        if reference is None and there.identity.digest != base.digest:
             raise UsageError(
                 f"the base is {base.ref} with digest {base.digest}, but it is now "
-                f"{found.identity.digest}"
+                f"{there.identity.digest}"
             )
-        identity = dataclasses.replace(found.identity, ref=base.ref, digest=base.digest)
-        same = dataclasses.replace(found, identity=identity)
+        identity = dataclasses.replace(there.identity, ref=base.ref, digest=base.digest)
+        same = dataclasses.replace(there, identity=identity)
         make = partial(make_plan, epoch=build.epoch, single_layer=build.single_layer)
         again = make(same, selection, sources)
         if again.pending and sources.stages is not None:
@@ -368,9 +368,9 @@ def replan(
             again = make(same, selection, sources)
         again = dataclasses.replace(again, name=baked.plan.name, hints=())
     except BaseException:
-        found.close()
+        there.close()
         raise
-    return again, found
+    return again, there
 
 
 def _build_of(baked: Baked) -> ImageInputs:
@@ -533,19 +533,19 @@ def rebuild(
     """
     plan, base = replan(baked, identify, sources, reference)
     try:
-        found = plan_differences(baked, plan)
+        changes = plan_differences(baked, plan)
         with build_again(plan, base) as again:
-            found += original.differences(again, plan)
+            changes += original.differences(again, plan)
             digest = again.image.digest
     finally:
         base.close()
     return Rebuilt(
         digest=original.digest,
         rebuilt=digest,
-        same=not found,
+        same=not changes,
         plan_digest=plan.digest,
         made_by=baked.version,
-        differences=tuple(found),
+        differences=tuple(changes),
     )
 
 
@@ -597,17 +597,17 @@ class EngineOriginal:
         """
         if set(self.image.digests) & set(rebuilt.image.digests):
             return []
-        found = self._settings(rebuilt)
+        differences = self._settings(rebuilt)
         added = sum(step.created_by.startswith(OUR_STEP) for step in rebuilt.image.settings.history)
         view = Rootfs(rebuilt.image.layers[-added:], LayerCache(rebuilt.source))
         with closing(view):
-            found += [*_files(self.image, view), *_gone(self.image, plan)]
-        if not found:
+            differences += [*_files(self.image, view), *_gone(self.image, plan)]
+        if not differences:
             what = (
                 "every file and setting is the same; only the tars were written by another builder"
             )
-            found.append(Difference(blob=self.digest, where="layers", what=what))
-        return found
+            differences.append(Difference(blob=self.digest, where="layers", what=what))
+        return differences
 
     def _settings(self, rebuilt: ComparedImage) -> list[Difference]:
         new = rebuilt.image.settings.settings
@@ -625,11 +625,11 @@ def _files(image: InEngine, view: Rootfs) -> Iterator[Difference]:
     for path, entry in sorted(view.below("/").items()):
         if entry.kind != FILE:
             continue
-        held, new = image.read(f"/{path}"), view.read(f"/{path}")
-        if held is None:
+        original, new = image.read(f"/{path}"), view.read(f"/{path}")
+        if original is None:
             yield Difference(blob="files", where=f"/{path}", what="not in the image")
-        elif held != new:
-            yield Difference(blob="files", where=f"/{path}", what=byte_range(held, new))
+        elif original != new:
+            yield Difference(blob="files", where=f"/{path}", what=byte_range(original, new))
 
 
 def _gone(image: InEngine, plan: BuildPlan) -> Iterator[Difference]:

@@ -93,8 +93,8 @@ def rebuild_all(options: RebuildOptions) -> None:
 def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:
     """The exact image in which the plan was compiled."""
     for layer in layers:
-        if found := toolkit_of_layer(layer):
-            image = f"{found.image}@{found.digest}"
+        if toolkit := toolkit_of_layer(layer):
+            image = f"{toolkit.image}@{toolkit.digest}"
             return toolkit_choice(image, settings.BUILDER.value or None)
     return None
 
@@ -104,13 +104,13 @@ def _originals(opened: Opened, text: str) -> list[Original]:
         from builder.pipeline.rebuild import EngineOriginal
 
         return [EngineOriginal(opened.image, opened.baked)]
-    found: list[Original] = [
+    originals: list[Original] = [
         StoredOriginal(opened.source, image, opened.baked[image.digest])
         for image in opened.subject.ours
     ]
-    if not found:
+    if not originals:
         raise UsageError(f"{text} was not made by spark-build, so it has no plan to rebuild from")
-    return found
+    return originals
 
 
 def _mirror(original: Original) -> str | None:

@@ -113,18 +113,20 @@ def verdict_of_plan(plan: BuildPlan) -> str:
     states = {decision.outcome.state for decision in plan.decisions}
     changing = [d for d in plan.needed if d.outcome.changes or d.outcome.pending]
     if states & {DRIFT, AMBIGUOUS}:
-        said = f"cannot be patched for {names}: {_in_states(plan, DRIFT, AMBIGUOUS)} does not fit"
+        sentence = (
+            f"cannot be patched for {names}: {_in_states(plan, DRIFT, AMBIGUOUS)} does not fit"
+        )
     elif NEEDS_REBUILD in states:
-        said = f"lacks compiled code for {names}: {_in_states(plan, NEEDS_REBUILD)}"
+        sentence = f"lacks compiled code for {names}: {_in_states(plan, NEEDS_REBUILD)}"
     elif changing:
-        said = f"{_patched(plan, changing, names)}{_how_to_serve(plan)}"
+        sentence = f"{_patched(plan, changing, names)}{_how_to_serve(plan)}"
     elif plan.needed:
-        said = f"needs no patch for {names}, only settings{_how_to_serve(plan)}"
+        sentence = f"needs no patch for {names}, only settings{_how_to_serve(plan)}"
     elif states <= {NOT_APPLICABLE}:
-        said = f"has nothing that {names} would change"
+        sentence = f"has nothing that {names} would change"
     else:
-        said = f"already has {names}{_how_to_serve(plan)}"
-    return f"vLLM {plan.base.packages.get('vllm', '?')} {said}."
+        sentence = f"already has {names}{_how_to_serve(plan)}"
+    return f"vLLM {plan.base.packages.get('vllm', '?')} {sentence}."
 
 
 def _in_states(plan: BuildPlan, *states: str) -> str:
@@ -315,7 +317,7 @@ def state_of(pin: Pin) -> str:
 
 def _lines(report: PullReport) -> list[str]:
     files = report.installed
-    hunks = [found for file in files for found in file.hunks]
+    hunks = [hunk for file in files for hunk in file.hunks]
     lines = []
     if files:
         parts = [f"{len(files)} installed file{'s' if len(files) != 1 else ''}"]

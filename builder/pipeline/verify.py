@@ -188,12 +188,12 @@ class TargetInputs:
         """
         if self._lock is None:
             return
-        found = [plan_differences(entry, plan) for entry in self._lock.entries.values()]
-        if not found:
+        changes = [plan_differences(entry, plan) for entry in self._lock.entries.values()]
+        if not changes:
             raise SparkBuildError(
                 f"{self._path} locks nothing", Exit.STALE, hint="spark-build lock"
             )
-        least = min(found, key=len)
+        least = min(changes, key=len)
         if least:
             raise stale(self._path, least)
 
