@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import chart, kernel_defects
 from builder.diagnose import report
-from builder.diagnose.catalog import load_catalog
+from builder.diagnose.entries import load_entries
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
 from builder.layers.mods import export, mod_files, outdated
@@ -147,7 +147,7 @@ GENERATED = (
         write=_write_mods,
     ),
     text_file("docs/dispatch.md", "docs/evidence/vllm-*.json", _dispatch),
-    text_file("docs/diagnose.md", "builder/data/diagnose", lambda _: report.page(load_catalog())),
+    text_file("docs/diagnose.md", "builder/data/diagnose", lambda _: report.page(load_entries())),
     text_file("docs/kernel-defects.md", "docs/evidence/numbers", _defects),
     text_file("docs/registry_push.svg", "docs/registry_push.json", _chart),
     block("docs/lint.md", "the rules of lint", "rules", _rules),

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from builder.common.console import counted
 from builder.common.document import Count, Document, Part, Text
-from builder.diagnose.catalog import SEVERITIES, Engine, Severity, Sure, load_catalog, load_entry
-from builder.diagnose.mechanisms import KINDS, rules
-from builder.diagnose.scan import LABELS, Selection
+from builder.diagnose.entries import SEVERITIES, Engine, Severity, Sure, load_entries, load_entry
+from builder.diagnose.failures import KINDS, rules
+from builder.diagnose.matching import LABELS, Selection
 from builder.diagnose.servers import COVERED
 from builder.diagnose.verdict import UNKNOWN, Finding, Verdict, described, diagnose, verdict
 from builder.errors import UsageError, did_you_mean
@@ -24,7 +24,7 @@ from builder.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from builder.diagnose.catalog import Entry, Example
+    from builder.diagnose.entries import Entry, Example
     from builder.diagnose.verdict import Diagnosis
 
 
@@ -344,7 +344,7 @@ def find_entry(name: str) -> Entry:
     Raises:
         UsageError: it does not exist.
     """
-    entries = {entry.id: entry for entry in load_catalog()}
+    entries = {entry.id: entry for entry in load_entries()}
     if name not in entries:
         raise UsageError(
             f"no entry {name!r} in the catalogue{did_you_mean(name, entries)}",
@@ -403,7 +403,7 @@ def entries_to_check(paths: Sequence[str]) -> list[Entry]:
         UsageError: a file is malformed or missing.
     """
     if not paths:
-        return list(load_catalog())
+        return list(load_entries())
     files: list[Path] = []
     for given in paths:
         path = Path(given)
@@ -423,7 +423,7 @@ def failed_examples(entries: Sequence[Entry]) -> list[FailedExample]:
             if kind not in kinds:
                 found.append(FailedExample(entry.id, 0, f"{what} is missing"))
         # with the other entries, which must not match its line
-        others = [e for e in load_catalog() if e.id != entry.id]
+        others = [e for e in load_entries() if e.id != entry.id]
         for number, example in enumerate(entry.examples, 1):
             if why := _missed(entry, example, [*others, entry]):
                 found.append(FailedExample(entry.id, number, why))

@@ -1,27 +1,37 @@
-"""Read the logs that a command line names, and what their diagnosis ends with."""
+"""Reads the logs that a command line names, whole or while they grow, and ends with a verdict."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import select
 import stat
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from builder.common.console import console
 from builder.common.hints import os_hint
 from builder.diagnose import report
-from builder.diagnose.live import IDLE, watched
-from builder.diagnose.sources import Source, found, texts
-from builder.diagnose.verdict import diagnoses, earliest_failure_first, verdict
+from builder.diagnose.entries import load_entries
+from builder.diagnose.logs import SAMPLE, Source, joined, sources_at, texts
+from builder.diagnose.matching import Log
+from builder.diagnose.verdict import diagnoses, earliest_failure_first, judged, verdict, worst
 from builder.errors import Exit, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import BinaryIO
 
     from builder.diagnose.verdict import Diagnosis, Finding
 
+
+#: Seconds without a new line after which the log is judged.
+IDLE = 1.0
+#: Pauses to wait after a failure without the server's end, because it may continue.
+_PATIENCE = 30
 _PIPE = "docker logs NAME 2>&1 | spark-build diagnose -"
 _AGAIN = "when the server runs again, check its log: " + _PIPE
 
@@ -78,7 +88,7 @@ def _say(finding: Finding) -> None:
 def _read(logs: Sequence[str], vllm: str | None) -> list[Diagnosis]:
     standard = Source("standard input", lambda: contextlib.nullcontext(sys.stdin.buffer))
     results = []
-    for source in [standard] if list(logs) == ["-"] else found(logs):
+    for source in [standard] if list(logs) == ["-"] else sources_at(logs):
         try:
             with source.open() as stream:
                 results += [
@@ -138,3 +148,91 @@ def check_entries(names: Sequence[str]) -> str:
         )
     count = sum(len(entry.examples) for entry in entries)
     return f"{len(entries)} entries, {count} examples: all pass"
+
+
+class Live(io.RawIOBase):
+    """A pipe or a growing file; ``waiting`` is called at every pause, and tells if it ended."""
+
+    def __init__(self, fd: int, waiting: Callable[[], bool], *, idle: float = IDLE) -> None:
+        self.fd, self.waiting, self.idle = fd, waiting, idle
+        self.grows = stat.S_ISREG(os.fstat(fd).st_mode)
+        self.ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def first(self) -> bytes:
+        """The data available immediately, up to a sample's size."""
+        data = b""
+        while len(data) < SAMPLE and (piece := self._now(SAMPLE - len(data))):
+            data += piece
+        return data
+
+    def _now(self, size: int) -> bytes:
+        """The data that arrives within the pause."""
+        if not self.grows and not select.select([self.fd], [], [], self.idle)[0]:
+            return b""
+        data = os.read(self.fd, size)
+        if not data and self.grows:
+            time.sleep(self.idle)
+            data = os.read(self.fd, size)
+        elif not data:
+            self.ended = True
+        return data
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self.ended:
+            if data := self._now(len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+            self.ended = self.ended or self.waiting()
+        return 0
+
+
+class LiveResult(NamedTuple):
+    """Findings printed while the log grew, and the number of pauses."""
+
+    findings: set[tuple[str, int]]
+    pauses: list[int]
+
+
+def watched(
+    fd: int,
+    vllm: str | None,
+    say: Callable[[Finding], None],
+    *,
+    idle: float = IDLE,
+) -> list[Diagnosis]:
+    """Read a log until it ends, or its server is ready or dead; ``say`` gets findings at once.
+
+    An archive in a pipe can hold several logs.
+    """
+    log, entries = Log(), load_entries()
+    told = LiveResult(set(), [])
+
+    def waiting() -> bool:
+        log.flush()
+        partial = judged(log, entries, vllm)
+        for finding in [found for one in partial for found in one.findings]:
+            if (finding.id, finding.line) not in told.findings and finding.severity != "info":
+                told.findings.add((finding.id, finding.line))
+                say(finding)
+        states = {one.verdict.state for one in partial}
+        if states == {"ready"}:
+            return True
+        if worst(partial).verdict.state != "failed":
+            return False
+        told.pauses.append(1)
+        return len(told.pauses) >= _PATIENCE or log.broken()
+
+    live = Live(fd, waiting, idle=idle)
+    start = live.first()
+    whole = joined(start, cast("BinaryIO", live))
+    results: list[Diagnosis] = []
+    for number, (name, stream) in enumerate(texts(whole, "standard input")):
+        if number:
+            found = diagnoses(stream, vllm, entries)
+        else:
+            found = diagnoses(stream, vllm, entries, log=log, live=not live.ended)
+        results += [result.in_log(name) for result in found]
+    return results if len(results) > 1 else [results[0].in_file("")]

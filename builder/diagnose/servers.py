@@ -15,7 +15,7 @@ from builder.common.paths import package_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from builder.diagnose.lines import Line
+    from builder.diagnose.logs import Line
 
 #: Engines by name, with texts that only their logs have.  The first match decides.
 ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from builder.common.document import Count, Part, Text, always
-from builder.diagnose.catalog import SEVERITIES, Entry, Severity, load_catalog, rendered
-from builder.diagnose.lines import Reader
-from builder.diagnose.mechanisms import KINDS, classify
-from builder.diagnose.scan import Hit, Log, Scan, Server, scan
+from builder.diagnose.entries import SEVERITIES, Entry, Severity, load_entries, rendered
+from builder.diagnose.failures import KINDS, classify
+from builder.diagnose.logs import Reader
+from builder.diagnose.matching import Hit, Log, Scan, Server, scan
 from builder.diagnose.servers import COVERED, ENGINE_NAMES
 from builder.errors import UsageError
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import BinaryIO
 
-    from builder.diagnose.failures import Failure
-    from builder.diagnose.mechanisms import Mechanism
-    from builder.diagnose.scan import Selection
+    from builder.diagnose.failures import Failure, Mechanism
+    from builder.diagnose.matching import Selection
 
 #: The ID of a failure without an entry.
 UNKNOWN = "not-in-catalogue"
@@ -154,7 +153,7 @@ def diagnoses(
         UsageError: ``vllm`` is not a version, or an entry of the catalogue is malformed.
     """
     given = given_release(vllm)
-    entries = load_catalog() if catalog is None else catalog
+    entries = load_entries() if catalog is None else catalog
     return judged(scan(Reader(stream, live=live), entries, log), entries, given)
 
 

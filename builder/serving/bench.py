@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Text, read
 from builder.common.hints import instead, os_hint, reason
-from builder.diagnose.scan import Selection
+from builder.diagnose.matching import Selection
 from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
 from builder.probes import serve_client

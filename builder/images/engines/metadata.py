@@ -31,7 +31,7 @@ from builder.common.document import Part, always, moment, plain, read
 from builder.common.paths import package_file, project_file
 from builder.common.plan import PLAN_SCHEMA, BakedPlan, Maker, RecordedPlan
 from builder.common.reference import Ref
-from builder.diagnose.catalog import SKIPPED, load_catalog
+from builder.diagnose.entries import SKIPPED, load_entries
 from builder.errors import UsageError
 from builder.images.registry.reference import parse_reference
 from builder.probes import TERMS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, PlanDocument
-    from builder.diagnose.catalog import Condition, Entry, RequestedSetting
+    from builder.diagnose.entries import Condition, Entry, RequestedSetting
 
 
 # ------------------------------------------------------------------------ the files of spark-build
@@ -261,7 +261,7 @@ def markers(plan: PlanDocument) -> tuple[Marker, ...]:
 def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
     settings = dict(given)
     chosen = []
-    for entry in load_catalog():
+    for entry in load_entries():
         if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
             continue
         if entry.times > 1 or entry.passing:  # a server that gets ready has passed it

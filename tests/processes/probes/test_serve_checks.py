@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.document import plain
-from builder.diagnose.catalog import load_catalog
+from builder.diagnose.entries import load_entries
 from builder.images.engines import metadata
 from tests.documents import verified
 from tests.unit.inimage import load
@@ -313,7 +313,7 @@ def watch_of(vllm: str, env: dict[str, str] | None = None) -> Any:
 
 EXAMPLES = [
     (entry, example)
-    for entry in load_catalog()
+    for entry in load_entries()
     for example in entry.examples
     if entry.engine != "tensorrt-llm"
     and entry.severity in ("error", "warning")

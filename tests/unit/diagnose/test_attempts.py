@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.diagnose.lines import Reader
-from builder.diagnose.scan import scan
+from builder.diagnose.logs import Reader
+from builder.diagnose.matching import scan
 from builder.diagnose.verdict import diagnose, diagnoses
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ import pytest
 from builder.cli import diagnose as command
 from builder.common.console import console
 from builder.common.paths import package_file
-from builder.diagnose.catalog import MINIMUM, fixed_text, load_catalog, load_entry
-from builder.diagnose.lines import LONGEST, REPEATS, Reader, clean
-from builder.diagnose.scan import FORMS, LABELS, scan, settings_in
+from builder.diagnose.entries import MINIMUM, fixed_text, load_entries, load_entry
+from builder.diagnose.logs import LONGEST, REPEATS, Reader, clean
+from builder.diagnose.matching import FORMS, LABELS, scan, settings_in
 from builder.diagnose.verdict import diagnose
 from builder.errors import SparkBuildError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from builder.diagnose.catalog import Entry, Example
+    from builder.diagnose.entries import Entry, Example
     from builder.diagnose.verdict import Diagnosis
     from tests.unit.caller import Call
 
@@ -57,7 +57,7 @@ RELEASES = [
     "0.33.0",
 ]
 
-CATALOG = load_catalog()
+CATALOG = load_entries()
 EXAMPLES = [
     pytest.param(entry, example, id=f"{entry.id}-{number}")
     for entry in CATALOG

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 
 from builder.diagnose import failures
-from builder.diagnose.lines import Reader
-from builder.diagnose.scan import scan
+from builder.diagnose.logs import Reader
+from builder.diagnose.matching import scan
 from builder.diagnose.verdict import UNKNOWN, Diagnosis, diagnose
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.diagnose.catalog import load_catalog
-from builder.diagnose.lines import mended, records
-from builder.diagnose.sources import texts
+from builder.diagnose.entries import load_entries
+from builder.diagnose.logs import mended, records, texts
 from builder.diagnose.verdict import diagnose
 from builder.errors import UsageError
 from tests.unit.chance import QUICK
@@ -133,7 +132,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
 }
 
 EXAMPLES = [
-    (entry, example) for entry in load_catalog() for example in entry.examples if example.found
+    (entry, example) for entry in load_entries() for example in entry.examples if example.found
 ]
 
 

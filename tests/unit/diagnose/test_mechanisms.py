@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from builder.diagnose.catalog import load_catalog
-from builder.diagnose.mechanisms import (
+from builder.diagnose.entries import load_entries
+from builder.diagnose.failures import (
     KINDS,
     LONGEST,
     Rule,
@@ -45,7 +45,7 @@ def test_an_example_in_a_log_is_a_failure_with_its_mechanism(rule: Rule) -> None
 
 def test_kinds_are_named_and_no_entry_has_their_name() -> None:
     assert {rule.kind for rule in rules()} <= set(KINDS)
-    assert not set(KINDS) & {entry.id for entry in load_catalog()}
+    assert not set(KINDS) & {entry.id for entry in load_entries()}
 
 
 @pytest.mark.parametrize(

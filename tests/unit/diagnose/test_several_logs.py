@@ -13,7 +13,7 @@ from builder.cli.diagnose import diagnose
 from builder.cli.documents import schema
 from builder.common.console import console
 from builder.diagnose import report
-from builder.diagnose.catalog import load_catalog
+from builder.diagnose.entries import load_entries
 from builder.errors import SparkBuildError, UsageError
 
 if TYPE_CHECKING:
@@ -112,13 +112,13 @@ def test_every_example_of_the_catalogue_passes() -> None:
 
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     diagnose(("list",), None, json=False)
-    assert len(capsys.readouterr().out.splitlines()) == len(load_catalog())
+    assert len(capsys.readouterr().out.splitlines()) == len(load_entries())
     diagnose(("show", "disk-full"), None, json=False)
     out = capsys.readouterr().out
     assert "disk-full (error, any engine, certain)" in out
     assert "df -h" in out
     diagnose(("list",), None, json=True)
-    assert len(validated("diagnose-list")["entries"]) == len(load_catalog())
+    assert len(validated("diagnose-list")["entries"]) == len(load_entries())
     diagnose(("show", "disk-full"), None, json=True)
     assert [e["id"] for e in validated("diagnose-list")["entries"]] == ["disk-full"]
 

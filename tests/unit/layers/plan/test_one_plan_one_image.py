@@ -16,7 +16,7 @@ from builder.common.plan import PLAN_SCHEMA
 from builder.common.programs import APPLIER, VERIFIER
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.diagnose.catalog import load_catalog
+from builder.diagnose.entries import load_entries
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -115,7 +115,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the tool's own files anew, as another process does."""
-    for cached in (maker, written, programs, load_catalog, metadata._kernels, metadata._markers):
+    for cached in (maker, written, programs, load_entries, metadata._kernels, metadata._markers):
         cached.cache_clear()
     for program in (APPLIER, VERIFIER):
         for name in ("sources", "data", "digest"):

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from msgspec import Meta
 
 from builder.common.document import Count, Part, Text
-from builder.diagnose.catalog import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
+from builder.diagnose.entries import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
-from builder.diagnose.lines import Reader
+from builder.diagnose.logs import Reader
 from builder.diagnose.servers import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from builder.diagnose.lines import Line
+    from builder.diagnose.logs import Line
 
 
 class Selection(Part, frozen=True):

@@ -1,6 +1,6 @@
-"""The catalogue of findings: one TOML file per finding under ``builder/data/diagnose/``.
+"""The catalogue: what a log can show, one TOML file each in ``builder/data/diagnose/``.
 
-To add a finding, add one file; its examples are its tests.  Unknown keys are errors.
+To add an entry, add one file; its examples are its tests.  Unknown keys are errors.
 
 ``patterns`` are regular expressions, one of which must match a line; ``settings`` are
 ``NAME=REGEX``, one of which must have been requested.  ``when`` is the range of vLLM releases; if
@@ -404,7 +404,7 @@ def load_entry(path: Path, *, compiles: bool = True) -> Entry:
 
 
 @lru_cache(maxsize=1)
-def load_catalog() -> tuple[Entry, ...]:
+def load_entries() -> tuple[Entry, ...]:
     """Every entry, by name; the tests check their regular expressions."""
     folder = package_file("data", "diagnose")
     return tuple(load_entry(path, compiles=False) for path in sorted(folder.glob("*.toml")))
