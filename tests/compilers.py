@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
 from builder.common.pypi import PackageIndex
-from builder.compile.host import installed_nvcc
+from builder.compile.executor import installed_nvcc
 from builder.compile.toolchain import WHEELS, find_compiler
 from builder.errors import SparkBuildError
 from tests.engine import debs

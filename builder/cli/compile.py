@@ -43,6 +43,6 @@ def run(options: RunOptions) -> None:
 )
 def wheel(options: WheelOptions) -> None:
     """Compile a change into a wheel to install next to vLLM."""
-    from builder.compile.wheelcommand import compile_wheel
+    from builder.compile.command import compile_wheel
 
     compile_wheel(options)

@@ -77,13 +77,13 @@ DOCUMENTS = {
     "compile-run": Entry(
         "`compile run --json`: compiled units and their machine code; with --dry-run, the plan",
         (
-            "builder.compile.outcome:CompileRun",
-            "builder.compile.outcome:CompiledRelease",
+            "builder.compile.plans:CompileRun",
+            "builder.compile.plans:CompiledRelease",
         ),
     ),
     "compile-show": Entry(
         "`compile show --json`: what would be compiled, and for which architectures",
-        ("builder.compile.outcome:CompiledRelease",),
+        ("builder.compile.plans:CompiledRelease",),
     ),
     "compile-wheel": Entry(
         "`compile wheel --json`: the wheel and its checks; with --dry-run, the plan",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.compile.changes import SourceChange
+    from builder.compile.sources import BuildRecipe, Sources, Unit
     from builder.compile.toolchain import Toolchain
-    from builder.compile.units import BuildRecipe, Sources, Unit
 
 # --------------------------------------------------------------------------------------------- cost
 

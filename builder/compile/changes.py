@@ -21,7 +21,7 @@ from builder.applier.trees import Content, DirTree
 from builder.applier.values import keys_of
 from builder.common.document import Part, Text, plain, read
 from builder.common.paths import package_file
-from builder.compile.units import SUFFIXES, Sources, dead_guards, evaluate
+from builder.compile.sources import SUFFIXES, Sources, dead_guards, evaluate
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from builder.applier.layers import Layer
     from builder.applier.outcomes import OpResult
     from builder.applier.trees import Changes
-    from builder.compile.source import SourceTree
-    from builder.compile.units import BuildRecipe, Unit
+    from builder.compile.sources import BuildRecipe, SourceTree, Unit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,38 +1,45 @@
-"""Show or compile parts of a release's CUDA sources, and print the result."""
+"""The ``compile`` commands: show or compile parts of a release's CUDA sources, or build a wheel."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from builder.applier.outcomes import Target
 from builder.common.console import console, print_json
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
+from builder.common.reference import Ref
 from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
 from builder.compile.changes import named_change, patched
 from builder.compile.executor import toolkit_choice
-from builder.compile.outcome import (
+from builder.compile.extensionwheel import PlannedWheel, build_extension_wheel, request_for
+from builder.compile.plans import (
     CompiledRelease,
     CompileRun,
     UnitRow,
     operator_rows,
     outcome,
+    plan_wheel,
     runs_on_gb10,
     sm12x_units,
 )
-from builder.compile.source import SourceTree, source_of
+from builder.compile.sources import Sources, SourceTree, source_of, touched
+from builder.compile.stage import refuse_cpu_torch, with_libraries
 from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
-from builder.compile.units import Sources, touched
-from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
+from builder.errors import EngineError, Exit, SparkBuildError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from builder.compile.changes import SourceChange
-    from builder.compile.options import RunOptions, ShowOptions
-    from builder.compile.outcome import Outcome, Row
-    from builder.compile.units import Unit
+    from builder.compile.extensionwheel import WheelReport
+    from builder.compile.options import ChangeOptions, RunOptions, ShowOptions, WheelOptions
+    from builder.compile.plans import Outcome, Row, WheelPlan
+    from builder.compile.sources import Unit
+    from builder.compile.toolchain import Compiler
+    from builder.images.subject import Subject
 
 
 def source_tree(index: PackageIndex, vllm: str, source: Path | None) -> SourceTree:
@@ -121,7 +128,7 @@ def compile_change(options: RunOptions) -> None:
     )
     build = outcome(tree, options.arch_list, compiler.cuda)
     sources = Sources(tree.root, build.recipe.generated)
-    change = _change(sources, options)
+    change = None if options.unit else _change(sources, options)
     if change is not None and not change.texts:
         upstream = f" (upstream since {change.upstream})" if change.upstream else ""
         raise SparkBuildError(
@@ -156,10 +163,10 @@ def compile_change(options: RunOptions) -> None:
         )
 
 
-def _change(sources: Sources, options: RunOptions) -> SourceChange | None:
-    if options.change:
-        return named_change(sources, options.change)
-    return patched(sources, options.patch) if options.patch else None
+def _change(sources: Sources, options: ChangeOptions) -> SourceChange:
+    if options.patch:
+        return patched(sources, options.patch)
+    return named_change(sources, options.change or "")
 
 
 def _units(
@@ -183,3 +190,117 @@ def _say_plan(build: Outcome, units: list[Unit], cost: Cost, *, json: bool) -> N
     for unit in units:
         print(f"{unit.extension}: {unit.path}  ({_targets(unit)})")
     print(cost.brief if units else "the changed files affect no compiled unit")
+
+
+def compile_wheel(options: WheelOptions) -> None:
+    """Build the wheel; its path is the last line of stdout."""
+    if bool(options.change) == bool(options.patch):
+        raise UsageError(
+            "give --change or --patch",
+            hint="spark-build compile wheel --vllm 0.19.1 --change sm120-family --dry-run",
+        )
+    if not options.dry_run:
+        _must_be_writable(options.output)
+    index = PackageIndex()
+    platform = Platform.parse(options.platform or Target.here().platform).oci
+    compiler = find_compiler(
+        index, platform, options.nvcc, toolkit_choice(options.toolkit, options.builder)
+    )
+    if options.cuda and options.cuda != compiler.cuda:
+        what = compiler.container.image.name if compiler.container else compiler.nvcc
+        raise EngineError(
+            f"{what} is CUDA {compiler.cuda}, but --cuda says {options.cuda}",
+            hint="name the compiler of that toolkit with --nvcc or --toolkit",
+        )
+    source = source_tree(index, options.vllm, options.source)
+    change = _change(Sources(source.root), options)
+    plan = plan_wheel(source, change, options.arch_list, compiler.cuda)
+    if options.dry_run:
+        _say_wheel_plan(plan, source, options, compiler)
+        return
+    ref = Ref(options.base or f"pypi:vllm=={options.vllm}")
+    with console.step(f"base {ref}"):
+        base = with_libraries(ref, platform, index)
+    try:
+        _must_be_for(base, platform, index)
+        request = request_for(
+            index,
+            base.tree,
+            source,
+            change,
+            compiler,
+            arch_list=options.arch_list,
+            torch=options.torch,
+            jobs=options.jobs,
+            plan=plan,
+        )
+        wheel = build_extension_wheel(request, options.output)
+    finally:
+        base.close()
+    if options.json:
+        print_json(wheel.report)
+        return
+    _say_wheel(wheel.report)
+    print(wheel.path)
+
+
+def _must_be_for(base: Subject, platform: str, index: PackageIndex) -> None:
+    """Refuse a base for another platform, before minutes of compiling.
+
+    An image for a single platform ignores ``--platform``.
+    """
+    identity = base.identity
+    is_for = identity.platform.oci
+    if is_for != platform:
+        raise UsageError(
+            f"{identity.ref} is for {is_for}, but the compiled code would be for {platform}",
+            hint=f"--platform {is_for}",
+        )
+    packages = identity.packages
+    if identity.is_wheels and "torch" in packages:
+        target = identity.platform.target
+        refuse_cpu_torch(index, packages["torch"], target, packages["vllm"])
+
+
+def _must_be_writable(out: Path) -> None:
+    """Refuse an output folder that cannot be written; create nothing yet."""
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not above.is_dir():
+        raise UsageError(f"{out} cannot be a folder because {above} is a file")
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"{above} cannot be written to", hint="name another folder with -o")
+
+
+def _say_wheel_plan(
+    plan: WheelPlan, source: SourceTree, options: WheelOptions, compiler: Compiler
+) -> None:
+    paths = [unit.path for unit in (*plan.rebuilt, *plan.siblings)]
+    cost = cost_of_units(paths, jobs=compiler.at_once(options.jobs))
+    if options.json:
+        print_json(PlannedWheel.of(plan, source.version, cost.jobs))
+        return
+    print(f"operators: {', '.join(operator.name for operator in plan.operators)}")
+    for unit in plan.rebuilt:
+        print(f"  rebuilt   {unit.path}")
+    for unit in plan.siblings:
+        print(f"  between   {unit.path}")
+    print(cost.brief)
+
+
+def _say_wheel(report: WheelReport) -> None:
+    about, abi, kernels = report.companion, report.abi, report.companion.kernels
+    counted = [f"{number} x {name}" for name, number in kernels.instructions.items()]
+    if kernels.writing:
+        counted.append(f"{kernels.writing} write to memory")
+    if kernels.from_ptx:
+        counted.append(f"{kernels.from_ptx} from PTX")
+    as_released = kernels.as_released
+    counted.append(f"{len(as_released)} like those of the release" if as_released else "no trap")
+    print(f"{about.name} for vllm {about.vllm}, torch {about.torch}")
+    print(f"  operators   {', '.join(operator.name for operator in about.operators)}")
+    print(f"  kernels     {', '.join(counted) if kernels.by_target else 'none'}")
+    print(f"  runs on     {', '.join(f'{a}.{b}' for a, b in about.capabilities)}")
+    symbols = ", ".join(f"{number} of {name}" for name, number in abi.symbols.items())
+    print(f"  symbols     {symbols}: all found")
+    versions = ", ".join(f"{name} {version}" for name, version in abi.newest_versions.items())
+    print(f"  requires    {versions}; CUDA runtime {about.cuda_runtime}")

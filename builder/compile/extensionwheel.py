@@ -30,15 +30,13 @@ from builder.common.machinecode import code_of, images, is_trap, telling
 from builder.common.paths import package_file
 from builder.common.plan import Input
 from builder.common.pypi import write_atomically
-from builder.compile.abi import InstalledLibraries
 from builder.compile.build import HOST_SUFFIXES, compile_units
 from builder.compile.cplusplus import again
-from builder.compile.link import Runtime, link
+from builder.compile.link import InstalledLibraries, Runtime, link
 from builder.compile.operators import Discovery, OperatorName, registration_source
-from builder.compile.outcome import UnitRow, runs_on
+from builder.compile.plans import UnitRow, plan_wheel, runs_on, with_definers
+from builder.compile.sources import Sources, Unit
 from builder.compile.toolchain import header_version, make_toolchain, torch_headers
-from builder.compile.units import Sources, Unit
-from builder.compile.wheelplan import plan_wheel, with_definers
 from builder.errors import Exit, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
@@ -49,10 +47,9 @@ if TYPE_CHECKING:
     from builder.common.pypi import PackageIndex
     from builder.compile.changes import SourceChange
     from builder.compile.operators import Operator
-    from builder.compile.source import SourceTree
+    from builder.compile.plans import WheelPlan
+    from builder.compile.sources import BuildRecipe, SourceTree
     from builder.compile.toolchain import Compiler, Toolchain
-    from builder.compile.units import BuildRecipe
-    from builder.compile.wheelplan import WheelPlan
 
     Released = Callable[[frozenset[str]], Mapping[str, Mapping[str, int]]]
     from builder.compile.build import BuiltUnit
@@ -101,7 +98,7 @@ def request_for(
     Args:
         index: the package index for headers.
         tree: site-packages of the base; it must have been identified with the distributions of
-            ``builder.compile.abi.DISTRIBUTIONS`` tracked.
+            ``builder.compile.link.DISTRIBUTIONS`` tracked.
         source: vLLM's sources of the base's release.
         change: the change.
         compiler: from ``find_compiler``.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from builder.compile.cplusplus import Name
-    from builder.compile.units import BuildRecipe, Sources, Unit
+    from builder.compile.sources import BuildRecipe, Sources, Unit
 
 _CLASSIC = """
 TORCH_LIBRARY_IMPL({library}, {key}, m) {{

@@ -45,7 +45,6 @@ from builder.common.plan import (
 from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel
-from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.build import cost_of_units, free_here, refuse_machine
 from builder.compile.changes import (
     JudgedFile,
@@ -59,10 +58,10 @@ from builder.compile.changes import (
     verdict,
 )
 from builder.compile.extensionwheel import build_extension_wheel, request_for
-from builder.compile.outcome import gencode_of
-from builder.compile.source import source_of
+from builder.compile.link import DISTRIBUTIONS
+from builder.compile.plans import gencode_of, plan_wheel
+from builder.compile.sources import source_of
 from builder.compile.toolchain import MEMBER, find_compiler, header_wheels, pinned_torch
-from builder.compile.wheelplan import plan_wheel
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest
@@ -78,10 +77,22 @@ if TYPE_CHECKING:
     from builder.common.pypi import PackageIndex
     from builder.compile.build import Cost
     from builder.compile.executor import ToolkitChoice
-    from builder.compile.source import SourceTree
+    from builder.compile.plans import WheelPlan
+    from builder.compile.sources import SourceTree
     from builder.compile.toolchain import Compiler
-    from builder.compile.wheelplan import WheelPlan
     from builder.images.subject import Subject
+
+
+def with_libraries(
+    ref: Ref, platform: str, index: PackageIndex, *, python: str | None = None
+) -> Subject:
+    """A base with the libraries of its extensions."""
+    tracked = DISTRIBUTIONS
+    return identify(
+        BaseRequest(
+            ref=ref, platform=platform, python=python, pins={}, tracked=tracked, index=index
+        )
+    )
 
 
 def refuse_cpu_torch(index: PackageIndex, torch: str, target: Target, release: str) -> None:
@@ -609,16 +620,10 @@ def _with_torch(base: Subject, index: PackageIndex) -> Iterator[Tree]:
     if not base.identity.is_wheels:
         yield base.tree
         return
-    torch = identify(
-        BaseRequest(
-            ref=Ref(f"pypi:vllm=={base.identity.packages['vllm']}"),
-            platform=base.identity.platform.oci,
-            python=".".join(map(str, base.identity.platform.python_version)),
-            pins={},
-            tracked=DISTRIBUTIONS,
-            index=index,
-        )
-    )
+    identity = base.identity
+    python = ".".join(map(str, identity.platform.python_version))
+    ref = Ref(f"pypi:vllm=={identity.packages['vllm']}")
+    torch = with_libraries(ref, identity.platform.oci, index, python=python)
     try:
         yield torch.tree
     finally:

@@ -30,11 +30,11 @@ from builder.common.paths import cache_dir
 from builder.common.plan import Input, Platform
 from builder.common.pypi import download
 from builder.common.wheels import RemoteWheel
-from builder.compile.executor import LocalExecutor
-from builder.compile.host import (
+from builder.compile.executor import (
     NATIVE,
     TARGETS,
     HostCompiler,
+    LocalExecutor,
     compiler_versions,
     find_nvcc,
     has_library_headers,

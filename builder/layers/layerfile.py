@@ -34,7 +34,6 @@ from builder.common.diffs import read_sections
 from builder.common.document import load_toml, plain
 from builder.common.forge import parse_pull
 from builder.common.plan import read_pin
-from builder.compile.units import gencode_flags
 from builder.errors import KINDS, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -291,7 +290,9 @@ class _Reader:
         return op
 
     def op_compile(self, op: Table, where: str) -> Table:
-        from builder.compile.changes import rendered_change  # needs what the package index needs
+        # these need what the package index needs
+        from builder.compile.changes import rendered_change
+        from builder.compile.sources import gencode_flags
 
         if ("change" in op) == ("file" in op):
             raise self.fail(where, "give either 'change' or 'file'")

@@ -23,7 +23,6 @@ from builder.applier.values import all_match, sha256_hex
 from builder.common.plan import BuildPlan, LayerDecision
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.compile.changes import compile_ops, estimate_of
-from builder.compile.host import where_to_compile
 from builder.errors import Exit, NotServed, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.imagetree import ImageTree
 from builder.images.engines.metadata import maker
@@ -162,6 +161,8 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         if all(_may_compile(d) for d in rebuild):
             lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
             hint = command or "spark-build image --compile"
+            from builder.compile.executor import where_to_compile  # needs containers
+
             if where := where_to_compile(plan.base.platform.oci):
                 lines.append(f"compile {where}")
         raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)

@@ -63,7 +63,7 @@ def stages_of(
 
 
 def _libraries() -> tuple[str, ...]:
-    from builder.compile.abi import DISTRIBUTIONS
+    from builder.compile.link import DISTRIBUTIONS
 
     return DISTRIBUTIONS
 

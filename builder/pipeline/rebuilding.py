@@ -9,8 +9,8 @@ from builder.common.confirm import confirm
 from builder.common.console import console, print_json
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.compile.abi import DISTRIBUTIONS
 from builder.compile.executor import toolkit_choice
+from builder.compile.link import DISTRIBUTIONS
 from builder.compile.toolchain import WHEELS, of_wheels
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.registry.client import Repository

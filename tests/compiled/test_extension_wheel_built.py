@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.abi import InstalledLibraries
+from builder.compile.executor import find_nvcc
 from builder.compile.extensionwheel import prove_kernels
-from builder.compile.host import find_nvcc
-from builder.compile.link import Linked, link, toolkit_libraries
+from builder.compile.link import InstalledLibraries, Linked, link, toolkit_libraries
 from builder.compile.operators import load_operators
 
 SOURCE = Path(__file__).with_name("prebuilt.cu")

@@ -18,14 +18,14 @@ from builder.applier.trees import DirTree
 from builder.common.document import plain
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.compile.abi import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.changes import SourceChange
+from builder.compile.executor import compiler_versions, find_nvcc
 from builder.compile.extensionwheel import WheelRequest, build_extension_wheel
-from builder.compile.host import compiler_versions, find_nvcc
+from builder.compile.link import DISTRIBUTIONS, InstalledLibraries
 from builder.compile.operators import load_operators
-from builder.compile.source import SourceTree
+from builder.compile.plans import plan_wheel
+from builder.compile.sources import SourceTree
 from builder.compile.toolchain import Compiler, Toolchain
-from builder.compile.wheelplan import plan_wheel
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.bases.model import BaseRequest

@@ -14,11 +14,9 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.common.document import plain
-from builder.compile.abi import InstalledLibraries
-from builder.compile.executor import ImageCompilers
+from builder.compile.executor import ImageCompilers, find_nvcc
 from builder.compile.extensionwheel import build_extension_wheel
-from builder.compile.host import find_nvcc
-from builder.compile.link import toolkit_libraries
+from builder.compile.link import InstalledLibraries, toolkit_libraries
 from tests.documents import validated
 from tests.processes.compile.test_toolkit import Here, contained, containers  # noqa: F401 - a fixture
 

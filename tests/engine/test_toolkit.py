@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.trees import DirTree
-from builder.compile.abi import InstalledLibraries
 from builder.compile.changes import SourceChange
 from builder.compile.executor import Compilation, ContainerExecutor, Step, open_toolkit
 from builder.compile.extensionwheel import build_extension_wheel
+from builder.compile.link import InstalledLibraries
 from builder.compile.toolchain import Compiler
 from builder.errors import BuildFailed, Exit
 from builder.images.engines.containers import Containers

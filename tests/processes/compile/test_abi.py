@@ -12,9 +12,15 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.common.machinecode import ElfFacts, read_elf
-from builder.compile.abi import AbiBase, InstalledLibraries, check_abi, too_new
 from builder.compile.executor import LocalExecutor
-from builder.compile.link import older_versions, shim_source
+from builder.compile.link import (
+    AbiBase,
+    InstalledLibraries,
+    check_abi,
+    older_versions,
+    shim_source,
+    too_new,
+)
 from builder.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from builder.applier.outcomes import PRE
 from builder.compile.changes import PatchedSource, SourceBuild, affected_units
-from builder.compile.source import SourceTree
+from builder.compile.sources import SourceTree
 from tests.unit.compile.test_native import GUARDS, LISTS, UTILS
 from tests.unit.fakes import write_tree
 

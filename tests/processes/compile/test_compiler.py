@@ -10,8 +10,8 @@ from msgspec import structs
 from builder.applier.outcomes import Target
 from builder.common.plan import Input
 from builder.common.pypi import PackageIndex
-from builder.compile import host
-from builder.compile.host import NATIVE, TARGETS, where_to_compile
+from builder.compile import executor
+from builder.compile.executor import NATIVE, TARGETS, where_to_compile
 from builder.compile.toolchain import RELEASE, find_compiler, of_wheels
 from builder.errors import EngineError, RemoteError, UsageError
 from tests.unit.fakes import fake_base, vllm_files
@@ -80,7 +80,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = program(tmp_path / "tools", "g++", GPP).parent
     (folder / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(host, "_USUAL", tmp_path / "none")
+    monkeypatch.setattr(executor, "_USUAL", tmp_path / "none")
     return folder
 
 
@@ -276,7 +276,7 @@ def test_the_cache_lists_the_compiler(index: FakeIndex, tools: Path) -> None:
 
 
 def test_a_base_of_another_platform_than_was_asked_for_is_refused() -> None:
-    from builder.compile.wheelcommand import _must_be_for
+    from builder.compile.command import _must_be_for
 
     base = fake_base(vllm_files())
     is_for = base.identity.platform.oci

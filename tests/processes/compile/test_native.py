@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.compile import units
-from builder.compile.outcome import outcome
+from builder.compile import sources as units
+from builder.compile.plans import outcome
 from builder.errors import UsageError
 from tests.unit.compile.test_native import source  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
-    from builder.compile.source import SourceTree
+    from builder.compile.sources import SourceTree
 
 
 def test_the_build_files_decide(source: SourceTree) -> None:

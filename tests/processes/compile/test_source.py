@@ -10,7 +10,7 @@ import pytest
 from builder.__main__ import run
 from builder.common.forge import Forges
 from builder.common.paths import cache_dir
-from builder.compile.source import source_of
+from builder.compile.sources import source_of
 from builder.errors import RemoteError, UsageError
 from builder.publishing.evidence import purl
 from tests.forge import Fault, LocalForge, Repository

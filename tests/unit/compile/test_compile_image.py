@@ -11,7 +11,7 @@ from builder.applier.sources import Stage
 from builder.common import machinecode
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.compile.abi import DISTRIBUTIONS
+from builder.compile.link import DISTRIBUTIONS
 from builder.layers.catalog import Selection
 from builder.layers.planner import IndexSources, make_plan
 from builder.pipeline.bases import identify_base

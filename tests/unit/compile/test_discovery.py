@@ -10,7 +10,7 @@ from builder.compile.changes import SourceChange
 from builder.compile.cplusplus import NO_KEY, Macros, holds, read, registered, scan
 from builder.compile.extensionwheel import wheel_sources
 from builder.compile.operators import Discovery, OperatorsUnknown, registration_source
-from builder.compile.units import BuildRecipe, Extension, Sources, Unit
+from builder.compile.sources import BuildRecipe, Extension, Sources, Unit
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from builder.compile.operators import (
     registration_source,
     sibling_units,
 )
-from builder.compile.units import Unit
+from builder.compile.sources import Unit
 from builder.errors import UsageError
 from builder.probes import wheel_loader as loader
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.values import ApplyError
-from builder.compile import units
+from builder.compile import sources as units
 from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
-from builder.compile.outcome import runs_on_gb10
-from builder.compile.source import SourceTree
-from builder.compile.units import Sources, Unit, dead_guards, gencode_flags, lets_run
+from builder.compile.plans import runs_on_gb10
+from builder.compile.sources import Sources, SourceTree, Unit, dead_guards, gencode_flags, lets_run
 from builder.errors import EngineError, SparkBuildError, UsageError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from builder.common.machinecode import read_module
 from builder.common.plan import StageRequest
 from builder.common.pypi import PackageIndex
 from builder.compile.changes import compile_ops
-from builder.compile.source import release_source
+from builder.compile.sources import release_source
 from builder.compile.stage import Stages, refuse_cpu_torch
 from builder.errors import SparkBuildError
 from builder.layers.catalog import Catalog

@@ -16,10 +16,9 @@ from builder.applier.outcomes import Target
 from builder.applier.trees import DirTree
 from builder.common.document import plain
 from builder.common.machinecode import read_elf
-from builder.compile.abi import InstalledLibraries
 from builder.compile.build import FLAGS
 from builder.compile.extensionwheel import build_extension_wheel
-from builder.compile.link import link, toolkit_libraries
+from builder.compile.link import InstalledLibraries, link, toolkit_libraries
 from builder.compile.stage import Stages
 from builder.compile.toolchain import Toolchain, find_compiler
 from tests.compiled.test_extension_wheel_whole import make_request

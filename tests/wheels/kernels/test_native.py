@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from builder.common.pypi import PackageIndex
-from builder.compile.outcome import Outcome, outcome
-from builder.compile.source import release_source
+from builder.compile.plans import Outcome, outcome
+from builder.compile.sources import release_source
 
 KERNEL = "c3x/scaled_mm_sm120_fp8.cu"
 #: release, CUDA, the build's own architectures for 12.1a, __CUDA_ARCH__, whether the kernel is dead

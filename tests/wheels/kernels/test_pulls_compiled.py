@@ -14,7 +14,7 @@ import pytest
 from builder.applier.outcomes import Target
 from builder.common.paths import cache_dir
 from builder.compile.changes import rendered_change
-from builder.compile.source import release_source
+from builder.compile.sources import release_source
 from tests.forge import LocalForge, Pull, Repository
 from tests.wheels.cli import Ran, called
 
