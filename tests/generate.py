@@ -24,6 +24,7 @@ from builder.layers.catalog import Catalog
 from builder.layers.mods import export, mod_files, outdated
 from builder.proof.levels import LEVELS
 from builder.proof.recorded import read_records, render, stale_records
+from builder.ptx import supported
 from builder.serving.lint import RULES
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ GENERATED = (
     ),
     text_file("docs/dispatch.md", "docs/evidence/vllm-*.json", _dispatch),
     text_file("docs/diagnose.md", "builder/data/diagnose", lambda _: report.page(load_entries())),
+    text_file("docs/ptx-instructions.md", "builder/ptx", lambda _: supported.page()),
     text_file("docs/kernel-defects.md", "docs/evidence/numbers", _defects),
     text_file("docs/registry_push.svg", "docs/registry_push.json", _chart),
     block("docs/lint.md", "the rules of lint", "rules", _rules),

@@ -200,6 +200,10 @@ DOCUMENTS = {
         "`preflight --json`: whether a model starts on a release, and with which kernels",
         ("builder.serving.preflight:Preflight", "builder.serving.preflight:ModelMatrix"),
     ),
+    "ptx-instructions": Entry(
+        "`ptx instructions --json`: the instructions that run, or those of a file that do not",
+        ("builder.ptx.supported:Instructions",),
+    ),
     "ptx-races": Entry(
         "`ptx races --json`: each race of a kernel once", ("builder.ptx.runs:KernelRaces",)
     ),

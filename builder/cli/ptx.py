@@ -1,4 +1,4 @@
-"""``spark-build ptx run`` and ``ptx races``."""
+"""``spark-build ptx run``, ``ptx races`` and ``ptx instructions``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +73,7 @@ def run(
 
 @_ptx.sub("races", "spark-build ptx races kernel.ptx --launch launch.json --json")
 def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = False) -> None:
-    """List each race once, with both lines of PTX and what is missing.
+    """List each race once, with both lines and what is missing.
 
     No GPU is needed. Exit 5: a race, deadlock or fault.
     """
@@ -96,6 +96,41 @@ def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = 
         found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
         message = f"{file}: {result.kernel} has {found}"
         raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
+
+
+@_ptx.sub(
+    "instructions",
+    "spark-build ptx instructions",
+    "spark-build ptx instructions kernel.ptx",
+)
+def instructions(
+    file: Annotated[Path | None, Argument("PTX, as nvcc --ptx writes it.", "FILE.ptx")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Print the instructions that run, or what a file lacks.
+
+    Exit 5: the file has an instruction that does not run.
+    """
+    from builder.ptx.supported import Instructions, missing_in, table
+
+    result = missing_in(file) if file else Instructions(table(), (), ())
+    if json:
+        print_json(result)
+    elif file:
+        for one in result.missing:
+            print(f"{one.kernel}, line {one.line}: {one.text}")
+            print(f"  {one.why}")
+        if not result.missing:
+            print(f"every instruction of {counted(len(result.kernels), 'kernel')} runs")
+    else:
+        for form in result.forms:
+            total = len(form.known) + len(form.unknown)
+            print(f"{len(form.known):>4} of {total:>3}  {form.form}")
+    if result.missing:
+        message = f"{file}: {counted(len(result.missing), 'instruction')} of its kernels do not run"
+        hint = "docs/ptx-instructions.md lists what runs"
+        raise SparkBuildError(message, Exit.VERIFY_FAILED, hint)
 
 
 def _ended(run: "OwnRun | Stopped") -> str:

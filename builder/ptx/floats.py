@@ -283,10 +283,12 @@ def _arithmetic(d: Decoder, i: Instruction) -> Step:
         raise d.unknown(i)
     register, view, numbers = _REGISTERS[name]
     kind = typed(register)
-    if len(i.operands) != operation.count + 1:
+    function = _function(i.opcode, name.removesuffix("x2"), frozenset(i.modifiers[:-1]))
+    if i.opcode in ("min", "max") and name == "f32" and len(i.operands) == 4:
+        function = _of_three(function)
+    elif len(i.operands) != operation.count + 1:
         raise d.unknown(i, f"{len(i.operands)} operands")
     out, *sources = (d.out(i, i.operands[0], kind), *(d.source(i, s, kind) for s in i.operands[1:]))
-    function = _function(i.opcode, name.removesuffix("x2"), frozenset(i.modifiers[:-1]))
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[view]
@@ -294,6 +296,10 @@ def _arithmetic(d: Decoder, i: Instruction) -> Step:
         put(rows[out], result.astype(numbers).view(rows[out].dtype), m)
 
     return run
+
+
+def _of_three(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b, c: function(function(a, b), c)
 
 
 def _function(opcode: str, name: str, words: frozenset[str]) -> Callable[..., Any]:

@@ -87,6 +87,32 @@ class BasicBlock:
     members: int = -1
 
 
+def step_of(decoder: Decoder, place: int, one: Instruction) -> Step:
+    """An instruction at its place in the kernel, decoded.
+
+    Raises:
+        PtxError: it is unknown, or this form of it is.
+    """
+    emitter = EMITTERS.get(one.opcode)
+    if emitter is None:
+        raise decoder.unknown(one)
+    try:
+        return guarded(decoder, one, emitter(decoder, one), place)
+    except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
+        raise decoder.unknown(one, "its operands are not understood") from None
+
+
+def missing_of(kernel: Kernel) -> dict[int, PtxError]:
+    """The instructions of a kernel that are unknown, by their places."""
+    decoder, missing = Decoder(kernel), {}
+    for place, one in enumerate(kernel.code):
+        try:
+            step_of(decoder, place, one)
+        except PtxError as error:
+            missing[place] = error
+    return missing
+
+
 class Program:
     """A decoded kernel."""
 
@@ -99,7 +125,7 @@ class Program:
         translator = Translator(self.decoder)
         for place, one in enumerate(kernel.code):
             try:
-                self.steps.append(self._step(place, one))
+                self.steps.append(step_of(self.decoder, place, one))
                 translator.add(one)
             except PtxError as error:
                 missing.setdefault(error.what, error)
@@ -114,15 +140,6 @@ class Program:
         self.blocks = dict(self._blocks(sorted(leaders)))
         #: the instructions as core.c has them
         self.table = translator.table()
-
-    def _step(self, place: int, one: Instruction) -> Step:
-        emitter = EMITTERS.get(one.opcode)
-        if emitter is None:
-            raise self.decoder.unknown(one)
-        try:
-            return guarded(self.decoder, one, emitter(self.decoder, one), place)
-        except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
-            raise self.decoder.unknown(one, "its operands are not understood") from None
 
     def _blocks(self, leaders: list[int]) -> Iterable[tuple[int, BasicBlock]]:
         count = len(self.steps)

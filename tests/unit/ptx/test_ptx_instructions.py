@@ -36,7 +36,14 @@ SHARED = "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10; "
 SPACE = "mov.u64 %rd8, 1048576; mul.wide.u32 %rd9, %r0, 16; add.s64 %rd8, %rd8, %rd9; "
 EXTRA = 1 << 20
 
+#: Floats of the first three words.
+REALS = "mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3; "
+
 BODIES: list[tuple[str, tuple[int, ...], int]] = [
+    # Extremes of three numbers
+    (REALS + "max.f32 %f4, %f1, %f2, %f3; mov.b32 %r5, %f4;", (F1, NAN, F2), F2),
+    (REALS + "min.f32 %f4, %f3, %f2, %f1; mov.b32 %r5, %f4;", (F1, F2, F2), F1),
+    (REALS + "max.NaN.f32 %f4, %f1, %f2, %f3; mov.b32 %r5, %f4;", (F1, NAN, F2), 0x7FFFFFFF),
     # Integer Arithmetic, Logic and Shift Instructions
     (HALVES + "add.s16 %rs3, %rs1, %rs2;" + WHOLE, (0x00017FFF,), 0x80008000),
     (HALVES + "sub.s16 %rs3, %rs1, %rs2;" + WHOLE, (0x00010000,), M1),
