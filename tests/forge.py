@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 from tests.loopback import LoopbackHandler, LoopbackServer
 
@@ -180,12 +181,17 @@ class LocalForge(LoopbackServer):
         compare = re.fullmatch(r"/compare/(\w+)\.\.\.(\w+)", rest)
         commit = re.fullmatch(r"/commits/(\w+)", rest)
         tarball = re.fullmatch(r"/tarball/(\w+)", rest)
+        issue = re.fullmatch(r"/issues/(\d+)", rest)
         with suppress(subprocess.CalledProcessError):
             if pull and int(pull[1]) in self.pulls:
                 return _ok(self._pull(int(pull[1])))
             if comments and int(comments[1]) in self.pulls:
                 said = self.pulls[int(comments[1])].comments
                 return _ok([{"body": text} for text in said])
+            if issue and int(issue[1]) in self.pulls:
+                return _ok(self._issue(int(issue[1])))
+            if rest == "/commits":
+                return _ok(self._listed(parse_qs(path.partition("?")[2])))
             if compare:
                 return self._compare(self._known(compare[1]), self._known(compare[2]), wants_diff)
             if commit:
@@ -219,6 +225,19 @@ class LocalForge(LoopbackServer):
                 "repo": {"full_name": self.name},
             },
         }
+
+    def _issue(self, number: int) -> dict[str, Any]:
+        pull = self._pull(number)
+        return {
+            **{key: pull[key] for key in ("number", "state", "title")},
+            "updated_at": self.repository.git("show", "-s", "--format=%cI", pull["head"]["sha"]),
+            "pull_request": {"merged_at": pull["merged_at"]},
+        }
+
+    def _listed(self, query: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+        words = (f"-{query['per_page'][0]}", query["sha"][0], "--", query["path"][0])
+        names = self.repository.git("log", "--format=%H", *words).split()
+        return [self._commit(name) for name in names]
 
     def _compare(self, base: str, head: str, diff: bool) -> tuple[int, dict[str, str], bytes]:
         shared = self.repository.git("merge-base", base, head)

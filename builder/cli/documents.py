@@ -192,6 +192,10 @@ DOCUMENTS = {
         "`mods export --json`: the mods that were written or are up to date",
         ("builder.layers.catalog:ExportedMods",),
     ),
+    "outdated": Entry(
+        "`outdated --json`: what the releases since then change",
+        ("builder.serving.outdated:Outdated",),
+    ),
     "plan": Entry(
         "`plan --json` and `image --dry-run --json`: the state of each layer on a base",
         ("builder.common.plan:PlanDocument",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -139,6 +140,18 @@ class PullFacts:
     notice: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """An issue or pull request: its title, its state, and the day of its last change.
+
+    ``state`` is empty if a clone does not know it.
+    """
+
+    title: str = ""
+    state: str = ""
+    updated: str = ""
+
+
 class Forge(Protocol):
     """The interface of a forge."""
 
@@ -166,6 +179,12 @@ class Forge(Protocol):
 
     def archive(self, repository: str, commit: str) -> bytes:
         """The files of a commit, as a tar that may be compressed, in a folder of any name."""
+
+    def thread(self, repository: str, number: int) -> Thread:
+        """An issue or pull request."""
+
+    def commits_of(self, repository: str, path: str, old: str, new: str) -> list[tuple[str, str]]:
+        """Commits that changed a path between two tags, the newest first: name and title."""
 
 
 # ---------------------------------------------------------------------------- the configured forge
@@ -551,6 +570,17 @@ class _Ahead(Struct):
     ahead_by: int
 
 
+class _Merge(Struct):
+    merged_at: _Moment | None = None
+
+
+class _Issue(Struct):
+    title: str
+    state: Literal["open", "closed"]
+    updated_at: _Moment | None = None
+    pull_request: _Merge | None = None
+
+
 class _Comment(Struct):
     body: str | None = None
 
@@ -634,6 +664,27 @@ class GitHub:
     def archive(self, repository: str, commit: str) -> bytes:
         path, subject = f"/repos/{repository}/tarball/{commit}", f"{repository}@{commit[:12]}"
         return self._client.get(path, _JSON, subject, limit=MAX_ARCHIVE)
+
+    def thread(self, repository: str, number: int) -> Thread:
+        # https://docs.github.com/en/rest/issues/issues#get-an-issue: pull requests too
+        path, subject = f"/repos/{repository}/issues/{number}", f"{repository}#{number}"
+        issue = self._read(path, subject, _Issue)
+        merged = issue.pull_request is not None and issue.pull_request.merged_at
+        return Thread(
+            title=issue.title,
+            state=MERGED if merged else issue.state,
+            updated=(issue.updated_at or "")[:10],
+        )
+
+    def commits_of(self, repository: str, path: str, old: str, new: str) -> list[tuple[str, str]]:
+        # https://docs.github.com/en/rest/commits/commits#list-commits
+        place = f"/repos/{repository}/commits?path={quote(path)}&per_page="
+        subject = f"{repository}: {path}"
+        last = self._read(f"{place}1&sha={quote(old)}", subject, list[_Commit])
+        end = last[0].sha if last else ""
+        found = self._read(f"{place}30&sha={quote(new)}", subject, list[_Commit])
+        until = itertools.takewhile(lambda commit: commit.sha != end, found)
+        return [(one.sha, one.commit.message.partition("\n")[0]) for one in until]
 
     # -- shared
 
@@ -988,6 +1039,22 @@ class Clone:
         self._commit(commit, f"{repository}@{commit[:12]}")
         words = ("archive", "--format=tar", "--prefix=source/", commit)
         return self._git.run(*words, limit=MAX_ARCHIVE).data
+
+    def thread(self, repository: str, number: int) -> Thread:
+        owner, _, name = repository.partition("/")
+        try:
+            facts = self.facts(PullRef(owner=owner, repo=name, number=number))
+        except ForgeMissing:
+            return Thread()
+        merged = facts.state == MERGED
+        return Thread(title=facts.title, state=MERGED if merged else "", updated=facts.merged_at)
+
+    def commits_of(self, repository: str, path: str, old: str, new: str) -> list[tuple[str, str]]:
+        for name in (old, new):
+            self._commit(name, f"{repository}@{name}")
+        words = ("log", "--format=%H %s", f"{old}..{new}", "--", path)
+        lines = self._git.run(*words).text.splitlines()
+        return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
     # -- git
 

@@ -448,3 +448,45 @@ class DiffOptions:
     platform: opt.PlatformName = None
     patches: opt.Patches = ()
     refresh: opt.Refresh = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutdatedOptions:
+    """What is watched, since when, and whom to ask."""
+
+    layers: Annotated[
+        tuple[str, ...],
+        Option(
+            "Profiles and layers to watch (default: those of the lock, else every profile).",
+            "L[,L...]",
+            "--layers -l",
+            complete="layers",
+        ),
+    ] = ()
+    since: Annotated[
+        str | None,
+        Option(
+            "A release of vLLM, or a day such as 2026-11-20 (default: the locked release, else "
+            "the newest that is recorded).",
+            "VERSION|DAY",
+        ),
+    ] = None
+    min_age: Annotated[
+        str, Option("Go to no release younger than this, for caution; for example 7d.", "DAYS")
+    ] = "0d"
+    ask: Annotated[
+        bool,
+        Option("Ask the releases: kernels that are not recorded, and a preflight of each recipe."),
+    ] = False
+    no_forge: Annotated[bool, Option("Do not ask the forge about commits and threads.")] = False
+    evidence: Annotated[Path, Option("Directory of the records, one file per release.", "DIR")] = (
+        Path("docs/evidence")
+    )
+    recipes: Annotated[Path, Option("Directory of recipes to check.", "DIR")] = Path("recipes")
+    check: Annotated[bool, Option("Exit 9 if there is a release to go to, or a changed wheel.")] = (
+        False
+    )
+    forge_clone: opt.ForgeClone = ()
+    platform: opt.PlatformName = None
+    patches: opt.Patches = ()
+    refresh: opt.Refresh = False
