@@ -114,6 +114,8 @@ def _lines(document: "Preflight") -> Iterator[str]:
         yield from choice_lines(document.choices)
     if document.simulated:
         yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
+    if document.cached:
+        yield "  cached: what the same release answered before to the same question"
 
 
 def _table(rows: tuple["LayerRow", ...]) -> Iterator[str]:

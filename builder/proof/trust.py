@@ -199,9 +199,7 @@ class _Released:
 
     def has(self, path: str, digest: str | None) -> bool:
         """Whether one of the releases has this file with the same bytes, and was hashed."""
-        return digest is not None and any(
-            wheel.is_known and _lists(wheel, path, digest) for wheel in self._wheels.wheels
-        )
+        return digest is not None and any(_lists(one, path, digest) for one in self._known)
 
     def lists(self, path: str, digest: str | None) -> bool:
         """Whether the index says, unchecked, that one of the releases has this file."""
@@ -211,6 +209,11 @@ class _Released:
     def wheels(self) -> Sequence[RemoteWheel]:
         """The releases, as far as the index has them."""
         return self._wheels.wheels
+
+    @cached_property
+    def _known(self) -> list[RemoteWheel]:
+        """Those that were hashed, which is looked up once for thousands of files."""
+        return [wheel for wheel in self.wheels if wheel.is_known]
 
     def patched(self, receipts: Sequence[Receipt]) -> set[tuple[str, str]]:
         """The files that this machine's layers write on these releases, if named in receipts."""

@@ -423,3 +423,8 @@ def test_what_was_not_run_is_asked_again(
     (third,) = release.ask(tmp_path, [()])
     assert third.kept
     assert len(requests) == 1
+
+
+def test_an_answer_from_the_cache_is_named() -> None:
+    assert not any("cached" in line for line in command._lines(document()))
+    assert any("cached" in line for line in command._lines(document(cached=True)))
