@@ -757,10 +757,21 @@ def _of_change(change: LayerChange) -> str:
     parts.append(change.reason)
     if change.merged:
         parts.append(f"Perhaps upstream in another form: {change.merged}.")
-    parts += [f"`{one.file}`\n\n```diff\n{one.diff.rstrip()}\n```" for one in change.diffs]
-    parts.append("\n".join(f"- {c.pull or c.commit}: {c.title}" for c in change.commits))
+    parts += [f"`{one.file}`\n\n{_fenced(one.diff)}" for one in change.diffs]
+    parts.append("\n".join(f"- {c.pull or c.commit}: {_code(c.title)}" for c in change.commits))
     parts.append(f"`{change.command}`" if change.command else "")
     return "\n\n".join(part for part in parts if part)
+
+
+def _fenced(diff: str) -> str:
+    """A diff as a block that nothing in it ends."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", diff)), default=0))
+    return f"{fence}diff\n{diff.rstrip()}\n{fence}"
+
+
+def _code(text: str) -> str:
+    """What somebody wrote elsewhere, so that it mentions nobody and links nothing here."""
+    return f"`{text.replace('`', chr(39))}`"
 
 
 def _of_kernel(change: KernelChange) -> str:
@@ -791,6 +802,6 @@ def _of_recipes(found: Outdated) -> Iterator[str]:
 
 def _of_thread(thread: WatchedThread) -> str:
     state = thread.state or "not known"
-    title = f", {thread.title}" if thread.title else ""
+    title = f", {_code(thread.title)}" if thread.title else ""
     updated = f" (last change {thread.updated})" if thread.updated else ""
     return f"{thread.thread}: **{state}**{title}{updated}; named by {', '.join(thread.layers)}"

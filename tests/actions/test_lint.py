@@ -112,7 +112,7 @@ def test_every_job_declares_its_permissions(path: Path) -> None:
     document = load(path)
     assert document["permissions"] == {}
     for job in document["jobs"].values():
-        assert job["permissions"]["contents"] == "read"
+        assert job["permissions"]["contents"] in ("read", "write")
         assert job["timeout-minutes"] <= 360
         signs = any("spark-build sign" in step.get("run", "") for step in job["steps"])
         assert signs == bool({"id-token", "attestations"} & set(job["permissions"]))
@@ -125,13 +125,27 @@ def writers() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{path.stem} {name}", job
 
 
-def test_only_jobs_that_push_may_write_and_only_from_main() -> None:
+#: What jobs may write: images, or a branch with its pull request.
+PACKAGES = {"contents": "read", "packages": "write"}
+WRITERS = {
+    "images publish": PACKAGES,
+    "images docker": PACKAGES,
+    "outdated propose": {"contents": "write", "pull-requests": "write"},
+}
+
+
+def test_only_these_jobs_may_write_and_only_from_main() -> None:
     """Nothing else is granted, so no `id-token` and no `attestations`: no job signs."""
-    assert {name for name, _ in writers()} == {"images publish", "images docker"}
+    assert {name: job["permissions"] for name, job in writers()} == WRITERS
     for _, job in writers():
-        assert job["permissions"] == {"contents": "read", "packages": "write"}
         assert "github.ref == 'refs/heads/main'" in job["if"]
         assert "github.event_name != 'pull_request'" in job["if"]
+
+
+def test_nothing_is_merged() -> None:
+    script = (ROOT / ".github/scripts/propose.py").read_text()
+    assert "/merge" not in script
+    assert not any("gh pr merge" in path.read_text() for path in WORKFLOWS)
 
 
 def test_pull_requests_never_run_on_the_self_hosted_runner() -> None:

@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import requests
 
+from builder.common.pypi import PackageIndex, vllm_releases
 from tests.actions.runner import ACTION, ROOT, WORKFLOWS, Machine, StepFailed, load, run_steps
 from tests.engine.cache import MachineError
 from tests.engine.machine import Registry, ensure_engine
+from tests.loopback import LoopbackHandler, LoopbackServer
 from tests.registry import overlays
 from tests.unit.fakes import REPLACE, layer_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IMAGES, NUMBERS = (ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("images", "numbers"))
+IMAGES, NUMBERS, OUTDATED = (
+    ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("images", "numbers", "outdated")
+)
 #: Steps that other tests are: the first is this very test run, the others need a Docker Engine.
 ELSEWHERE = {
     ("ci.yml", "test", "0"): "installs packages on the machine; the step after it is this run",
@@ -301,6 +305,105 @@ def test_nothing_is_published_for_a_pull_request(
     github = {**machine.contexts["github"], **event}
     needs = {"list": {"outputs": {"thin": "[1]", "docker": "[1]"}}}
     assert machine.job(IMAGES, job, github=github, matrix=entry, needs=needs) is None
+
+
+class Pulls(LoopbackServer):
+    """The requests of GitHub's API that a pull request is opened and updated with."""
+
+    def __init__(self) -> None:
+        self.commits = {"start": {"tree": "files", "parents": []}}
+        self.heads = {"main": "start"}
+        self.pulls: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.listen(_PullsHandler)
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        self.asked.append(f"{method} {path.partition('?')[0]}")
+        rest = path.removeprefix("/repos/somebody/spark-build/")
+        name = rest.rpartition("/")[2]
+        if (method, rest) == ("GET", "git/ref/heads/main"):
+            return 200, {"object": {"sha": self.heads["main"]}}
+        if method == "GET" and rest.startswith("git/commits/"):
+            return 200, {"tree": {"sha": self.commits[name]["tree"]}}
+        if (method, rest) == ("POST", "git/trees"):
+            return 201, {"sha": body["tree"][0]["content"]}
+        if (method, rest) == ("POST", "git/commits"):
+            sha = f"commit-{len(self.commits)}"
+            self.commits[sha] = body
+            return 201, {"sha": sha}
+        if method == "PATCH" and rest.startswith("git/refs/heads/") and name not in self.heads:
+            return 422, {"message": "Reference does not exist"}
+        if rest.startswith("git/refs"):
+            self.heads[body.get("ref", rest).rpartition("/")[2]] = body["sha"]
+            return 200, {}
+        if method == "GET" and rest == "pulls?state=open&base=main&head=somebody:outdated":
+            return 200, self.pulls
+        if (method, rest) == ("POST", "pulls"):
+            self.pulls.append({"number": 3, "html_url": "https://forge.example/3", **body})
+            return 201, self.pulls[-1]
+        if (method, rest) == ("PATCH", "pulls/3"):
+            self.pulls[0] |= body
+            return 200, self.pulls[0]
+        return 403, {"message": "Resource not accessible"}
+
+
+class _PullsHandler(LoopbackHandler):
+    owner: Pulls
+
+    def do_GET(self) -> None:
+        size = int(self.headers.get("Content-Length", 0))
+        body = json.loads(self.rfile.read(size)) if size else None
+        status, value = self.owner.answer(self.command, self.path, body)
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_POST = do_PATCH = do_GET  # noqa: N815 - names that the library calls
+
+
+@pytest.fixture
+def upstream(machine: Machine) -> Iterator[Pulls]:
+    """GitHub, for the workflow that watches releases."""
+    with Pulls() as running:
+        there = {"GITHUB_API_URL": running.url, "GITHUB_REPOSITORY": "somebody/spark-build"}
+        machine.env |= {**there, "SPARK_BUILD_FORGE": running.url}
+        yield running
+    for name in (*there, "SPARK_BUILD_FORGE"):
+        del machine.env[name]
+
+
+def test_new_releases_become_one_pull_request(machine: Machine, upstream: Pulls) -> None:
+    outputs = machine.job(OUTDATED, "report", inputs={"since": "0.32.0"})
+    assert outputs == {"changed": "true"}
+    assert "# vLLM since 0.32.0" in machine.summary
+    needs = {"report": {"outputs": outputs}}
+    for _ in range(2):
+        assert machine.job(OUTDATED, "propose", needs=needs) is not None
+    (pull,) = upstream.pulls
+    assert (pull["title"], pull["head"], pull["base"]) == ("vLLM since 0.32.0", "outdated", "main")
+    assert "**0.33.0**" in pull["body"]
+    last = upstream.commits[upstream.heads["outdated"]]
+    assert last["parents"] == [upstream.heads["main"]] == ["start"]
+    assert upstream.asked.count("POST /repos/somebody/spark-build/pulls") == 1
+    assert not any("merge" in line for line in upstream.asked)
+
+
+def test_without_new_releases_nothing_is_proposed(machine: Machine, upstream: Pulls) -> None:
+    newest = vllm_releases(PackageIndex())[-1]
+    outputs = machine.job(OUTDATED, "report", inputs={"since": newest})
+    assert not (outputs or {}).get("changed")
+
+
+def test_a_refused_pull_request_fails_the_job(machine: Machine, upstream: Pulls) -> None:
+    report = machine.home / "artifacts" / "outdated"
+    report.mkdir(parents=True, exist_ok=True)
+    (report / "outdated.md").write_text("# vLLM since 0.32.0\n")
+    upstream.pulls.append({"number": 4})
+    with pytest.raises(StepFailed) as failed:
+        machine.job(OUTDATED, "propose", needs={"report": {"outputs": {"changed": "true"}}})
+    assert "PATCH pulls/4: 403" in failed.value.err
 
 
 def test_every_run_step_is_tested(machine: Machine, published: str) -> None:
