@@ -192,6 +192,7 @@ def bake(
     "spark-build lock --with-pr vllm-project/vllm#40082 -b pypi:vllm==0.21.0",
     "spark-build lock --check",
     "spark-build lock --upgrade",
+    "spark-build lock --diff -b pypi:vllm==0.33.0",
     detail="Writes spark-build.lock: base digest, versions, and sha256 of every input.\n\n"
     "Without --layers and --with-pr, the entries of the lock are locked again.",
 )
@@ -207,11 +208,18 @@ def lock(
     check: Annotated[
         bool, Option("Only check whether the lock is up to date (exit 9 if not).")
     ] = False,
+    diff: Annotated[
+        bool,
+        Option("Only say what an upgrade would change: to --base, or of the locked bases."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write the lock, or with ``check`` only check it (exit 9 if stale)."""
     from builder.pipeline.locking import lock_requests
 
+    if diff:
+        _print_diff(options, check=check, json=json)
+        return
     done = lock_requests(replace(options, refresh=options.upgrade), check=check)
     if json:
         print_json(done)
@@ -228,6 +236,21 @@ def lock(
             console.say(f"    {line}")
     changed = "" if done.written else ", nothing changed"
     print(f"{done.lock}: {len(done.requests)} locked{changed}")
+
+
+def _print_diff(options: PlanOptions, *, check: bool, json: bool) -> None:
+    from builder.pipeline.upgrade import lock_diff
+
+    if check:
+        raise UsageError("--check and --diff exclude each other", hint="leave out --check")
+    document = lock_diff(options)
+    if json:
+        print_json(document)
+        return
+    for upgrade in document.upgrades:
+        print(f"{upgrade.request}, to {upgrade.to}")
+        for line in upgrade.lines():
+            print(f"  {line}")
 
 
 @command(

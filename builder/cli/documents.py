@@ -160,7 +160,8 @@ DOCUMENTS = {
         ),
     ),
     "lock": Entry(
-        "`lock --json`: the locked inputs, and what changed", ("builder.pipeline.locking:Locked",)
+        "`lock --json`: the locked inputs, and what changed; with --diff what an upgrade changes",
+        ("builder.pipeline.locking:Locked", "builder.pipeline.upgrade:LockDiff"),
     ),
     "matrix": Entry(
         "`matrix --json`: every layer on every release",

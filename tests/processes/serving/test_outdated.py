@@ -303,3 +303,29 @@ def test_exit_codes(spark_build: Run, index: FakeIndex, layers: Path) -> None:
     assert spark_build(*words, "--since", "0.41.0", "--check").code == 0
     for wrong in (("--since", "yesterday"), ("--min-age", "week"), ("--since", "2020-01-01")):
         assert spark_build(*words, *wrong).code == 2
+
+
+def test_lock_diff_says_what_an_upgrade_changes(
+    spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path
+) -> None:
+    tomorrow(index)
+    words = ("-l", f"{MOVED},{FIXED}", "--patches", layers)
+    nothing = spark_build("lock", "--diff", *words)
+    assert (nothing.code, "no entry to compare with" in nothing.err) == (2, True)
+    locked = spark_build("lock", *words, "-b", "pypi:vllm==0.40.0", "--platform", "linux/arm64")
+    assert locked.code == 0, locked.err
+    before = (tmp_path / "work/spark-build.lock").read_bytes()
+    same = spark_build("lock", "--diff", "--patches", layers)
+    assert same.out.splitlines()[1:] == ["  nothing changes"]
+    there = ("lock", "--diff", "--patches", layers, "-b")
+    quiet = spark_build(*there, "pypi:vllm==0.41.0", "--json").json["upgrades"][0]
+    assert quiet["releases"] == ["vllm: 0.40.0 -> 0.41.0"]
+    assert quiet["layers"] == quiet["files"] == quiet["kernels"] == []
+    assert quiet["download"] == len(index.files["vllm-0.41.0-py3-none-any.whl"])
+    drifted = spark_build(*there, "pypi:vllm==0.42.0").out
+    assert f"layer {MOVED}: needed -> drift (the layer must be mended" in drifted
+    assert "vllm/pick.py: no longer patched" in drifted
+    assert ".spark-build" not in drifted
+    assert (tmp_path / "work/spark-build.lock").read_bytes() == before
+    both = spark_build("lock", "--diff", "--check")
+    assert (both.code, "exclude each other" in both.err) == (2, True)
