@@ -108,11 +108,6 @@ class Issued:
     lanes: NDArray[np.bool_]
     group: NDArray[np.int32] = field(default_factory=lambda: np.full(LANES, _OPEN, np.int32))
 
-    def before(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """The lanes in which it is in an earlier group than the given one."""
-        found: NDArray[np.bool_] = self.lanes & (self.group < last)
-        return found
-
 
 @dataclass
 class LaneGroups:
@@ -134,16 +129,27 @@ class LaneGroups:
             one.group[mine] = self.committed[mine]
         self.committed += mask
 
+    def _before(self, latest: int) -> NDArray[np.bool_]:
+        """By operation, the lanes in which it is in an earlier group than the latest ones."""
+        last = self.committed - latest
+        lanes = np.array([one.lanes for one in self.issued])
+        found: NDArray[np.bool_] = lanes & (np.array([one.group for one in self.issued]) < last)
+        return found
+
     def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
         """The operations in all but the latest groups of these lanes."""
-        last = self.committed - latest
-        return [one.operation for one in self.issued if some(one.before(last) & mask)]
+        if not self.issued:
+            return []
+        due: NDArray[np.bool_] = np.any(self._before(latest) & mask, axis=1)
+        return [one.operation for one, now in zip(self.issued, due.tolist(), strict=True) if now]
 
     def waited(self, mask: NDArray[np.bool_] | bool, latest: int) -> None:
         """Record that these lanes have waited for due operations."""
-        last = self.committed - latest
-        for one in self.issued:
-            one.lanes &= ~(one.before(last) & mask)
+        if not self.issued:
+            return
+        before = self._before(latest) & mask
+        for number in np.flatnonzero(before.any(1)).tolist():
+            self.issued[number].lanes &= ~before[number]
         self.issued = [one for one in self.issued if some(one.lanes)]
 
 
@@ -168,22 +174,6 @@ _AS = {
 }
 
 
-class Views(dict[int, list["NDArray[Any]"]]):
-    """Rows of registers and constants by type, made when an instruction of that type runs."""
-
-    def __init__(self, files: list[NDArray[Any]], counts: Mapping[int, int]) -> None:
-        self._files, self._counts = files, counts
-
-    def __missing__(self, view: int) -> list[NDArray[Any]]:
-        file = self._files[view]
-        bits = 1 if file.dtype == np.bool_ else file.itemsize * 8
-        count = self._counts[bits]
-        fixed = file[count:]
-        fixed.flags.writeable = False
-        rows = self[view] = [*file[:count], *fixed]
-        return rows
-
-
 #: The numbers of all lanes, and masks of all and of none; they are never changed.
 _LANES = np.arange(LANES)
 ALL, _NONE = np.full(LANES, True), np.full(LANES, False)
@@ -198,14 +188,14 @@ class Warp:
         self.number = number
         self.block = block
         layout = block.state.layout
-        #: registers and constants by type: all in one array, and row by row
+        #: registers and constants by type, a row each
         self.files: list[NDArray[Any]] = []
         for width in (16, 32, 64, 1):
             constants, count = layout.constants[width], layout.counts[width]
             file: NDArray[Any] = np.empty((count + len(constants), LANES), _DTYPES[width])
             file[:count], file[count:] = _UNSET[width], constants
             self.files += [file.view(kind) for kind in _AS[width]]
-        self.views = Views(self.files, layout.counts)
+        self.views = self.files
         threads: NDArray[np.int64] = number * LANES + np.arange(LANES, dtype=np.int64)
         #: local memory, a row for each lane
         self.local = np.full((LANES, layout.local_bytes), POISON, np.uint8)

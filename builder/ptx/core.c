@@ -87,13 +87,21 @@ struct warp {
     s32 length[LANES];
     s32 number, knows;
     s64 pc, at, limit, last, bound;
+    /* by block: what all lanes know of it; of no block, if they differ or nobody asked yet */
+    const s32 *const *others;
+    const s32 *lengths;
+    s64 blocks;
     u8 mask[LANES];
 };
 
 #define SHARED_BASE 1024
 static const u64 LOCAL_WINDOW = 1ull << 55, SHARED_WINDOW = 1ull << 56, FUNCTIONS = 1ull << 57;
 
+#ifdef __clang__
+#define EACH for (int l = 0; l < LANES; l++)
+#else
 #define EACH _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++)
+#endif
 #define MOST 1024
 
 /* ------------------------------------------------------------------------------------ numbers */
@@ -184,12 +192,26 @@ static inline int unsure(f64 v) {
 
 /* -------------------------------------------------------------------------------------- races */
 
+/* The same of an earlier access by another block. */
+static int foreign(const struct warp *w, s32 row, s32 index) {
+    const struct events *e = w->block->launch->events;
+    s32 block = e->block[row], clock = e->clock[row], base = e->base[row];
+    if (block >= w->blocks || !w->others[block]) return 1;
+    const s32 *seen = w->others[block];
+    s32 length = w->lengths[block];
+    if (index < length && clock <= seen[index]) return 0;
+    if (e->whole[row])
+        for (int k = 0; k < LANES && base + k < length; k++)
+            if (seen[base + k] >= clock) return 0;
+    return 1;
+}
+
 /* Whether an access by a lane, or by the whole warp, does not know an earlier one. */
 static int late(const struct warp *w, const struct shadow *s, s32 slot, int lane, int whole) {
     const struct events *e = w->block->launch->events;
     s32 row = slot >> 5, clock = e->clock[row], base = e->base[row], index = base + (slot & 31);
     if (!clock) return 0;
-    if (!s->warps && e->block[row] != w->block->number) return 1;
+    if (!s->warps && e->block[row] != w->block->number) return foreign(w, row, index);
     s32 mine = w->number * LANES;
     if (index == mine + lane) return 0;
     if ((whole || e->whole[row]) && base == mine) return 0;

@@ -382,6 +382,7 @@ class _Warp(ctypes.Structure):
                 ("local", _PTR), ("local_bytes", _I64), ("rows", _PTR), ("seen", _PTR * 32),
                 ("length", _I32 * 32), ("number", _I32), ("knows", _I32), ("pc", _I64),
                 ("at", _I64), ("limit", _I64), ("last", _I64), ("bound", _I64),
+                ("others", _PTR), ("lengths", _PTR), ("blocks", _I64),
                 ("mask", ctypes.c_uint8 * 32)]  # fmt: skip
 
 
@@ -701,23 +702,24 @@ class LaunchCore:
 
     def begin(self) -> None:
         """Before instructions run: the events so far."""
-        if self.races:
-            events = self.races.events
-            if events.count >= len(events.clock):
-                events.grow()
-            if events.clock is not self._columns:
-                self._columns = events.clock
-                for name in events.KINDS:
-                    setattr(self._events, name, _at(getattr(events, name)))
-                self._events.room = len(events.clock)
-            self._events.count = events.count
+        assert self.races is not None
+        events = self.races.events
+        if events.count >= len(events.clock):
+            events.grow()
+        if events.clock is not self._columns:
+            self._columns = events.clock
+            for name in events.KINDS:
+                setattr(self._events, name, _at(getattr(events, name)))
+            self._events.room = len(events.clock)
+        self._events.count = events.count
 
     def end(self) -> None:
         """After they ran: new events, and stores to global memory."""
         if self.races:
             self.races.events.count = self._events.count
-        self.state.events += self.launch.stores
-        self.launch.stores = 0
+        if stores := self.launch.stores:
+            self.state.events += stores
+            self.launch.stores = 0
 
 
 class WarpCore:
@@ -727,6 +729,9 @@ class WarpCore:
         self.launch, self.warp = launch, warp
         self._local: Any = None
         self._knows: Any = None
+        #: what it knows of other blocks was not asked for yet
+        self._narrow = True
+        self._others: Any = None
         block = warp.block
         if block.core is None:
             block.core = launch.block(block)
@@ -747,9 +752,13 @@ class WarpCore:
             self._local = warp.local
             struct.local, struct.local_bytes = _at(warp.local), warp.local.shape[1]
         races = warp.block.races
-        if races and races.knows[warp.number] is not self._knows:
-            self._learn(races.knows[warp.number], races.number)
-        self.launch.begin()
+        if races:
+            knows = races.knows[warp.number]
+            if knows is not self._knows:
+                self._learn(knows, races.number)
+            elif self._narrow and isinstance(knows, VectorClocks):
+                self._learn_others(knows)
+            self.launch.begin()
         if mask is not True:
             ctypes.memmove(struct.mask, mask.tobytes(), 32)
         found: int = self._run(self._address, mask is not True)
@@ -759,13 +768,26 @@ class WarpCore:
     def _learn(self, knows: Any, block: int) -> None:
         """What the lanes know of their own block: the same, or each its own."""
         self._knows, struct = knows, self.struct
-        each = [knows] if isinstance(knows, VectorClocks) else knows
-        struct.knows = len(each)
+        self._narrow, struct.blocks = True, 0
+        if isinstance(knows, VectorClocks):
+            seen = knows.seen.get(block)
+            struct.knows = 1
+            struct.seen[:] = [None if seen is None else _at(seen)] * 32
+            struct.length[:] = [0 if seen is None else len(seen)] * 32
+            return
+        struct.knows = len(knows)
         places = {}
-        for one in each:
+        for one in knows:
             if id(one) not in places:
                 seen = one.seen.get(block)
                 places[id(one)] = (None, 0) if seen is None else (_at(seen), len(seen))
-        pointers = [places[id(one)] for one in each] * (1 if len(each) > 1 else 32)
-        for lane, (place, length) in enumerate(pointers):
-            struct.seen[lane], struct.length[lane] = place, length
+        struct.seen[:] = [places[id(one)][0] for one in knows]
+        struct.length[:] = [places[id(one)][1] for one in knows]
+
+    def _learn_others(self, knows: VectorClocks) -> None:
+        """What all lanes know of other blocks, once it is asked for."""
+        self._narrow = False
+        if len(knows.seen) > 1:
+            others, lengths = self._others = knows.table
+            self.struct.others, self.struct.lengths = _at(others), _at(lengths)
+            self.struct.blocks = len(others)

@@ -12,6 +12,7 @@ PTX ISA, "Memory Consistency Model" (causality order, scopes, proxies) and "Asyn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -76,6 +77,15 @@ class VectorClocks:
 
     seen: Mapping[int, NDArray[np.int32]]
     fenced: Mapping[int, NDArray[np.int32]]
+
+    @cached_property
+    def table(self) -> tuple[Any, Any]:
+        """By block: the address of what was seen, 0 if nothing was, and its length."""
+        count = max(self.seen, default=-1) + 1
+        places, lengths = np.zeros(count, np.uint64), np.zeros(count, np.int32)
+        for block, clock in self.seen.items():
+            places[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
+        return places, lengths
 
 
 _NOTHING = VectorClocks({}, {})
@@ -513,12 +523,15 @@ class Races:
         mine, rows = int(access.mine[0] >> 5), slots >> 5
         same = (events.base[rows] == events.base[mine]) & (events.block[rows] == self.number)
         late &= ~(same & (events.whole[rows] | events.whole[mine]))
-        for at in zip(*np.nonzero(late & events.whole[rows]), strict=True):
-            row = int(rows[at])
+        forgiven = []
+        for row in {*rows[late & events.whole[rows]].tolist()}:
             known = self._known(access.clocks, int(events.block[row]), shadow, fenced=fenced)
             base = int(events.base[row])
-            if known is not None and known[base : base + LANES].max() >= events.clock[row]:
-                late[at] = False
+            lanes = None if known is None else known[base : base + LANES]
+            if lanes is not None and len(lanes) and lanes.max() >= events.clock[row]:
+                forgiven.append(row)
+        if forgiven:
+            late &= ~np.isin(rows, forgiven)
 
     def _forgive_strong(self, late: Any, slots: Any, scope: int, *, written: bool) -> Any:
         """Two strong accesses whose scopes include each other are no race."""

@@ -14,6 +14,7 @@ from builder.ptx import grid, native
 from builder.ptx.block import Block
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.machine import Fault
+from builder.ptx.memory import Region
 from builder.ptx.native import core
 from tests.unit.ptxworld import run
 
@@ -219,6 +220,51 @@ def test_blocks_that_wait_for_later_ones(
     one_thread = np.zeros((1, 4), np.uint32)
     found = run(TOGETHER, one_thread, threads=1, blocks=12, schedule=schedule)
     assert found.out[0, 0] == 1
+
+
+#: Block 0 writes, and releases a flag that the others acquire; then they read, twice.
+HANDED = """mov.u32 %r9, %ctaid.x; mov.u64 %rd8, 1048576; setp.ne.u32 %p1, %r9, 0; @%p1 bra take;
+shl.b32 %r10, %r0, 2; cvt.u64.u32 %rd9, %r10; add.s64 %rd10, %rd8, %rd9;
+st.global.u32 [%rd10+256], %r1; bar.sync 0;
+setp.ne.u32 %p2, %r0, 0; @%p2 bra end; membar.gl; st.relaxed.gpu.global.u32 [%rd8], 1; bra end;
+take: ld.{order}.gpu.global.u32 %r11, [%rd8]; setp.eq.u32 %p2, %r11, 0; @%p2 bra take; bar.sync 0;
+mov.u32 %r12, 0;
+more: shl.b32 %r10, %r0, 2; cvt.u64.u32 %rd9, %r10; add.s64 %rd10, %rd8, %rd9;
+ld.global.u32 %r13, [%rd10+256]; add.u32 %r12, %r12, 1;
+setp.lt.u32 %p3, %r12, 4; @%p3 bra more;
+end: mov.u32 %r5, 0; mov.u32 %r6, 0; mov.u32 %r7, 0; mov.u32 %r8, 0;"""
+
+
+@pytest.mark.parametrize(("order", "races"), [("acquire", False), ("relaxed", True)])
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule("random", 5)])
+def test_what_other_blocks_hand_over(order: str, races: bool, schedule: Schedule) -> None:
+    found = []
+    for fast in (True, False):
+        data = np.zeros(1024, np.uint8)
+        memory = (Region(1 << 20, data, True, "handed"),)
+        body = HANDED.replace("{order}", order)
+        one = run(body, WORDS[:64], threads=64, blocks=3, watch=True, memory=memory,
+                  schedule=schedule, fast=fast)  # fmt: skip
+        found.append((one.outcome, data.tobytes()))
+    assert found[0] == found[1]
+    handed = [race for race in found[0][0].races if race.memory == "handed"]
+    assert bool(handed) == races
+
+
+def test_what_others_hand_over_is_read_in_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    plain = Grid._steps
+
+    def steps(self: Grid, warp: Any, mask: Any, places: range) -> Any:
+        left.append(self.program.kernel.code[places.start].name)
+        return plain(self, warp, mask, places)
+
+    monkeypatch.setattr(Grid, "_steps", steps)
+    memory = (Region(1 << 20, np.zeros(1024, np.uint8), True, "handed"),)
+    body = HANDED.replace("{order}", "acquire")
+    run(body, WORDS[:64], threads=64, blocks=3, watch=True, memory=memory)
+    # of the four loads of each of four warps, the first is left to the reference
+    assert left.count("ld.global.u32") == 4
 
 
 APART = "setp.lt.u32 %p1, %laneid, 5; @%p1 bra done; again: bra again; done:"
