@@ -59,7 +59,7 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
         if options.names or options.with_pr:
             fresh_entries = [_one(options)]
         else:
-            fresh_entries = [_again(entry, options) for entry in old.entries.values()]
+            fresh_entries = [_one(options_of(entry, options)) for entry in old.entries.values()]
             if not fresh_entries:
                 raise UsageError(
                     f"nothing to lock: give --layers or --with-pr (there is no {NAME} yet: {path})",
@@ -189,10 +189,10 @@ def _refuse(plan: BuildPlan, inputs: Inputs) -> None:
         console.warn(f"layer {decision.name} needs a rebuild: {decision.outcome.reason}")
 
 
-def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
-    """The new entry for an existing entry's request."""
+def options_of(entry: LockEntry, options: PlanOptions) -> PlanOptions:
+    """The options with an entry's request in place of their own."""
     request = entry.request
-    again = replace(
+    return replace(
         options,
         layers=request.layers,
         with_pr=request.with_pr,
@@ -200,7 +200,6 @@ def _again(entry: LockEntry, options: PlanOptions) -> FreshEntry:
         platform=None if request.platform == "own" else request.platform,
         python=None if request.python == "own" else request.python,
     )
-    return _one(again)
 
 
 def _compare(lock: Lock, entries: list[FreshEntry]) -> dict[str, list[str]]:

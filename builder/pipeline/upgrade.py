@@ -16,6 +16,7 @@ from builder.common.paths import data_dir
 from builder.errors import UsageError
 from builder.layers.lock import lock_path, read_lock
 from builder.pipeline.inputs import inputs_of
+from builder.pipeline.locking import options_of
 from builder.proof.recorded import read_records
 
 if TYPE_CHECKING:
@@ -83,16 +84,7 @@ def lock_diff(options: PlanOptions) -> LockDiff:
 
 def _upgrade(entry: LockEntry, options: PlanOptions) -> Upgrade:
     request = entry.request
-    same = replace(
-        options,
-        layers=request.layers,
-        with_pr=request.with_pr,
-        base=request.base,
-        platform=None if request.platform == "own" else request.platform,
-        python=None if request.python == "own" else request.python,
-        upgrade=False,
-        refresh=False,
-    )
+    same = replace(options_of(entry, options), upgrade=False, refresh=False)
     before = _planned(same)
     base = options.base or request.base
     after = _planned(replace(same, base=base, upgrade=True, refresh=True))

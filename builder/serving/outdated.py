@@ -584,10 +584,12 @@ def _moved_flags(before: Mapping[str, Flag], after: Mapping[str, Flag]) -> Itera
     renamed = {name: new for name in went if (new := _new_name(name, went, came))}
     for name, new in renamed.items():
         yield FlagChange(what="flag", change="renamed", name=name, detail=new)
-    for name in went.keys() - renamed.keys():
-        yield FlagChange(what="flag", change="went", name=name)
-    for name in came.keys() - set(renamed.values()):
-        yield FlagChange(what="flag", change="appeared", name=name)
+    for name in went:
+        if name not in renamed:
+            yield FlagChange(what="flag", change="went", name=name)
+    for name in came:
+        if name not in renamed.values():
+            yield FlagChange(what="flag", change="appeared", name=name)
 
 
 def _new_name(name: str, went: Mapping[str, Flag], came: Mapping[str, Flag]) -> str:

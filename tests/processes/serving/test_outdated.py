@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from builder.common.paths import data_dir
+from builder.proof.recorded import Outcome, file_of, read_records, record_bytes
 from tests.forge import LocalForge, Pull, Repository
 from tests.unit.fakes import vllm_files
 from tests.unit.serving import release
@@ -173,11 +176,11 @@ def test_a_flag_that_only_looks_alike_is_not_called_renamed(
     text = text.replace('"--shade", choices=get_args(Shade)', '"--shade-level", type=int')
     index.add("vllm", "0.42.0", wheel("0.42.0", **{"engine/arg_utils": text}))
     flags = asked(spark_build, layers, "--since", "0.40.0", "--no-forge")["flags"]
-    assert sorted((f["change"], f["name"]) for f in flags) == [
-        ("appeared", "--fabric"),
-        ("appeared", "--shade-level"),
+    assert [(f["change"], f["name"]) for f in flags] == [
         ("went", "--backend"),
         ("went", "--shade"),
+        ("appeared", "--fabric"),
+        ("appeared", "--shade-level"),
     ]
 
 
@@ -294,6 +297,33 @@ def test_recipes_that_the_release_refuses(
     (one,) = found["recipes"]
     assert (one["rule"], one["line"]) == ("unknown-flag", 4)
     assert "--backend" in one["message"]
+
+
+def test_kernels_are_those_that_are_recorded(
+    spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path
+) -> None:
+    words = ("outdated", "-l", "marlin", "--since", "0.40.0", "--no-forge", "--json")
+    folder = tmp_path / "evidence"
+    folder.mkdir()
+    newest = read_records(data_dir("docs") / "evidence")[-1]
+    for version in ("0.40.0", "0.41.0"):
+        record = replace(newest, vllm=version)
+        file_of(folder, version).write_bytes(record_bytes(record))
+    assert spark_build(*words, "--evidence", folder).json["kernels"] == []
+
+    profile = newest.profiles["marlin"]
+    kinds = {**(profile.kinds or {}), "nvfp4-linear": Outcome(refused="no kernel")}
+    profiles = {**newest.profiles, "marlin": replace(profile, kinds=kinds)}
+    record = replace(newest, vllm="0.41.0", profiles=profiles)
+    file_of(folder, "0.41.0").write_bytes(record_bytes(record))
+    (change,) = spark_build(*words, "--evidence", folder).json["kernels"]
+    assert (change["kind"], change["before"], change["after"]) == (
+        "nvfp4-linear", "MarlinNvFp4", "refused"
+    )  # fmt: skip
+
+    file_of(folder, "0.41.0").unlink()
+    (missing,) = spark_build(*words, "--evidence", folder).json["kernels"]
+    assert missing == {"profile": "marlin", "vllm": "0.41.0"}
 
 
 def test_exit_codes(spark_build: Run, index: FakeIndex, layers: Path) -> None:
