@@ -250,7 +250,10 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
         unknown.append("weights: no source gives the bytes, or the parameters and kinds of layers")
     whole, active = model.parameters, model.active_parameters
     dense = whole is not None and active is not None and whole.value == active.value
-    if dense and model.weight_bytes is not None:
+    if model.token_bytes is not None:
+        source = model.token_bytes.source
+        made = ceiling([model.token_bytes.value], f"by the model's file ({source})")
+    elif dense and model.weight_bytes is not None:
         made = _ceiling(
             model.weight_bytes.value,
             "273 GB/s over all weights of a dense model; vision layers count too, although a token "

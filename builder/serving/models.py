@@ -186,6 +186,9 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     parameters: KnownCount | None = None
     active_parameters: KnownCount | None = None
     weight_bytes: KnownCount | None = None
+    token_bytes: Annotated[
+        KnownCount | None, Meta(description="of its weights, what one token reads")
+    ] = None
     context: Annotated[KnownCount | None, Meta(description="recommended context in tokens")] = None
     maximum_context: KnownCount | None = None
     block_size: Annotated[

@@ -43,7 +43,7 @@ from builder.proof.wholemodel import (
     sentence,
 )
 from builder.serving.checkpoint import read_config
-from builder.serving.memory import ACTIVATIONS, BANDWIDTH, GIB, GRAPHS, TOTAL
+from builder.serving.memory import ACTIVATIONS, GIB, GRAPHS, TOTAL, ceiling
 from builder.serving.models import Models, read_model
 from builder.serving.release import release_base
 
@@ -451,13 +451,13 @@ def room(answer: ModelAnswer) -> Room:
     fraction = float(answer.settings.get("gpu_memory_utilization") or 0.9)
     overhead = ACTIVATIONS.bytes + GRAPHS.bytes
     left = int(TOTAL.bytes * fraction) - answer.parameter_bytes - overhead
-    read = sum(row.token_bytes for row in answer.layers)
+    limit = ceiling([row.token_bytes for row in answer.layers], "by the release's layers")
     most = int(answer.settings.get("max_model_len") or 0)
     return Room(
         total_bytes=TOTAL.bytes, fraction=fraction, weight_bytes=answer.parameter_bytes,
         overhead_bytes=overhead, cache_bytes=left,
         longest={str(n): longest_context(answer.caches, left // n, most) for n in _USERS},
-        ceiling=round(BANDWIDTH / read, 1) if read else None,
+        ceiling=limit.tokens_per_second if limit else None,
     )  # fmt: skip
 
 

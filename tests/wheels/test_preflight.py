@@ -16,7 +16,9 @@ from builder.common.document import read
 from builder.common.paths import cache_dir
 from builder.proof.model import kinds_of
 from builder.proof.wholemodel import LayerRow
+from builder.serving.memory import memory_estimate
 from builder.serving.models import Models
+from builder.serving.options import MemoryRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +96,12 @@ def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixtu
     if model.weight_bytes is not None:
         ratio = document["memory"]["weight_bytes"] / model.weight_bytes.value
         assert ratio == pytest.approx(1, abs=0.05)
+    if model.token_bytes is not None:
+        read = sum(row["token_bytes"] for row in document["layers"])
+        assert read == model.token_bytes.value
+    made = memory_estimate(MemoryRequest(subject=name))
+    assert made.ceiling is not None
+    assert made.ceiling.tokens_per_second == document["memory"]["ceiling"]
     quantised = {row["quantisation"] for row in document["layers"]}
     full = {
         "UnquantizedLinearMethod",

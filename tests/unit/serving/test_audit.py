@@ -302,7 +302,14 @@ def test_the_command_says_what_bounds_the_speed(call: Call, tmp_path: Path) -> N
     document = call("audit", tmp_path / "hybrid", "--json").json
     assert validated("audit", document)["source"] == "headers"
     assert "\nweights: 69.500 GiB\n" in call("audit", "nemotron-3-super").out
-    assert "\nweights: at least 15.716 GiB\n" in call("audit", "nemotron-3-nano").out
+    own = tmp_path / "own"
+    own.mkdir()
+    figures = "[parameters]\nvalue = 30_000_000_000\nsource = 'x'\n"
+    kind = "[[holds]]\nkind = 'nvfp4-moe'\nsource = 'x'\n"
+    (own / "mine.toml").write_text(
+        f"summary = 'x'\n[id]\nvalue = 'a/b'\nsource = 'x'\n{kind}{figures}"
+    )
+    assert "\nweights: at least 15.716 GiB\n" in call("audit", "mine", "--models", own).out
     validated("audit", call("audit", "nemotron-3-super", "--json").json)
 
 

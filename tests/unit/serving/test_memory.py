@@ -15,7 +15,7 @@ from builder.errors import UsageError
 from builder.serving import interface as interface_module
 from builder.serving import memory
 from builder.serving.checkpoint import ModelConfig, Unknown, kv_need, read_config
-from builder.serving.memory import memory_estimate
+from builder.serving.memory import MemoryEstimate, estimate_of, memory_estimate
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
 from builder.serving.recipe import recipe_of
@@ -184,6 +184,17 @@ def test_a_dense_model_reads_all_its_weights_for_each_token() -> None:
     assert max(measured) < made.ceiling.tokens_per_second < 10
 
 
+def test_the_bytes_that_a_token_reads_come_before_active_parameters() -> None:
+    known = Models.discover().model("nemotron-3-super")
+    assert known.token_bytes is not None
+    exact = memory.weights_of_model(known)[1]
+    rough = memory.weights_of_model(msgspec.structs.replace(known, token_bytes=None))[1]
+    assert exact is not None
+    assert rough is not None
+    assert exact.bytes_per_token == known.token_bytes.value > rough.bytes_per_token
+    assert "active parameters" in rough.source
+
+
 def test_no_measurement_of_one_stream_is_above_the_ceiling() -> None:
     models = Models.discover()
     for name in models.files:
@@ -237,8 +248,15 @@ def test_a_malformed_config_is_an_error(tmp_path: Path, text: str) -> None:
         read_config(tmp_path)
 
 
+def without_bytes(name: str) -> MemoryEstimate:
+    """The estimate of a known model whose file would not have its bytes."""
+    model = Models.discover().model(name)
+    less = msgspec.structs.replace(model, weight_bytes=None, token_bytes=None)
+    return estimate_of(less, None, MemoryRequest(subject=name))
+
+
 def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
-    made = memory_estimate(MemoryRequest(subject="nemotron-3-nano-w4a16"))
+    made = without_bytes("nemotron-3-nano-w4a16")
     assert made.weights is not None
     assert (made.weights.bytes, made.weights.at_least) == (16_875_000_000, True)
     assert (made.fits, made.utilization.least) == ("unknown", None)
@@ -246,7 +264,7 @@ def test_a_models_file_gives_a_lower_bound_and_never_yes() -> None:
     known = memory_estimate(MemoryRequest(subject="nemotron-3-nano"))
     assert known.flags[:2] == ("--gpu-memory-utilization", "0.90"), "the model's file advises it"
     assert known.utilization.most == 0.9
-    unread = memory_estimate(MemoryRequest(subject="gpt-oss-120b"))
+    unread = without_bytes("gpt-oss-120b")
     assert unread.ceiling is None
     assert "ceiling: no source gives the active parameters" in unread.unknown
 
