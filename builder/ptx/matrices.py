@@ -187,6 +187,8 @@ def _multiply(d: Decoder, i: Instruction) -> Step:
     """
     if "block_scale" not in i.modifiers:
         return _multiply_plain(d, i)
+    if i.has("kind::mxf8f6f4"):
+        return _multiply_bytes(d, i)
     if set(i.modifiers) != _NVFP4 or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
         raise d.unknown(i)
     word = type_named("b32")
@@ -289,6 +291,50 @@ def left(words: Any, element: _Element, rows: int, depth: int) -> Any:
 def right(words: Any, element: _Element, depth: int) -> Any:
     """B by the registers of the lanes: lane 4*g+t holds column g."""
     return np.ascontiguousarray(left(words, element, 8, depth).T)
+
+
+#: The modifiers of the block-scaled product of bytes, besides the types of A and B.
+_MXF8 = {
+    "sync", "aligned", "m16n8k32", "row", "col", "kind::mxf8f6f4", "block_scale", "scale_vec::1X",
+    "f32", "ue8m0",
+}  # fmt: skip
+
+
+def _powers(codes: Any) -> Any:
+    """UE8M0 bytes: powers of two, and 255 is NaN."""
+    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+
+
+def _multiply_bytes(d: Decoder, i: Instruction) -> Step:
+    """``mma.m16n8k32.kind::mxf8f6f4.block_scale.scale_vec::1X``, of E4M3 and E5M2.
+
+    A row of A and a column of B have one scale each, of all 32 values: byte-id selects the byte of
+    the register, thread-id the lanes of four, as with NVFP4.
+    """
+    types = [word for word in i.modifiers if word in ("e4m3", "e5m2")]
+    if set(i.modifiers) - set(types) != _MXF8 or len(types) != 2 or len(i.operands) != 8:
+        raise d.unknown(i)
+    x, y = (_ELEMENTS[one] for one in types)
+    outs, a, b, added = _fragments(d, i)
+    scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], typed("b32")) for n in (4, 6))
+    chosen_a, chosen_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, w, m)
+        words, reals = w.files[U32], w.files[F32]
+        (byte_a, thread_a), (byte_b, thread_b) = chosen_a(w), chosen_b(w)
+        if not (0 <= byte_a < 4 and 0 <= byte_b < 4 and thread_a in (0, 1) and 0 <= thread_b < 4):
+            raise Fault("scale selectors that scale_vec::1X does not have")
+        codes_a = words[scale_a].take(_A_SCALES[thread_a]) >> np.uint32(8 * byte_a)
+        codes_b = words[scale_b].take(_B_SCALES[thread_b]) >> np.uint32(8 * byte_b)
+        rows = left(words[a], x, 16, 32).astype(np.float64)
+        columns = right(words[b], y, 32).astype(np.float64)
+        rows = rows * _powers(codes_a & np.uint32(255))[:, None]
+        total = rows @ (columns * _powers(codes_b & np.uint32(255))[None, :])
+        found = total.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+        reals[outs] = one_nan((found + reals[added]).astype(np.float32))
+
+    return run
 
 
 def _rounded(total: Any, kind: str) -> Any:

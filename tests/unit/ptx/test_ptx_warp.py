@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from builder.ptx.machine import E2M1, UE4M3, Fault, PtxError, to_bf16, to_f16
+from builder.ptx.machine import (
+    E2M1,
+    UE4M3,
+    Fault,
+    PtxError,
+    from_e4m3,
+    from_e5m2,
+    to_bf16,
+    to_f16,
+)
 from tests.unit.ptxworld import run
 
 if TYPE_CHECKING:
@@ -191,6 +200,73 @@ def test_invalid_selectors_of_4x() -> None:
         run(mma_body(selectors="{1, 0}"))
     with pytest.raises(Fault, match="scale selectors"):
         run(mma_body(selectors="{0, 2}"))
+
+
+MXF8 = (
+    "mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col"
+    ".f32.{a}.{b}.f32.ue8m0"
+)
+
+
+def mxf8_body(kinds: tuple[str, str] = ("e4m3", "e4m3"), by: str = "{1, 1}, %r23, {2, 3}") -> str:
+    """A block-scaled product of bytes below 2, of scales from 2^-3 to 2^4."""
+    form = MXF8.format(a=kinds[0], b=kinds[1])
+    return (
+        "mul.lo.u32 %r20, %r0, 0x9e3779b1; and.b32 %r20, %r20, 0xbfbfbfbf; xor.b32 %r21, %r20, %r1;"
+        "and.b32 %r21, %r21, 0xbfbfbfbf;"
+        "and.b32 %r22, %r1, 0x07070707; add.s32 %r22, %r22, 0x7c7c7c7c;"
+        "and.b32 %r23, %r2, 0x07070707; add.s32 %r23, %r23, 0x7c7c7c7c;"
+        "and.b32 %r1, %r1, 0xbfbfbfbf; and.b32 %r2, %r2, 0xbfbfbfbf;"
+        "and.b32 %r3, %r3, 0xbfbfbfbf; and.b32 %r4, %r4, 0xbfbfbfbf;"
+        "cvt.rn.f32.u32 %f1, %r0; mov.b32 %r24, %f1;"
+        f"{form} {{%r5, %r6, %r7, %r8}}, {{%r1, %r2, %r3, %r4}}, {{%r20, %r21}},"
+        f" {{%r24, %r24, %r24, %r24}}, %r22, {by};"
+    )
+
+
+def mxf8_wanted(words: Any, values: Sequence[Any]) -> Any:
+    """Value by value, from the tables of fragments and of scales."""
+    below = np.uint32(0xBFBFBFBF)
+    first = (LANES.astype(np.uint64) * 0x9E3779B1).astype(np.uint32) & below
+    b = np.stack([first, (first ^ words[:, 0]) & below], 1).view(np.uint8).reshape(32, 2, 4)
+    a = (words & below).view(np.uint8).reshape(32, 4, 4)
+    powers = [
+        ((words[:, n] & np.uint32(0x07070707)) + np.uint32(0x7C7C7C7C))
+        .view(np.uint8)
+        .reshape(32, 4)
+        for n in (0, 1)
+    ]
+    found = np.zeros((32, 4), np.float32)
+    for lane in range(32):
+        for r in range(4):
+            row, column = lane // 4 + 8 * (r >> 1), 2 * (lane % 4) + (r & 1)
+            total = 0.0
+            for k in range(32):
+                t, upper, byte = k % 16 // 4, k // 16, k % 4
+                left = a[4 * (row % 8) + t, row // 8 + 2 * upper, byte]
+                right = b[4 * column + t, upper, byte]
+                total += values[0](left) * values[1](right)
+            scale = int(powers[0][4 * (row % 8) + row // 8 + 2, 1]) - 127
+            scale += int(powers[1][4 * column + 3, 2]) - 127
+            found[lane, r] = np.float32(total * 2.0**scale + lane)
+    return found
+
+
+@pytest.mark.parametrize("kinds", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_the_block_scaled_product_of_bytes(kinds: tuple[str, str]) -> None:
+    words = np.random.default_rng(2).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    decode = {"e4m3": from_e4m3, "e5m2": from_e5m2}
+    values = [lambda code, f=decode[one]: float(f(np.array([code], np.uint8))[0]) for one in kinds]
+    for fast in (True, False):
+        found = run(mxf8_body(kinds), words, fast=fast).out.view(np.float32)
+        assert (found == mxf8_wanted(words, values)).all()
+
+
+def test_invalid_selectors_of_1x() -> None:
+    with pytest.raises(Fault, match="scale selectors"):
+        run(mxf8_body(by="{1, 2}, %r23, {2, 3}"))
+    with pytest.raises(PtxError, match="unknown instruction mma"):
+        run(mxf8_body(("e2m1", "e4m3")))
 
 
 # ------------------------------------------------------------------------------ who has to be there
