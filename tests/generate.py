@@ -22,6 +22,8 @@ from builder.diagnose.entries import load_entries
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
 from builder.layers.mods import export, mod_files, outdated
+from builder.pipeline import layerexport
+from builder.pipeline.options import HOME
 from builder.proof.levels import LEVELS
 from builder.proof.recorded import read_records, render, stale_records
 from builder.ptx import supported
@@ -121,6 +123,36 @@ def _defects(root: Path) -> str:
     return kernel_defects.page(text, package, kernel_defects.BEGIN_PACKAGE)
 
 
+def _reports(root: Path) -> dict[Path, str]:
+    """The text for each project, of the layer's page and the patch that was made of wheels."""
+    catalog = Catalog.discover()
+    texts = {}
+    for name in layerexport.reports(catalog):
+        patch = root / "docs" / "upstream" / name / "change.patch"
+        text = layerexport.pull_request(
+            catalog.layer(name), catalog.folders[name],
+            patch.read_text("utf-8") if patch.is_file() else "", HOME,
+        )  # fmt: skip
+        texts[patch.with_name("pull-request.md")] = text
+    return texts
+
+
+def _stale_reports(root: Path) -> Iterator[str]:
+    texts = _reports(root)
+    for path, text in texts.items():
+        if not path.is_file() or path.read_text("utf-8") != text:
+            yield str(path.relative_to(root))
+    for folder in (root / "docs" / "upstream").iterdir():
+        if folder / "pull-request.md" not in texts:
+            yield f"docs/upstream/{folder.name} belongs to no layer with {layerexport.PAGE}"
+
+
+def _write_reports(root: Path) -> None:
+    for path, text in _reports(root).items():
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text, "utf-8")
+
+
 def _chart(root: Path) -> str:
     return chart.draw(json.loads((root / "docs" / "registry_push.json").read_text("utf-8")))
 
@@ -147,6 +179,12 @@ GENERATED = (
         stale=_stale_mods,
         write=_write_mods,
     ),
+    Generated(
+        name="docs/upstream/*/pull-request.md",
+        source="patches/*/upstream.md, change.patch beside it",
+        stale=_stale_reports,
+        write=_write_reports,
+    ),
     text_file("docs/dispatch.md", "docs/evidence/vllm-*.json", _dispatch),
     text_file("docs/diagnose.md", "builder/data/diagnose", lambda _: report.page(load_entries())),
     text_file("docs/ptx-instructions.md", "builder/ptx", lambda _: supported.page()),
@@ -166,6 +204,12 @@ ASKED = (
         name="tests/wheels/expected-states.toml",
         source="layers, released wheels",
         command=(*PYTHON, "tests.wheels.states"),
+    ),
+    Asked(
+        name="docs/upstream/*/change.patch",
+        source="layers with upstream.md, released wheels",
+        command=(*PYTHON, "builder.pipeline.layerexport"),
+        checks=False,
     ),
     Asked(
         name="builder/data/records.txt",
@@ -204,6 +248,12 @@ def missing_rows(root: Path = ROOT) -> Iterator[str]:
         yield from (f"{page} has no `{name}`" for name in names if f"`{name}`" not in text)
     records = stale_records(read_records(root / "docs" / "evidence"), catalog)
     yield from (f"docs/evidence is of another profile: {record}" for record in records[:6])
+    for name in layerexport.reports(catalog):
+        path = root / "docs" / "upstream" / name / "change.patch"
+        if not path.is_file() or not layerexport.is_made_from(
+            catalog.layer(name), path.read_text("utf-8")
+        ):
+            yield f"docs/upstream/{name}/change.patch is not of the layer as it is"
     table = (root / "tests/wheels/expected-states.toml").read_text("utf-8")
     yield from (
         f"tests/wheels/expected-states.toml has no {name}"

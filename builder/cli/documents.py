@@ -145,6 +145,10 @@ DOCUMENTS = {
         "`layers diff --json`: the files to edit, or the variant that an edit became",
         ("builder.pipeline.mending:LayerDiff",),
     ),
+    "layers-export": Entry(
+        "`layers export --json`: a layer as a patch of its project, or as a pull request",
+        ("builder.pipeline.layerexport:ExportedLayer",),
+    ),
     "layers-list": Entry("`layers list --json`", ("builder.layers.catalog:LayerList",)),
     "layers-new": Entry(
         "`layers new --json`: the new layer folder", ("builder.layers.catalog:NewLayer",)

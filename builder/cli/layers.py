@@ -1,4 +1,4 @@
-"""``spark-build layers list|show|check|new|pin|diff``, and ``mods export``."""
+"""``spark-build layers list|show|check|new|pin|diff|export``, and ``mods export``."""
 
 import shlex
 from pathlib import Path
@@ -8,7 +8,7 @@ from builder.cli.command import Group
 from builder.common.console import console, counted, print_json
 from builder.common.options import Argument, ForgeClone, Json, Option, Patches, Refresh
 from builder.errors import UsageError
-from builder.pipeline.options import DiffOptions, ModOptions
+from builder.pipeline.options import DiffOptions, LayerExportOptions, ModOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -330,6 +330,26 @@ def diff(options: DiffOptions, *, json: Json = False) -> None:
         print_json(done)
     else:
         print("\n".join(done.lines()))
+
+
+@_layers.sub(
+    "export",
+    "spark-build layers export flashinfer-w4a16-store-wait > change.patch",
+    "spark-build layers export my-fix --patches my-layers --format pr",
+)
+def export_one(options: LayerExportOptions, *, json: Json = False) -> None:
+    """Print a layer as a patch of its project, or as a pull request.
+
+    The patch has the paths of the project's repository.
+    """
+    from builder.pipeline.layerexport import export_layer
+
+    done = export_layer(options)
+    console.say(f"{done.name} for {done.repository}, made on {done.release}")
+    if json:
+        print_json(done)
+    else:
+        print(done.text, end="")
 
 
 @_mods.sub(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import itertools
 import re
 from dataclasses import dataclass, field, replace
@@ -128,21 +129,25 @@ def _replacement(edit: EditedFile) -> OpKeys | None:
     return None
 
 
-def unified(edit: EditedFile) -> str:
+def unified(edit: EditedFile, *, blobs: bool = False) -> str:
     """The edit as a diff with the least context that has one place.
+
+    Args:
+        edit: a file that differs.
+        blobs: also git's names of both contents, from which ``git apply --3way`` merges.
 
     Raises:
         UsageError: there is no such diff.
     """
     for context in range(_LEAST_OF_DIFF, _MOST):
-        text = _diff(edit, context)
+        text = _diff(edit, context, _blobs(edit) if blobs else "")
         tree = OverlayTree(WheelTree([]))
         if edit.before is not None:
             tree.update({edit.path: Content.of(edit.before.encode())})
         result = judge_diff(parse_diff(text), tree)
-        content = result.changes.get(edit.path)
-        made = content.read().decode() if content is not None else None
-        if result.found == PRE and made == edit.after:
+        tree.update(result.changes)
+        data = tree.read(edit.path)
+        if result.found == PRE and (None if data is None else data.decode()) == edit.after:
             return text
     raise UsageError(
         f"{edit.path}: no diff makes this edit and has one place",
@@ -150,13 +155,28 @@ def unified(edit: EditedFile) -> str:
     )
 
 
-def _diff(edit: EditedFile, context: int) -> str:
+def _blobs(edit: EditedFile) -> str:
+    names = ["0" * 40 if text is None else _blob(text) for text in (edit.before, edit.after)]
+    mode = " 100644" if edit.before is not None and edit.after is not None else ""
+    return f"index {names[0]}..{names[1]}{mode}\n"
+
+
+def _blob(text: str) -> str:
+    data = text.encode()
+    return hashlib.sha1(b"blob %d\0%s" % (len(data), data), usedforsecurity=False).hexdigest()
+
+
+def _diff(edit: EditedFile, context: int, index: str = "") -> str:
     """A unified diff as git writes it, also of files without a line feed at the end."""
     before, after = lines_of(edit.before or ""), lines_of(edit.after or "")
     lines = [f"diff --git a/{edit.path} b/{edit.path}\n"]
-    if edit.after is None:
-        lines.append("deleted file mode 100644\n")
-    names = (f"a/{edit.path}", f"b/{edit.path}" if edit.after is not None else "/dev/null")
+    lines += ["new file mode 100644\n"] if edit.before is None else []
+    lines += ["deleted file mode 100644\n"] if edit.after is None else []
+    lines += [index] if index else []
+    names = (
+        f"a/{edit.path}" if edit.before is not None else "/dev/null",
+        f"b/{edit.path}" if edit.after is not None else "/dev/null",
+    )
     lines += difflib.unified_diff(before, after, *names, n=context)
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines

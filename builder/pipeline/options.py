@@ -16,6 +16,10 @@ from builder.images.engines.choice import AUTO, ENGINES
 if TYPE_CHECKING:
     from builder.proof.ongpu import GpuOptions
 
+#: What `layers export` writes.
+EXPORT_FORMATS = ("patch", "pr")
+#: This project, as its pages name it.
+HOME = "https://github.com/OWNER/spark-build"
 _ENGINES = (AUTO, *ENGINES)
 #: Packages whose releases `matrix` has as rows.
 MATRIX_PACKAGES = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl")
@@ -446,6 +450,34 @@ class DiffOptions:
         ),
     ] = None
     platform: opt.PlatformName = None
+    patches: opt.Patches = ()
+    refresh: opt.Refresh = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerExportOptions:
+    """The layer to send to its project, and in which form."""
+
+    name: Annotated[str, Argument("The layer.", "NAME", complete="layer")]
+    format: Annotated[
+        str,
+        Option(
+            "patch for git apply, or pr: the text of a pull request with it.",
+            "|".join(EXPORT_FORMATS),
+            "--format",
+            complete=EXPORT_FORMATS,
+        ),
+    ] = "patch"
+    release: Annotated[
+        str | None,
+        Option(
+            "The release of the layer's package to change (default: the newest that needs it).",
+            "VERSION",
+        ),
+    ] = None
+    repository: Annotated[
+        str, Option("The address of your copy of this project, which links lead to.", "URL")
+    ] = HOME
     patches: opt.Patches = ()
     refresh: opt.Refresh = False
 

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+REPORTS = [*sorted(ROOT.glob("patches/*/*.md")), *sorted(ROOT.glob("docs/upstream/*/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *REPORTS]
 #: A layer that changes no file that vLLM runs.
 IDLE = "b12x-env"
 
 
 def names(paths: list[Path]) -> list[str]:
     """Names of tests."""
-    return [path.name for path in paths]
+    return [str(path.relative_to(ROOT)) for path in paths]
 
 
 @functools.cache

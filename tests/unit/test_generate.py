@@ -32,7 +32,7 @@ def copy(tmp_path: Path) -> Path:
 
 def changed_file(root: Path, name: str) -> Path:
     """A file of something generated."""
-    path = root / name
+    path = min(root.glob(name))
     return min(path.rglob("run.sh")) if path.is_dir() else path
 
 
@@ -71,6 +71,19 @@ def test_a_mod_that_belongs_to_no_profile(copy: Path) -> None:
     (copy / "mods" / "toy").mkdir()
     stale, _ = run(["mods"], check=True, everything=False, root=copy)
     assert stale == ["mods/toy belongs to no profile"]
+
+
+def test_a_report_that_belongs_to_no_layer(copy: Path) -> None:
+    (copy / "docs/upstream/toy").mkdir()
+    stale, _ = run(["docs/upstream/*/pull-request.md"], check=True, everything=False, root=copy)
+    assert stale == ["docs/upstream/toy belongs to no layer with upstream.md"]
+
+
+def test_a_patch_of_another_layer_is_named(copy: Path) -> None:
+    patch = min((copy / "docs/upstream").glob("*/change.patch"))
+    patch.write_text(patch.read_text("utf-8").replace(", ", ", 0", 1), "utf-8")
+    (row,) = set(missing_rows(copy)) - set(missing_rows())
+    assert row == f"{patch.relative_to(copy)} is not of the layer as it is"
 
 
 @pytest.mark.parametrize(
