@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.version import Version
 
 from builder.applier.diff import NOT_PYTHON, lines_of, parse_diff
@@ -264,30 +264,92 @@ def run_around(versions: Sequence[str], fits: Mapping[str, bool], version: str) 
 
 
 def range_of(run: Sequence[str], versions: Sequence[str]) -> tuple[str, str]:
-    """The bounds of a run of releases, up to the next release or, if there is none, minor."""
-    end = versions.index(run[-1]) + 1
-    return bound(run[0]), bound(versions[end]) if end < len(versions) else after_newest(run[-1])
+    """The bounds of a run of releases, up to the next release or, if there is none, minor.
+
+    A release begins with its first candidate, unless a candidate beside the run is not in it.
+    """
+    start, end = versions.index(run[0]), versions.index(run[-1]) + 1
+    low = bound(run[0])
+    if start and Version(versions[start - 1]) >= Version(low):
+        low = run[0]
+    if end == len(versions):
+        return low, after_newest(run[-1])
+    following = Version(versions[end])
+    if Version(bound(versions[end])) > Version(run[-1]):
+        return low, bound(versions[end])
+    return low, versions[end] if following.is_prerelease else _after(run[-1])
+
+
+def _after(version: str) -> str:
+    """The least version above one: of the next candidate or post-release, or its first.
+
+    >>> _after("0.34.0rc2"), _after("0.6.11.post1"), _after("0.34.0")
+    ('0.34.0rc3', '0.6.11.post2.dev0', '0.34.0.post0.dev0')
+    """
+    parsed = Version(version)
+    if parsed.post is not None:
+        return f"{parsed.base_version}.post{parsed.post + 1}.dev0"
+    if parsed.pre is not None:
+        return f"{parsed.base_version}{parsed.pre[0]}{parsed.pre[1] + 1}"
+    return f"{parsed.base_version}.post0.dev0"
+
+
+def _ends_of(spec: Specifier) -> tuple[str, str]:
+    """The bounds of one specifier: "0" and "" where it has none."""
+    version, operator = spec.version, spec.operator
+    if operator == "!=":
+        return "0", ""
+    if operator == "==" and version.endswith(".*"):
+        start = version.removesuffix(".*")
+        return f"{start}rc0", _next(Version(start).release)
+    if operator == "~=":
+        return version, _next(Version(version).release[:-1])
+    low = {">=": version, ">": _after(version), "==": version, "===": version}
+    high = {"<": version, "<=": _after(version), "==": _after(version), "===": _after(version)}
+    return low.get(operator, "0"), high.get(operator, "")
+
+
+def _next(release: Sequence[int]) -> str:
+    """The first candidate above all releases that begin with these numbers."""
+    return ".".join(map(str, [*release[:-1], release[-1] + 1])) + "rc0"
 
 
 def ends(specifier: str) -> tuple[str, str]:
     """The bounds of a range: "0" and "" where it has none."""
-    lows = [s.version for s in SpecifierSet(specifier) if s.operator == ">="]
-    highs = [s.version for s in SpecifierSet(specifier) if s.operator == "<"]
-    return max(lows, key=Version, default="0"), min(highs, key=Version, default="")
+    lows, highs = zip(("0", ""), *map(_ends_of, SpecifierSet(specifier)), strict=True)
+    return max(lows, key=Version), min(filter(None, highs), key=Version, default="")
 
 
 def without(specifier: str, low: str, high: str) -> list[str]:
     """The parts of a range that are not in ``[low, high)``: none, one below, one above, or both."""
     first, last = ends(specifier)
-    lows = ">=" in specifier
     if Version(first) >= Version(high) or (last and Version(last) <= Version(low)):
         return [specifier]
     parts = []
     if Version(first) < Version(low):
-        parts.append(f">={first},<{low}" if lows else f"<{low}")
+        parts.append(_limited(specifier, "<", low))
     if not last or Version(high) < Version(last):
-        parts.append(f">={high},<{last}" if last else f">={high}")
+        parts.append(_limited(specifier, ">=", high))
     return parts
+
+
+def up_to(specifier: str, high: str) -> str:
+    """A range that ends with ``<``, with another end; empty if it does not.
+
+    >>> up_to(">=0.40.0rc0,<0.42.0rc0", "0.43.0rc0"), up_to("==0.40.0", "0.43.0rc0")
+    ('>=0.40.0rc0,<0.43.0rc0', '')
+    """
+    operators = {spec.operator for spec in SpecifierSet(specifier)}
+    fits = "<" in operators and operators <= {"<", ">=", "!="}
+    return _limited(specifier, "<", high) if fits else ""
+
+
+def _limited(specifier: str, operator: str, version: str) -> str:
+    """A range with another bound in place of its own of that operator."""
+    specs = [spec.strip() for spec in specifier.split(",") if spec.strip()]
+    others = [spec for spec in specs if Specifier(spec).operator != operator]
+    place = 0 if operator == ">=" else len(others)
+    return ",".join([*others[:place], f"{operator}{version}", *others[place:]])
 
 
 # ------------------------------------------------------------------------------ layer.toml as text

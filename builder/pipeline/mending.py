@@ -550,24 +550,35 @@ class _Work:
             end = max([place for _, ofs in places.values() for place in (_, *ofs)]) + 1
             new[0] = self._with_origin(new[0], run)
         new += [Section(header="variant.op", lines=(f"{edited.op_text(op)}\n",)) for op in ops.ops]
-        spread = [(at, self._narrowed(parts, at, places, low, high)) for at in range(len(parts))]
+        wider = "" if ops.ops else self._widened(low, high)
+        own = places[self.place.variant.name] if self.place.variant and wider else (-1, [])
+        spread = [
+            (
+                at,
+                [part] if at in (own[0], *own[1]) else self._narrowed(parts, at, places, low, high),
+            )
+            for at, part in enumerate(parts)
+        ]
         before = [s for at, pieces in spread if at < end for s in pieces]
         rest = [s for at, pieces in spread if at >= end for s in pieces]
-        if self.place.variant is not None and not ops.ops and (first := self._adjoining(low)):
-            own, when[package] = parts[places[self.place.variant.name][0]], f">={first},<{high}"
-            wider = own.setting("when", edited.when_line(package, when[package], others))
-            before = [wider if part is own else part for part in before]
+        if self.place.variant is not None and wider:
+            old = parts[own[0]]
+            widened = old.setting("when", edited.when_line(package, wider, others))
+            before = [widened if part is old else part for part in before]
+            when[package] = wider
             return _Candidate([*before, *rest], {}, self.place.variant.name, when)
         return _Candidate([*_spaced(before), *new, *rest], ops.files, name, when)
 
-    def _adjoining(self, low: str) -> str:
-        """Where the variant's range begins, if no release is between its end and ``low``; or ""."""
+    def _widened(self, low: str, high: str) -> str:
+        """The variant's range with ``[low, high)``, if no release is between them; or ""."""
         spec = self.place.variant.when.get(self.layer.package, "") if self.place.variant else ""
-        first, last = edited.ends(spec)
-        if not last or Version(last) > Version(low):
+        _, last = edited.ends(spec)
+        if not last:
             return ""
         between = (v for v in self._trees if Version(last) <= Version(v) < Version(low))
-        return "" if next(between, None) else first
+        if next(between, None) is not None:
+            return ""
+        return edited.up_to(spec, max(last, high, key=Version))
 
     def _with_origin(self, part: Section, run: Sequence[str]) -> Section:
         today = datetime.datetime.now(datetime.UTC).date()

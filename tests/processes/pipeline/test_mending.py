@@ -259,3 +259,31 @@ def test_a_layer_that_fits_gets_the_release_without_an_edit(
     assert diff(spark_build, layers, "--refresh", base="0.44.0").code == 0
     ranges = [variant.when["vllm"] for variant in load_layer(layers / "last").variants]
     assert ranges == [">=0.40.0rc0,<0.43.0rc0", ">=0.44.0rc0,<0.45.0rc0"]
+
+
+@pytest.mark.parametrize("end", ["0.42.0rc0", "0.42.0rc1", "0.42.0rc3"])
+def test_a_candidate_widens_the_range_wherever_it_ends(
+    spark_build: Run, index: FakeIndex, layers: Path, end: str
+) -> None:
+    """The candidate before it is of the same release, and may be in the range already."""
+    file = layers / "last/layer.toml"
+    file.write_text(LAYER.replace("<0.42.0rc0", f"<{end}"))
+    for version in ("0.42.0rc2", "0.42.0"):
+        index.add("vllm", version, vllm_files(version, pick="# new\n" + BEFORE, other=OTHER))
+    done = diff(spark_build, layers, base="0.42.0rc2")
+    assert done.code == 0, done.err
+    (variant,) = load_layer(layers / "last").variants
+    assert (variant.name, variant.when) == ("vllm-0.40", {"vllm": ">=0.40.0rc0,<0.43.0rc0"})
+
+
+def test_a_candidate_that_differs_from_its_release_has_a_range_of_its_own(
+    spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path
+) -> None:
+    other = MOVED.replace("list(sorted(names))", "sorted(set(names))")
+    index.add("vllm", "0.42.0rc2", vllm_files("0.42.0rc2", pick=other, other=OTHER))
+    edits = {"vllm/pick.py": other.replace("set(names)", "names, reverse=True")}
+    done = mended(spark_build, layers, tmp_path, edits, base="0.42.0rc2")
+    assert done.code == 0, done.err
+    layer = load_layer(layers / "last")
+    assert layer.variants[1].when == {"vllm": ">=0.42.0rc0,<0.42.0rc3"}
+    assert layer.not_applicable[0].when == {"vllm": ">=0.42.0rc3"}

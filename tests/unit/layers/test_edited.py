@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from builder.errors import UsageError
 from builder.layers.conversion import DraftOp
@@ -94,10 +95,41 @@ def test_ranges() -> None:
         (">=2.5rc0", [">=3.0rc0"]),
         ("<4.0rc0", ["<2.0rc0", ">=3.0rc0,<4.0rc0"]),
         (">=3.0rc0,<4.0rc0", [">=3.0rc0,<4.0rc0"]),
+        ("==1.5", ["==1.5"]),
+        ("==2.5", []),
+        ("==2.*", []),
+        ("==2.9.*", []),
+        ("==3.*", ["==3.*"]),
+        ("~=1.5", ["~=1.5"]),
+        ("~=2.5", []),
+        ("<=2.5", ["<=2.5,<2.0rc0"]),
+        ("<=4.0", ["<=4.0,<2.0rc0", ">=3.0rc0,<=4.0"]),
+        (">3.0", [">3.0"]),
+        (">=1.0rc0,!=1.5,<2.5rc0", [">=1.0rc0,!=1.5,<2.0rc0"]),
+        (">=2.5rc0,!=2.5.*", [">=3.0rc0,!=2.5.*"]),
+        (">=2.5rc0,!=3.5", [">=3.0rc0,!=3.5"]),
     ],
 )
 def test_a_range_without_a_part(specifier: str, rest: list[str]) -> None:
     assert without(specifier, "2.0rc0", "3.0rc0") == rest
+
+
+@pytest.mark.parametrize(
+    ("run", "bounds"),
+    [
+        ("1.0.0 1.1.0rc1 1.1.0rc2 1.1.0", ("1.0.0rc0", "1.2.0rc0")),
+        ("1.1.0", ("1.1.0", "1.2.0rc0")),
+        ("1.1.0rc1", ("1.1.0rc0", "1.1.0rc2")),
+        ("1.1.0rc2", ("1.1.0rc2", "1.1.0rc3")),
+        ("1.2.0.post1", ("1.2.0.post1.dev0", "1.3.0rc0")),
+        ("1.2.0", ("1.2.0rc0", "1.2.0.post1.dev0")),
+    ],
+)
+def test_a_range_has_no_candidate_beside_its_run(run: str, bounds: tuple[str, str]) -> None:
+    versions = ["1.0.0", "1.1.0rc1", "1.1.0rc2", "1.1.0", "1.2.0", "1.2.0.post1"]
+    assert range_of(run.split(), versions) == bounds
+    inside = SpecifierSet(f">={bounds[0]},<{bounds[1]}")
+    assert [v for v in versions if inside.contains(v, prereleases=True)] == run.split()
 
 
 def test_the_tables_of_a_file_keep_their_comments_and_texts() -> None:
