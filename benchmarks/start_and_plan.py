@@ -16,7 +16,7 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
+from builder.images.subject import BaseRequest
 from builder.layers.catalog import Catalog
 from builder.layers.planner import IndexSources, make_plan
 

@@ -12,7 +12,7 @@ from typing import Any
 from builder import settings
 from builder.cli import COMMON
 from builder.cli.commands import COMMAND_NAMES
-from builder.common import shutdown, streams
+from builder.common import console, shutdown
 from builder.common.hints import (
     again,
     as_started,
@@ -67,12 +67,12 @@ def run(argv: list[str] | None = None) -> int:
         with settings.during_a_command():
             code = _run(words)
     except OSError:  # the error cannot be shown
-        if streams.lost() is None:
+        if console.lost() is None:
             raise
         code = Exit.USAGE
     sys.stdout, sys.stderr = before  # which typer replaces when a pipe breaks
-    error = streams.lost()
-    streams.silence()
+    error = console.lost()
+    console.silence()
     if error is None or code in {*_ENDED.values(), Exit.INTERRUPTED}:
         return code
     if error.errno == errno.EPIPE:
@@ -135,7 +135,7 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 
 def _unexpected(words: list[str], error: Exception) -> int:
-    if isinstance(error, OSError) and streams.lost():
+    if isinstance(error, OSError) and console.lost():
         raise error  # not ours
     if _is_interruption(error) or type(error).__name__ == "Abort":  # typer's KeyboardInterrupt
         return _interrupted(words)
@@ -165,7 +165,7 @@ def main() -> None:
     gc.set_threshold(_BETWEEN_COLLECTIONS)
     started_as(start_of_this_process(), COMMAND_NAMES)
     shutdown.handle_signals()
-    if streams.watch():
+    if console.watch():
         command = shlex.join(["spark-build", *sys.argv[1:]])
         hint = f"{command} > /dev/null, if the result is not needed"
         sys.exit(_report([], Exit.USAGE, "stdout is closed, so the result cannot be printed", hint))

@@ -21,10 +21,10 @@ from builder.diagnose import report
 from builder.diagnose.entries import load_entries
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
-from builder.layers.mods import export, mod_files, outdated
+from builder.pipeline.mods import export, mod_files, outdated
 from builder.pipeline import layerexport
 from builder.pipeline.options import HOME
-from builder.proof.levels import LEVELS
+from builder.proof.checks import LEVELS
 from builder.proof.recorded import read_records, render, stale_records
 from builder.ptx import supported
 from builder.serving.lint import RULES

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from builder.cli.command import command
-from builder.cli.options import PlainHttp, seconds_of
+from builder.cli.command import PlainHttp, command, seconds_of
 from builder.common.console import console, counted, megabytes, print_json
 from builder.common.options import Argument, Fields, Json, Option, OptionalLayers
 from builder.errors import UsageError
@@ -239,7 +238,7 @@ def lock(
 
 
 def _print_diff(options: PlanOptions, *, check: bool, json: bool) -> None:
-    from builder.pipeline.upgrade import lock_diff
+    from builder.pipeline.locking import lock_diff
 
     if check:
         raise UsageError("--check and --diff exclude each other", hint="leave out --check")

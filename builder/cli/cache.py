@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from builder.cli.command import Group
-from builder.cli.options import bytes_of, seconds_of
-from builder.common.confirm import confirm
-from builder.common.console import console, megabytes, print_json
+from builder.cli.command import Group, bytes_of, seconds_of
+from builder.common.console import confirm, console, megabytes, print_json
 from builder.common.options import Json, Option
 from builder.common.paths import cache_dir
 from builder.errors import Exit, SparkBuildError

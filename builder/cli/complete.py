@@ -42,7 +42,7 @@ def layer(incomplete: str) -> list[str]:
 
 def levels(incomplete: str) -> list[str]:
     """Levels of verification, comma-separated."""
-    from builder.proof.levels import LEVELS
+    from builder.proof.checks import LEVELS
 
     return _in_list(incomplete, LEVELS)
 

@@ -43,8 +43,14 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Read logs and explain them; exit 5 if one shows a failure."""
-    from builder.diagnose.report import Diagnosed, lines_of, lines_of_several
-    from builder.diagnose.run import read_logs, refuse_failed, refuse_no_log
+    from builder.diagnose.report import (
+        Diagnosed,
+        lines_of,
+        lines_of_several,
+        read_logs,
+        refuse_failed,
+        refuse_no_log,
+    )
 
     if logs and logs[0] in WORDS:
         _catalogue(logs[0], logs[1:], json)
@@ -66,8 +72,7 @@ def diagnose(
 def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
     """``diagnose list``, ``show ID``, ``check [FILE...]`` and ``table``."""
     from builder.diagnose import report
-    from builder.diagnose.report import Entries, EntryRow
-    from builder.diagnose.run import check_entries
+    from builder.diagnose.report import Entries, EntryRow, check_entries
 
     if word == "check":
         print(check_entries(names))

@@ -140,7 +140,7 @@ DOCUMENTS = {
         "only the plans",
         ("builder.pipeline.image:IndexDocument", "builder.pipeline.image:IndexPlans"),
     ),
-    "layers-check": Entry("`layers check --json`", ("builder.layers.lints:CheckedLayers",)),
+    "layers-check": Entry("`layers check --json`", ("builder.pipeline.checking:CheckedLayers",)),
     "layers-diff": Entry(
         "`layers diff --json`: the files to edit, or the variant that an edit became",
         ("builder.pipeline.mending:LayerDiff",),
@@ -165,7 +165,7 @@ DOCUMENTS = {
     ),
     "lock": Entry(
         "`lock --json`: the locked inputs, and what changed; with --diff what an upgrade changes",
-        ("builder.pipeline.locking:Locked", "builder.pipeline.upgrade:LockDiff"),
+        ("builder.pipeline.locking:Locked", "builder.pipeline.locking:LockDiff"),
     ),
     "matrix": Entry(
         "`matrix --json`: every layer on every release",
@@ -234,7 +234,7 @@ DOCUMENTS = {
     ),
     "recipes-export": Entry(
         "`recipes export --json`: the recipes that were written or are up to date",
-        ("builder.serving.registry:ExportedRecipes",),
+        ("builder.serving.recipefiles:ExportedRecipes",),
     ),
     "revert": Entry(
         "`revert --json`: the layers that were removed, last applied first",

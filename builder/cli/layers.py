@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from builder.layers.catalog import Catalog, NewLayer
     from builder.layers.conversion import Reading, Source
-    from builder.layers.lints import LayerFinding
+    from builder.pipeline.checking import LayerFinding
 
 _layers = Group(
     "layers", "spark-build layers list", "spark-build layers show b12x-full", default="list"

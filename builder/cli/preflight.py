@@ -69,7 +69,7 @@ def _write_page(document: "Preflight | ModelMatrix", file: Path | None) -> None:
     if file is None:
         return
     from builder.common.pypi import write_atomically
-    from builder.serving.preflightpage import preflight_page
+    from builder.serving.preflightfile import preflight_page
 
     try:
         write_atomically(file, preflight_page(document).encode())

@@ -3,8 +3,7 @@
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
-from builder.cli.command import command
-from builder.cli.options import PlainHttp
+from builder.cli.command import PlainHttp, command
 from builder.common.console import console, counted, megabytes, print_json
 from builder.common.options import Argument, Json, Option
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -237,7 +236,7 @@ def _pinned(text: str) -> "Reference":
 )
 def rebuild(options: RebuildOptions, _plain_http: PlainHttp = ()) -> None:
     """Rebuild an image from its own metadata; exit 5 if the result differs."""
-    from builder.pipeline.rebuilding import rebuild_all
+    from builder.pipeline.rebuild import rebuild_all
 
     if options.engine != "oci":
         raise UsageError(
@@ -258,9 +257,9 @@ def distribute(
     options: DistributeOptions, _plain_http: PlainHttp = (), *, json: Json = False
 ) -> None:
     """Copy an image to nodes, each on its own; exit 8 if one failed."""
-    from builder.publishing import hosts
+    from builder.publishing import distribute
 
-    done, name = hosts.distribute(options)
+    done, name = distribute.distribute(options)
     if json:
         print_json(done)
     _report(done)

@@ -89,7 +89,7 @@ def export(
     Each model gets b12x-full if that can serve it, else marlin, on one Spark.
     """
     from builder.serving.models import Models
-    from builder.serving.registry import export_recipes
+    from builder.serving.recipefiles import export_recipes
     from builder.serving.release import served_profile
 
     made = export_recipes(

@@ -1,23 +1,25 @@
-"""Messages, notes and progress on stderr. Commands print their results on stdout."""
+"""Messages, notes and progress on stderr; results and the standard streams themselves."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from builder.common.background import check_cancelled
-from builder.common.hints import as_started
+from builder.common.hints import again, as_started
+from builder.errors import Exit, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import TextIO
 
+    from _typeshed import ReadableBuffer
     from rich.progress import Progress, TaskID
 
     from builder.common.document import Document
@@ -389,3 +391,107 @@ def print_json(value: Document | dict[str, Any]) -> None:
 
         value = plain(value)
     console.document = value
+
+
+# ----------------------------------------------------------------------------- the standard streams
+
+
+class _Watched(io.FileIO):
+    """A stream that records write errors, because buffers drop unwritten data."""
+
+    error: OSError | None = None
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+class _Shown(io.TextIOWrapper):
+    """Stdout with control sequences escaped; in a workflow no line of it is a command."""
+
+    _within = False
+
+    def write(self, text: str, /) -> int:
+        shown = plain_data(text, self)
+        if os.environ.get("GITHUB_ACTIONS"):
+            first, newline, rest = shown.partition("\n")
+            first = first if self._within else no_commands(first)
+            shown = first + newline + no_commands(rest)
+            self._within = not text.endswith("\n") and bool(text or self._within)
+        super().write(shown)
+        return len(text)
+
+
+def watch() -> bool:
+    """Record errors of stdout and stderr from now on; returns whether stdout is closed.
+
+    Closed streams are opened, so that no other file gets their descriptor.
+    """
+    closed = sys.stdout is None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout, sys.stderr = _watched(1, sys.stdout), _watched(2, sys.stderr)
+    return closed
+
+
+def _watched(number: int, stream: TextIO | None) -> TextIO:
+    kind = _Shown if number == 1 else io.TextIOWrapper  # stderr: what the console says
+    return kind(
+        io.BufferedWriter(_Watched(number, "wb", closefd=False)),
+        encoding=stream.encoding if stream else "utf-8",
+        errors=stream.errors if stream else "replace",
+        line_buffering=number == 2 or os.isatty(number),
+    )
+
+
+def lost() -> OSError | None:
+    """The error of stdout or stderr, or None."""
+    for stream in (sys.stdout, sys.stderr):
+        raw = getattr(getattr(stream, "buffer", None), "raw", None)
+        if isinstance(raw, _Watched) and raw.error is not None:
+            return raw.error
+        try:
+            stream.flush()
+        except OSError as error:
+            return error
+    return None
+
+
+def silence() -> None:
+    """Discard unwritten data; otherwise Python retries at exit and prints an error."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+
+# -------------------------------------------------------------------- the question that --yes skips
+
+
+def confirm(action: str, note: str, otherwise: str) -> None:
+    """Continue only if the user confirms on the terminal.
+
+    Raises:
+        UsageError: there is no terminal.
+        SparkBuildError: the user declined; ``otherwise`` describes the result.
+    """
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"this would {action}, and there is no terminal to confirm it",
+            hint=again("--yes"),
+        )
+    console.warn(f"this will {action}{note}")
+    print("continue? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))

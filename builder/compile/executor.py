@@ -28,12 +28,12 @@ from builder.common.paths import cache_dir, package_file
 from builder.common.plan import ToolkitImage
 from builder.common.pypi import write_atomically
 from builder.errors import BuildFailed, EngineError
-from builder.images.engines.containers import ROOT, PinnedImage, Task, TaskFailed
+from builder.images.engines.buildkit import ROOT, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.images.engines.containers import Containers
+    from builder.images.engines.buildkit import Containers
 
 
 #: nvcc's folder names for platforms (``targets/NAME``).
@@ -621,7 +621,6 @@ def toolkit_choice(image: str | None, builder: str | None) -> ToolkitChoice | No
     """
     if not image:
         return None
-    from builder.images.engines.buildkit import check_name
-    from builder.images.engines.containers import Containers
+    from builder.images.engines.buildkit import Containers, check_name
 
     return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))

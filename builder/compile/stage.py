@@ -64,7 +64,7 @@ from builder.compile.sources import source_of
 from builder.compile.toolchain import MEMBER, find_compiler, header_wheels, pinned_torch
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
+from builder.images.subject import BaseRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

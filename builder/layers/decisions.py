@@ -23,7 +23,7 @@ from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import State
 from builder.common.pypi import write_atomically
-from builder.images.bases.model import tracked_for
+from builder.images.subject import tracked_for
 from builder.layers.evidence import Evidence, evidence_of
 
 if TYPE_CHECKING:

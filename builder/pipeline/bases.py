@@ -15,15 +15,14 @@ from builder.common.reference import NEWEST_VLLM, Ref
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest, no_facts, tracked_for
+from builder.images.subject import BaseRequest, no_facts, tracked_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.trees import Tree
     from builder.common.pypi import PackageIndex
-    from builder.images.bases.model import FactsOf
-    from builder.images.subject import Subject
+    from builder.images.subject import FactsOf, Subject
     from builder.layers.catalog import Profile, Selection
 
 
@@ -90,7 +89,7 @@ def identify_base(
     ``pins`` are versions for packages that the base leaves open; they override the profiles'.
     ``libraries`` are distributions whose files an image's tree must also include: it lists only
     those of requested distributions.  They do not affect the base's identity.  ``in_engine``,
-    ``facts_of`` and ``noting`` are as in :class:`builder.images.bases.model.BaseRequest`.
+    ``facts_of`` and ``noting`` are as in :class:`builder.images.subject.BaseRequest`.
     """
     tracked = tracked_for(selection.layers)
     also = [n for n in libraries if n not in tracked] if ref.kind.is_image else []

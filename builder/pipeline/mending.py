@@ -41,11 +41,10 @@ from builder.layers import edited
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.edited import EditedFile, EditOps, Section
 from builder.layers.layerfile import load_layer
-from builder.layers.lints import LayerFinding, findings
 from builder.layers.planner import IndexSources
 from builder.layers.pulls import has_pulls, spans, without_pulls
 from builder.pipeline import bases
-from builder.pipeline.checking import before_of
+from builder.pipeline.checking import LayerFinding, before_of, findings
 from builder.pipeline.pins import check_layer, write_pins
 
 if TYPE_CHECKING:

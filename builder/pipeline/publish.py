@@ -13,7 +13,7 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import Locations
 from builder.pipeline.show import CheckLines, show_report
-from builder.proof.levels import parse_levels
+from builder.proof.checks import parse_levels
 from builder.publishing.evidence import REQUIRED, Evidence, prove, read_evidence
 from builder.publishing.repository import parse_target
 from builder.publishing.run import (
@@ -153,7 +153,7 @@ def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
     from builder.common.pypi import PackageIndex
     from builder.layers.lock import LockedFacts, lock_path
     from builder.layers.planner import IndexSources
-    from builder.proof.levels import DEFAULT_LEVELS
+    from builder.proof.checks import DEFAULT_LEVELS
     from builder.proof.opening import Opening
     from builder.proof.run import verify
     from builder.proof.trust import TrustedSources

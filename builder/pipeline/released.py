@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.common.reference import Ref
-from builder.images.bases.model import BaseRequest, tracked_for
 from builder.images.bases.pypi import released_wheels
+from builder.images.subject import BaseRequest, tracked_for
 from builder.layers.catalog import Catalog
 
 if TYPE_CHECKING:

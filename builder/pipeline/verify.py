@@ -27,7 +27,7 @@ from builder.layers.lock import (
 from builder.layers.planner import IndexSources
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
-from builder.proof.levels import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
+from builder.proof.checks import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.proof.opening import Opening, open_target
 from builder.proof.run import verify
 from builder.proof.trust import TrustedSources

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from builder.common.plan import PlanDocument
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
     from builder.proof.target import VerifyTarget
 
 #: Folder of the verifier in a container.

@@ -14,7 +14,6 @@ from builder.common.reference import Ref, base_kind
 from builder.errors import RemoteError, UsageError
 from builder.images.bases.identify import asks_engine, identify
 from builder.images.bases.image import InEngine, base_of, embedded_in, with_files
-from builder.images.bases.model import BaseRequest, no_facts, tracked_for
 from builder.images.engines import metadata
 from builder.images.engines.docker import without_engine
 from builder.images.engines.metadata import SHARE
@@ -29,12 +28,11 @@ from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
 from builder.images.registry.reference import refuse_wrong_kind
 from builder.images.rootfs.image import open_image
-from builder.images.subject import InFiles, Subject
+from builder.images.subject import BaseRequest, InFiles, Subject, no_facts, tracked_for
 from builder.layers.planner import make_plan
 from builder.proof.ongpu import GpuOptions
-from builder.proof.parts import Origin
 from builder.proof.runners import InContainer, InSandbox, runner_of
-from builder.proof.target import VerifyTarget
+from builder.proof.target import Origin, VerifyTarget
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
@@ -45,10 +43,9 @@ if TYPE_CHECKING:
     from builder.common.plan import BakedPlan, BaseIdentity, BuildPlan, PlanDocument, RecordedPlan
     from builder.common.pypi import PackageIndex
     from builder.images.bases.image import Embedded
-    from builder.images.bases.model import FactsOf
     from builder.images.registry.model import Descriptor
     from builder.images.rootfs.image import Image
-    from builder.images.subject import OpenImage
+    from builder.images.subject import FactsOf, OpenImage
     from builder.layers.catalog import Selection
     from builder.layers.planner import IndexSources
     from builder.proof.target import Runner

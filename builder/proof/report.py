@@ -23,8 +23,7 @@ from builder.errors import SparkBuildError
 from builder.images.engines.oci import name_of_both
 from builder.images.engines.runcommands import RUN
 from builder.layers.catalog import Catalog
-from builder.proof.checks import KINDS, Check, Necessity
-from builder.proof.levels import LEVELS
+from builder.proof.checks import KINDS, LEVELS, Check, Necessity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

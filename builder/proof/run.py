@@ -20,8 +20,7 @@ from builder.proof.static import check_static, shadows_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from builder.proof.checks import Listener
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level, Listener
     from builder.proof.target import VerifyTarget
     from builder.proof.unrecorded import Shadow
 

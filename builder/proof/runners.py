@@ -7,34 +7,39 @@ site-packages; a sandbox has the files of any tree.
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import tarfile
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import structs
+
 from builder.applier.outcomes import Target
 from builder.applier.trees import OverlayTree, versions
-from builder.common.document import plain
-from builder.common.programs import CODEGEN, DISPATCH
+from builder.common.document import Part, plain
+from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
 from builder.proof.codegen import compile_in_sandbox
-from builder.proof.interpreters import (
-    ask_in_container,
-    link_out,
-    net_changes,
-    unsetting,
-)
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
     CodegenReply,
+    CodegenRequest,
     DispatchReply,
+    DispatchRequest,
     LocalFiles,
     MalformedReply,
+    ProbeReply,
     Results,
+    reply_of,
 )
 from builder.proof.sandbox import (
     NoDsl,
@@ -51,22 +56,23 @@ from builder.proof.target import Refusal
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO
 
-    from builder.applier.trees import Tree
+    from builder.applier.trees import Changes, Tree
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.common.programs import Program
     from builder.images.subject import Subject
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
-    from builder.proof.replies import CodegenRequest, DispatchRequest, ProbeReply
     from builder.proof.sandbox import PreparedSandbox
     from builder.proof.target import Runner
+
 
 Request = TypeVar("Request", "DispatchRequest", "CodegenRequest")
 Asked = TypeVar("Asked")
 Reply = TypeVar("Reply")
-T = TypeVar("T", bound="ProbeReply")
+Answer = TypeVar("Answer", bound="ProbeReply")
 
 NO_GPU = "only an image, or an environment of this machine, can run on a GPU"
 NO_LAUNCH = "kernels are launched from released wheels and layouts (pypi:, oci:), not from here"
@@ -233,7 +239,9 @@ class BesidePython:
         run = partial(self._run, form=CodegenReply, timeout=CODEGEN_TIMEOUT, program=CODEGEN)
         return attempt(run, request)
 
-    def _run(self, request: Request, form: type[T], timeout: float, program: Program) -> T:
+    def _run(
+        self, request: Request, form: type[Answer], timeout: float, program: Program
+    ) -> Answer:
         if self.tree is None:
             return ask_probe(self.python, plain(request), form, timeout, program)
         root = Path(self.base.identity.site_packages)
@@ -278,7 +286,7 @@ class InContainer:
         """See `Runner`."""
         return attempt(partial(self._run, form=CodegenReply, program=CODEGEN), request)
 
-    def _run(self, request: Request, form: type[T], program: Program) -> T:
+    def _run(self, request: Request, form: type[Answer], program: Program) -> Answer:
         if self.tree is None:
             return ask_in_container(self.base, request, form, program)
         asked = unsetting(request, self.base.identity.env, self.env)
@@ -298,3 +306,129 @@ class InContainer:
     def on(self, tree: Tree, env: Mapping[str, str]) -> InContainer:
         """See `Runner`."""
         return replace(self, tree=tree, env=env)
+
+
+# ----------------------------------------------------------------- files that do not exist on disk
+
+
+def net_changes(tree: Tree) -> Changes:
+    """The changes of a tree relative to its base tree."""
+    merged: Changes = {}
+    while isinstance(tree, OverlayTree):
+        merged = {**tree.changes, **merged}
+        tree = tree.base
+    return {
+        path: content
+        for path, content in merged.items()
+        if tree.digest(path) != (None if content is None else content.sha256)
+    }
+
+
+def unsetting(request: Request, outer: Mapping[str, str], env: Mapping[str, str]) -> Request:
+    """A request that unsets variables which the queried files must not see."""
+    off = dict.fromkeys(name for name in outer if name not in env)
+    return structs.replace(request, env={**off, **request.env})
+
+
+# ------------------------------------------------------------------------- a local environment
+
+
+def link_out(root: Path, changes: Changes, into: Path) -> None:
+    """A directory tree with changes, with links to all unchanged parts."""
+    folders = {Path(path).parents[depth] for path in changes for depth in range(path.count("/"))}
+    for folder in sorted({Path(), *folders}):
+        (into / folder).mkdir(exist_ok=True)
+        for entry in _entries(root / folder):
+            path = folder / entry.name
+            if path not in folders and path.as_posix() not in changes:
+                (into / path).symlink_to(entry.path)
+    for name, content in changes.items():
+        if content is not None:
+            (into / name).write_bytes(content.read())
+            (into / name).chmod(content.mode)
+    for folder in sorted(folders, reverse=True):  # an empty one would be a namespace package
+        if not any((into / folder).iterdir()):
+            (into / folder).rmdir()
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            yield from entries
+
+
+# ---------------------------------------------------------------------------- an image's container
+
+
+#: Runs the program in a container with its request from a variable.  For ``-c`` the first entry of
+#: ``sys.path`` is the current folder, whose files are not to be run.
+_STARTER = (
+    f"import io, os, runpy, sys; sys.path[0] = {IN_CONTAINER!r}; "
+    "sys.stdin = io.StringIO(os.environ.pop('SPARK_BUILD_REQUEST')); "
+    f"runpy.run_path({IN_CONTAINER!r}, run_name='__main__')"
+)
+#: Files of the image to hide, only in this temporary container.
+_REMOVER = (
+    "import json, os; [os.path.lexists(p) and os.remove(p) "
+    "for p in json.loads(os.environ.pop('SPARK_BUILD_GONE'))]; "
+)
+
+
+def ask_in_container(
+    base: Subject,
+    request: Part,
+    form: type[Answer],
+    program: Program,
+    changes: Changes | None = None,
+) -> Answer:
+    """Query the image's own interpreter, vLLM and extension modules, without network and GPU.
+
+    Raises:
+        SandboxUnavailable: the probe gave no result.
+        MalformedReply: its result is malformed.
+    """
+    from builder.images.engines import docker
+
+    site = base.identity.site_packages
+    gone = [f"{site}/{path}" for path, content in (changes or {}).items() if content is None]
+    env = {
+        "SPARK_BUILD_REQUEST": json.dumps(plain(request)),
+        **({"SPARK_BUILD_GONE": json.dumps(gone)} if gone else {}),
+    }
+    command = [base.identity.interpreter, "-B", "-c", (_REMOVER if gone else "") + _STARTER]
+    client = docker.connect()
+    try:
+        with tempfile.TemporaryFile() as files:
+            if changes:
+                write_tar(files, site, changes)
+            output = docker.run(
+                client,
+                base.identity.ref,
+                command,
+                env=env,
+                user="0" if gone else None,
+                files=files if changes else None,
+                program=program,
+            )
+        result = json.loads(output)
+    except ValueError as error:
+        raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
+    finally:
+        client.close()
+    return reply_of(result, form)
+
+
+def write_tar(out: IO[bytes], site: str, changes: Changes) -> None:
+    """Changed files as a tar for the root of a container.
+
+    Their timestamp is 0, so that no compiled file matches them.
+    """
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, content in sorted(changes.items()):
+            if content is None:
+                continue
+            data = content.read()
+            info = tarfile.TarInfo(f"{site}/{path}".lstrip("/"))
+            info.size, info.mode, info.mtime = len(data), content.mode, 1
+            tar.addfile(info, io.BytesIO(data))
+    out.seek(0)

@@ -24,7 +24,7 @@ from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
-from builder.images.bases.model import TRACKED
+from builder.images.subject import TRACKED
 from builder.layers.catalog import Catalog, order
 from builder.layers.planner import IndexSources
 from builder.proof.isolation import SandboxUnavailable, find_isolation

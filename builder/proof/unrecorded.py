@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from builder.applier.trees import Distribution, Tree
-    from builder.images.rootfs.layered import InLayers
-    from builder.images.rootfs.view import Entry, Interpreter, Rootfs
+    from builder.images.rootfs.view import Entry, InLayers, Interpreter, Rootfs
 
 
 # ----------------------------------------------------------------------- which file Python imports

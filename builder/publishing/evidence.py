@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.plan import BakedPlan, Input, PlannedLayer, ToolkitImage
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
     from builder.publishing.repository import PublishTarget
     from builder.publishing.subject import Baked, Image
 

@@ -1,6 +1,7 @@
-"""Reads what to ask from a serve command, a compose file, a manifest or a recipe.
+"""What preflight reads and writes: a question from a file, and the page of an answer.
 
-It says which model, flags, variables and image; options of the command line go before them.
+A serve command, a compose file, a manifest or a recipe says which model, flags, variables and
+image; options of the command line go before them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from typing import TYPE_CHECKING
 from builder.common.console import console
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
-from builder.proof.wholemodel import READ, is_path
+from builder.proof.report import now, render_page
+from builder.proof.wholemodel import READ, is_path, sentence
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
-from builder.serving.preflight import PreflightRequest, flag_groups, with_flags
+from builder.serving.preflight import (
+    ModelMatrix,
+    PreflightRequest,
+    flag_groups,
+    gibibytes,
+    in_short,
+    layers_to_show,
+    with_flags,
+)
 from builder.serving.release import release_base
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Sequence
 
     from builder.serving.commands import ServeCommand
     from builder.serving.options import Given
+    from builder.serving.preflight import Preflight
+
 
 #: A file and the line of one of its commands.
 _AT_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
@@ -163,3 +176,31 @@ def _request(
         model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
         variables=tuple(variables), models=given.models, profiles=given.profiles,
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- the page of an answer
+
+
+def preflight_page(document: Preflight | ModelMatrix, made: datetime.datetime | None = None) -> str:
+    """A page for people; everything from the release and the model is escaped."""
+    command = shlex.join(["vllm", "serve", document.model, *document.flags])
+    page = {"model": document.model, "made": made or now(), "command": command, "gib": gibibytes}
+    if isinstance(document, ModelMatrix):
+        more = {"rows": document.rows, "starting": document.starting, "layers": document.layers}
+        return render_page("preflight.html.j2", document=None, **page, **more)
+    shown = layers_to_show(document.layers)
+    variables = [f"{name}={value}" for name, value in document.environment.items()]
+    page["command"] = "\n".join([*map(shlex.quote, variables), command])
+    memory = document.memory
+    sizes = (memory.weight_bytes, memory.overhead_bytes, memory.cache_bytes) if memory else ()
+    return render_page(
+        "preflight.html.j2", document=document, **page, memory=memory, shown=shown,
+        refusal=sentence(document.refusal) if document.refusal else "",
+        short=in_short("", document), rows=document.choices,
+        rest=sum(row.count for row in document.layers) - sum(row.count for row in shown),
+        parts=[(name, max(size, 0)) for name, size in zip(_PARTS, sizes, strict=False)],
+    )  # fmt: skip
+
+
+#: The parts of the memory, as classes of the page.
+_PARTS = ("weights", "overhead", "caches")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.document import plain
-from builder.proof.checks import Check, Necessity
-from builder.proof.levels import LEVELS
+from builder.proof.checks import LEVELS, Check, Necessity
 from builder.proof.report import Report, render_html
 from tests.unit.plans import planned
 

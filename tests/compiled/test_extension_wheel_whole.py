@@ -28,7 +28,7 @@ from builder.compile.sources import SourceTree
 from builder.compile.toolchain import Compiler, Toolchain
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
+from builder.images.subject import BaseRequest
 from tests.documents import validated
 from tests.unit.imagefiles import (
     CONFIG,

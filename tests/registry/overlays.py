@@ -11,12 +11,12 @@ from builder.common.plan import ExpectedChoice, Platform
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import OCI_INDEX, RawManifest
+from builder.images.subject import BaseRequest
 from builder.publishing.subject import read_subject
 from tests.unit.fakes import (
     BACKEND,

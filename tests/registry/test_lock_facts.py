@@ -17,7 +17,7 @@ from builder.common.reference import Ref
 from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.layers.lock import NAME
-from builder.proof import levels
+from builder.proof import checks
 from tests.countproxy import CountProxy
 from tests.unit.fakes import REPLACE, layer_text, write_tree
 from tests.unit.imagefiles import SITE, Item, folder, packed, put_index, put_vllm, tar_of
@@ -334,7 +334,7 @@ def test_a_published_image_is_verified_without_reading_the_base(
     locked: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Level dispatch reads vLLM's files wherever they are, so it is left out here."""
-    monkeypatch.setattr(levels, "DEFAULT_LEVELS", ("static",))
+    monkeypatch.setattr(checks, "DEFAULT_LEVELS", ("static",))
     image = locked.image("source", "--locked").json
     source = f"{image['image']}@{image['digest']}"
     words = ("publish", source, "--to", f"{locked.name}-published", "--require", "static")

@@ -15,11 +15,11 @@ import pytest
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
 from builder.images.registry.client import Registry
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
+from builder.images.subject import BaseRequest
 from builder.proof.sandbox import lay_out
 from tests.faultproxy import FaultProxy
 from tests.unit.fakes import dist_files, vllm_files

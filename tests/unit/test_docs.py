@@ -16,7 +16,7 @@ from builder import bootstrap
 from builder.common.reference import NEWEST_VLLM
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
-from builder.proof.levels import DEFAULT_LEVELS, LEVELS
+from builder.proof.checks import DEFAULT_LEVELS, LEVELS
 from builder.proof.recorded import read_records
 from tests.unit.commandlines import parse, root
 

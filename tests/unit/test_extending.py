@@ -22,8 +22,7 @@ from builder.images.engines.choice import ENGINES, EngineKind
 from builder.images.engines.metadata import image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.layers.layerfile import OPS, _Reader
-from builder.proof.checks import Check
-from builder.proof.levels import LEVELS, LevelKind
+from builder.proof.checks import LEVELS, Check, LevelKind
 from builder.proof.run import RUNNERS
 from tests.unit.fakes import layer_text, write_tree
 from tests.unit.imagefiles import put_vllm
@@ -169,7 +168,7 @@ def test_a_level_that_is_not_in_the_table_is_unknown(call: Call, site: Path) -> 
 def test_every_level_has_a_function_and_a_name_in_documents() -> None:
     from typing import get_args
 
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
 
     assert list(LEVELS) == list(RUNNERS) == list(get_args(Level))
 

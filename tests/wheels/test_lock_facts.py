@@ -9,9 +9,9 @@ from builder.applier.values import sha256_hex
 from builder.common.reference import Ref
 from builder.common.wheels import WheelTree
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
 from builder.images.rootfs.facts import RecordedFiles
 from builder.images.rootfs.index import Row
+from builder.images.subject import BaseRequest
 from builder.layers.catalog import Catalog
 from builder.layers.lock import pack
 from builder.layers.planner import make_plan

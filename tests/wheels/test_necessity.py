@@ -11,7 +11,7 @@ import pytest
 
 from builder.common.reference import Ref
 from builder.layers.catalog import Catalog
-from builder.proof.levels import PROOF_LEVELS
+from builder.proof.checks import PROOF_LEVELS
 from builder.proof.necessity import prove, whole
 from builder.proof.opening import Opening, open_target
 from builder.proof.run import verify

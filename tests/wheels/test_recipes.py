@@ -17,15 +17,14 @@ from packaging.version import Version
 
 from builder.__main__ import run
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.serving.asked import ask_release
+from builder.serving.asked import ask_release, question_of
 from builder.serving.interface import wrong_kind
 from builder.serving.models import Models
 from builder.serving.preflight import in_short
 from builder.serving.recipe import Place, RecipeRequest, recipe_of
-from builder.serving.recipeasked import question_of
-from builder.serving.registry import PLACES as REGISTERED_PLACES
-from builder.serving.registry import PROFILES as REGISTERED
-from builder.serving.registry import best_recipe, newest_release
+from builder.serving.recipefiles import PLACES as REGISTERED_PLACES
+from builder.serving.recipefiles import PROFILES as REGISTERED
+from builder.serving.recipefiles import best_recipe, newest_release
 from builder.serving.release import ServedProfile, served_profile
 from tests.documents import validated
 from tests.wheels.support import PROFILES

@@ -15,7 +15,7 @@ from builder.errors import UsageError
 from builder.images.subject import Subject
 
 if TYPE_CHECKING:
-    from builder.images.bases.model import BaseRequest
+    from builder.images.subject import BaseRequest
 
 
 def find_site_packages(path: Path) -> Path:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.common.reference import Ref
-    from builder.images.bases.model import BaseRequest
-    from builder.images.subject import Subject
+    from builder.images.subject import BaseRequest, Subject
 
 
 def identify(request: BaseRequest) -> Subject:

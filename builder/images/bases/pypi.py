@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from email.message import Message
 
     from builder.common.pypi import PackageIndex
-    from builder.images.bases.model import BaseRequest
+    from builder.images.subject import BaseRequest
 
 #: The name at the start of a requirement (PEP 508); parsing a whole one takes 0.1 ms.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

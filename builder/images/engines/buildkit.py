@@ -1,6 +1,9 @@
 """The BuildKit engine: a rendered Dockerfile and a context of ready files, built by the CLI.
 
-The context has one folder for each layer with its final files.
+The context has one folder for each layer with its final files.  Scripts run in containers by the
+same way: each run is one build of ``dockerfiles/compile.Dockerfile.j2``, so it runs where builds
+run (the local Docker Engine, or a remote builder), and the result of a successful script comes from
+the builder's cache if its inputs are unchanged.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from builder.common.paths import data_dir
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError, did_you_mean
 from builder.images.engines import docker, metadata
+from builder.images.engines.docker import engine_root
 from builder.images.engines.metadata import added_bytes, content_bytes, image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.images.engines.oci import base_bytes, in_layout, layout_digest, load_needs, new_layout
 from builder.images.registry.reference import parse_reference
+from builder.images.rootfs.image import OtherPlatform, open_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -716,3 +721,210 @@ def _dockerfile(plan: BuildPlan, base: str, *, links: bool) -> str:
         env=sorted(plan.env.items()),
         labels=sorted(metadata.labels(plan).items()),
     )
+
+
+# --------------------------------------------------------------------------- scripts in containers
+
+
+#: The folder of mounts and results in a container.
+ROOT = Path("/spark-build")
+_TEMPLATE = "compile.Dockerfile.j2"
+#: BuildKit's message for a failed script, with its exit status.
+_STATUS = re.compile(r"did not complete successfully: exit code: (\d+)")
+#: Messages of runc for a missing program, and of BuildKit for an empty image.
+_NO_SHELL = re.compile(r"/bin/sh\S*: (stat .*)?no such file|`/bin/sh` not found in|find user 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedImage:
+    """An image for one platform (``linux/arm64``): its reference and its digest."""
+
+    ref: str
+    digest: str
+    platform: str
+
+    @property
+    def name(self) -> str:
+        """The name without a digest."""
+        return self.ref.partition("@")[0]
+
+    @property
+    def exact(self) -> str:
+        """The reference by digest."""
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A script for ``/bin/sh``; its results are the files in ``/spark-build/out/NAME``.
+
+    It starts after the task ``after``, with that task's results.
+    """
+
+    name: str
+    script: str
+    after: str = ""
+
+
+class TaskFailed(Exception):
+    """A script exited non-zero; ``said`` is the scripts' output."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"exit code {status}")
+        self.status = status
+        self.said = said
+
+
+class Containers:
+    """Containers on the local Docker Engine, or on a builder."""
+
+    def __init__(self, builder: str = "") -> None:
+        self.builder = builder
+
+    @property
+    def where(self) -> str:
+        """The name of the place in messages."""
+        return f"builder {self.builder}" if self.builder else "the Docker Engine"
+
+    @cached_property
+    def elsewhere(self) -> bool:
+        """Whether they run on another machine, as far as is known."""
+        if self.builder:
+            return True
+        with contextlib.closing(docker.connect()) as client:
+            return engine_root(client) is None
+
+    @cached_property
+    def _cli(self) -> Cli:
+        cli = find_cli()
+        if cli is None or cli.buildx is None:
+            what = "no docker client is on PATH" if cli is None else f"{cli.binary} has no buildx"
+            raise EngineError(
+                f"{what}, and compiling in a container needs BuildKit",
+                hint="install docker-buildx, or leave --toolkit out where this machine has nvcc",
+            )
+        return cli
+
+    def resolve(self, ref: str, platform: str) -> PinnedImage:
+        """Resolve a reference; the Docker Engine pulls the image if it lacks it.
+
+        Raises:
+            EngineError: no engine or client is available, or the image is for another platform.
+            RemoteError: the image is not available.
+            UsageError: the reference is malformed.
+        """
+        named = Ref(ref)
+        if not named.has_name:
+            raise UsageError(
+                f"--toolkit {ref}: a builder needs it in a registry or a Docker Engine",
+                hint="--toolkit HOST/NAME:TAG",
+            )
+        _ = self._cli
+        ref, digest, has = (self._in_registry if self.builder else self._here)(
+            named.place, platform
+        )
+        image = PinnedImage(ref=ref, digest=digest, platform=platform)
+        if has != platform:
+            raise EngineError(
+                f"{image.name} is for {has}, but the target platform is {platform}",
+                hint=f"name an image for {platform} with --toolkit",
+            )
+        return image
+
+    @staticmethod
+    def _here(ref: str, platform: str) -> tuple[str, str, str]:
+        """Find a local image; one with a digest may have only a tag and no repository digest."""
+        tag, _, digest = ref.partition("@")
+        try:
+            client = docker.connect()
+        except EngineError as error:
+            hint = "start Docker, or name a BuildKit with --builder"
+            raise EngineError(str(error), hint=hint) from None
+        with contextlib.closing(client):
+            if digest:
+                with contextlib.suppress(RemoteError):
+                    image = docker.find_image(client, tag, platform, pull=False)
+                    if digest in docker.digests_of(image):
+                        return tag, digest, f"linux/{image.attrs.get('Architecture')}"
+            image = docker.find_image(client, ref, platform)
+            digest = digest or docker.digest_of(image.attrs, ref)
+            return ref, digest, f"linux/{image.attrs.get('Architecture')}"
+
+    @staticmethod
+    def _in_registry(ref: str, platform: str) -> tuple[str, str, str]:
+        try:
+            image = open_image(Ref(ref), platform)
+        except OtherPlatform as error:
+            raise EngineError(str(error), hint="name another image with --toolkit") from None
+        with contextlib.closing(image):
+            return ref, image.top.digest, f"linux/{image.config.architecture}"
+
+    def render(self, image: str, tasks: Sequence[Task], mounts: Sequence[str]) -> str:
+        """The Dockerfile of a run."""
+        targets = [{"name": mount, "target": ROOT / mount} for mount in mounts]
+        return render(_TEMPLATE, image=image, tasks=tasks, mounts=targets, root=ROOT)
+
+    def run(
+        self, image: PinnedImage, tasks: Sequence[Task], mounts: Mapping[str, Path], out: Path
+    ) -> None:
+        """Run scripts, in parallel unless one must follow another.
+
+        Args:
+            image: the image to run them in.
+            tasks: the scripts.
+            mounts: local folders, by their names below ``/spark-build``.
+            out: the folder for results, with a subfolder for each task.
+
+        Raises:
+            TaskFailed: a script failed.
+            EngineError: the engine or builder cannot run the image.
+            RemoteError: the image is not available to it.
+            BuildFailed: it failed for another reason.
+        """
+        with self._reached(image) as (name, words, env), _context() as context:
+            (context / "Dockerfile").write_text(self.render(name, tasks, list(mounts)))
+            for task in tasks:
+                (context / f"{task.name}.sh").write_text(task.script)
+            words = [*words, "--platform", image.platform, "--output", f"type=local,dest={out}"]
+            for mount, folder in mounts.items():
+                words += ["--build-context", f"{mount}={folder}"]
+            ran = run_build(self._cli, [*words, str(context)], env)
+        if ran.status != 0:
+            raise self._failure(image, ran.output, ran.said.tail, "\n".join(ran.said.logs))
+
+    @contextlib.contextmanager
+    def _reached(self, image: PinnedImage) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+        """The image's name on the engine or builder, and the client's arguments to select it."""
+        if self.builder:
+            with reached(self._cli.binary, self.builder) as builder:
+                words = ["--builder", builder.name]
+                yield image.exact, words, {**engine_environment(), **builder.env}
+            return
+        with docker.pinned(image.ref, image.digest) as name:
+            yield name, ["--builder", ENGINE], {**self._cli.env, **engine_environment()}
+
+    def _failure(self, image: PinnedImage, output: str, tail: str, said: str) -> Exception:
+        if "exec format error" in output:
+            return EngineError(
+                f"{self.where} cannot run {image.name}, which is for {image.platform}",
+                hint=f"name a builder on a {image.platform} machine with --builder",
+            )
+        if _NO_SHELL.search(output):
+            return EngineError(
+                f"{image.name} has no /bin/sh, which is needed",
+                hint="name an image with nvcc and g++ with --toolkit",
+            )
+        if "failed to resolve source metadata" in output or "failed to do request" in output:
+            return RemoteError(
+                f"{self.where} cannot pull {image.exact}:\n  {tail}",
+                hint="name an image in a registry that it can reach with --toolkit HOST/NAME:TAG",
+            )
+        if status := _STATUS.search(output):
+            return TaskFailed(int(status[1]), said)
+        return BuildFailed(f"the build in {image.name} failed on {self.where}:\n  {tail}")
+
+
+@contextlib.contextmanager
+def _context() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
+        yield Path(folder)

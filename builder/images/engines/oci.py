@@ -71,9 +71,8 @@ from builder.images.registry.model import (
 )
 from builder.images.rootfs import limits
 from builder.images.rootfs.image import LayerCache, find_image, read_config
-from builder.images.rootfs.layered import InLayers
 from builder.images.rootfs.tar import DIR, FILE
-from builder.images.rootfs.view import Rootfs
+from builder.images.rootfs.view import InLayers, Rootfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from builder.common.plan import PlannedLayer, StageRequest
 from builder.compile import stage
 from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.errors import BuildFailed, EngineError
-from builder.images.engines.containers import Containers, PinnedImage
+from builder.images.engines.buildkit import Containers, PinnedImage
 from tests.unit.applier.test_compile_op import (
     BASE,
     MODULE,
@@ -187,7 +187,7 @@ def test_0_a_toolkit_image_compiles_for_another_architecture(
 
 
 def test_a_rebuild_uses_the_toolkit_image_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from builder.pipeline.rebuilding import _toolkit
+    from builder.pipeline.rebuild import _toolkit
 
     toolkit = {"image": "cuda:13", "digest": "sha256:" + "ab" * 32}
     compiled = {"wheel": None, "stage": {**REQUEST, "toolkit": toolkit}}
@@ -334,7 +334,7 @@ def test_a_rebuild_compiles_with_the_same_kind_of_compiler(
 ) -> None:
     """One out of wheels is taken out of wheels again, also where another is installed."""
     from builder.compile.stage import Stages
-    from builder.pipeline import rebuilding as command
+    from builder.pipeline import rebuild as command
 
     pin = {**REQUEST["inputs"][0], "member": member}
     monkeypatch.setitem(REQUEST, "inputs", [*REQUEST["inputs"], pin])

@@ -28,7 +28,7 @@ from builder.compile.executor import (
 )
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker
-from builder.images.engines.containers import ROOT, Containers, PinnedImage, Task, TaskFailed
+from builder.images.engines.buildkit import ROOT, Containers, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.layers.mods import mod_zip, stale_files, write_mod
+from builder.pipeline.mods import mod_zip, stale_files, write_mod
 from tests.unit.fakes import layer_text, vllm_files, write_tree
 from tests.wheels.fakeindex import FakeIndex
 

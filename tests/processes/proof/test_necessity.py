@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from builder.common.programs import Program
 from builder.proof import runners, sandbox
-from builder.proof.parts import of_backup, without_layers
 from builder.proof.replies import DispatchReply, DispatchRequest
 from builder.proof.runners import BesidePython, InSandbox
+from builder.proof.target import of_backup, without_layers
 from tests.unit.fakes import (
     snapshot,
     vllm_files,

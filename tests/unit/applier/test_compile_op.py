@@ -34,10 +34,9 @@ from builder.layers.layerfile import load_layer
 from builder.layers.planner import hints, refuse_plan
 from builder.proof import binaries
 from builder.proof.necessity import difference, prove, put_together, whole
-from builder.proof.parts import Origin
 from builder.proof.recorded import decides
 from builder.proof.run import verify
-from builder.proof.target import VerifyTarget
+from builder.proof.target import Origin, VerifyTarget
 from builder.publishing.evidence import inputs_of
 from tests.documents import validated
 from tests.unit.fakes import (

@@ -22,8 +22,7 @@ from builder.diagnose.report import Diagnosed
 from builder.diagnose.verdict import diagnose
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
-from builder.proof.checks import Check, Necessity
-from builder.proof.levels import LEVELS
+from builder.proof.checks import LEVELS, Check, Necessity
 from builder.proof.report import Report
 from tests.documents import document_of, validated, validator
 from tests.unit.fakes import BACKEND, env_op, fake_base, make_layer, make_plan_of, vllm_files

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.diagnose import run
-from builder.diagnose.run import watched
+from builder.diagnose import report
+from builder.diagnose.report import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_it_ends_at_once_when_the_server_failed(pipe: tuple[int, int]) -> None:
 def test_a_temporary_failure_is_waited_for(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_PATIENCE", 3)
+    monkeypatch.setattr(report, "_PATIENCE", 3)
     result, said = watch(pipe, START + "(EngineCore pid=9) WombatError: no pouch\n")
     assert result.verdict.state == "failed"
     assert len(said) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from builder.layers.catalog import Catalog
 from builder.layers.layerfile import load_layer
-from builder.layers.lints import findings
+from builder.pipeline.checking import findings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.applier.layers import Layer
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
 
 
 def check(level: Level, name: str, status: Status = "pass") -> Check:

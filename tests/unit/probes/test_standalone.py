@@ -12,7 +12,7 @@ from builder.common.paths import package_file
 from builder.common.programs import CODEGEN, DISPATCH, IDENTIFY, LAUNCH, PREFLIGHT, VERIFIER
 from builder.images.engines.metadata import applier_bundle
 from builder.layers.catalog import Catalog
-from builder.layers.mods import mod_files, stale_files, write_mod
+from builder.pipeline.mods import mod_files, stale_files, write_mod
 
 if TYPE_CHECKING:
     from pathlib import Path

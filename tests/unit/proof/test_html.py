@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from builder.common.console import plain
 from builder.images.engines.oci import name_of_both
-from builder.proof.checks import Check, Necessity, Status
-from builder.proof.levels import LEVELS
+from builder.proof.checks import LEVELS, Check, Necessity, Status
 from builder.proof.report import (
     Level,
     Report,

@@ -17,19 +17,25 @@ from builder.common.document import plain
 from builder.errors import SparkBuildError
 from builder.images.subject import Subject
 from builder.probes.dispatch_expect import Answer
-from builder.proof.interpreters import (
+from builder.proof.checks import LEVELS, PROOF_LEVELS
+from builder.proof.kernels import Replies, Reply
+from builder.proof.necessity import prove, whole
+from builder.proof.replies import DispatchReply, DispatchRequest
+from builder.proof.run import verify
+from builder.proof.runners import (
     link_out,
     net_changes,
     unsetting,
     write_tar,
 )
-from builder.proof.kernels import Replies, Reply
-from builder.proof.levels import LEVELS, PROOF_LEVELS
-from builder.proof.necessity import prove, whole
-from builder.proof.parts import CannotTakeApart, Origin, of_backup, of_tree, without_layers
-from builder.proof.replies import DispatchReply, DispatchRequest
-from builder.proof.run import verify
-from builder.proof.target import VerifyTarget
+from builder.proof.target import (
+    CannotTakeApart,
+    Origin,
+    VerifyTarget,
+    of_backup,
+    of_tree,
+    without_layers,
+)
 from builder.ptx.findings import Ran, Run
 from tests.unit.fakes import (
     BACKEND,

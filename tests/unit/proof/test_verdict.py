@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.plan import PlanDocument
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
     from tests.unit.caller import Call
 
 LINEAR = "Using FlashInferB12xNvFp4LinearKernel for NVFP4 GEMM"

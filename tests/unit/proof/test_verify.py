@@ -18,9 +18,8 @@ from builder.common.plan import digest_of
 from builder.errors import SparkBuildError, UsageError
 from builder.images.engines.metadata import SHARE, read_layers, read_plan
 from builder.images.subject import InFiles
-from builder.proof.checks import Check, Status
+from builder.proof.checks import Check, Status, parse_levels
 from builder.proof.dispatch import check_dispatch, make_request
-from builder.proof.levels import parse_levels
 from builder.proof.replies import DispatchReply, DispatchRequest, reply_of
 from builder.proof.report import Report
 from builder.proof.run import verify
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer
-    from builder.proof.levels import Level
+    from builder.proof.checks import Level
 
 # ------------------------------------------------------------------------------------- the report
 

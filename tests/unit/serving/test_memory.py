@@ -27,7 +27,7 @@ from .served import interface, request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from builder.images.bases.model import BaseRequest
+    from builder.images.subject import BaseRequest
     from builder.serving.memory import MemoryEstimate
     from tests.unit.caller import Call
 

@@ -11,7 +11,7 @@ from builder.cli import preflight as command
 from builder.errors import UsageError
 from builder.proof.wholemodel import Refusal
 from builder.serving.preflight import Cure, ModelMatrix, in_short, room
-from builder.serving.preflightpage import preflight_page
+from builder.serving.preflightfile import preflight_page
 from tests.unit.serving.test_preflight import FULL, answer, document, layer, refused
 
 if TYPE_CHECKING:

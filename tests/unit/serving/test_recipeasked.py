@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from builder.errors import Exit
 from builder.proof.wholemodel import LayerRow
 from builder.serving import recipefiles
+from builder.serving.asked import RecipeRefused, asked_recipe, question_of
 from builder.serving.lint import linted_recipe
 from builder.serving.options import RecipeOptions
 from builder.serving.recipe import Place, recipe_of
-from builder.serving.recipeasked import Refusal, asked_recipe, question_of
 
 from .served import request, served
 from .test_asked import FakeRelease
@@ -60,7 +60,7 @@ def test_a_refused_recipe_is_none() -> None:
     release = FakeRelease(refuses={"flashinfer_b12x": ("model", "linear_backend=x: no kernel")})
     made = request("qwen3-30b-a3b")
     with pytest.raises(
-        Refusal, match=r"vLLM 0\.33\.0 refuses --linear-backend .*no kernel"
+        RecipeRefused, match=r"vLLM 0\.33\.0 refuses --linear-backend .*no kernel"
     ) as error:
         asked_recipe(made, linted_recipe(made), release)
     assert error.value.code == Exit.VERIFY_FAILED
@@ -103,7 +103,7 @@ def test_another_profile_is_tried(
     assert made.recipe is not None
     assert made.recipe.profile == "marlin"
     assert "b12x-full is refused; this recipe has the profile marlin" in capsys.readouterr().err
-    with pytest.raises(Refusal):
+    with pytest.raises(RecipeRefused):
         recipefiles.recipe_text(
             RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True, profile="b12x-full")
         )

@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
-from builder.serving import registry
+from builder.serving import recipefiles
 from builder.serving.models import KnownCount, Models
 from builder.serving.recipe import selects_for
-from builder.serving.registry import (
+from builder.serving.recipefiles import (
     FOLDERS,
     MANIFEST,
     MARK,
@@ -70,7 +70,7 @@ def test_every_model_has_both_forms() -> None:
     names = [
         f"{name}{'' if place.topology == 'solo' else '-tp2'}"
         for name in Models.discover().files
-        for place in registry.PLACES
+        for place in recipefiles.PLACES
         if may_fit(Models.discover().model(name), place)
     ]
     wanted = {f"{folder}/{name}.yaml" for folder in FOLDERS.values() for name in names}
@@ -86,7 +86,7 @@ def test_a_model_that_does_not_fit_has_no_recipe(size: int | None, fits: list[bo
     model = Models.discover().model("nemotron-3-super")
     known = None if size is None else KnownCount(value=size, source="x")
     model = structs.replace(model, weight_bytes=known)
-    assert [may_fit(model, place) for place in registry.PLACES] == fits
+    assert [may_fit(model, place) for place in recipefiles.PLACES] == fits
     without = {one.model: one.reason for one in made().without}
     assert without["minimax-m3"] == "its weights do not fit into 2 Sparks"
 
@@ -103,7 +103,7 @@ def test_a_model_gets_the_first_profile_that_serves_it() -> None:
 
 
 def test_a_model_that_nothing_serves_is_named() -> None:
-    old = [profile(name, "0.18.0") for name in registry.PROFILES]
+    old = [profile(name, "0.18.0") for name in recipefiles.PROFILES]
     found = make_export(Models.discover(), "0.18.0", old)
     assert {"gemma-4-31b", "qwen3.6-35b-a3b"} <= {one.model for one in found.without}
     assert "needs vLLM" in found.without[0].reason
@@ -219,6 +219,6 @@ def test_what_is_no_list_of_tags_is_refused(tmp_path: Path, text: str) -> None:
 def test_the_newest_recorded_release_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     committed = (ROOT / SUPER).read_text()
     assert f"vLLM {newest_release()}" in committed
-    monkeypatch.setattr(registry, "in_checkout", lambda: False)
+    monkeypatch.setattr(recipefiles, "in_checkout", lambda: False)
     with pytest.raises(UsageError, match="release is not given"):
         newest_release()

@@ -23,7 +23,7 @@ from builder.proof.kernels import (
 from builder.proof.necessity import put_together
 from builder.proof.numbers import UNWRITTEN, check_numbers, judged
 from builder.proof.opening import target_of_plan
-from builder.proof.parts import Origin
+from builder.proof.target import Origin
 from builder.proof.trust import TrustedSources
 from builder.ptx.source import kernels_of
 from tests.wheels.support import replies_of

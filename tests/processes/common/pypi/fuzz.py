@@ -28,8 +28,8 @@ from builder.common.pypi import PAGE_BYTES, PackageIndex, parse_page
 from builder.common.reference import Ref
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
-from builder.images.bases.model import BaseRequest
 from builder.images.bases.pypi import identify_pypi
+from builder.images.subject import BaseRequest
 from builder.layers.lock import NAME, read_lock, wheels_of
 from tests.unit.layers.lock.test_hostile_lock import lock_with
 from tests.wheels.fakeindex import build_wheel

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.images.bases.model import BaseRequest
+    from builder.images.subject import BaseRequest
     from tests.processes.pullworld import World
     from tests.unit.conftest import Called
     from tests.wheels.fakeindex import FakeIndex

@@ -35,7 +35,7 @@ from builder.common.paths import cache_dir
 from builder.errors import RemoteError
 from builder.proof import binaries
 from builder.proof.binaries import check_binaries
-from builder.proof.levels import parse_levels
+from builder.proof.checks import parse_levels
 from builder.proof.target import VerifyTarget
 from tests.unit.fakes import (
     FakeImage,

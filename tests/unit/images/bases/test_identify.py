@@ -17,9 +17,7 @@ from builder.common.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases import image as image_module
 from builder.images.bases.identify import asks_engine, identify
-from builder.images.bases.image import known_base, survey_image
-from builder.images.bases.imagetree import Survey, survey_of
-from builder.images.bases.model import BaseRequest
+from builder.images.bases.image import Survey, known_base, survey_image, survey_of
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
@@ -35,8 +33,8 @@ from builder.images.registry.model import (
 )
 from builder.images.rootfs import index
 from builder.images.rootfs.image import LayerCache, find_image, open_image
-from builder.images.rootfs.layered import InLayers
-from builder.images.rootfs.view import Rootfs, interpreters
+from builder.images.rootfs.view import InLayers, Rootfs, interpreters
+from builder.images.subject import BaseRequest
 from builder.publishing.subject import read_subject
 from tests.unit.fakes import dist_files, make_layer, make_plan_of, replace_op, vllm_files
 from tests.unit.imagefiles import (

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.common.plan import BuildPlan
-    from builder.images.bases.model import BaseRequest
-    from builder.images.subject import Subject
+    from builder.images.subject import BaseRequest, Subject
     from tests.unit.caller import Call
 
 #: A module that compares a kind of base with a word, as ``base.kind == "pypi"``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.images.bases.model import TRACKED, tracked_for
+from builder.images.subject import TRACKED, tracked_for
 from tests.unit.fakes import make_layer, make_wheel
 
 

@@ -17,7 +17,6 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
 from builder.images.engines import metadata, oci
 from builder.images.engines.choice import engine_for
 from builder.images.engines.model import BuildRequest, BuiltImage
@@ -35,6 +34,7 @@ from builder.images.registry.model import (
 from builder.images.rootfs import limits
 from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
+from builder.images.subject import BaseRequest
 from tests.unit.fakes import (
     copy_op,
     dist_files,

@@ -19,11 +19,11 @@ from builder.common.reference import Ref
 from builder.diagnose.entries import load_entries
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
-from builder.images.bases.model import BaseRequest
 from builder.images.engines import metadata
 from builder.images.engines.metadata import maker, programs, read_plan, written
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
+from builder.images.subject import BaseRequest
 from builder.layers.catalog import Expectation, Profile, Selection
 from builder.layers.planner import make_plan
 from builder.pipeline.rebuild import replan

@@ -17,8 +17,7 @@ from builder.images.bases.image import InEngine
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import sha256_digest
-from builder.publishing.distribute import NodeFacts, layers_of_all, saved, store
-from builder.publishing.hosts import name_on_nodes
+from builder.publishing.distribute import NodeFacts, layers_of_all, name_on_nodes, saved, store
 from builder.publishing.sources import EngineImage
 from builder.publishing.subject import read_subject
 from tests.unit.imagefiles import Item, put_image, put_index, tar_of
