@@ -12,7 +12,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common.pypi import PackageIndex
 from builder.compile.executor import installed_nvcc
 from builder.compile.toolchain import WHEELS, find_compiler

@@ -21,8 +21,8 @@ from builder.diagnose import report
 from builder.diagnose.entries import load_entries
 from builder.errors import Exit
 from builder.layers.catalog import Catalog
-from builder.pipeline.mods import export, mod_files, outdated
 from builder.pipeline import layerexport
+from builder.pipeline.mods import export, mod_files, outdated
 from builder.pipeline.options import HOME
 from builder.proof.checks import LEVELS
 from builder.proof.recorded import read_records, render, stale_records

@@ -12,7 +12,7 @@ Terms: a *layer* is a rendered ``layer.toml`` (a JSON object with every file inl
 with one of the seven states and the exact new bytes, and writes nothing; *committing* writes
 all of them or none, and a receipt.
 
-Bottom to top: ``values``; ``trees``, ``layers``; ``machinecode``; ``outcomes``; ``diff``,
+Bottom to top: ``values``; ``trees``, ``layers``; ``machinecode``; ``states``; ``diff``,
 ``receipts``; ``edits``, ``sources``; ``ops``, ``store``; ``judging``; ``applying``;
 ``commandline``.
 """

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from builder.applier.judging import judge_in_order
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, NEEDED, NEEDS_REBUILD
 from builder.applier.receipts import (
     STATE_DIR,
     env_of,
@@ -17,6 +16,7 @@ from builder.applier.receipts import (
     receipts_of,
     true_records,
 )
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDED, NEEDS_REBUILD
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, Tree, distribution_of, drop_empty, stale_pyc
 from builder.applier.values import EXIT_DRIFT, EXIT_REBUILD, EXIT_USAGE, ApplyError
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer
-    from builder.applier.outcomes import Outcome, Target
     from builder.applier.receipts import Receipt
     from builder.applier.sources import Sources
+    from builder.applier.states import Outcome, Target
 
 
 def apply_layers(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from builder.applier.applying import apply_layers, finish
 from builder.applier.edits import ENV_PTH
 from builder.applier.layers import Layer
-from builder.applier.outcomes import NEEDED, Outcome, Target
 from builder.applier.receipts import env_of, receipts_of
 from builder.applier.sources import VENDORED, Keeper, PipSources, cache_folders
+from builder.applier.states import NEEDED, Outcome, Target
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, find_site_packages, versions
 from builder.applier.values import (

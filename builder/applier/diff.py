@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.values import EXIT_USAGE, ApplyError, checked_path
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ class Verdict:
     """One hunk on a text: ``pre``, ``post``, ``drift`` or ``ambiguous``; ``at`` is a 0-based line,
     ``offset`` the distance from the stated position."""
 
-    found: str
+    form: str
     at: int = -1
     offset: int = 0
     reason: str = ""
@@ -376,13 +376,13 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:
     """Judge all hunks of a file together: ``(found, new text or reason, offsets)``."""
     verdicts, new = judge_hunks(text, hunks)
     for hunk, verdict in zip(hunks, verdicts, strict=True):
-        if verdict.found == AMBIGUOUS:
+        if verdict.form == AMBIGUOUS:
             return AMBIGUOUS, verdict.reason, []
-        if verdict.found == DRIFT:
+        if verdict.form == DRIFT:
             return DRIFT, f"{verdict.reason}: {_not_found(text, hunk)}", []
-    there = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == POST]
+    there = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.form == POST]
     if there and len(there) < len(verdicts):
-        missing = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.found == PRE]
+        missing = [str(n) for n, verdict in enumerate(verdicts, 1) if verdict.form == PRE]
         reason = f"some hunks are already applied ({', '.join(there)}) and some are not"
         return DRIFT, f"{reason} ({', '.join(missing)})", []
     offsets = [(n, verdict.offset) for n, verdict in enumerate(verdicts, 1) if verdict.offset]

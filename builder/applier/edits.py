@@ -17,7 +17,7 @@ from builder.applier.diff import (
     nearest_place,
     parse_diff,
 )
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE, OpResult
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE, OpResult
 from builder.applier.trees import Content, OverlayTree, Tree
 from builder.applier.values import EXIT_USAGE, ApplyError
 
@@ -247,13 +247,13 @@ def judge_diff(files: Iterable[FileDiff], tree: Tree) -> OpResult:
     notes: list[str] = []
     for change in files:
         result = judge_file(change, tree)
-        if result.found not in (PRE, POST):
+        if result.form not in (PRE, POST):
             return result
-        by_finding.setdefault(result.found, []).append(change.path)
+        by_finding.setdefault(result.form, []).append(change.path)
         whole.changes.update(result.changes)
         if result.reason:
             notes.append(result.reason)
-    whole.found, whole.reason = next(iter(by_finding)), "; ".join(notes)
+    whole.form, whole.reason = next(iter(by_finding)), "; ".join(notes)
     if len(by_finding) > 1:
         there, missing = ", ".join(by_finding[POST]), ", ".join(by_finding[PRE])
         return OpResult(DRIFT, reason=f"{there} already patched, {missing} not")
@@ -286,7 +286,7 @@ def _judge_hunks_of(change: FileDiff, tree: Tree, path: str) -> OpResult:
     content = result.changes.get(path)
     if content is not None and content.data is not None and change.mode is not None:
         result.changes[path] = Content.of(content.data, change.mode)
-    if result.found == PRE:
+    if result.form == PRE:
         result.reason = "; ".join(notes)
     return result
 
@@ -310,12 +310,12 @@ def _judge_rename(change: FileDiff, tree: Tree) -> OpResult:
     path = new if before is None else old
     result = _judge_hunks_of(change, tree, path) if change.hunks else OpResult(PRE)
     if before is None:
-        if change.hunks and result.found == PRE:
+        if change.hunks and result.form == PRE:
             return OpResult(DRIFT, reason=f"{new} already exists, without the edits")
         return result if change.hunks else OpResult(POST)
-    if result.found == POST:
+    if result.form == POST:
         return OpResult(DRIFT, reason=f"{old} already has the edits, but is not renamed to {new}")
-    if result.found == PRE:
+    if result.form == PRE:
         data = before if not change.hunks else (result.changes[old] or Content.of(b"")).read()
         result.changes = {old: None, new: Content.of(data, change.mode or tree.mode(old))}
     return result
@@ -340,10 +340,10 @@ def unpatched(files: Iterable[FileDiff], tree: Tree) -> bool:
         data = tree.read(change.old) if change.old is not None else None
         if data is None:
             continue
-        if change.new is None and judge_deletion(change, tree).found == PRE:
+        if change.new is None and judge_deletion(change, tree).form == PRE:
             return True
         verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
-        if any(verdict.found == PRE for verdict in verdicts):
+        if any(verdict.form == PRE for verdict in verdicts):
             return True
     return False
 
@@ -354,6 +354,6 @@ def undone(tree: Tree, diffs: Sequence[str]) -> OverlayTree:
     for diff in reversed(diffs):
         edits = (c for c in parse_diff(diff) if c.hunks or c.old != c.new)
         result = judge_diff([change.reversed() for change in edits], overlay)
-        if result.found == PRE:
+        if result.form == PRE:
             overlay.update(result.changes)
     return overlay

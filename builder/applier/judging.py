@@ -10,7 +10,15 @@ from builder.applier.diff import NOT_PYTHON, first_line, parse_diff
 from builder.applier.edits import unpatched
 from builder.applier.layers import Compile, Diff, counts
 from builder.applier.ops import Ops, SharedStage
-from builder.applier.outcomes import (
+from builder.applier.receipts import (
+    make_receipt,
+    receipt_bytes,
+    receipt_path,
+    receipts_of,
+    settled_records,
+    unexplained,
+)
+from builder.applier.states import (
     APPLIED,
     DRIFT,
     NEEDED,
@@ -24,14 +32,6 @@ from builder.applier.outcomes import (
     Outcome,
     Target,
 )
-from builder.applier.receipts import (
-    make_receipt,
-    receipt_bytes,
-    receipt_path,
-    receipts_of,
-    settled_records,
-    unexplained,
-)
 from builder.applier.trees import Changes, Content, OverlayTree, Tree, stale_pyc, versions
 from builder.applier.values import EXIT_USAGE, ApplyError, all_match, normalize
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.layers import Clause, Layer, Op, Variant
-    from builder.applier.outcomes import Target
     from builder.applier.receipts import Receipt
     from builder.applier.sources import Sources
+    from builder.applier.states import Target
 
 
 def flag_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -116,18 +116,18 @@ def judge_variant(run: Ops, layer: Layer, variant: Variant, later: Sequence[str]
             )
             continue
         result = run.judged(op)
-        if result.found == SKIP:
+        if result.form == SKIP:
             skipped.append(result)
             outcome.compiled = outcome.compiled or result.compiled
             continue
-        if result.found not in (PRE, POST):
-            outcome.state, outcome.changes = result.found, {}
+        if result.form not in (PRE, POST):
+            outcome.state, outcome.changes = result.form, {}
             outcome.compiled, outcome.since = result.compiled, result.since
             outcome.notes += result.notes
             outcome.reason = result.reason if result.compiled else f"op {label}: {result.reason}"
             fresh = isinstance(op, Diff) and unpatched(parse_diff(op.diff), run.view)
             return outcome if texts[PRE] or fresh else _unless_merged(layer, outcome, run.packages)
-        (texts if kind in _TEXT_OPS else ensured)[result.found].append(label)
+        (texts if kind in _TEXT_OPS else ensured)[result.form].append(label)
         outcome.env.update(result.env)
         outcome.inputs.extend(result.inputs)
         if kind == "diff" and result.reason:

@@ -29,18 +29,6 @@ from builder.applier.machinecode import (
     ModuleCode,
     describe_code,
 )
-from builder.applier.outcomes import (
-    AMBIGUOUS,
-    DRIFT,
-    NEEDS_REBUILD,
-    NOT_APPLICABLE,
-    POST,
-    PRE,
-    SKIP,
-    UPSTREAM,
-    OpResult,
-    Target,
-)
 from builder.applier.receipts import (
     INSTALLER,
     OWN_RECORD,
@@ -52,6 +40,18 @@ from builder.applier.receipts import (
     recorded_paths,
 )
 from builder.applier.sources import Unstaged
+from builder.applier.states import (
+    AMBIGUOUS,
+    DRIFT,
+    NEEDS_REBUILD,
+    NOT_APPLICABLE,
+    POST,
+    PRE,
+    SKIP,
+    UPSTREAM,
+    OpResult,
+    Target,
+)
 from builder.applier.trees import (
     Changes,
     Content,
@@ -112,7 +112,7 @@ class SharedStage:
     #: the same for applied layers, whose compiled changes are installed
     standing: list[tuple[str, Compile]] = field(default_factory=list)
     #: folders of this plan's compiled results, which do not show the base's state
-    made: set[str] = field(default_factory=set)
+    compiled_folders: set[str] = field(default_factory=set)
 
     def with_op(self, op: Compile) -> list[Compile]:
         """The inputs of a stage up to an op."""
@@ -174,12 +174,12 @@ class Ops:
     def op_diff(self, op: Diff) -> OpResult:
         files = parse_diff(op.diff)
         result = judge_diff(files, self.view)
-        if result.found in (PRE, POST) or not self.later:
+        if result.form in (PRE, POST) or not self.later:
             return result
         # later changes of the same stack may have edited this one's result
         below = judge_diff(files, undone(self.view, self.later))
         reason = "it is already applied, below later changes of its series"
-        return OpResult(POST, reason=reason) if below.found == POST else result
+        return OpResult(POST, reason=reason) if below.form == POST else result
 
     def op_graft(self, op: Graft) -> OpResult:
         pin = self._donor_pin(op)
@@ -429,7 +429,7 @@ class Ops:
         if stage.wheel is None:
             return OpResult(PRE, reason=reason, compiled=compiled)
         result = self._installed(stage.wheel)
-        self.together.made |= {path.partition("/")[0] for path in result.changes}
+        self.together.compiled_folders |= {path.partition("/")[0] for path in result.changes}
         for dist in standing:
             if dist.name != normalize(stage.wheel.distribution):
                 result.changes = {**self._without(dist), **result.changes}
@@ -469,7 +469,7 @@ class Ops:
         known = {pin.sha256: pin for pin in self.layer.pins.code}
         seen: list[ModuleCode] = []
         for path in self._modules(wanted.modules):
-            if path.partition("/")[0] in self.together.made:
+            if path.partition("/")[0] in self.together.compiled_folders:
                 continue
             digest = self._module_digest(path)
             code = known.get(digest) or self.sources.code(self.view, path, wanted, digest)

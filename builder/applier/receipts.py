@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
     from builder.applier.layers import Layer
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
     from builder.applier.trees import Distribution, Tree
 
 INSTALLER = b"spark-build\n"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Compile, DonorPin, InputPin, Kernels
     from builder.applier.machinecode import KernelCode, StageRequest
-    from builder.applier.outcomes import Target
+    from builder.applier.states import Target
     from builder.applier.trees import Tree
 
 

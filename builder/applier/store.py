@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from builder.applier.layers import Layer
-    from builder.applier.outcomes import Outcome
     from builder.applier.receipts import Receipt
+    from builder.applier.states import Outcome
 
 #: What restores a file besides its bytes, with the types.
 _FACTS = (("link", str), ("mode", int), ("mtime_ns", int))

@@ -349,7 +349,7 @@ _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
-def _ask_for_plain_http(hosts: Iterable[str] | None) -> Iterable[str] | None:
+def _ask_for_plain_http(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Called for every command that has the option, given or not: each run starts afresh."""
     from builder.images.registry.reference import ask_for_plain_http
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from builder.applier.outcomes import NEEDED, Target
+from builder.applier.states import NEEDED, Target
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Count, Digest, Document, Part, Sha256, Text, always, plain, read
 from builder.common.reference import LAYOUT, base_kind
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.layers import Layer
-    from builder.applier.outcomes import Outcome
     from builder.applier.receipts import Receipt
+    from builder.applier.states import Outcome
     from builder.applier.trees import Changes
 
 

@@ -16,7 +16,7 @@ from msgspec import field
 from builder.applier.diff import apply_hunks, parse_diff
 from builder.applier.edits import judge_file
 from builder.applier.layers import Compile, TextChange
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
 from builder.applier.values import keys_of
 from builder.common.document import Part, Text, plain, read
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from builder.applier.diff import FileDiff
     from builder.applier.layers import Layer
-    from builder.applier.outcomes import OpResult
+    from builder.applier.states import OpResult
     from builder.applier.trees import Changes
     from builder.compile.sources import BuildRecipe, SourceTree, Unit
 
@@ -301,7 +301,7 @@ class PatchedSource:
                 continue
             result = judge_file(change, self.tree)
             judged.append(JudgedFile(change, result))
-            if result.found == PRE:
+            if result.form == PRE:
                 self._write(result.changes)
         return judged
 
@@ -321,12 +321,12 @@ def verdict(judged: Sequence[JudgedFile]) -> tuple[str, str]:
     """The combined state of some files of a diff, and the reason if they do not apply."""
     for finding in (DRIFT, AMBIGUOUS):
         for one in judged:
-            if one.result.found == finding:
+            if one.result.form == finding:
                 reason = one.result.reason
                 path = one.change.path
                 return finding, reason if path in reason else f"{path}: {reason}"
     names = {
-        finding: [one.change.path for one in judged if one.result.found == finding]
+        finding: [one.change.path for one in judged if one.result.form == finding]
         for finding in (PRE, POST)
     }
     if names[PRE] and names[POST]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common.console import console, print_json
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex

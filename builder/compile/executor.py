@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
 from builder.common.leftovers import making

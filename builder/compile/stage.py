@@ -25,8 +25,8 @@ from packaging.version import Version
 from builder import __version__
 from builder.applier.edits import judge_file
 from builder.applier.layers import InputPin
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
 from builder.applier.sources import Stage, Unstaged, wheel_members
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
 from builder.applier.trees import DirTree
 from builder.applier.values import ApplyError, canonical_json, normalize, read_value, sha256_hex
 from builder.common.console import console, some_of
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.applier.layers import Compile
-    from builder.applier.outcomes import Target
     from builder.applier.sources import Member
+    from builder.applier.states import Target
     from builder.applier.trees import Tree
     from builder.common.forge import Forges
     from builder.common.pypi import PackageIndex

@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from builder import settings
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
 from builder.common.document import load_toml

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from builder.applier.diff import NOT_PYTHON, lines_of, parse_diff
 from builder.applier.edits import definition, graft_text, judge_diff, replace_text, top_level
-from builder.applier.outcomes import POST, PRE
+from builder.applier.states import POST, PRE
 from builder.applier.trees import Content, OverlayTree
 from builder.applier.values import ApplyError
 from builder.common.wheels import WheelTree
@@ -147,7 +147,7 @@ def unified(edit: EditedFile, *, blobs: bool = False) -> str:
         result = judge_diff(parse_diff(text), tree)
         tree.update(result.changes)
         data = tree.read(edit.path)
-        if result.found == PRE and (None if data is None else data.decode()) == edit.after:
+        if result.form == PRE and (None if data is None else data.decode()) == edit.after:
             return text
     raise UsageError(
         f"{edit.path}: no diff makes this edit and has one place",

@@ -13,7 +13,7 @@ from builder.applier.diff import first_line, nearest_line, parse_diff
 from builder.applier.edits import top_level
 from builder.applier.judging import probe_holds
 from builder.applier.layers import Copy, Diff, Env, Graft, Hook, Replace, counts
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, NOT_APPLICABLE, UPSTREAM
+from builder.applier.states import AMBIGUOUS, DRIFT, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import versions
 from builder.applier.values import all_match
 from builder.common.document import Count, Part, Text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.layers import Clause, Layer, Op, Variant
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
     from builder.applier.trees import Tree
 
 #: Places that a decision names; a layer with more files has them in its folder.

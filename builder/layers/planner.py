@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from builder import settings
 from builder.applier.judging import judge_in_order
 from builder.applier.layers import WheelPin
-from builder.applier.outcomes import (
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Compile, DonorPin, InputPin, Kernels, Layer
     from builder.applier.machinecode import KernelCode
-    from builder.applier.outcomes import Target
     from builder.applier.sources import Member, Sources, Stage, Unstaged
+    from builder.applier.states import Target
     from builder.applier.trees import Tree
     from builder.common.plan import BaseIdentity
     from builder.common.pypi import PackageIndex

@@ -19,7 +19,7 @@ from packaging.version import Version
 from builder.applier.diff import judge_hunks, lines_of, parse_diff
 from builder.applier.edits import judge_diff, judge_file, top_level
 from builder.applier.layers import Diff, Layer, Pull, counts
-from builder.applier.outcomes import (
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -399,7 +399,7 @@ class Releases:
             return False
         _, sections = parts.installed[self._project.layouts.index(layout)]
         diff = b"".join(section.render() for section in sections).decode("utf-8")
-        return bool(sections) and judge_diff(parse_diff(diff), tree).found == POST
+        return bool(sections) and judge_diff(parse_diff(diff), tree).form == POST
 
     # -- which releases hold a text
 
@@ -505,7 +505,7 @@ class History:
             if data is None or hunk is None:
                 return data is not None
             verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), [hunk])
-            return verdicts[0].found == PRE
+            return verdicts[0].form == PRE
 
         try:
             versions, asked = releases.around(self._version, holds)
@@ -615,10 +615,10 @@ def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
     lines = lines_of(text)
     conflicts: list[Conflict] = []
     for number, (hunk, verdict) in enumerate(zip(change.hunks, verdicts, strict=True), 1):
-        if verdict.found == DRIFT:
+        if verdict.form == DRIFT:
             near = len(lines) * (len(conflicts) + 1) <= _SEARCHED
             conflicts.append(_missing(path, number, hunk, lines if near else None))
-        elif verdict.found == AMBIGUOUS:
+        elif verdict.form == AMBIGUOUS:
             why = f"the text occurs more than once ({verdict.reason})"
             expected = tuple(_shown(hunk.old))
             conflicts.append(
@@ -805,10 +805,10 @@ def _file(change: FileDiff, tree: Tree) -> PatchedFile:
     data = tree.read(change.path)
     if kind in ("edit", "rename") and change.hunks and data is not None:
         verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
-        hunks = [cast("Found", verdict.found) for verdict in verdicts]
+        hunks = [cast("Found", verdict.form) for verdict in verdicts]
         offsets = [verdict.offset for verdict in verdicts]
     else:
-        hunks, offsets = [cast("Found", judge_file(change, tree).found)], [0]
+        hunks, offsets = [cast("Found", judge_file(change, tree).form)], [0]
     return PatchedFile(path=change.path, change=kind, hunks=tuple(hunks), offsets=tuple(offsets))
 
 

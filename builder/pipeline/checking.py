@@ -13,7 +13,7 @@ from packaging.version import Version
 from builder.applier.diff import parse_diff
 from builder.applier.judging import judge_in_order, probe_holds
 from builder.applier.layers import Diff, Replace
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, NEEDED
+from builder.applier.states import AMBIGUOUS, DRIFT, NEEDED
 from builder.applier.trees import versions
 from builder.applier.values import ApplyError, all_match
 from builder.common.console import console
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer, Variant
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
     from builder.applier.trees import Tree
 
 

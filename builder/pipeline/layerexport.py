@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from builder.applier.judging import judge
 from builder.applier.layers import Copy, Diff, Graft, Hook, Pull, Replace
-from builder.applier.outcomes import NEEDED
+from builder.applier.states import NEEDED
 from builder.applier.trees import versions
 from builder.applier.values import ApplyError, all_match
 from builder.common.console import console

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, structs
 
-from builder.applier.outcomes import NEEDS_REBUILD
 from builder.applier.receipts import STATE_DIR
+from builder.applier.states import NEEDS_REBUILD
 from builder.common.console import console, megabytes
 from builder.common.document import Count, Document, Part, Text
 from builder.common.locks import locked

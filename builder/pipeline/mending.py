@@ -27,7 +27,7 @@ from builder.applier.edits import judge_file
 from builder.applier.judging import judge, judge_in_order
 from builder.applier.layers import Copy, Diff, Graft, Hook, Layer, Pull, Replace
 from builder.applier.ops import Ops, SharedStage
-from builder.applier.outcomes import AMBIGUOUS, APPLIED, DRIFT, NEEDED, PRE, SKIP
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, PRE, SKIP
 from builder.applier.trees import OverlayTree, Tree
 from builder.applier.values import ApplyError, all_match, path_problem
 from builder.common.console import console, counted
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.layers import Op, Variant
-    from builder.applier.outcomes import OpResult, Target
+    from builder.applier.states import OpResult, Target
     from builder.images.subject import Subject
     from builder.pipeline.options import DiffOptions
 
@@ -165,10 +165,10 @@ def _workplace(
             continue
         result = Ops(layer, start, sources, target, env, run.together).judged(op)
         textual = bool(_files_of(op))
-        if result.found in (PRE, SKIP) and not (scratch and textual):
+        if result.form in (PRE, SKIP) and not (scratch and textual):
             kept.add(number)
             run.view.update(result.changes)
-        elif result.found == PRE:
+        elif result.form == PRE:
             start.update(result.changes)
         elif textual:
             left[number] = result
@@ -201,7 +201,7 @@ def _apply_parts(op: Op, tree: OverlayTree) -> None:
     for change in parse_diff(op.diff) if isinstance(op, Diff) else ():
         for hunk in change.hunks:
             result = judge_file(replace(change, hunks=(hunk,)), tree)
-            if result.found == PRE:
+            if result.form == PRE:
                 tree.update(result.changes)
 
 

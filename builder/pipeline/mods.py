@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from builder import __version__
 from builder.applier.layers import DonorPin
-from builder.applier.outcomes import AMBIGUOUS, DRIFT
 from builder.applier.sources import VENDORED, donor_name
+from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.values import all_match, sha256_hex
 from builder.common.console import console
 from builder.common.hints import again

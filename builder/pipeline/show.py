@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import (
+from builder.applier.states import (
     AMBIGUOUS,
     DRIFT,
     NEEDS_REBUILD,

@@ -16,9 +16,9 @@ from msgspec import structs
 
 from builder.applier.layers import InputPin
 from builder.applier.machinecode import EXTENSION_WHEELS
-from builder.applier.outcomes import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 from builder.applier.receipts import RECEIPTS, kept_true, parse_record, receipts_of
 from builder.applier.sources import Member, Stage, Unstaged
+from builder.applier.states import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import OverlayTree, distribution_of
 from builder.applier.values import ApplyError, normalize, sha256_hex
 from builder.common.console import console
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Compile, DonorPin, Kernels, Layer
     from builder.applier.machinecode import KernelCode
-    from builder.applier.outcomes import Target
     from builder.applier.sources import Sources
+    from builder.applier.states import Target
     from builder.applier.trees import Tree
     from builder.common.plan import PlannedLayer
     from builder.images.subject import Subject

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.applier.trees import OverlayTree, versions
 from builder.common.document import Part, plain
 from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER

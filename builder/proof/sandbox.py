@@ -29,8 +29,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from builder import settings
-from builder.applier.outcomes import Target
 from builder.applier.receipts import record_of
+from builder.applier.states import Target
 from builder.applier.trees import versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.background import in_background, wait_for_background

@@ -22,9 +22,9 @@ from builder.common.hints import again
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
-from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
 from builder.serving.release import release_base
+from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

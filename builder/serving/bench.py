@@ -22,7 +22,7 @@ from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
 from builder.probes import serve_client
 from builder.probes.serve_client import ServeError
-from builder.serving.interface import shortened
+from builder.serving.serveflags import shortened
 from builder.settings import API_KEY
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from builder.errors import UsageError
 from builder.layers import shell
 from builder.layers.shell import UNKNOWN, read_script
-from builder.serving.interface import canonical
+from builder.serving.serveflags import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from yaml.nodes import MappingNode, Node, ScalarNode
 
     from builder.layers.shell import Command
-    from builder.serving.interface import ServeInterface
+    from builder.serving.serveflags import ServeInterface
 
 
 #: Options of ``docker run`` and ``podman run`` that take no value (docker run --help, Docker 26).

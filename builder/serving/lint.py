@@ -28,7 +28,10 @@ from builder.serving.commands import (
     open_quotes,
     read_commands,
 )
-from builder.serving.interface import (
+from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
+from builder.serving.recipe import MOE_BACKEND, SET, recipe_of, w4a16_as_w4a4
+from builder.serving.release import CUDA_13, patched_interface, release_base
+from builder.serving.serveflags import (
     PLUGINS,
     VARIABLES,
     canonical,
@@ -38,9 +41,6 @@ from builder.serving.interface import (
     shortened,
     wrong_kind,
 )
-from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
-from builder.serving.recipe import MOE_BACKEND, SET, recipe_of, w4a16_as_w4a4
-from builder.serving.release import CUDA_13, patched_interface, release_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from builder.serving.asked import Ask, Asked
     from builder.serving.commands import GivenFlag
-    from builder.serving.interface import ServeInterface
     from builder.serving.models import Model, Models
     from builder.serving.recipe import Recipe, RecipeRequest, Setting
+    from builder.serving.serveflags import ServeInterface
 
 
 #: ``error``: the server does not start, or not as configured.  ``warning``: it starts.

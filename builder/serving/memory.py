@@ -32,16 +32,16 @@ from builder.serving.checkpoint import (
     read_config,
     rows,
 )
-from builder.serving.interface import interface_of
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
 from builder.serving.release import release_base
+from builder.serving.serveflags import interface_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from builder.serving.interface import ServeInterface
     from builder.serving.models import Model
+    from builder.serving.serveflags import ServeInterface
 
 
 GIB = 2**30

@@ -35,10 +35,10 @@ from builder.pipeline import bases
 from builder.pipeline.matrix import DRIFTED, Asked, Asking, selections
 from builder.pipeline.options import MatrixOptions
 from builder.proof.recorded import RecordInputs, read_records, record_of
-from builder.serving.interface import interface_of, replaced
 from builder.serving.lint import Linter, lint
 from builder.serving.models import Models
 from builder.serving.preflight import preflight
+from builder.serving.serveflags import interface_of, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from builder.pipeline.matrix import MatrixRow
     from builder.pipeline.options import OutdatedOptions
     from builder.proof.recorded import Outcome, Record
-    from builder.serving.interface import Flag
     from builder.serving.lint import Finding
+    from builder.serving.serveflags import Flag
 
 #: Commits of a file that a report has at most.
 _MOST_COMMITS = 6

@@ -24,7 +24,6 @@ from builder.common.document import Document, Part, Text
 from builder.common.hints import in_place_of, instead
 from builder.errors import UsageError, did_you_mean
 from builder.serving.checkpoint import CONFIG, KV_DTYPES, QUANT_CONFIG, kv_dtype_beside, read_config
-from builder.serving.interface import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical, replaced
 from builder.serving.memory import (
     ACTIVATIONS,
     GIB,
@@ -44,6 +43,7 @@ from builder.serving.memory import (
 from builder.serving.models import KnownFailure, Measured
 from builder.serving.options import MemoryRequest
 from builder.serving.release import official_image, refuse_unpatched
+from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from builder.layers.planner import refuse_plan, refuse_unserved
 from builder.pipeline.image import default_tag
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
-from builder.serving.interface import ServeInterface, interface_in
+from builder.serving.serveflags import ServeInterface, interface_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

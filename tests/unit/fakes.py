@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from builder.applier.applying import apply_layers
 from builder.applier.judging import Step, judge, judge_in_order
 from builder.applier.layers import Layer
-from builder.applier.outcomes import Outcome, Target
 from builder.applier.receipts import RECEIPTS, STATE_DIR
 from builder.applier.sources import wheel_members
+from builder.applier.states import Outcome, Target
 from builder.applier.store import Store
 from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.values import canonical_json, sha256_hex

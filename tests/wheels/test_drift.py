@@ -16,7 +16,7 @@ from builder.applier.diff import first_line
 from builder.applier.edits import top_level
 from builder.applier.judging import judge
 from builder.applier.layers import Clause, counts
-from builder.applier.outcomes import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
 from builder.applier.trees import DirTree
 from builder.applier.values import ApplyError, all_match
 from builder.errors import Exit
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
     from builder.layers.planner import IndexSources
 
     from .support import Planned, Planner

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.outcomes import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
+from builder.applier.states import APPLIED, NEEDED, NOT_APPLICABLE, UPSTREAM
 
 from .states import REFS, expected
 

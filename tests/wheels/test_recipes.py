@@ -18,7 +18,6 @@ from packaging.version import Version
 from builder.__main__ import run
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.serving.asked import ask_release, question_of
-from builder.serving.interface import wrong_kind
 from builder.serving.models import Models
 from builder.serving.preflight import in_short
 from builder.serving.recipe import Place, RecipeRequest, recipe_of
@@ -26,6 +25,7 @@ from builder.serving.recipefiles import PLACES as REGISTERED_PLACES
 from builder.serving.recipefiles import PROFILES as REGISTERED
 from builder.serving.recipefiles import best_recipe, newest_release
 from builder.serving.release import ServedProfile, served_profile
+from builder.serving.serveflags import wrong_kind
 from tests.documents import validated
 from tests.wheels.support import PROFILES
 
@@ -35,8 +35,8 @@ from .test_interface import ALL, FULL
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from builder.serving.interface import Flag, ServeInterface
     from builder.serving.recipe import Recipe
+    from builder.serving.serveflags import Flag, ServeInterface
 
     from .support import Planner
 

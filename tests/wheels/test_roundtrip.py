@@ -11,8 +11,8 @@ import pytest
 
 from builder.applier.applying import apply_layers
 from builder.applier.judging import judge_in_order
-from builder.applier.outcomes import APPLIED, NEEDED
 from builder.applier.receipts import RECEIPTS, kept_true, parse_record, receipts_of
+from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree, OverlayTree
 from builder.common.wheels import WheelTree
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
     from builder.common.wheels import RemoteWheel
     from builder.layers.planner import IndexSources
     from builder.proof.checks import Check

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.applier.outcomes import Target
 from builder.applier.receipts import env_of, originals
+from builder.applier.states import Target
 from builder.applier.trees import DirTree, versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, Platform

@@ -15,8 +15,8 @@ from builder.applier.machinecode import (
     UNLOADABLE,
     read_code,
 )
-from builder.applier.outcomes import UPSTREAM
 from builder.applier.sources import PipSources
+from builder.applier.states import UPSTREAM
 from builder.applier.values import ApplyError
 from builder.common.machinecode import BadBinary, images
 from tests.unit.applier.test_compile_op import BASE, FAMILY, KERNELS, LAYER, NOT_LOADED, ONLY

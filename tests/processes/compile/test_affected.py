@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.outcomes import PRE
+from builder.applier.states import PRE
 from builder.compile.changes import PatchedSource, SourceBuild, affected_units
 from builder.compile.sources import SourceTree
 from tests.unit.compile.test_native import GUARDS, LISTS, UTILS
@@ -114,7 +114,7 @@ def test_changes_are_applied_to_a_copy(tmp_path: Path) -> None:
         "diff --git a/csrc/c.h b/csrc/c.h\n--- a/csrc/c.h\n+++ b/csrc/c.h\n"
         "@@ -1,1 +1,1 @@\n-// below\n+// changed\n"
     )
-    assert [one.result.found for one in laid.diff(diff)] == [PRE, PRE]
+    assert [one.result.form for one in laid.diff(diff)] == [PRE, PRE]
     assert laid.texts == {
         "csrc/c.h": b"// changed\n",
         "csrc/d.h": None,

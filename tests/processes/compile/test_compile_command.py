@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.machinecode import KernelCode
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common import machinecode
 from builder.common.document import plain, read
 from builder.common.plan import PlannedLayer, StageRequest

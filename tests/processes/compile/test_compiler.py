@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common.plan import Input
 from builder.common.pypi import PackageIndex
 from builder.compile import executor

@@ -17,8 +17,8 @@ from builder.applier.machinecode import (
     UNLOADABLE,
     KernelCode,
 )
-from builder.applier.outcomes import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.sources import Stage
+from builder.applier.states import APPLIED, NEEDED, NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import read_value, sha256_hex
 from builder.common import machinecode
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.applier.machinecode import ModuleCode
-    from builder.applier.outcomes import Outcome
+    from builder.applier.states import Outcome
 
 MODULE = "vllm/_C.abi3.so"
 STABLE = "vllm/_C_stable_libtorch.abi3.so"

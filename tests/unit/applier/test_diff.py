@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.diff import Hunk, apply_hunks, parse_diff
-from builder.applier.outcomes import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, POST, PRE
 from builder.applier.values import ApplyError
 from tests.unit.fakes import MemoryTree, judged, make_layer, vllm_files
 

@@ -10,7 +10,7 @@ import pytest
 from builder.applier.diff import parse_diff
 from builder.applier.edits import judge_diff
 from builder.applier.judging import judge_in_order
-from builder.applier.outcomes import (
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.edits import definition, graft_text
-from builder.applier.outcomes import APPLIED, DRIFT, NEEDED, POST, PRE
+from builder.applier.states import APPLIED, DRIFT, NEEDED, POST, PRE
 from builder.applier.values import ApplyError
 from tests.unit.fakes import MemoryTree, judged, make_layer, make_wheel, vllm_files
 

@@ -9,7 +9,7 @@ import pytest
 from builder.applier.edits import read_envs, run_hook
 from builder.applier.judging import probe_holds
 from builder.applier.layers import Clause
-from builder.applier.outcomes import (
+from builder.applier.states import (
     APPLIED,
     DRIFT,
     NEEDED,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.applying import finish
-from builder.applier.outcomes import APPLIED, NEEDED
 from builder.applier.receipts import (
     FileEntry,
     Original,
@@ -21,6 +20,7 @@ from builder.applier.receipts import (
     row_path,
     true_records,
 )
+from builder.applier.states import APPLIED, NEEDED
 from builder.applier.trees import Changes, Content, DirTree
 from builder.applier.values import ApplyError, sha256_hex
 from builder.images.engines.metadata import image_layers

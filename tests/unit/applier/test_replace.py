@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.applier.edits import replace_text
-from builder.applier.outcomes import AMBIGUOUS, DRIFT, POST, PRE
+from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 
 OLD, NEW = "if arch == 120:\n", "if arch in (120, 121):\n"
 INSERTED = OLD + "    check(arch)\n"

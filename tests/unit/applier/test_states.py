@@ -8,7 +8,8 @@ import pytest
 
 from builder.applier.applying import refuse
 from builder.applier.judging import judge_in_order
-from builder.applier.outcomes import (
+from builder.applier.receipts import RECEIPTS
+from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
     DRIFT,
@@ -19,7 +20,6 @@ from builder.applier.outcomes import (
     UPSTREAM,
     Outcome,
 )
-from builder.applier.receipts import RECEIPTS
 from builder.applier.values import ApplyError
 from tests.unit.fakes import (
     BACKEND,

@@ -17,8 +17,8 @@ import pytest
 
 from builder.applier.commandline import main
 from builder.applier.judging import judge_in_order
-from builder.applier.outcomes import APPLIED, NEEDED
 from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
+from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
 from builder.applier.trees import DirTree
 from builder.applier.values import EXIT_USAGE, ApplyError, sha256_hex

@@ -10,7 +10,7 @@ import pytest
 from builder.applier.diff import judge_hunks, parse_diff
 from builder.applier.edits import judge_diff
 from builder.applier.layers import FORMS
-from builder.applier.outcomes import DRIFT, NEEDED, PRE
+from builder.applier.states import DRIFT, NEEDED, PRE
 from builder.applier.trees import Content, OverlayTree
 from builder.applier.values import ApplyError, path_problem
 from tests.unit.fakes import (
@@ -212,7 +212,7 @@ def test_many_hunks_are_found_at_once_where_they_are_expected() -> None:
     shifted = "first\n" * 7 + "".join(lines)
     for text, offset in (("".join(lines), 0), (shifted, 7)):
         verdicts, new = judge_hunks(text, change.hunks)
-        assert {(v.found, v.offset) for v in verdicts} == {(PRE, offset)}
+        assert {(v.form, v.offset) for v in verdicts} == {(PRE, offset)}
         assert new.count("new ") == 1000
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.applier.judging import judge, judge_in_order
-from builder.applier.outcomes import APPLIED, DRIFT, NEEDED, NOT_APPLICABLE, Target
 from builder.applier.receipts import parse_record
 from builder.applier.sources import wheel_members
+from builder.applier.states import APPLIED, DRIFT, NEEDED, NOT_APPLICABLE, Target
 from builder.applier.trees import Content, versions
 from builder.applier.values import ApplyError, sha256_hex
 from tests.unit.fakes import (

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from builder.serving.interface import Flag, ServeInterface
 from builder.serving.models import Model, Models
 from builder.serving.recipe import Place, RecipeRequest, Setting
 from builder.serving.release import ServedProfile
+from builder.serving.serveflags import Flag, ServeInterface
 
 if TYPE_CHECKING:
     from builder.serving.recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 from builder.applier.trees import DirTree
 from builder.common.paths import cache_dir
 from builder.proof.replies import Results
-from builder.serving import interface
+from builder.serving import serveflags
 from tests.unit.fakes import write_tree
 
 from .release import KERNEL, files
@@ -24,7 +24,7 @@ SHADES = 'from typing import Literal\nShade = Literal["{}"]\n'
 
 
 def shades(tree: DirTree) -> tuple[str, ...]:
-    flag = interface.interface_in(tree, "1.2.3").flag("--shade")
+    flag = serveflags.interface_in(tree, "1.2.3").flag("--shade")
     assert flag is not None
     return flag.choices
 
@@ -36,18 +36,18 @@ def tree(tmp_path: Path) -> DirTree:
 
 
 def test_the_same_files_are_read_once(tree: DirTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = interface.interface_in(tree, "1.2.3")
-    monkeypatch.setattr(interface, "read_interface", lambda *_: pytest.fail("read again"))
-    assert interface.interface_in(tree, "1.2.3") == first
+    first = serveflags.interface_in(tree, "1.2.3")
+    monkeypatch.setattr(serveflags, "read_interface", lambda *_: pytest.fail("read again"))
+    assert serveflags.interface_in(tree, "1.2.3") == first
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"interface": {}, "files": {}}', b"\0" * 9])
 def test_a_damaged_entry_is_read_again(tree: DirTree, damage: bytes) -> None:
-    first = interface.interface_in(tree, "1.2.3")
+    first = serveflags.interface_in(tree, "1.2.3")
     (entry,) = (cache_dir() / "interfaces").iterdir()
     whole = entry.read_bytes()
     entry.write_bytes(damage)
-    assert interface.interface_in(tree, "1.2.3") == first
+    assert serveflags.interface_in(tree, "1.2.3") == first
     assert entry.read_bytes() == whole
 
 
@@ -60,9 +60,9 @@ def test_a_file_that_is_another_or_new_is_read(tree: DirTree) -> None:
 
 
 def test_another_reader_reads_again(tree: DirTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    interface.interface_in(tree, "1.2.3")
-    other = interface._RESULTS.programs[:-1]
-    monkeypatch.setattr(interface, "_RESULTS", Results("interfaces", other, 200))
-    monkeypatch.setattr(interface, "read_interface", lambda *_: pytest.fail("read again"))
+    serveflags.interface_in(tree, "1.2.3")
+    other = serveflags._RESULTS.programs[:-1]
+    monkeypatch.setattr(serveflags, "_RESULTS", Results("interfaces", other, 200))
+    monkeypatch.setattr(serveflags, "read_interface", lambda *_: pytest.fail("read again"))
     with pytest.raises(pytest.fail.Exception, match="read again"):
-        interface.interface_in(tree, "1.2.3")
+        serveflags.interface_in(tree, "1.2.3")

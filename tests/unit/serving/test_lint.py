@@ -8,9 +8,9 @@ from msgspec import structs
 
 from builder.errors import UsageError
 from builder.serving import lint as lint_run
-from builder.serving.interface import Flag, Key, ServeInterface
 from builder.serving.lint import RULES, Finding, Linter, lint, sarif
 from builder.serving.models import Models
+from builder.serving.serveflags import Flag, Key, ServeInterface
 from tests.unit.caller import Call
 
 SUPER = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"

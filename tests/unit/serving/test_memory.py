@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from builder.errors import UsageError
-from builder.serving import interface as interface_module
 from builder.serving import memory
+from builder.serving import serveflags as interface_module
 from builder.serving.checkpoint import ModelConfig, Unknown, kv_need, read_config
 from builder.serving.memory import MemoryEstimate, estimate_of, memory_estimate
 from builder.serving.models import Models

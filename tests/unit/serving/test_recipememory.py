@@ -9,10 +9,10 @@ import pytest
 
 from builder.errors import UsageError
 from builder.serving import recipefiles as recipe_module
-from builder.serving.interface import Flag
 from builder.serving.memory import UTILIZATION
 from builder.serving.models import Models
 from builder.serving.recipe import Place, explanation, recipe_of
+from builder.serving.serveflags import Flag
 from tests.documents import validated
 
 from .checkpoints import DENSE, checkpoint

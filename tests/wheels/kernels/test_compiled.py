@@ -13,8 +13,8 @@ import pytest
 
 from builder.applier.judging import judge
 from builder.applier.layers import Layer
-from builder.applier.outcomes import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target
 from builder.applier.sources import Stage
+from builder.applier.states import NEEDS_REBUILD, NOT_APPLICABLE, UPSTREAM, Target
 from builder.common.document import plain, read
 from builder.common.forge import Forges
 from builder.common.machinecode import read_module

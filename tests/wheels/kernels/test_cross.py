@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.applier.trees import DirTree
 from builder.common.document import plain
 from builder.common.machinecode import read_elf

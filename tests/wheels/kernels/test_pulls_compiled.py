@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common.paths import cache_dir
 from builder.compile.changes import rendered_change
 from builder.compile.sources import release_source

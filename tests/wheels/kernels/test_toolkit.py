@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.common.machinecode import read_elf
 from builder.compile.link import toolkit_libraries
 from builder.compile.toolchain import find_compiler

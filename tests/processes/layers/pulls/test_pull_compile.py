@@ -9,7 +9,7 @@ import pytest
 
 from builder.applier.layers import Pull
 from builder.applier.machinecode import KernelCode
-from builder.applier.outcomes import Target
+from builder.applier.states import Target
 from builder.applier.values import sha256_hex
 from builder.common import machinecode
 from builder.common.diffs import read_sections

@@ -7,8 +7,8 @@ from typing import Any
 
 from builder.applier.layers import DonorPin, InputPin, WheelPin
 from builder.applier.machinecode import Compiled, ModuleCode
-from builder.applier.outcomes import Outcome
 from builder.applier.receipts import FileEntry, Receipt
+from builder.applier.states import Outcome
 from builder.applier.trees import Content
 from builder.applier.values import read_value
 from builder.common.document import read

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from builder.serving.interface import interface_in
+from builder.serving.serveflags import interface_in
 
 from .real_parsers import as_read, ask, differences, digest, evidence, spoken
 from .sandboxed import release_of

@@ -44,9 +44,9 @@ class Target:
 
 @dataclass
 class OpResult:
-    """The finding of one op: ``pre``, ``post``, ``drift``, ``ambiguous``, or ``skip``."""
+    """One op on a tree; ``form`` is ``pre``, ``post``, ``drift``, ``ambiguous``, or ``skip``."""
 
-    found: str
+    form: str
     changes: Changes = field(default_factory=dict)
     reason: str = ""
     env: dict[str, str] = field(default_factory=dict)

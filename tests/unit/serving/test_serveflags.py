@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.interface import ServeInterface, read_interface
+from builder.serving.serveflags import ServeInterface, read_interface
 
 from .release import ARG_UTILS, ARGPARSE_UTILS, CLI_ARGS, KERNEL, PARSERS, SERVE, Files, files
 

@@ -1114,7 +1114,7 @@ class _Kept(Part, frozen=True, kw_only=True):
 #: Cached by the release's first files and by the programs that read them; one is 60 kB.
 _RESULTS = Results(
     "interfaces",
-    (("serving", "interface.py"), ("applier", "edits.py")),
+    (("serving", "serveflags.py"), ("applier", "edits.py")),
     200,
 )
 
