@@ -16,7 +16,7 @@ from builder.serving.models import Models
 from builder.serving.recipe import Place, RecipeRequest
 from builder.serving.release import served_profile
 
-from .test_interface import ALL
+from .test_serveflags import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from builder.serving.memory import memory_estimate
 from builder.serving.options import MemoryRequest
 from tests.unit.serving.checkpoints import DENSE, checkpoint
 
-from .test_interface import FULL
+from .test_serveflags import FULL
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from tests.documents import validated
 from tests.wheels.support import PROFILES
 
 from .sandboxed import release_of
-from .test_interface import ALL, FULL
+from .test_serveflags import ALL, FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,7 +168,7 @@ def test_every_line_parses_with_the_parser_itself(planned: Planner, release: str
 
 @pytest.mark.parametrize("release", ALL)
 def test_every_line_parses_with_a_parser_as_we_read_it(release: str) -> None:
-    """`test_interface.py` holds that reading against what each parser said."""
+    """`test_serveflags.py` holds that reading against what each parser said."""
     seen = set()
     parsers: dict[str, argparse.ArgumentParser] = {}
     for served, recipe in recipes_of(release):
