@@ -14,7 +14,7 @@ from tests.unit.common.test_plain import COMMANDS, EVIL, NO_COMMANDS, SHOWN
 
 def test_stdout_of_a_command(tmp_path: Path) -> None:
     """A folder of layers whose summary recolours the terminal, on its way through ``print``."""
-    lines = ["from builder.common import streams", "streams.watch()", f"print({EVIL!r})"]
+    lines = ["from builder.common import console", "console.watch()", f"print({EVIL!r})"]
     script = "\n".join([*lines, "print('\\x1b[31mred')", ""])
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
@@ -26,7 +26,7 @@ def test_stdout_of_a_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("workflow", "shown"), [("true", NO_COMMANDS), ("", COMMANDS)])
 def test_stdout_in_a_workflow(tmp_path: Path, workflow: str, shown: str) -> None:
     """In parts too; outside a workflow data is as it is."""
-    lines = ["import sys", "from builder.common import streams", "streams.watch()"]
+    lines = ["import sys", "from builder.common import console", "console.watch()"]
     lines += [f"sys.stdout.write({part!r})" for part in COMMANDS.splitlines(keepends=True)]
     lines += [f"print(); print({COMMANDS!r}, 'x', sep='')", "print('a', '::b', sep='')", ""]
     done = subprocess.run(
