@@ -28,6 +28,8 @@ make_iri_grammar_late()
 # as in builder.bootstrap: else each program that a test starts compiles all its modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# a process that imported a release would outlive the test that asked it
+os.environ["SPARK_BUILD_SERVER_IDLE"] = "0"
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""``spark-build cache show``, ``cache prune`` and ``cache clean``."""
+"""``spark-build cache show``, ``cache servers``, ``cache prune`` and ``cache clean``."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +49,29 @@ def show(*, json: Json = False) -> None:
         size = megabytes(row.bytes)
         print(f"{row.kind:<14}{row.entries:>6}{size:>12}  {age:<22}  {row.meaning}")
     print(f"{'all':<14}{'':>6}{megabytes(total):>12}  {cache}")
+
+
+@_cache.sub("servers", "spark-build cache servers", "spark-build cache servers --end")
+def servers(*, end: Annotated[bool, Option("End them now.")] = False, json: Json = False) -> None:
+    """Show the vLLM processes that wait for questions of preflight.
+
+    Each ends by itself: ten minutes after the last question, or earlier if memory is short.
+    """
+    from builder.proof import modelserver
+
+    found = modelserver.running()
+    ended = modelserver.end() if end else 0
+    if json:
+        print_json(modelserver.Processes(processes=tuple(found), ended=ended))
+        return
+    for one in found:
+        state = "answers" if one.busy else f"unused for {one.idle:.0f} s"
+        limit = f"ends after {one.ends_after / 60:.0f} min"
+        print(f"vLLM {one.vllm:<14}{megabytes(one.bytes):>10}  {state}, {limit}")
+    if end:
+        print(f"{ended} ended")
+    elif not found:
+        print("no process waits for questions")
 
 
 Kinds = Annotated[

@@ -70,6 +70,10 @@ DOCUMENTS = {
         "`cache prune --json`: what was removed; with --dry-run, what would be removed",
         ("builder.common.cache:Removal",),
     ),
+    "cache-servers": Entry(
+        "`cache servers --json`: the processes that wait for questions about models",
+        ("builder.proof.modelserver:Processes",),
+    ),
     "cache-show": Entry(
         "`cache show --json`: the contents of the cache",
         ("builder.common.cache:CacheContents",),

@@ -37,13 +37,23 @@ def preflight(
     given: Given,
     html: Annotated[Path | None, Option("Write a page for people to this file.", "FILE")] = None,
     *,
+    no_server: Annotated[
+        bool,
+        Option(
+            "End the process that imported the release with this command; else it waits ten "
+            "minutes for the next question."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Ask a release, or several, and print the answer; exit 5 if the model starts on none."""
+    from builder import settings
     from builder.common.pypi import PackageIndex, vllm_releases
     from builder.serving import preflight as asking
     from builder.serving.preflightfile import request_of
 
+    if no_server:
+        settings.choose(settings.SERVER_IDLE, "0")
     if given.releases is None:
         document = asking.preflight(request_of(given))
         _write_page(document, html)

@@ -92,7 +92,7 @@ KINDS = (
     CacheKind("engine-tests", ("engine-tests",), "the test suite's Docker Engine and images", None),
 )
 #: Other folders in the cache, which are not entries.
-LOCKS = "locks"
+LOCKS, SERVERS = "locks", "servers"
 OTHER = CacheKind("other", (), "unknown files", None)
 
 
@@ -166,7 +166,7 @@ def unknown(cache: Path) -> Iterator[CacheEntry]:
     seen: set[tuple[int, int]] = set()
     tops = {folder.split("/")[0] for kind in KINDS for folder in kind.folders}
     for path in _children(cache):
-        if path.name not in tops and path.name != LOCKS and path.is_dir():
+        if path.name not in tops and path.name not in (LOCKS, SERVERS) and path.is_dir():
             yield measure(OTHER, path, seen)
     for kind in KINDS:
         for folder in kind.folders:

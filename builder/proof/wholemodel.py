@@ -1,24 +1,19 @@
 """Asks a vLLM release to build a whole model on a simulated GB10: no GPU, no weights.
 
-One process imports the release, and forks a child for each question.  Answers are cached by what
-they depend on: the release's files, the probe, the model's configuration, flags and variables.
+One process (`modelserver`) imports the release, and forks a child for each question.  Answers are
+cached by what they depend on: the release's files, the probe, the model's configuration, flags and
+variables.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import re
-import signal
 import subprocess
-import tempfile
-import threading
 import tomllib
-from collections import OrderedDict
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,14 +34,14 @@ from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.proof.isolation import SandboxUnavailable, call, install_command
-from builder.proof.replies import ProbeReply, Results, reply_of
+from builder.proof.modelserver import ask_server
+from builder.proof.replies import ProbeReply, Results
 from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,
     folder_of,
     lay_out,
     make,
-    probe_environment,
     python_files,
     requirements_for,
     wanted_torch,
@@ -72,8 +67,6 @@ CONFIGURATION = (
 _MOST_BYTES = 64 << 20
 #: Cached replies: one has about 20 kB.
 _RESULTS = Results("preflight", (PREFLIGHT,), 1000)
-#: Processes that imported a release and wait for questions; each has about 1 GB.
-_MOST_SERVERS = 2
 #: Seconds to download the configuration of a model, and those without an answer.
 _DOWNLOAD, _SILENCE = 300.0, 20
 #: Flags whose value may name a draft model.
@@ -246,92 +239,6 @@ class Target:
         )  # fmt: skip
 
 
-class Server:
-    """A process that imported a release, and answers questions until it is closed."""
-
-    def __init__(self, python: Path, header: Mapping[str, object]) -> None:
-        self._own = tempfile.TemporaryDirectory(
-            prefix="spark-build-probe-", ignore_cleanup_errors=True
-        )
-        self._header: Mapping[str, object] | None = header
-        self._process = subprocess.Popen(
-            [str(python), str(PREFLIGHT.file())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=probe_environment(self._own.name), start_new_session=True,
-        )  # fmt: skip
-
-    def ask(self, questions: Sequence[Mapping[str, object]], timeout: float) -> ModelReply:
-        """The answers to some questions.
-
-        Raises:
-            SandboxUnavailable: it ended, or took longer than ``timeout`` seconds.
-            MalformedReply: its answer is none.
-        """
-        request = {**(self._header or {}), "questions": list(questions)}
-        self._header = None
-        watch = threading.Timer(timeout, self._process.kill)
-        watch.start()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request, sort_keys=True) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            answer = json.loads(line)
-        except (OSError, ValueError, RecursionError):
-            late = not watch.is_alive()
-            self.close()
-            name = PREFLIGHT.name
-            text = f"took more than {timeout:.0f} s" if late else "ended without a result"
-            raise SandboxUnavailable(f"{name} {text}") from None
-        finally:
-            watch.cancel()
-        return reply_of(answer, ModelReply)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it can answer no more."""
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        """End it, with what it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what was not written yet
-                if stream is not None:
-                    stream.close()
-        self._own.cleanup()
-
-
-_servers: OrderedDict[str, Server] = OrderedDict()
-
-
-@atexit.register
-def close_servers(left: int = 0) -> None:
-    """End the processes of releases, except for those that were asked last."""
-    while len(_servers) > left:
-        _servers.popitem(last=False)[1].close()
-
-
-def ask_server(
-    python: Path, header: Mapping[str, object], questions: Sequence[Mapping[str, object]]
-) -> ModelReply:
-    """Ask the process of a release, which is started for the first question.
-
-    Raises:
-        SandboxUnavailable: it gave no answer.
-    """
-    key = canonical_json([str(python), header, probe_environment("")]).decode()
-    server = _servers.pop(key, None)
-    if server is None or server.ended:
-        close_servers(_MOST_SERVERS - 1)
-        server = Server(python, header)
-    _servers[key] = server
-    return server.ask(questions, _TIMEOUT)
-
-
 def _cached(inputs: Sequence[object]) -> ModelAnswer | None:
     """An earlier answer; what was not run may depend on this machine, and is asked again."""
     answer = _RESULTS.get(inputs, ModelAnswer)
@@ -407,7 +314,10 @@ class Release:
                         _TIMEOUT, PREFLIGHT, apart=apart,
                     )  # fmt: skip
                 else:
-                    reply = ask_server(python, header, asked)
+                    reply = ask_server(
+                        python, header, asked, ModelReply, label=self._packages["vllm"],
+                        timeout=_TIMEOUT,
+                    )  # fmt: skip
             if reply.fatal is not None or len(reply.answers) != len(asked):
                 why = (reply.fatal or {}).get("message", "too few answers")
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")

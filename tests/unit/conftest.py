@@ -122,6 +122,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", f"{own}/docker")
     monkeypatch.setenv("REGISTRY_AUTH_FILE", f"{own}/docker/none.json")
     monkeypatch.setenv("SPARK_BUILD_CACHE", f"{own}/cache")
+    monkeypatch.setenv("SPARK_BUILD_SERVER_IDLE", "0")  # a process would outlive the test
     # the same files in a layer, in a fourth of the time
     monkeypatch.setattr(oci, "LEVEL", 1)
     # servers are tried again as often as for users, without their pauses

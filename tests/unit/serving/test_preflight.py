@@ -321,7 +321,9 @@ def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, l
     """A release whose probe answers that the model starts, and the requests that it was sent."""
     requests: list[Any] = []
 
-    def reply(_python: Path, header: Any, questions: Any) -> ModelReply:
+    def reply(
+        _python: Path, header: Any, questions: Any, *_: object, **_more: object
+    ) -> ModelReply:
         requests.append({**header, "questions": questions})
         return ModelReply(answers=(answer(),) * len(questions))
 
@@ -415,7 +417,7 @@ def test_what_was_not_run_is_asked_again(
     release, requests = a_release(tmp_path, monkeypatch)
     killed = answer(error=error)
     with monkeypatch.context() as patch:
-        patch.setattr(asked, "ask_server", lambda *_: ModelReply(answers=(killed,)))
+        patch.setattr(asked, "ask_server", lambda *_, **_more: ModelReply(answers=(killed,)))
         (first,) = release.ask(tmp_path, [()])
     assert first.error == killed.error
     (second,) = release.ask(tmp_path, [()])
