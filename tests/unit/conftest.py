@@ -43,10 +43,9 @@ _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Compile the core of the PTX executor if it is not yet: a unit test starts no program."""
-    if any("ptx" in item.path.name for item in session.items):
-        core()
+    core()
 
 
 @pytest.hookimpl(wrapper=True)

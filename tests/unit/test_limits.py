@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.ptx.native import core
 from tests.unit.limits import LIMITS
 
 if TYPE_CHECKING:
@@ -85,3 +86,8 @@ def test_these_tests_are_held() -> None:
     refused = LIMITS._refused
     assert refused
     refused.clear()
+
+
+def test_the_core_of_the_executor_is_compiled_before_the_first_test() -> None:
+    """Else the first test that runs a kernel, whichever it is, would start a compiler."""
+    core()
