@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Python's audit events of these, and their names in the message.
 _EVENTS = {
@@ -29,6 +30,8 @@ _EVENTS = {
 _NAP = 0.005
 
 _really_sleep = time.sleep
+#: How a process of ``multiprocessing`` starts that is not forked: without an audit event.
+_really_spawn = util.spawnv_passfds
 
 
 class Limits:
@@ -48,6 +51,11 @@ class Limits:
             self._refuse(f"sleeps for {seconds} s")
         _really_sleep(seconds)
 
+    def _spawn(self, path: bytes, words: Sequence[str], fds: Sequence[int]) -> int:
+        if self._refused is not None:
+            self._refuse(f"starts a process: multiprocessing {words[:1]}")
+        return _really_spawn(path, words, fds)
+
     def _refuse(self, what: str) -> None:
         message = f"a unit test {what}; tests that must do so are in tests/processes"
         if self._refused is not None:
@@ -60,15 +68,16 @@ class Limits:
         if not self._added:  # an audit hook stays to the end of the process
             sys.addaudithook(self._audit)
             self._added = True
-        before = self._refused, time.sleep
+        before = self._refused, time.sleep, util.spawnv_passfds
         self._refused = []
         time.sleep = self._sleep  # type: ignore[assignment]
+        util.spawnv_passfds = self._spawn  # type: ignore[assignment]
         try:
             yield
             if self._refused:
                 pytest.fail(self._refused[0])
         finally:
-            self._refused, time.sleep = before
+            self._refused, time.sleep, util.spawnv_passfds = before
 
 
 LIMITS = Limits()

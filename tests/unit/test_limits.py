@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "starts a program: os.posix_spawn": lambda: os.posix_spawn(sys.executable, ["python"], {}),
     "starts a program: os.system": lambda: os.system("true"),
     "starts a process: os.fork": os.fork,
+    "starts a process: multiprocessing": get_context("spawn").Process(target=print).start,
     "opens a port: socket.bind": open_a_port,
     "sleeps for 0.02 s": lambda: time.sleep(0.02),
 }

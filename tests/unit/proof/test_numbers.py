@@ -637,6 +637,29 @@ def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> Non
     assert not (cache_dir() / "launches").exists()
 
 
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What processes would run is run here, and listed; in tests/processes they are started."""
+    given: list[Any] = []
+
+    class Here:
+        def __init__(self, jobs: int, **_options: object) -> None:
+            assert jobs > 0
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_error: object) -> None: ...
+
+        def map(self, function: Any, groups: Any) -> list[Any]:
+            given.extend(groups)
+            return [function(group) for group in groups]
+
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", Here)
+    return given
+
+
+@pytest.mark.usefixtures("groups")
 def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> None:
     launch = launcher()
     request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "new"}, {"kind": "old"}]}
@@ -657,35 +680,17 @@ def test_another_executor_runs_it_again() -> None:
     assert {path.name for path in folder.glob("*.py")} <= names
 
 
-def test_calls_of_the_same_kernel_run_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_of_the_same_kernel_run_in_one_process(tmp_path: Path, groups: list[Any]) -> None:
     """A process reads the PTX once; the results have the order of the calls."""
-    given: list[Any] = []
-
-    class Here:
-        def __init__(self, jobs: int, **_options: object) -> None:
-            assert jobs == 2
-
-        def __enter__(self) -> Here:
-            return self
-
-        def __exit__(self, *_error: object) -> None: ...
-
-        def map(self, function: Any, groups: Any) -> list[Any]:
-            given.extend(groups)
-            return [function(group) for group in groups]
-
-    monkeypatch.setattr(runs, "ProcessPoolExecutor", Here)
     calls = []
     for number, sync in enumerate(("bar.sync 0;", "", "bar.sync 0;", "")):
         calls.append((str(tmp_path / str(number)),))
         write_launch(tmp_path / str(number), sync=sync)
     found = runs.run_calls(calls, 2)
-    assert given == [[calls[0], calls[2]], [calls[1], calls[3]]]
+    assert groups == [[calls[0], calls[2]], [calls[1], calls[3]]]
     assert [bool(call.ran[0].runs[0].races) for call in found] == [False, True, False, True]
     assert runs.run_calls(calls[:1], 2) == found[:1]
-    assert len(given) == 2, "one kernel alone needs no process"
+    assert len(groups) == 2, "one kernel alone needs no process"
 
 
 def test_without_copies_the_lazy_schedule_is_the_eager_one(
