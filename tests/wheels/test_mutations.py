@@ -20,7 +20,14 @@ from builder.applier.trees import Content, OverlayTree
 from builder.common.document import plain, read
 from builder.common.plan import BakedPlan, digest_of
 from builder.common.wheels import WheelTree
-from builder.images.engines.metadata import read_plan
+from builder.images.engines.metadata import (
+    BIN,
+    COMMAND,
+    SHARE,
+    VERIFIER,
+    baked_files,
+    read_plan,
+)
 from builder.images.subject import InFiles, Subject
 from builder.proof.opening import target_of_plan
 from builder.proof.run import verify
@@ -60,6 +67,7 @@ GATE = {"codegen NVFP4 warp MMA"}
 DSL_LAYERS = {"static layer cutlass-dsl-cu13", "static layer cutlass-dsl-sm121a"}
 BACKEND_LAYER = {f"static layer {BACKEND}"}
 UNTOUCHED = {"static no other file touched"}
+OWN = {"static files of spark-build"}
 
 
 # ------------------------------------------------------------------------------------- the target
@@ -73,32 +81,29 @@ def made(planned: Planner) -> Planned:
 
 @pytest.fixture(scope="module")
 def good(made: Planned) -> VerifyTarget:
-    """The target as a layout of it is opened: plan and layers read back, a label, files of ours."""
+    """The target as a layout of it is opened: plan and layers read back, a label, its files."""
     plan = read_plan(json.dumps(made.plan.as_json()).encode(), "oci:out")
     target = target_of_plan(made.plan, made.base, "oci:out", patched=True)
     site = plan.document.base.site_packages
-    paths = [f"{site}/{path}" for path, content in made.plan.changes.items() if content]
+    patched = [f"{site}/{path}" for path, content in made.plan.changes.items() if content]
+    own = {path: content.read() for path, content in baked_files(made.plan).items()}
     return dataclasses.replace(
         target,
-        subject=overlay_with(target.subject, *paths),
+        subject=overlay_with(target.subject, dict.fromkeys(patched, b"") | own),
         plan=plan.document,
         label=plan.document.plan_digest,
         recomputed=plan.digest,
     )
 
 
-def overlay_with(subject: Subject, *paths: str) -> Subject:
-    """A subject that brings these files."""
-    image = InFiles(files=dict.fromkeys(paths, b""), env={})
-    return dataclasses.replace(subject, image=image, is_planned=False)
+def overlay_with(subject: Subject, files: Mapping[str, bytes]) -> Subject:
+    """A subject that brings these files; those of packages are read from its tree."""
+    return dataclasses.replace(subject, image=InFiles(files=files, env={}), is_planned=False)
 
 
 def checks(target: VerifyTarget, levels: Sequence[str]) -> Checks:
-    """Status by level and name; names are unique within their level.
-
-    The target has the files of packages only, so the check of spark-build's own is left out.
-    """
-    found = [c for c in verify(target, levels).checks if c.name != "files of spark-build"]
+    """Status by level and name; names are unique within their level."""
+    found = verify(target, levels).checks
     by_name: Checks = {(check.level, check.name): check.status for check in found}
     assert len(by_name) == len(found)
     return by_name
@@ -198,9 +203,25 @@ def bring(path: str, data: bytes) -> Callable[..., VerifyTarget]:
 
     def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
         site = target.plan.base.site_packages
-        more = with_files(target, {path: Content.of(data)})
-        brought = overlay_with(more.subject, *target.brought, f"{site}/{path}")
-        return dataclasses.replace(more, subject=brought)
+        return with_own(with_files(target, {path: Content.of(data)}), f"{site}/{path}", b"")
+
+    return mutate
+
+
+def with_own(target: VerifyTarget, path: str, data: bytes) -> VerifyTarget:
+    """The target whose image has another file at this absolute path."""
+    image = target.subject.image
+    assert isinstance(image, InFiles)
+    subject = overlay_with(target.subject, {**image.files, path: data})
+    return dataclasses.replace(target, subject=subject)
+
+
+def own_file(path: str, data: bytes) -> Callable[..., VerifyTarget]:
+    """A file of spark-build's own is another."""
+
+    def mutate(target: VerifyTarget, _made: Planned) -> VerifyTarget:
+        assert path in target.brought
+        return with_own(target, path, data)
 
     return mutate
 
@@ -346,10 +367,14 @@ MUTATIONS: Mapping[str, Mutation] = {
         receipt(BACKEND, claim("vllm/envs.py")), BACKEND_LAYER
     ),
     "a receipt is lost": Mutation(lose_receipt(BACKEND), BACKEND_LAYER | UNTOUCHED, unread=True),
-    "the plan expects less": Mutation(plan_says(expect_less, forged=False), {"static plan"}),
+    # what the verifier in the image looks for follows from the plan, and says what it said before
+    "the plan expects less": Mutation(plan_says(expect_less, forged=False), {"static plan"} | OWN),
     "the plan expects less, and its digest fits": Mutation(
-        plan_says(expect_less, forged=True), {"static plan"}
+        plan_says(expect_less, forged=True), {"static plan"} | OWN
     ),
+    # ---------------------------------------------------------------- files of spark-build's own
+    "the verifier is another": Mutation(own_file(f"{SHARE}/{VERIFIER}", b"PK"), OWN, FILES),
+    "the command is another": Mutation(own_file(f"{BIN}/{COMMAND}", b"#!/bin/sh\n"), OWN, FILES),
 }
 
 
