@@ -14,9 +14,10 @@ from builder.common.paths import package_file
 from builder.common.reference import NEWEST_VLLM
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, load_profile, order
-from builder.layers.planner import hints, make_plan, refuse_nothing, refuse_plan
+from builder.layers.planner import epoch_for, hints, make_plan, refuse_nothing, refuse_plan
 from tests.unit.fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
 from tests.unit.layers.test_layerfile import GOOD
+from tests.unit.plans import PULL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -258,6 +259,42 @@ def test_a_plan_that_cannot_be_built_is_refused(op: dict[str, object], code: int
     with pytest.raises(SparkBuildError) as caught:
         refuse_plan(plan)
     assert caught.value.code == code
+
+
+def test_the_hint_is_for_the_first_layer_that_does_not_fit() -> None:
+    """Of two, the first; and for a pull request, what makes a layer of it."""
+    first, second = (make_layer(name, {**BACKEND, "old": "gone"}) for name in ("fix", "pr-1"))
+    base = fake_base(vllm_files())
+    for layers, hint in (
+        ((first, second), "spark-build layers show fix"),
+        ((second, first), "spark-build layers new NAME --from-pr 'o/r#1'"),
+    ):
+        plan = make_plan_of(base, *layers)
+        with pytest.raises(SparkBuildError) as caught:
+            refuse_plan(replace(plan, pulls=(PULL,)))
+        assert caught.value.hint == hint
+        assert ("adapt the pull request" in str(caught.value)) is (layers[0] is second)
+
+
+@pytest.mark.parametrize(
+    ("created", "seconds"),
+    [
+        ("1980-12-31T23:59:59Z", 1_767_225_600),
+        ("1981-01-01T00:00:00Z", 347_155_200),
+        ("2026-02-03T04:05:06.789Z", 1_770_091_506),
+        ("yesterday", 1_767_225_600),
+    ],
+)
+def test_the_time_of_files_is_that_of_the_base(created: str, seconds: int) -> None:
+    """To the second; a base without a time of its own has that of the newest layer."""
+    identity = replace(fake_base(vllm_files()).identity, created=created)
+    layers = [make_layer(name, BACKEND) for name in ("fix", "other")]
+    days = ("2026-01-01", "2025-12-31")
+    layers = [
+        replace(layer, provenance={**layer.provenance, "last-update": day})
+        for layer, day in zip(layers, days, strict=True)
+    ]
+    assert epoch_for(identity, layers) == seconds
 
 
 @pytest.mark.parametrize("state", ["upstream", "applied"])
