@@ -27,6 +27,7 @@ from builder.common.machinecode import KernelSummary as Reading
 from builder.common.machinecode import Summary, ToolMissing, read_module
 from builder.common.paths import data_dir
 from builder.common.plan import BakedPlan, StageRequest, digest_of
+from builder.compile import executor
 from builder.compile.build import cost_of_units, refuse_machine
 from builder.compile.changes import rendered_change
 from builder.errors import EngineError, SparkBuildError, UsageError
@@ -302,6 +303,18 @@ def test_needs_rebuild_states_the_cost_and_the_command() -> None:
     assert "which SM121 does not load" in str(caught.value)
     assert "GB of memory, and g++" in str(caught.value)
     assert caught.value.hint.startswith("spark-build image -l family --compile")
+
+
+@pytest.mark.parametrize("where", ["on the Spark itself", ""])
+def test_needs_rebuild_says_where_to_compile(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, where this machine can compile for the base."""
+    monkeypatch.setattr(executor, "where_to_compile", lambda _platform: where)
+    with pytest.raises(SparkBuildError) as caught:
+        refuse_plan(planned(None), "spark-build image -l family --compile")
+    lines = str(caught.value).splitlines()
+    assert ([line for line in lines if line.startswith("  compile ")]) == (
+        [f"  compile {where}"] if where else []
+    )
 
 
 def test_needs_rebuild_of_a_pull_request_has_no_command() -> None:

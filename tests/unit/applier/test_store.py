@@ -119,6 +119,19 @@ def test_a_removed_package_leaves_no_directory_behind(site: Path) -> None:
 # ----------------------------------------------------------------------------------------- revert
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_compiled_files_alone_keep_no_directory(site: Path, other: bool) -> None:
+    """Of another Python, or of a module that is gone; beside a module they stay."""
+    layer = make_layer("fix", copy_op("vllm/more/new.py", b"NEW = 1\n"))
+    apply_to(site, layer)
+    cache = "vllm/more/__pycache__/gone.cpython-399.pyc"
+    write_tree(site, {cache: b"", **({"vllm/more/own.py": b""} if other else {})})
+    assert revert_from(site) == ["fix"]
+    assert (site / cache).exists() is other
+    assert (site / "vllm" / "more").exists() is other
+    assert (site / "vllm" / "core.py").exists()
+
+
 def test_reverting_everything_leaves_no_files(site: Path) -> None:
     before = snapshot(site)
     apply_to(site, FIX, SECOND, SET)
