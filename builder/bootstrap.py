@@ -246,32 +246,41 @@ def near_tests(bindir: Path, words: list[str]) -> list[str]:
 
 
 def run_everything(bindir: Path) -> int:
-    """Run the checks, then every test; stops at the first check that fails."""
+    """Run the checks, then every test; stops at the first quick check that fails.
+
+    Types take as long as the other checks together: they are checked beside the tests.
+    """
     say_if_disk_is_short()
     python = str(bindir / "python")
+    lanes = {}
     for command in checks(bindir):
-        say(f"• {Path(command[0]).name} {' '.join(command[1:])}")
+        name = Path(command[0]).name
+        if name == "mypy":
+            lanes["types"] = command
+            continue
+        say(f"• {name} {' '.join(command[1:])}")
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         if code != 0:
             return code
     bring_compilers(python)
+    pytest = (python, "-m", "pytest", "-q", "-p", "tests.lane")
     # the engine and its base image are made while the other tests run
     warm = subprocess.Popen([python, "-m", "tests.engine.prepare"], cwd=ROOT)
     try:
-        return run_lanes([python, "-m", "pytest", "-q", "-p", "tests.lane"], _LANES)
+        return run_lanes(lanes | {name: [*pytest, *places] for name, places in _LANES.items()})
     finally:
         warm.terminate()
         warm.wait()
 
 
-def run_lanes(command: list[str], lanes: dict[str, tuple[str, ...]]) -> int:
-    """Run lanes side by side, and pass on what they print as they print it; 0 if all are green."""
+def run_lanes(lanes: dict[str, list[str]]) -> int:
+    """Run commands side by side, and pass on what they print as they print it; 0 if all pass."""
     running: list[subprocess.Popen[str]] = []
     try:
-        for name, places in lanes.items():
-            say(f"• {name}: pytest {' '.join(places)}")
+        for name, command in lanes.items():
+            say(f"• {name}: {' '.join([Path(command[0]).name, *command[1:]])}")
             lane = subprocess.Popen(
-                [*command, *places],
+                command,
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

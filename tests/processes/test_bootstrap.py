@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 def lanes(capfd: pytest.CaptureFixture[str], **scripts: str) -> tuple[int, list[str]]:
     """The exit status and the lines of lanes that are Python programs."""
-    code = bootstrap.run_lanes(
-        [sys.executable, "-c"], {name: (text,) for name, text in scripts.items()}
-    )
+    commands = {name: [sys.executable, "-c", text] for name, text in scripts.items()}
+    code = bootstrap.run_lanes(commands)
     return code, capfd.readouterr().out.splitlines()
 
 

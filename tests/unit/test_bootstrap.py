@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -103,6 +104,42 @@ def test_every_folder_of_tests_is_in_one_lane() -> None:
     assert sorted([*folders, *apart]) == sorted(places), "what one lane leaves out another runs"
     assert all((ROOT / place / "__init__.py").is_file() for place in apart)
     assert set(bootstrap._COMPILING) <= set(folders)
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What would run side by side."""
+    given: dict[str, list[str]] = {}
+
+    def run_lanes(commands: dict[str, list[str]]) -> int:
+        given.update(commands)
+        return 7
+
+    monkeypatch.setattr(bootstrap, "run_lanes", run_lanes)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: mock.Mock())
+    return given
+
+
+def test_types_are_checked_beside_the_tests_and_the_rest_before(
+    started: list[list[str]], lanes: dict[str, list[str]]
+) -> None:
+    assert bootstrap.run_everything(Path("bin")) == 7
+    quick = [command for command in started if "tests.compilers" not in command]
+    assert sorted([*quick, lanes.pop("types")]) == sorted(bootstrap.checks(Path("bin")))
+    assert lanes.keys() == bootstrap._LANES.keys()
+    pytest_ = ["bin/python", "-m", "pytest", "-q", "-p", "tests.lane"]
+    assert lanes["kernels"] == [*pytest_, "tests/wheels/kernels"]
+
+
+def test_nothing_is_tested_after_a_check_that_fails(
+    monkeypatch: pytest.MonkeyPatch, lanes: dict[str, list[str]]
+) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, int("--check" in command), "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert bootstrap.run_everything(Path("bin")) == 1
+    assert lanes == {}
 
 
 # -------------------------------------------------------------------------- hooks and the lock file
