@@ -21,7 +21,7 @@ from builder.images.registry.model import (
 from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.view import Rootfs
 from builder.proof import static
-from tests.unit.fakes import dist_files, record_line, vllm_files
+from tests.unit.fakes import dist_files, layer_text, record_line, vllm_files, write_tree
 from tests.unit.imagefiles import (
     SITE,
     Item,
@@ -393,6 +393,22 @@ def test_what_spark_build_wrote(call: Call, built: Built, item: Item) -> None:
     assert not failed(call)
     on_top(layout, item)
     assert failed(call)["files of spark-build"]["where"] == f"/{item.name}".replace(".wh.", "")
+
+
+@pytest.mark.parametrize("change", [b"#!/bin/sh\ntrue\n", None])
+def test_a_command_that_a_layer_brings(call: Call, tmp_path: Path, change: bytes | None) -> None:
+    """Changed, or removed."""
+    put_vllm(tmp_path / "base")
+    text = layer_text('op = "copy"\nfrom = "points"\nto = "tool-1.0.dist-info/entry_points.txt"')
+    points = b"[console_scripts]\ntool = vllm.core:main\n"
+    write_tree(tmp_path / "mine", {"tool/layer.toml": text.encode(), "tool/points": points})
+    words = ("-l", "tool", "--patches", tmp_path / "mine", "-b", f"oci:{tmp_path}/base")
+    assert call("image", *words, "-o", "oci:out", "--no-verify").code == 0
+    assert "files of spark-build" not in failed(call)
+    tool = "usr/local/bin/tool"
+    item = Item("usr/local/bin/.wh.tool") if change is None else Item(tool, change, mode=0o755)
+    on_top(LayoutDirectory(tmp_path / "work" / "out"), item)
+    assert failed(call)["files of spark-build"]["where"] == f"/{tool}"
 
 
 def test_an_image_of_another_spark_build(
