@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 #: Every profile of ours.  They exclude one another, so each has its own plan.
 PROFILES = tuple(sorted(Catalog.discover().profile_files))
+#: layer -> a profile that has it
+PROFILE_OF = {
+    layer: name for name in reversed(PROFILES) for layer in Catalog.discover().profile(name).layers
+}
 #: FlashInfer's own copy of the file that cutlass-dsl-sm121a edits.  It is on no import path.
 VENDORED = "flashinfer/data/cutlass/python/CuTeDSL/cutlass/cute/nvgpu/warp/mma.py"
 

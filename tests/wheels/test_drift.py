@@ -7,6 +7,7 @@ changed in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,12 +18,14 @@ from builder.applier.edits import top_level
 from builder.applier.judging import judge
 from builder.applier.layers import Clause, counts
 from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NEEDED, UPSTREAM
-from builder.applier.trees import DirTree
+from builder.applier.trees import DirTree, versions
 from builder.applier.values import ApplyError, all_match
 from builder.errors import Exit
+from builder.layers.catalog import Catalog
 
 from .cli import called
-from .support import lay_out, probed_files, snapshot, write
+from .states import expected
+from .support import PROFILE_OF, lay_out, probed_files, snapshot, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,41 +38,18 @@ if TYPE_CHECKING:
 
     Edit = Callable[[str], str | None]
 
-#: Text layer -> the releases (as bases) whose files are tried, for each variant; an op with a
-#: condition is tried on the first that it is for.
-BASES = {
-    ("cutlass-dsl-sm121a", "dsl-4.4"): ("pypi:vllm==0.20.1",),
-    ("flashinfer-sm121", "fi-0.6.9"): ("pypi:vllm==0.20.1",),
-    ("flashinfer-sm121", "fi-0.6.10"): ("pypi:vllm==0.22.1",),
-    ("flashinfer-b12x-moe-barrier", "fi-0.6.9"): ("pypi:vllm==0.20.1", "pypi:vllm==0.33.0"),
-    ("flashinfer-narrow-experts", "fi-0.6.17"): ("pypi:vllm==0.30.0",),
-    ("flashinfer-b12x-store-wait", "fi-0.6.9"): ("pypi:vllm==0.20.1",),
-    ("flashinfer-b12x-store-wait", "fi-0.6.10"): ("pypi:vllm==0.22.1",),
-    ("flashinfer-b12x-store-wait", "fi-0.6.14"): ("pypi:vllm==0.28.0",),
-    ("flashinfer-w4a16-store-wait", "fi-0.6.18"): ("pypi:vllm==0.33.0",),
-    ("vllm-b12x-backend", "vllm-0.20"): ("pypi:vllm==0.20.1",),
-    ("vllm-b12x-reachable", "vllm-0.24"): ("pypi:vllm==0.25.1",),
-    ("vllm-linear-fallback", "vllm-0.24"): ("pypi:vllm==0.25.1",),
-    ("vllm-marlin-fp8", "vllm-0.19"): ("pypi:vllm==0.20.1",),
-    ("vllm-b12x-experts-scales", "vllm-0.20"): ("pypi:vllm==0.20.1",),
-    ("vllm-b12x-experts-scales", "vllm-0.25"): ("pypi:vllm==0.33.0",),
-}
-#: The profile that a layer is in, where that is another.
-PROFILES = {"vllm-marlin-fp8": "marlin"}
+CATALOG = Catalog.discover()
+VLLM = expected()["vllm"]
 
 
-def ops_of(kind: str) -> list[tuple[str, str, int]]:
-    """(layer, variant, number) of every op of a kind in the layers above."""
-    from builder.layers.catalog import Catalog
-
-    catalog = Catalog.discover()
+def ops_of(*kinds: str) -> list[tuple[str, str, int]]:
+    """(layer, variant, number) of every op of these kinds."""
     return [
-        (layer, name, number)
-        for layer, name in BASES
-        for variant in catalog.layer(layer).variants
-        if variant.name == name
+        (layer, variant.name, number)
+        for layer in CATALOG.folders
+        for variant in CATALOG.layer(layer).variants
         for number, op in enumerate(variant.ops)
-        if op.kind == kind
+        if op.kind in kinds
     ]
 
 
@@ -120,25 +100,37 @@ class Case:
         assert snapshot(self.root) == before
 
 
-def is_for(made: Planned, layer: str, variant: str, number: int) -> bool:
-    """Whether the versions of a base are those that an op is for."""
-    ops = next(v.ops for v in made.decision(layer).layer.variants if v.name == variant)
-    return counts(ops[number], made.plan.base.packages)
+@pytest.fixture(scope="module")
+def needing(planned: Planner) -> Callable[[str, str, int], Planned]:
+    """The first release that needs an op, as it is planned."""
+
+    @cache
+    def find(layer: str, variant: str, number: int) -> Planned:
+        for _, release in VLLM.needed([layer]):
+            made = planned(f"pypi:vllm=={release}", PROFILE_OF.get(layer, layer))
+            decision = made.decision(layer)
+            if decision.outcome.variant != variant:
+                continue
+            (ops,) = (v.ops for v in decision.layer.variants if v.name == variant)
+            if counts(ops[number], versions(made.before(layer))):
+                return made
+        pytest.fail(f"no release needs op {number} of variant {variant} of {layer}")
+
+    return find
 
 
 @pytest.fixture
 def case(
-    planned: Planner, sources: IndexSources, tmp_path: Path, request: pytest.FixtureRequest
+    needing: Callable[[str, str, int], Planned],
+    sources: IndexSources,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Case:
     """The real files for one op."""
     layer, variant, number = request.param
-    made = next(
-        made
-        for base in BASES[layer, variant]
-        if is_for(made := planned(base, PROFILES.get(layer, "b12x-full")), layer, variant, number)
-    )
+    made = needing(layer, variant, number)
     decision = made.decision(layer)
-    assert (decision.outcome.state, decision.outcome.variant) == (NEEDED, variant)
+    assert decision.outcome.state == NEEDED
     files = set(decision.outcome.changes) | probed_files(decision.layer)
     lay_out(made.before(layer), files, tmp_path)
     chosen = next(v for v in decision.layer.variants if v.name == variant)
@@ -155,18 +147,12 @@ def grafts(function: Callable[[Case], None]) -> Callable[[Case], None]:
     return pytest.mark.parametrize("case", ops_of("graft"), indirect=True)(function)
 
 
-def test_every_text_layer_is_tested_here(planned: Planner) -> None:
-    """A new layer, or variant, with text ops must be given a release above."""
-    from builder.layers.catalog import Catalog
-
-    catalog = Catalog.discover()
-    edited = {
-        (name, variant.name)
-        for name in catalog.folders
-        for variant in catalog.layer(name).variants
-        if {op.kind for op in variant.ops} & {"replace", "diff", "graft", "copy", "hook"}
-    }
-    assert edited == set(BASES)
+@pytest.mark.parametrize("op", ops_of("replace", "diff", "graft", "copy", "hook"))
+def test_a_release_needs_every_text_op(
+    needing: Callable[[str, str, int], Planned], op: tuple[str, str, int]
+) -> None:
+    """What none needs is dead, and the tests below would not try it."""
+    assert needing(*op)
 
 
 @replaces
@@ -210,10 +196,12 @@ def test_the_file_is_not_text(case: Case) -> None:
 
 
 def is_alone(case: Case) -> bool:
-    """Whether the op is the only text op of its variant, so that it cannot be half applied."""
+    """Whether the op is the only text op here of its variant, so that it cannot be half applied."""
+    present = versions(case.made.before(case.layer))
     variants = case.made.decision(case.layer).layer.variants
     # the same op may be in another variant
-    return any(len(v.ops) == 1 and v.ops[0] is case.op for v in variants)
+    ops = ([op for op in v.ops if counts(op, present)] for v in variants)
+    return any(len(made) == 1 and made[0] is case.op for made in ops)
 
 
 @replaces
@@ -264,8 +252,6 @@ def test_a_graft_without_its_neighbour(case: Case) -> None:
 
 def upstream_probes() -> list[tuple[str, str, int]]:
     """(layer, base, number of the clause) for the probe of each layer that a release satisfies."""
-    from builder.layers.catalog import Catalog
-
     bases = {
         "cutlass-dsl-cu13": "pypi:vllm==0.33.0",
         "cutlass-dsl-sm121a": "pypi:vllm==0.33.0",
@@ -277,7 +263,7 @@ def upstream_probes() -> list[tuple[str, str, int]]:
         "vllm-b12x-reachable": "pypi:vllm==0.28.0",
         "vllm-linear-fallback": "pypi:vllm==0.28.0",
     }
-    longest = {n: max(len(e.probe) for e in Catalog.discover().layer(n).upstream) for n in bases}
+    longest = {n: max(len(e.probe) for e in CATALOG.layer(n).upstream) for n in bases}
     return [(name, ref, i) for name, ref in bases.items() for i in range(longest[name])]
 
 

@@ -22,7 +22,7 @@ from builder.proof.target import VerifyTarget
 from tests.unit.fakes import FakeRunner, subject_of
 
 from .states import REFS, expected
-from .support import VENDORED, lay_out, probed_files, snapshot
+from .support import PROFILE_OF, VENDORED, lay_out, probed_files, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,17 +40,11 @@ TEXT_OPS = {"replace", "diff", "graft", "copy", "hook"}
 
 
 CATALOG = Catalog.discover()
-#: layer -> a profile that has it
-PROFILES = {
-    layer: name
-    for name in sorted(CATALOG.profile_files, reverse=True)
-    for layer in CATALOG.profile(name).layers
-}
 
 
 def layers_with(*kinds: str) -> tuple[str, ...]:
     """The layers of profiles that have such ops."""
-    return tuple(n for n in PROFILES if {op.kind for op in CATALOG.layer(n).ops} & {*kinds})
+    return tuple(n for n in PROFILE_OF if {op.kind for op in CATALOG.layer(n).ops} & {*kinds})
 
 
 TEXT_LAYERS = layers_with(*TEXT_OPS)
@@ -86,7 +80,7 @@ def apply_one(root: Path, made: Planned, layer: str, sources: IndexSources) -> O
 def test_text_layer_round_trip(
     planned: Planner, sources: IndexSources, tmp_path: Path, layer: str, ref: str
 ) -> None:
-    made = planned(ref, PROFILES[layer])
+    made = planned(ref, PROFILE_OF[layer])
     decision = made.decision(layer)
     before = made.before(layer)
     files = set(decision.outcome.changes) | probed_files(decision.layer)
@@ -145,7 +139,7 @@ def test_wheel_layer_keeps_record_correct(
     planned: Planner, sources: IndexSources, layer: str, release: str
 ) -> None:
     """By digests alone, without reading the big files: every row of RECORD is what is there."""
-    made = planned(f"pypi:vllm=={release}", PROFILES[layer])
+    made = planned(f"pypi:vllm=={release}", PROFILE_OF[layer])
     decision = made.decision(layer)
     before, after = made.before(layer), made.before(layer)
     after.update(decision.outcome.changes)
