@@ -117,6 +117,34 @@ def test_upload_in_pieces(content: type[io.BytesIO], absolute: bool) -> None:
     assert "state=x%2By" in fake.log[-1].path
 
 
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_a_token_that_expires_during_an_upload_is_renewed(method: str) -> None:
+    """The piece that was refused is sent once more, and the upload goes on."""
+    store = Store()
+    tokens = 0
+
+    def answer(request: Request) -> Reply:
+        nonlocal tokens
+        if request.path.startswith("/token"):
+            tokens += 1
+            return Reply(body=json.dumps({"token": f"t{tokens}"}).encode())
+        expired = request.method == method and tokens == 2
+        if expired or request.headers.get("Authorization") != f"Bearer t{tokens}":
+            challenge = f'Bearer realm="{fake.url}/token",service="reg"'
+            return Reply(401, headers={"WWW-Authenticate": challenge})
+        return store.answer(request)
+
+    fake = FakeRegistry(answer)
+    with fake:
+        fake.repository(chunk=8).put_blob(BLOB, Once(DATA))
+    assert (tokens, store.blobs) == (3, {BLOB.digest: DATA}), "to read, to write, to go on"
+    assert [range_ for _, range_, _ in store.pieces] == ["0-7", "8-15", "16-19"]
+    sent = [request.method for request in fake.log if request.method in ("PATCH", "PUT")]
+    assert sent == sorted(["PATCH", "PATCH", "PUT", method])
+    renewed = [n for n, request in enumerate(fake.log) if "/token" in request.path][-1]
+    assert fake.log[renewed + 1].method == method, "the registry need not be asked what it has"
+
+
 @pytest.mark.parametrize("piece", [len(DATA), 100])
 def test_upload_in_one_piece(piece: int) -> None:
     store = Store()
