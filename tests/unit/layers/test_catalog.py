@@ -15,7 +15,16 @@ from builder.common.reference import NEWEST_VLLM
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, load_profile, order
 from builder.layers.planner import epoch_for, hints, make_plan, refuse_nothing, refuse_plan
-from tests.unit.fakes import BACKEND, FakeSources, fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.fakes import (
+    BACKEND,
+    FakeSources,
+    copy_op,
+    env_op,
+    fake_base,
+    make_layer,
+    make_plan_of,
+    vllm_files,
+)
 from tests.unit.layers.test_layerfile import GOOD
 from tests.unit.plans import PULL
 
@@ -304,6 +313,22 @@ def test_a_patched_base_does_not_report_that_no_patch_is_needed(state: str) -> N
     found = hints(SHIPPED.select(["b12x-full"]), decisions, {"vllm": "0.20.1"})
     said = ["vllm 0.20.1 needs no patch for b12x-full, only settings"]
     assert found == (said if state == "upstream" else [])
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"), True),
+        (BACKEND, False),
+        (copy_op("vllm/new.py", b"NEW = 1\n"), False),
+    ],
+)
+def test_a_layer_of_settings_is_no_patch(layer: dict[str, object], said: bool) -> None:
+    """It is needed, and changes no file."""
+    plan = make_plan_of(fake_base(vllm_files()), make_layer("set", layer))
+    assert [decision.needed for decision in plan.decisions] == [True]
+    found = hints(SHIPPED.select(["b12x-full"]), [*plan.decisions], {"vllm": "0.20.1"})
+    assert bool(found) is said
 
 
 def test_the_newest_release_of_a_profile() -> None:
