@@ -35,9 +35,9 @@ from builder.common.diskspace import Need, check_room
 from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.common.leftovers import making
 from builder.common.locks import locked
-from builder.common.net import host_of, shown
 from builder.common.paths import cache_dir
 from builder.common.reference import NEWEST_VLLM
+from builder.common.retry import host_of, shown
 from builder.errors import BuildFailed, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -350,7 +350,8 @@ def pip_setting(name: str) -> str | None:
 
 def make_session(window: float | None = None) -> Session:
     """An HTTP session with retries; imported late, because it is slow."""
-    from builder.common.net import WINDOW, RetryPolicy, Session
+    from builder.common.net import WINDOW, Session
+    from builder.common.retry import RetryPolicy
 
     return Session(window or WINDOW, RetryPolicy())
 

@@ -24,7 +24,7 @@ from builder.common.plan import BuildPlan, LayerDecision
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.compile.changes import compile_ops, estimate_of
 from builder.errors import Exit, NotServed, RemoteError, SparkBuildError, UsageError
-from builder.images.bases.image import ImageTree
+from builder.images.bases.imagetree import ImageTree
 from builder.images.engines.metadata import maker
 
 if TYPE_CHECKING:

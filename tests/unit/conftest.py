@@ -19,7 +19,7 @@ import pytest
 from builder.__main__ import run
 from builder.cli import nextcommand
 from builder.cli.nextcommand import next_command
-from builder.common.net import RetryPolicy
+from builder.common.retry import RetryPolicy
 from builder.images.engines import oci
 from builder.images.registry.reference import Options
 from builder.ptx.native import core

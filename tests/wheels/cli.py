@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from builder.__main__ import run
-from builder.common.net import RetryPolicy
+from builder.common.retry import RetryPolicy
 from tests.documents import document_of, validated
 
 if TYPE_CHECKING:

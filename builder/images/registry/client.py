@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, cast
 from urllib.parse import urlencode, urlsplit
 
 from builder.common.leftovers import abandoned_uploads, forget_upload, note_upload
-from builder.common.net import RETRIED, RequestFailed, Retries, resolved, retry_after
+from builder.common.retry import RETRIED, RequestFailed, Retries, resolved, retry_after
 from builder.errors import RemoteError
 from builder.images.registry.model import (
     INDEX_TYPES,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from builder.common.net import RequestFailed
+    from builder.common.retry import RequestFailed
     from builder.images.registry.model import ImageSource
 
 REF_NAME = "org.opencontainers.image.ref.name"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.common.hints import instead
-from builder.common.net import RetryPolicy
 from builder.common.reference import Ref, schemes
+from builder.common.retry import RetryPolicy
 from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:

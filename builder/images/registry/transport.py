@@ -25,18 +25,8 @@ from urllib3.exceptions import HTTPError
 
 from builder import settings
 from builder.common.console import console
-from builder.common.net import (
-    RETRIED,
-    FixedAuthorization,
-    RequestFailed,
-    Retries,
-    Session,
-    reason_of,
-    resolved,
-    retry_after,
-    speaks_tls,
-    through,
-)
+from builder.common.net import FixedAuthorization, Session, reason_of, speaks_tls, through
+from builder.common.retry import RETRIED, RequestFailed, Retries, resolved, retry_after
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import parse_json
 from builder.images.registry.reference import DOCKER_HUB, Traffic, is_loopback, wrong_host

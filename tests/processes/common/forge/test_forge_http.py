@@ -10,7 +10,8 @@ import pytest
 
 from builder.common.console import console
 from builder.common.forge import ForgeClient, ForgeMissing, ForgeTooLarge, site
-from builder.common.net import NoAnswer, RetryPolicy, Session
+from builder.common.net import Session
+from builder.common.retry import NoAnswer, RetryPolicy
 from builder.errors import RemoteError
 from tests.forge import API, Fault, LocalForge
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.common.net import resolved, shown, through
+from builder.common.net import through
 from builder.common.paths import cache_dir
 from builder.common.pypi import PackageIndex, make_session
+from builder.common.retry import resolved, shown
 from builder.errors import RemoteError
 
 if TYPE_CHECKING:

@@ -12,16 +12,9 @@ import pytest
 import requests
 
 from builder.common.forge import ForgeClient, Site
-from builder.common.net import (
-    NoAnswer,
-    RequestFailed,
-    Retries,
-    RetryPolicy,
-    Session,
-    final_answer,
-    retry_after,
-)
+from builder.common.net import Session, final_answer
 from builder.common.pypi import PackageIndex, WheelFile
+from builder.common.retry import NoAnswer, RequestFailed, Retries, RetryPolicy, retry_after
 from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError
 from tests.unit.fakeregistry import FakeRegistry, Reply, serve

@@ -18,8 +18,9 @@ import pytest
 
 from builder.common import net
 from builder.common.forge import ForgeClient, Site
-from builder.common.net import RetryPolicy, Session
+from builder.common.net import Session
 from builder.common.pypi import PackageIndex, WheelFile
+from builder.common.retry import RetryPolicy
 from builder.common.shutdown import end_waits, ended, pause
 from builder.common.wheels import RemoteWheel
 from builder.errors import RemoteError

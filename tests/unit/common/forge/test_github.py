@@ -15,8 +15,8 @@ from builder.applier.values import ApplyError
 from builder.common.diffs import normalise, read_sections
 from builder.common.document import plain
 from builder.common.forge import ForgeClient, Forges, GitHub, PullStore, Site, parse_pull
-from builder.common.net import RetryPolicy
 from builder.common.plan import read_pin
+from builder.common.retry import RetryPolicy
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.layers.pulls import conflicts_of
 from tests.unit.chance import CASES

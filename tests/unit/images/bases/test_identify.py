@@ -17,7 +17,8 @@ from builder.common.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases import image as image_module
 from builder.images.bases.identify import asks_engine, identify
-from builder.images.bases.image import Survey, known_base, survey_image, survey_of
+from builder.images.bases.image import known_base, survey_image
+from builder.images.bases.imagetree import Survey, survey_of
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import (
