@@ -442,7 +442,7 @@ class ContainerExecutor:
             try:
                 self.containers.run(self.image, tasks, mounts, scratch)
             except TaskFailed as error:
-                raise self._killed(error) or refused(error.said, work) from None
+                raise self._killed(error) or refused(error.output, work) from None
             for task, one in zip(tasks, left, strict=True):
                 results = scratch / task.name
                 target = work / one.object
@@ -458,12 +458,12 @@ class ContainerExecutor:
             try:
                 self.containers.run(self.image, [task], {"inputs": folder}, Path(scratch))
             except TaskFailed as error:
-                raise self._killed(error) or _failed_step(steps, error.said) from None
+                raise self._killed(error) or _failed_step(steps, error.output) from None
             for name in outputs:
                 shutil.copyfile(Path(scratch) / task.name / name, folder / name)
 
     def _killed(self, error: TaskFailed) -> BuildFailed | None:
-        if error.status != _KILLED and "Killed" not in error.said:
+        if error.status != _KILLED and "Killed" not in error.output:
             return None
         return BuildFailed(
             f"a compiler was killed on {self.containers.where}: it has too little memory",
@@ -521,7 +521,7 @@ def _ask(containers: Containers, image: PinnedImage, probe: str, folder: Path) -
             containers.run(image, [Task(name="probe", script=probe)], {}, Path(scratch))
         except TaskFailed as error:
             raise EngineError(
-                f"{image.name} could not be inspected: {error.said[-400:] or error}",
+                f"{image.name} could not be inspected: {error.output[-400:] or error}",
                 hint=_NEEDED,
             ) from None
         answers = Path(scratch) / "probe"

@@ -38,8 +38,8 @@ def find_site_packages(path: Path) -> Path:
 
 def _platform(root: Path, request: BaseRequest) -> Platform:
     here = Target.here()
-    found = re.findall(r"python(3\.\d+)", str(root))
-    python = request.python or (found[-1] if found else here.python)
+    versions = re.findall(r"python(3\.\d+)", str(root))
+    python = request.python or (versions[-1] if versions else here.python)
     return Platform.parse(request.platform or here.platform, python)
 
 

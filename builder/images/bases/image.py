@@ -277,14 +277,14 @@ def survey_image(request: BaseRequest, opened: InLayers, ref: str) -> Survey:
     image, view = opened.image, opened.view
     config = image.config
     for python in interpreters(view, config.env, config.working_directory):
-        found = _distributions(view, python, request.tracked)
-        if "vllm" in found:
+        distributions = _distributions(view, python, request.tracked)
+        if "vllm" in distributions:
             break
     else:
         raise UsageError(f"image {ref} has no Python with vllm")
-    site = found["vllm"][0]
+    site = distributions["vllm"][0]
     tops: dict[str, bool] = {}
-    for name, (root, _, owned) in found.items():
+    for name, (root, _, owned) in distributions.items():
         if root == site:
             tops.update(dict.fromkeys(owned, bool(probe.HASH_ALL.match(name))))
     files = probe.survey(_LayerDisk(view), site, tops)
@@ -293,8 +293,8 @@ def survey_image(request: BaseRequest, opened: InLayers, ref: str) -> Survey:
         python=python.version,
         machine=config.architecture,
         site_packages=site,
-        packages={name: version for name, (_, version, _) in found.items()},
-        roots={name: root for name, (root, _, _) in found.items()},
+        packages={name: version for name, (_, version, _) in distributions.items()},
+        roots={name: root for name, (root, _, _) in distributions.items()},
         **{**files, "files": {path: tuple(facts) for path, facts in files["files"].items()}},
     )
 
@@ -328,21 +328,21 @@ def _distributions(
     view: Rootfs, python: Interpreter, tracked: Iterable[str]
 ) -> dict[str, tuple[str, str, set[str]]]:
     """For each tracked distribution that an interpreter finds: root, version, top-level names."""
-    wanted, found = set(tracked), {}
+    wanted, distributions = set(tracked), {}
     for folder in python.path:
         root = view.realpath(folder)
         if root is None:
             continue
         for info in view.names(root):
             dist = distribution_of(info)
-            if dist is None or dist.name not in wanted or dist.name in found:
+            if dist is None or dist.name not in wanted or dist.name in distributions:
                 continue
             metadata = view.read(f"{root}/{info}/METADATA")
             if metadata is not None:
                 record = view.read(f"{root}/{info}/RECORD")
                 owned = probe.top_levels(recorded(record, f"{root}/{info}"))
-                found[dist.name] = (root, _version_in(metadata, f"{root}/{info}"), owned)
-    return found
+                distributions[dist.name] = (root, _version_in(metadata, f"{root}/{info}"), owned)
+    return distributions
 
 
 def _version_in(metadata: bytes, where: str) -> str:
@@ -424,8 +424,8 @@ class ReleasedFiles:
 
     def fetch(self, paths: Iterable[str]) -> None:
         missing = [path for path in paths if self._kept(path) is None]
-        found = self._released(missing)
-        self._fetch([path for path in missing if path not in found])
+        released = self._released(missing)
+        self._fetch([path for path in missing if path not in released])
 
     def _fetch(self, paths: Sequence[str]) -> None:
         """Read files from the layers, and cache others that may be needed from the same layers."""
@@ -456,7 +456,7 @@ class ReleasedFiles:
             owner = self._owner(path)
             if owner is not None:
                 wanted.setdefault(owner, []).append(path)
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for name, of_wheel in wanted.items():
             wheel = self._wheel(name)
             same = {path: member for path in of_wheel if (member := self._member(wheel, path))}
@@ -464,10 +464,10 @@ class ReleasedFiles:
                 continue
             try:
                 wheel.preload(same.values())
-                found.update({path: wheel.read(member) for path, member in same.items()})
+                contents.update({path: wheel.read(member) for path, member in same.items()})
             except SparkBuildError as error:
                 console.detail(f"{error}; reading the layers instead")
-        return found
+        return contents
 
     def _member(self, wheel: RemoteWheel | None, path: str) -> str | None:
         name = path.removeprefix(f"{self._site}/")

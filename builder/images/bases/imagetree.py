@@ -105,13 +105,13 @@ class ImageTree:
         """
         try:
             with target.open("wb") as out:
-                found = self._source.copy(f"{self._site}/{path}", out)
+                exists = self._source.copy(f"{self._site}/{path}", out)
         except OSError as error:
             raise UsageError(
                 f"cannot write {path} to {target.parent}: {error.strerror}",
                 hint=os_hint(error, TEMPORARY),
             ) from error
-        if not found:
+        if not exists:
             raise UsageError(f"{path} is not in the image")
 
     def digest(self, path: str) -> str | None:
@@ -140,12 +140,12 @@ class ImageTree:
         return sorted(self._children.get(directory, ()))
 
     def distributions(self) -> dict[str, Distribution]:
-        found = {}
+        distributions = {}
         for name in self.children(""):
             dist = distribution_of(name)
             if dist is not None and f"{name}/METADATA" in self._files:
-                found[dist.name] = dist
-        return found
+                distributions[dist.name] = dist
+        return distributions
 
 
 class _Hasher(io.BytesIO):

@@ -100,7 +100,7 @@ class _Resolver:
         self.index: PackageIndex = request.index
         self.platform, self.pins = platform, request.pins
         self.tracked = {*request.tracked, *self.named}
-        self.found: dict[str, RemoteWheel] = {}
+        self.chosen: dict[str, RemoteWheel] = {}
         self.order: list[str] = []
         self._added: set[tuple[str, frozenset[str]]] = set()
         self.exact: dict[str, str] = {}
@@ -124,12 +124,12 @@ class _Resolver:
             raise RemoteError(
                 f"pypi: {name} and what it requires have more than {_MOST_ADDED} sets of extras"
             )
-        if name not in self.found:
+        if name not in self.chosen:
             file = self.index.choose(name, version, self.platform)
-            self.found[name] = RemoteWheel(file, self.index)
+            self.chosen[name] = RemoteWheel(file, self.index)
         wanted = [
             (requirement, normalize(requirement.name))
-            for requirement in self._requirements(self.found[name], extras)
+            for requirement in self._requirements(self.chosen[name], extras)
         ]
         for requirement, dependency in wanted:  # what is nearer to vLLM pins for what is deeper
             for spec in requirement.specifier:
@@ -137,15 +137,15 @@ class _Resolver:
                     self.exact.setdefault(dependency, spec.version)
         for requirement, dependency in wanted:
             chosen, named_extras = self._version(requirement, dependency)
-            if dependency not in self.found or requirement.extras:
+            if dependency not in self.chosen or requirement.extras:
                 self.add(dependency, chosen, named_extras | frozenset(requirement.extras))
         if name not in self.order:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
         try:
-            found = parsed_requirements(wheel.metadata(), self.tracked)
-            for number, requirement in enumerate(found):
+            requirements = parsed_requirements(wheel.metadata(), self.tracked)
+            for number, requirement in enumerate(requirements):
                 if number >= _MOST_REQUIRED:
                     raise UsageError(f"it has more than {_MOST_REQUIRED} requirements")
                 marker = requirement.marker
@@ -159,8 +159,8 @@ class _Resolver:
     def _version(self, requirement: Requirement, name: str) -> tuple[str, frozenset[str]]:
         if name in self.named:
             return self.named[name]
-        if name in self.found:
-            return self.found[name].file.version, frozenset()
+        if name in self.chosen:
+            return self.chosen[name].file.version, frozenset()
         if name in self.exact:
             return self.exact[name], frozenset()
         pinned = self.pins.get(name)
@@ -175,7 +175,7 @@ class _Resolver:
         """All wheels in installation order."""
         for name, (version, extras) in self.named.items():
             self.add(name, version, extras)
-        return [self.found[name] for name in self.order]
+        return [self.chosen[name] for name in self.order]
 
 
 def released_wheels(request: BaseRequest, text: str) -> list[RemoteWheel]:

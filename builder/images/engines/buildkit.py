@@ -156,7 +156,7 @@ class Builder:
 
     name: str
     #: the name that the user gave
-    said: str
+    given: str
     driver: str
     links: bool
     env: Mapping[str, str] = field(default_factory=dict)
@@ -186,25 +186,25 @@ def check_name(text: str) -> str:
 
 
 @contextlib.contextmanager
-def reached(docker: str, said: str) -> Iterator[Builder]:
+def reached(docker: str, address: str) -> Iterator[Builder]:
     """The builder with that name or address, after it responded.
 
     Raises:
         EngineError: it does not exist, does not respond, or is another Docker Engine.
         UsageError: it is not a valid name or address.
     """
-    check_name(said)
-    if "://" not in said:
-        yield _ask_builder(docker, said, said, {})
+    check_name(address)
+    if "://" not in address:
+        yield _ask_builder(docker, address, address, {})
         return
-    _dial(said)
+    _dial(address)
     with tempfile.TemporaryDirectory(prefix="spark-build-builder-") as folder:
         env = {"BUILDX_CONFIG": folder}
-        words = ("create", "--name", "spark-build", "--driver", "remote", said)
+        words = ("create", "--name", "spark-build", "--driver", "remote", address)
         done = _buildx(docker, words, env)
         if done.returncode:
-            raise _no_answer(said, done.stderr)
-        yield _ask_builder(docker, "spark-build", said, env)
+            raise _no_answer(address, done.stderr)
+        yield _ask_builder(docker, "spark-build", address, env)
 
 
 def _dial(address: str) -> None:
@@ -222,17 +222,17 @@ def _dial(address: str) -> None:
         raise _no_answer(address, f"no answer: {reason(error)}") from None
 
 
-def _ask_builder(docker: str, name: str, said: str, env: Mapping[str, str]) -> Builder:
-    console.detail(f"asking builder {said}")
+def _ask_builder(docker: str, name: str, address: str, env: Mapping[str, str]) -> Builder:
+    console.detail(f"asking builder {address}")
     done = _buildx(docker, ("inspect", "--bootstrap", name), env)
     facts = dict(re.findall(r"^([A-Z][\w ]*?):\s+(.*?)\s*$", done.stdout, re.MULTILINE))
     if done.returncode or facts.get("Status", "running") != "running":
-        raise _no_answer(said, done.stderr or facts.get("Error", "") or done.stdout)
+        raise _no_answer(address, done.stderr or facts.get("Error", "") or done.stdout)
     driver = facts.get("Driver", "")
     if driver == "docker" and name != ENGINE:
         where = f"$(docker context inspect {name} -f '{{{{.Endpoints.docker.Host}}}}')"
         raise EngineError(
-            f"builder {said} is a Docker Engine (driver docker, endpoint "
+            f"builder {address} is a Docker Engine (driver docker, endpoint "
             f"{facts.get('Endpoint', '')}), but not the one that spark-build uses",
             hint=f"use that engine without --builder: DOCKER_HOST={where}",
         )
@@ -240,13 +240,13 @@ def _ask_builder(docker: str, name: str, said: str, env: Mapping[str, str]) -> B
     version = re.match(r"v?(\d+)\.(\d+)", told)
     known = (int(version[1]), int(version[2])) if version else (0, 0)
     links = known == (0, 0) or known >= _LINK_SINCE  # distributions build it without its version
-    return Builder(name=name, said=said, driver=driver, links=links, env=dict(env))
+    return Builder(name=name, given=address, driver=driver, links=links, env=dict(env))
 
 
-def _no_answer(said: str, words: str) -> EngineError:
+def _no_answer(builder: str, words: str) -> EngineError:
     lines = [line for line in words.strip().splitlines() if line.strip(" -")]
     shown = "\n  ".join(line.removeprefix("ERROR: ") for line in lines[-4:]) or "no output"
-    return EngineError(f"builder {said} cannot be used:\n  {shown}", hint="docker buildx ls")
+    return EngineError(f"builder {builder} cannot be used:\n  {shown}", hint="docker buildx ls")
 
 
 def _buildx(
@@ -331,7 +331,7 @@ class Progress:
 
 def read_progress(text: str) -> Progress:
     """Parse the output in either form; text between the documents is kept."""
-    found = Progress()
+    progress = Progress()
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         if text[at] == "{" and (at == 0 or text[at - 1] in "\n}"):
@@ -340,36 +340,38 @@ def read_progress(text: str) -> Progress:
             except ValueError:
                 pass
             else:
-                _document(value, found)
+                _document(value, progress)
                 continue
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
         if text[at:end].strip():
-            found.lines.append(text[at:end])
+            progress.lines.append(text[at:end])
         at = end + 1
-    _plain(found)
-    return found
+    _plain(progress)
+    return progress
 
 
-def _document(value: dict[str, Any], found: Progress) -> None:
+def _document(value: dict[str, Any], progress: Progress) -> None:
     for vertex in value.get("vertexes") or ():
         name = str(vertex.get("name", ""))
         folder = _folder(name)
         done = vertex.get("completed") or vertex.get("cached")
         if folder and done:
-            found.cached[folder] = bool(vertex.get("cached")) or found.cached.get(folder, False)
+            progress.cached[folder] = bool(vertex.get("cached")) or progress.cached.get(
+                folder, False
+            )
         if vertex.get("completed"):
-            found.lines.append(f"{name}{' (cached)' if vertex.get('cached') else ''}")
+            progress.lines.append(f"{name}{' (cached)' if vertex.get('cached') else ''}")
         if vertex.get("error"):
-            found.lines.append(f"{name}: {vertex['error']}")
+            progress.lines.append(f"{name}: {vertex['error']}")
     for log in value.get("logs") or ():
         data = base64.b64decode(log.get("data") or "")
         lines = data.decode("utf-8", "replace").splitlines()
-        found.lines += lines
-        found.logs += lines
+        progress.lines += lines
+        progress.logs += lines
     for warning in value.get("warnings") or ():
         data = base64.b64decode(warning.get("short") or "")
-        found.lines.append(data.decode("utf-8", "replace"))
+        progress.lines.append(data.decode("utf-8", "replace"))
 
 
 def _folder(name: str) -> str:
@@ -377,19 +379,19 @@ def _folder(name: str) -> str:
     return match[1] if match else ""
 
 
-def _plain(found: Progress) -> None:
+def _plain(progress: Progress) -> None:
     folders: dict[str, str] = {}
-    for line in found.lines:
+    for line in progress.lines:
         match = _LINE.fullmatch(line)
         if match is None:
             continue
         if printed := _PRINTED.fullmatch(match[2]):
-            found.logs.append(printed[1])
+            progress.logs.append(printed[1])
         if folder := _folder(match[2]):
             folders[match[1]] = folder
-            found.cached.setdefault(folder, False)
+            progress.cached.setdefault(folder, False)
         elif match[2] == "CACHED" and match[1] in folders:
-            found.cached[folders[match[1]]] = True
+            progress.cached[folders[match[1]]] = True
 
 
 # ------------------------------------------------------------------------------------------ a build
@@ -404,7 +406,7 @@ class BuildOutput:
     """A finished build."""
 
     status: int
-    said: Progress
+    progress: Progress
     output: str
 
 
@@ -551,13 +553,13 @@ class BuildkitEngine:
 
     def needs(self, request: BuildRequest) -> list[Need]:
         added = added_bytes(request.plan)
-        found = [Need.temporary(added, "the build context")]
+        needs = [Need.temporary(added, "the build context")]
         if self.builder and request.output is not None:
             size = added + base_bytes(request)
-            return [*found, Need.output(request.output, size, "the base's and the new layers")]
+            return [*needs, Need.output(request.output, size, "the base's and the new layers")]
         if self.builder and request.push:
-            return found
-        return found + load_needs(added + (base_bytes(request) if self.builder else 0))
+            return needs
+        return needs + load_needs(added + (base_bytes(request) if self.builder else 0))
 
     def build(self, request: BuildRequest) -> BuiltImage:
         return self._on_builder(request) if self.builder else self._on_engine(request)
@@ -597,7 +599,7 @@ class BuildkitEngine:
             reached(self._cli.binary, self.builder) as builder,
             context_of(plan) as (context, added),
         ):
-            console.say(f"  on builder {builder.said} (driver {builder.driver})")
+            console.say(f"  on builder {builder.given} (driver {builder.driver})")
             _write_dockerfile(context, plan, self._base_name(plan), links=builder.links)
             with contextlib.ExitStack() as stack:
                 layout: Path | None = None
@@ -658,12 +660,12 @@ class BuildkitEngine:
         words += [*cache_words(request.cache_to, "to"), str(context)]
         ran = run_build(self._cli, words, {**env, "SOURCE_DATE_EPOCH": epoch})
         if ran.status != 0:
-            raise self._failure(ran.status, ran.said.tail, ran.output)
+            raise self._failure(ran.status, ran.progress.tail, ran.output)
         platform = request.plan.base.platform.oci
         return {
-            (platform, d.name): ran.said.cached[folder_of(d.name)]
+            (platform, d.name): ran.progress.cached[folder_of(d.name)]
             for d in request.plan.needed
-            if folder_of(d.name) in ran.said.cached
+            if folder_of(d.name) in ran.progress.cached
         }
 
     def _failure(self, status: int, tail: str, output: str) -> Exception:
@@ -767,12 +769,12 @@ class Task:
 
 
 class TaskFailed(Exception):
-    """A script exited non-zero; ``said`` is the scripts' output."""
+    """A script exited non-zero; ``output`` is what the scripts printed."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int, output: str) -> None:
         super().__init__(f"exit code {status}")
         self.status = status
-        self.said = said
+        self.output = output
 
 
 class Containers:
@@ -890,7 +892,7 @@ class Containers:
                 words += ["--build-context", f"{mount}={folder}"]
             ran = run_build(self._cli, [*words, str(context)], env)
         if ran.status != 0:
-            raise self._failure(image, ran.output, ran.said.tail, "\n".join(ran.said.logs))
+            raise self._failure(image, ran.output, ran.progress.tail, "\n".join(ran.progress.logs))
 
     @contextlib.contextmanager
     def _reached(self, image: PinnedImage) -> Iterator[tuple[str, list[str], dict[str, str]]]:
@@ -903,7 +905,7 @@ class Containers:
         with docker.pinned(image.ref, image.digest) as name:
             yield name, ["--builder", ENGINE], {**self._cli.env, **engine_environment()}
 
-    def _failure(self, image: PinnedImage, output: str, tail: str, said: str) -> Exception:
+    def _failure(self, image: PinnedImage, output: str, tail: str, logs: str) -> Exception:
         if "exec format error" in output:
             return EngineError(
                 f"{self.where} cannot run {image.name}, which is for {image.platform}",
@@ -920,7 +922,7 @@ class Containers:
                 hint="name an image in a registry that it can reach with --toolkit HOST/NAME:TAG",
             )
         if status := _STATUS.search(output):
-            return TaskFailed(int(status[1]), said)
+            return TaskFailed(int(status[1]), logs)
         return BuildFailed(f"the build in {image.name} failed on {self.where}:\n  {tail}")
 
 

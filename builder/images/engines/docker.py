@@ -218,13 +218,13 @@ def files_at(container: Container, path: str) -> dict[str, bytes]:
     except NotFound:
         return {}
     above = path.rpartition("/")[0]
-    found = {}
+    files = {}
     with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
         for member in archive:
             extracted = archive.extractfile(member) if member.isfile() else None
             if not member.isdir():
-                found[f"{above}/{member.name}"] = extracted.read() if extracted else b""
-    return found
+                files[f"{above}/{member.name}"] = extracted.read() if extracted else b""
+    return files
 
 
 @contextlib.contextmanager
@@ -240,8 +240,8 @@ def open_file(container: Container, path: str) -> Iterator[io.BufferedReader | N
     stream = _IterStream(cast("Iterable[bytes]", chunks))
     with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as archive:
         member = archive.next()
-        found = archive.extractfile(member) if member and member.isfile() else None
-        yield cast("io.BufferedReader | None", found)
+        file = archive.extractfile(member) if member and member.isfile() else None
+        yield cast("io.BufferedReader | None", file)
 
 
 def export_files(container: Container) -> Iterator[tuple[str, bytes]]:

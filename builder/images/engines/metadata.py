@@ -112,13 +112,13 @@ sys.exit({object}())
 
 def commands(plan: BuildPlan) -> dict[str, bytes]:
     """Command -> script, of distributions that the base does not have; it keeps those it has."""
-    found: dict[str, bytes] = {}
+    commands: dict[str, bytes] = {}
     for path, content in plan.changes.items():
         match = ENTRY_POINTS.fullmatch(path)
         if match and content is not None and normalize(match["name"]) not in plan.base.packages:
             text = content.read().decode("utf-8", "replace")
-            found |= scripts(text, plan.base.interpreter)
-    return found
+            commands |= scripts(text, plan.base.interpreter)
+    return commands
 
 
 def scripts(text: str, interpreter: str) -> dict[str, bytes]:
@@ -130,14 +130,14 @@ def scripts(text: str, interpreter: str) -> dict[str, bytes]:
     except Error:  # no command is lost on anybody who could have used it
         return {}
     rows = parser.items("console_scripts") if parser.has_section("console_scripts") else []
-    found = {}
+    scripts = {}
     for name, value in rows:
         target = _OBJECT.fullmatch(value.strip())
         if target and _COMMAND_NAME.fullmatch(name):
             first = target["object"].partition(".")[0]
             words = {"module": target["module"], "object": target["object"], "first": first}
-            found[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
-    return found
+            scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
+    return scripts
 
 
 # ------------------------------------------------------- what the in-image verifier checks on a GPU
@@ -325,11 +325,11 @@ def image_layers(plan: BuildPlan) -> list[tuple[str, dict[str, Content | None]]]
         }
         layers.append((decision.name, files))
     last: dict[str, Content | None] = dict(baked_files(plan))
-    kept = {} if alone else {path: plan.changes[path] for path in sorted(records)}
+    unlisted = {} if alone else {path: plan.changes[path] for path in sorted(records)}
     last.update(
         {
             placed(f"{site}/{path}", plan.base.links): content
-            for path, content in kept.items()
+            for path, content in unlisted.items()
             if content is not None  # else the layer that took it away says so
         }
     )

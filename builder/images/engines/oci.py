@@ -300,8 +300,8 @@ def layer_key(
         if content == "dir":
             rows.append([name, "dir", *owners.folder(path)])
         else:
-            held = None if content is None else content.sha256
-            rows.append([name, held, *owners.of(path, content)])
+            sha256 = None if content is None else content.sha256
+            rows.append([name, sha256, *owners.of(path, content)])
     value = {
         "recipe": RECIPE,
         "compression": ["gzip", LEVEL, PIECE, zlib.ZLIB_RUNTIME_VERSION],
@@ -325,23 +325,23 @@ def take_cached_layer(key: str, target: Path) -> CachedLayer | None:
     folder = _folder(key)
     try:
         record = json.loads((folder / "record.json").read_bytes())
-        kept = CachedLayer(**{name: record[name] for name in CachedLayer.__dataclass_fields__})
-        if record["check"] != _check(key, kept):
+        layer = CachedLayer(**{name: record[name] for name in CachedLayer.__dataclass_fields__})
+        if record["check"] != _check(key, layer):
             raise ValueError("its record is damaged")
         with (folder / "layer").open("rb") as source, target.open("wb") as out:
-            found, size = _copied(source, out)
+            digest, size = _copied(source, out)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         _damaged(folder, str(error))
         return None
-    if (found, size) != (kept.digest, kept.size):
+    if (digest, size) != (layer.digest, layer.size):
         target.unlink()
-        _damaged(folder, f"its digest is {found}, expected {kept.digest}")
+        _damaged(folder, f"its digest is {digest}, expected {layer.digest}")
         return None
     with contextlib.suppress(OSError):
         os.utime(folder)
-    return kept
+    return layer
 
 
 def _damaged(folder: Path, how: str) -> None:
@@ -349,8 +349,8 @@ def _damaged(folder: Path, how: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(key: str, kept: CachedLayer) -> str:
-    return sha256_hex(canonical_json([key, kept.digest, kept.diff_id, kept.size]))
+def _check(key: str, layer: CachedLayer) -> str:
+    return sha256_hex(canonical_json([key, layer.digest, layer.diff_id, layer.size]))
 
 
 def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
@@ -362,24 +362,24 @@ def _copied(source: IO[bytes], out: IO[bytes]) -> tuple[str, int]:
     return f"sha256:{sha.hexdigest()}", size
 
 
-def cache_layer(key: str, kept: CachedLayer, source: Path) -> None:
+def cache_layer(key: str, layer: CachedLayer, source: Path) -> None:
     """Cache a new layer; a full disk is not an error."""
     folder = _folder(key)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
-        if kept.size > MOST_BYTES or free < _ROOM * kept.size:
-            console.detail(f"not cached: {megabytes(kept.size)}")
+        if layer.size > MOST_BYTES or free < _ROOM * layer.size:
+            console.detail(f"not cached: {megabytes(layer.size)}")
             return
         keep_latest(
             [other for other in folder.parent.iterdir() if (other / "layer").is_file()],
-            most_bytes=MOST_BYTES - kept.size,
+            most_bytes=MOST_BYTES - layer.size,
             size=lambda other: (other / "layer").stat().st_size,
         )
         with making(folder) as work:
             work.mkdir()
             shutil.copyfile(source, work / "layer")
-            record = {**vars(kept), "check": _check(key, kept)}
+            record = {**vars(layer), "check": _check(key, layer)}
             (work / "record.json").write_text(json.dumps(record))
             shutil.rmtree(folder, ignore_errors=True)
             work.rename(folder)
@@ -408,9 +408,9 @@ class Blob:
 
 def say_layer(name: str, files: int, blob: Blob) -> None:
     """Print one line about an added layer."""
-    kept = "  (kept from an earlier build)" if blob.cached else ""
+    note = "  (kept from an earlier build)" if blob.cached else ""
     number = counted(files, "file")
-    console.say(f"  {name:<28.28}{number:>11} {megabytes(blob.size):>10}{kept}")
+    console.say(f"  {name:<28.28}{number:>11} {megabytes(blob.size):>10}{note}")
 
 
 class Scratch:
@@ -437,17 +437,17 @@ class Scratch:
         owners = owners or Owners()
         key = layer_key(made_of, files, epoch, owners)
         with locked(f"layer {key}"):
-            kept = take_cached_layer(key, partial)
-            cached = kept is not None
-            if kept is None:
+            layer = take_cached_layer(key, partial)
+            cached = layer is not None
+            if layer is None:
                 title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
                 with console.progress(title, total, said=False) as bar, partial.open("wb") as out:
                     digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
-                kept = CachedLayer(digest, diff_id, size)
-                cache_layer(key, kept, partial)
-        partial.replace(self._path(kept.digest))
+                layer = CachedLayer(digest, diff_id, size)
+                cache_layer(key, layer, partial)
+        partial.replace(self._path(layer.digest))
         self.cached |= {(made_of.platform, name): cached for name in made_of.names}
-        return Blob(kept.digest, kept.size, OCI_LAYER_GZIP, kept.diff_id, cached)
+        return Blob(layer.digest, layer.size, OCI_LAYER_GZIP, layer.diff_id, cached)
 
     def add_json(self, value: object, media_type: str) -> Blob:
         """Add a JSON blob."""
@@ -482,11 +482,11 @@ class Scratch:
 def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
     """Write layers, configuration and manifest; returns the manifest and the layers' size."""
     epoch, created = plan.epoch, metadata.created(plan)
-    made, history = [], []
+    written, history = [], []
     for name, files in image_layers(plan):
         blob = scratch.add_layer(files, epoch, LayerInputs.of(plan, [name]))
         say_layer(name, len(files), blob)
-        made.append(blob)
+        written.append(blob)
         history.append({"created": created, "created_by": f"spark-build layer {name}"})
     config = scratch.add_json(
         {
@@ -497,7 +497,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
                 "Env": [f"{k}={v}" for k, v in sorted(plan.env.items())],
                 "Labels": metadata.labels(plan),
             },
-            "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in made]},
+            "rootfs": {"type": "layers", "diff_ids": [b.diff_id for b in written]},
             "history": history,
         },
         OCI_CONFIG,
@@ -508,12 +508,12 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
             "mediaType": OCI_MANIFEST,
             "artifactType": metadata.OVERLAY_TYPE,
             "config": config.descriptor(),
-            "layers": [b.descriptor() for b in made],
+            "layers": [b.descriptor() for b in written],
             "annotations": metadata.labels(plan),
         },
         OCI_MANIFEST,
     )
-    return manifest, sum(b.size for b in made)
+    return manifest, sum(b.size for b in written)
 
 
 def layout_digest(layout: Path, reference: str = "") -> str:
@@ -773,8 +773,8 @@ class _Folders:
     def names(self, folder: str) -> set[str]:
         """The current names in a folder."""
         if folder not in self._names:
-            found = self._view.names(f"{self._site}/{folder}".rstrip("/"))
-            self._names[folder] = set(found) | self._new.get(folder, set())
+            names = self._view.names(f"{self._site}/{folder}".rstrip("/"))
+            self._names[folder] = set(names) | self._new.get(folder, set())
         return self._names[folder]
 
     def remove(self, path: str) -> None:
@@ -994,13 +994,13 @@ def merged_annotations(base: RawManifest, plan: BuildPlan) -> dict[str, str]:
 
     Annotations about the base's own name and base are dropped.
     """
-    held = base.json().get("annotations")
-    kept = {
+    annotations = base.json().get("annotations")
+    inherited = {
         name: value
-        for name, value in (held.items() if isinstance(held, dict) else ())
+        for name, value in (annotations.items() if isinstance(annotations, dict) else ())
         if isinstance(value, str) and not name.startswith(_OF_THE_BASE)
     }
-    return dict(sorted({**kept, **metadata.labels(plan)}.items()))
+    return dict(sorted({**inherited, **metadata.labels(plan)}.items()))
 
 
 # ---------------------------------------------------------------------------------------- delivery
@@ -1035,9 +1035,9 @@ def deliver(delivery: Delivery) -> BuiltImage:
     cached: dict[tuple[str, str], bool] = {}
 
     def write(scratch: Scratch) -> tuple[RawManifest, int]:
-        made = delivery.write(scratch)
+        built = delivery.write(scratch)
         cached.update(scratch.cached)
-        return made
+        return built
 
     return replace(_deliver(replace(delivery, write=write)), cached=cached)
 
@@ -1214,9 +1214,9 @@ def _known_layers(client: DockerClient, diff_ids: Sequence[str]) -> int:
     best = 0
     try:
         for image in client.images.list():
-            held = image.attrs.get("RootFS", {}).get("Layers") or []
-            pairs = enumerate(zip(held, diff_ids, strict=False))
-            same = next((n for n, (a, b) in pairs if a != b), min(len(held), len(diff_ids)))
+            present = image.attrs.get("RootFS", {}).get("Layers") or []
+            pairs = enumerate(zip(present, diff_ids, strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(present), len(diff_ids)))
             best = max(best, same)
     except DockerException:
         return 0
@@ -1318,12 +1318,12 @@ class OciEngine:
     def needs(self, request: BuildRequest) -> list[Need]:
         added, base = added_bytes(request.plan), base_bytes(request)
         if request.output is not None:
-            found = [Need.output(request.output, added, "the new layers, uncompressed")]
+            needs = [Need.output(request.output, added, "the new layers, uncompressed")]
             if base and not request.thin:
-                found.append(Need.output(request.output, base, "the base's layers"))
-            return found
-        found = [Need.temporary(added, "the new layers, uncompressed")]
-        return found if request.push else found + load_needs(added)
+                needs.append(Need.output(request.output, base, "the base's layers"))
+            return needs
+        needs = [Need.temporary(added, "the new layers, uncompressed")]
+        return needs if request.push else needs + load_needs(added)
 
     def build(self, request: BuildRequest) -> BuiltImage:
         plan = request.plan
@@ -1469,11 +1469,11 @@ def _write(
 
 def _entries(top: RawManifest, new: dict[str, RawManifest], *, keep: bool) -> list[Any]:
     """The base's entries in their order: patched ones replaced, others kept or left out."""
-    found = []
+    rows = []
     for entry, raw in zip(entries(top), top.json()["manifests"], strict=True):
         if entry.digest in new:
             replaced = new[entry.digest].descriptor.as_json()
-            found.append({**replaced, "platform": dict(entry.platform)})
+            rows.append({**replaced, "platform": dict(entry.platform)})
         elif keep and entry.annotations.get(_ABOUT) not in new:
-            found.append(raw)
-    return found
+            rows.append(raw)
+    return rows

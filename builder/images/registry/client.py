@@ -932,7 +932,7 @@ class Repository(RepositoryAccess):
         Raises:
             RemoteError: the response is not a list of tags, or has too many pages.
         """
-        found: dict[str, None] = {}
+        tags: dict[str, None] = {}
         for _, data in self._pages(f"tags/list?n={_PAGE}", "list of tags", {}):
             try:
                 names = parse_json(data)["tags"] or []
@@ -943,8 +943,8 @@ class Repository(RepositoryAccess):
             wrong = [name for name in names if not is_tag(name)]
             if wrong:
                 raise RemoteError(f"{self.name}: its list of tags has {wrong[0][:200]!r}, no tag")
-            found.update(dict.fromkeys(names))
-        return list(found)
+            tags.update(dict.fromkeys(names))
+        return list(tags)
 
     def set_tag(self, manifest: RawManifest, tag: str, was: str | None) -> None:
         """Move a tag from digest ``was`` (None: a new tag) to a manifest.
@@ -1023,7 +1023,7 @@ class Repository(RepositoryAccess):
         """
         if not is_digest(digest):
             raise RemoteError(f"{self.name}: {digest[:200]!r} is not a sha256 digest")
-        found: dict[str, Descriptor] = {}
+        referrers: dict[str, Descriptor] = {}
         query = f"?{urlencode({'artifactType': artifact_type})}" if artifact_type else ""
         known = False
         for response, data in self._pages(
@@ -1036,14 +1036,14 @@ class Repository(RepositoryAccess):
                 digest="",
                 where=f"{self.name}: the list of referrers",
             )
-            found.update({entry.digest: entry for entry in entries(index)})
+            referrers.update({entry.digest: entry for entry in entries(index)})
         if not known:
             index_by_tag = self._referrers_by_tag(digest)
             if index_by_tag is not None:
-                found = {entry.digest: entry for entry in entries(index_by_tag)}
+                referrers = {entry.digest: entry for entry in entries(index_by_tag)}
         return tuple(
             entry
-            for entry in found.values()
+            for entry in referrers.values()
             if not artifact_type or entry.artifact_type == artifact_type
         )
 
@@ -1068,10 +1068,10 @@ class Repository(RepositoryAccess):
         self.put_manifest(RawManifest(data=data, media_type=OCI_INDEX), _tag(subject.digest))
 
     def _referrers_by_tag(self, digest: str) -> RawManifest | None:
-        found = self.digest_of(_tag(digest))
-        if found is None:
+        tagged = self.digest_of(_tag(digest))
+        if tagged is None:
             return None
-        index = self.manifest(found)
+        index = self.manifest(tagged)
         if not is_index(index):
             raise RemoteError(f"{self.name}:{_tag(digest)} is not an index of referrers")
         return index

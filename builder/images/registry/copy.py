@@ -137,7 +137,7 @@ def missing_blobs(source: ImageSource, blobs: Iterable[Descriptor]) -> list[Desc
     asked = [blob for blob in blobs if not blob.foreign]
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="ask") as pool:
         there = list(pool.map(source.gives, asked))
-    return [blob for blob, found in zip(asked, there, strict=True) if not found]
+    return [blob for blob, present in zip(asked, there, strict=True) if not present]
 
 
 def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) -> None:
@@ -222,24 +222,24 @@ def copy_image(
 
 def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
     """The manifest or index and all below it, children first; each is fetched once."""
-    found: dict[str, RawManifest] = {}
+    manifests: dict[str, RawManifest] = {}
 
     def visit(manifest: RawManifest, depth: int) -> None:
         if depth > _DEPTH_LIMIT:
             raise RemoteError(f"{source.name}: {root.digest}: indexes are nested too deeply")
         if is_index(manifest):
             for entry in entries(manifest):
-                if entry.digest in found:
+                if entry.digest in manifests:
                     continue
-                if len(found) >= _MANIFEST_LIMIT:
+                if len(manifests) >= _MANIFEST_LIMIT:
                     raise RemoteError(
                         f"{source.name}: {root.digest} has more than {_MANIFEST_LIMIT} manifests"
                     )
                 visit(_listed(source, entry), depth + 1)
-        found[manifest.digest] = manifest
+        manifests[manifest.digest] = manifest
 
     visit(root, 0)
-    return list(found.values())
+    return list(manifests.values())
 
 
 def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
@@ -255,18 +255,18 @@ def _listed(source: ImageSource, entry: Descriptor) -> RawManifest:
 
 def _all_blobs(manifests: Sequence[RawManifest]) -> list[Descriptor]:
     """Every blob once, largest first, without nondistributable layers."""
-    found: dict[str, Descriptor] = {}
+    by_digest: dict[str, Descriptor] = {}
     for manifest in manifests:
         if is_index(manifest):
             continue
         for blob in blobs(manifest):
-            known = found.setdefault(blob.digest, blob)
+            known = by_digest.setdefault(blob.digest, blob)
             if known.size != blob.size:
                 raise RemoteError(
                     f"{blob.digest} is listed with {known.size} bytes and with {blob.size} bytes"
                 )
-    kept = (blob for blob in found.values() if not blob.foreign)
-    return sorted(kept, key=lambda blob: (-blob.size, blob.digest))
+    stored = (blob for blob in by_digest.values() if not blob.foreign)
+    return sorted(stored, key=lambda blob: (-blob.size, blob.digest))
 
 
 class _Work:

@@ -109,13 +109,13 @@ class LayoutDirectory:
             return reference
         name = reference
         entries = self._entries()
-        found = {
+        digests = {
             entry.digest for entry in entries if not name or entry.annotations.get(REF_NAME) == name
         }
-        if len(found) == 1:
-            return found.pop()
+        if len(digests) == 1:
+            return digests.pop()
         names = self.references()
-        what = f"no single image {name!r}" if name else f"{len(found)} images"
+        what = f"no single image {name!r}" if name else f"{len(digests)} images"
         raise UsageError(
             f"{self.name} has {what}; its names: {', '.join(names[:8]) or 'none'}",
             hint=instead(
@@ -279,8 +279,8 @@ class LayoutDirectory:
             for old in index["manifests"]
             if _name_of(old) == name and (name or old.get("digest") == digest)
         ]
-        kept = [old for old in index["manifests"] if old not in replaced]
-        return {**index, "manifests": [*kept, entry]}, replaced
+        others = [old for old in index["manifests"] if old not in replaced]
+        return {**index, "manifests": [*others, entry]}, replaced
 
     @contextlib.contextmanager
     def _writing(self, target: Path) -> Iterator[IO[bytes]]:
@@ -432,7 +432,7 @@ class LayoutWriter(LayoutDirectory):
         return super().has(digest)
 
 
-def add_image(made: Path, target: Path, name: str) -> None:
+def add_image(new: Path, target: Path, name: str) -> None:
     """Move the only image of a new layout into ``target`` under a name.
 
     An image that had the name is removed, with the blobs that only it needs.
@@ -442,16 +442,16 @@ def add_image(made: Path, target: Path, name: str) -> None:
         OSError: the disk does not take it; ``target`` is as it was.
     """
     there = LayoutDirectory(target)
-    (entry,) = LayoutDirectory(made).index()["manifests"]
+    (entry,) = LayoutDirectory(new).index()["manifests"]
     entry = {**entry, "annotations": {**entry.get("annotations", {}), REF_NAME: name}}
     with there.lock():
         check_layout_target(target)
         index, replaced = there.with_entry(entry)
-        (made / "index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+        (new / "index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
         if not os.path.lexists(target):
-            made.rename(target)
+            new.rename(target)
             return
-        _move(made, target)
+        _move(new, target)
         gone = [old["digest"] for old in replaced if old.get("digest") != entry["digest"]]
         if gone:
             console.say(f"  {name} was {', '.join(gone)} in {target}, and is replaced")
@@ -462,24 +462,24 @@ def add_image(made: Path, target: Path, name: str) -> None:
         )
 
 
-def _move(made: Path, target: Path) -> None:
+def _move(source: Path, target: Path) -> None:
     new: list[Path] = []
 
     def move(name: Path | str) -> None:
         if not (target / name).exists():
             new.append(target / name)
-        (made / name).replace(target / name)
+        (source / name).replace(target / name)
 
     folders = [path for path in (target / _BLOBS, target / "blobs") if not path.exists()]
     try:
         if not (target / "oci-layout").exists():  # from here on it is a layout, without an image
             move("oci-layout")
         (target / _BLOBS).mkdir(parents=True, exist_ok=True)
-        for blob in sorted((made / _BLOBS).iterdir()):
+        for blob in sorted((source / _BLOBS).iterdir()):
             move(_BLOBS / blob.name)
         move("index.json")
     except BaseException:
-        if (made / "index.json").exists():  # else it was interrupted when all was done
+        if (source / "index.json").exists():  # else it was interrupted when all was done
             _take_back(new, folders)
         raise
 
@@ -494,7 +494,7 @@ def _take_back(new: Iterable[Path], folders: Iterable[Path]) -> None:
 
 
 def _sweep(
-    layout: LayoutDirectory, replaced: Iterable[Mapping[str, Any]], kept: Sequence[Any]
+    layout: LayoutDirectory, replaced: Iterable[Mapping[str, Any]], entries: Sequence[Any]
 ) -> None:
     """Remove blobs that only the replaced images needed; nothing if one cannot be read."""
     gone: set[str] = set()
@@ -505,7 +505,7 @@ def _sweep(
         return
     if not gone:
         return
-    needed = _mentioned(layout, json.dumps(kept).encode())
+    needed = _mentioned(layout, json.dumps(entries).encode())
     for digest in gone - needed:
         with contextlib.suppress(OSError):
             (layout.path / layout.blob_path(digest)).unlink(missing_ok=True)
@@ -513,14 +513,14 @@ def _sweep(
 
 def _parts(layout: LayoutDirectory, digest: str) -> set[str]:
     """The digests of a manifest and its blobs; for an index also those of listed manifests here."""
-    found = {digest}
+    digests = {digest}
     manifest = layout.manifest(digest)
     if not is_index(manifest):
-        return found | {blob.digest for blob in blobs(manifest)}
+        return digests | {blob.digest for blob in blobs(manifest)}
     for entry in entries(manifest):
         if layout.has(entry.digest):
-            found |= _parts(layout, entry.digest)
-    return found
+            digests |= _parts(layout, entry.digest)
+    return digests
 
 
 def _mentioned(layout: LayoutDirectory, text: bytes) -> set[str]:
@@ -528,13 +528,13 @@ def _mentioned(layout: LayoutDirectory, text: bytes) -> set[str]:
 
     This can keep too much, but no document of an unknown kind loses a part.
     """
-    found: set[str] = set()
+    mentioned: set[str] = set()
     texts = [text]
     while texts:
-        for digest in {name.decode() for name in _DIGEST.findall(texts.pop())} - found:
-            found.add(digest)
+        for digest in {name.decode() for name in _DIGEST.findall(texts.pop())} - mentioned:
+            mentioned.add(digest)
             with contextlib.suppress(OSError):
                 path = layout.path / layout.blob_path(digest)
                 if path.stat().st_size <= MANIFEST_LIMIT:
                     texts.append(path.read_bytes())
-    return found
+    return mentioned

@@ -62,12 +62,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has the name {twice[:40]!r} twice")
-    return found
+    return unique
 
 
 def _no_number(text: str) -> Any:
@@ -603,12 +603,12 @@ def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) 
     missing = [name for name in platforms if name not in has]
     if missing:
         raise _absent(source, missing[0], has)
-    kept = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
-    kept |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in kept}
-    if len(kept) == len({entry.digest for entry in listed}):
+    wanted = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
+    wanted |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in wanted}
+    if len(wanted) == len({entry.digest for entry in listed}):
         return image
     value = image.json()
-    value["manifests"] = [entry for entry in value["manifests"] if entry["digest"] in kept]
+    value["manifests"] = [entry for entry in value["manifests"] if entry["digest"] in wanted]
     data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     return RawManifest(data=data, media_type=image.media_type)
 

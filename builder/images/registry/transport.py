@@ -447,15 +447,15 @@ def find_credential(host: str, repository: str = "") -> Credential | None:
         UsageError: a file or variable is malformed.
         RemoteError: a helper program failed.
     """
-    found = _from_environment(host)
-    if found is not None:
-        return found
+    credential = _from_environment(host)
+    if credential is not None:
+        return credential
     for path in _files():
         config = _read(path)
         if config is not None:
-            found = _from_config(config, path, host, repository)
-            if found is not None:
-                return found
+            credential = _from_config(config, path, host, repository)
+            if credential is not None:
+                return credential
     return None
 
 
@@ -519,14 +519,14 @@ def _from_config(
             return _ask_helper(helpers[key], key, path)
     store = config.get("credsStore")
     if store:
-        found = _ask_helper(store, _DOCKER_HUB_KEY if host == DOCKER_HUB else host, path)
-        if found is not None:
-            return found
+        credential = _ask_helper(store, _DOCKER_HUB_KEY if host == DOCKER_HUB else host, path)
+        if credential is not None:
+            return credential
     auths = {_plain(key): value for key, value in _table(config, "auths", path).items()}
     for key in _names_in_a_file(host, repository):
         entry = auths.get(key)
-        if isinstance(entry, dict) and (found := _from_entry(entry, path, key)) is not None:
-            return found
+        if isinstance(entry, dict) and (credential := _from_entry(entry, path, key)) is not None:
+            return credential
     return None
 
 
@@ -656,7 +656,7 @@ class Challenge:
 
 def parse_challenge(value: str) -> Challenge | None:
     """The bearer challenge in a header if there is one, else the basic one, else None."""
-    found: dict[str, Challenge] = {}
+    challenges: dict[str, Challenge] = {}
     marks = list(re.finditer(r"(?:^|,)\s*(bearer|basic)(?=\s|$|,)", value, re.IGNORECASE))
     ends = [*(mark.start() for mark in marks[1:]), len(value)]
     for mark, end in zip(marks, ends, strict=False):
@@ -666,8 +666,8 @@ def parse_challenge(value: str) -> Challenge | None:
             for name, quoted, plain in _PARAMETER.findall(text)
         }
         scheme = mark[1].lower()
-        found.setdefault(scheme, Challenge(scheme=scheme, parameters=parameters))
-    return found.get("bearer") or found.get("basic")
+        challenges.setdefault(scheme, Challenge(scheme=scheme, parameters=parameters))
+    return challenges.get("bearer") or challenges.get("basic")
 
 
 def scope_of(repository: str, *actions: str) -> str:

@@ -57,10 +57,10 @@ class RecordedFiles:
             row = Row(path, row.kind, row.size, row.mode, row.uid, row.gid, row.link, row.sha256)
         self.rows[path] = row
 
-    def note_below(self, directory: str, found: Mapping[str, Row]) -> None:
+    def note_below(self, directory: str, rows: Mapping[str, Row]) -> None:
         """Record everything below a folder, by relative path."""
         self.whole.add(directory)
-        for path, row in found.items():
+        for path, row in rows.items():
             self.note(f"{directory}/{path}" if directory else path, row)
 
     def note_content(self, data: bytes) -> None:
@@ -77,14 +77,14 @@ class RecordedFiles:
 
     def lacks(self, other: RecordedFiles) -> int:
         """The number of facts of the other that are missing or different here."""
-        found = sum(self._differs(path, row) for path, row in other.rows.items())
+        differences = sum(self._differs(path, row) for path, row in other.rows.items())
         for directory, names in other.names.items():
             try:
-                found += sorted(self.children(directory)) != names
+                differences += sorted(self.children(directory)) != names
             except NotRecorded:
-                found += 1
-        found += sum(not self._is_whole(directory) for directory in other.whole)
-        return found + len(other.contents.keys() - self.contents.keys())
+                differences += 1
+        differences += sum(not self._is_whole(directory) for directory in other.whole)
+        return differences + len(other.contents.keys() - self.contents.keys())
 
     def _differs(self, path: str, row: Row | None) -> bool:
         try:
@@ -112,8 +112,8 @@ class RecordedFiles:
         """
         if self._is_whole(directory):
             start = f"{directory}/" if directory else ""
-            found = (self.rows[path] for path in sorted(self.rows) if path.startswith(start))
-            yield from (row for row in found if row is not None)
+            rows = (self.rows[path] for path in sorted(self.rows) if path.startswith(start))
+            yield from (row for row in rows if row is not None)
         elif self._is_folder(directory):
             raise NotRecorded(directory)
 
@@ -153,11 +153,11 @@ class RecordedFiles:
 
     @cached_property
     def _children(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        children: dict[str, list[str]] = {}
         for path, row in self.rows.items():
             if row is not None:
-                found.setdefault(parent_of(path), []).append(path.rpartition("/")[2])
-        return found
+                children.setdefault(parent_of(path), []).append(path.rpartition("/")[2])
+        return children
 
     def _is_folder(self, path: str) -> bool:
         row = self.row(path) if path else None
@@ -240,21 +240,21 @@ class RecordedFiles:
 
     def _recorded(self) -> dict[str, str]:
         """The sha256 by path from RECORD files."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for path, row in sorted(self.rows.items()):
             data = self.contents.get(row.sha256) if row is not None else None
             if data is None or not path.endswith(".dist-info/RECORD"):
                 continue
             site = parent_of(parent_of(path))
             with contextlib.suppress(ValueError, csv.Error):  # one that is damaged says nothing
-                said = parse_record(data)
-                found.update({f"{site}/{row.path}": row.sha256 for row in said if row.sha256})
-        return found
+                rows = parse_record(data)
+                digests.update({f"{site}/{row.path}": row.sha256 for row in rows if row.sha256})
+        return digests
 
 
 def _value(row: Row, recorded: Mapping[str, str]) -> list[Any]:
-    said = row.sha256 and recorded.get(row.path) == row.sha256
-    sha256 = _AS_RECORDED if said and not row.path.endswith("/RECORD") else row.sha256
+    is_recorded = row.sha256 and recorded.get(row.path) == row.sha256
+    sha256 = _AS_RECORDED if is_recorded and not row.path.endswith("/RECORD") else row.sha256
     return [row.kind, row.size, row.mode, row.uid, row.gid, row.link, sha256]
 
 

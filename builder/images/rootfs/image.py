@@ -132,16 +132,16 @@ class LayerCache:
         path = self._path(layer)
         if layer.digest in self._ahead:
             self._ahead.pop(layer.digest).result()
-        found = self._open(path)
-        if found is None:
+        index = self._open(path)
+        if index is None:
             self._make(layer)
-            found = LayerIndex(path)
+            index = LayerIndex(path)
         try:
-            self._check(layer, *found.unpacked())
+            self._check(layer, *index.unpacked())
         except BaseException:
-            found.close()
+            index.close()
             raise
-        return found
+        return index
 
     def _check(self, layer: Descriptor, diff_id: str, form: str) -> None:
         stated = LAYER_FORMS.get(layer.media_type, form)
@@ -151,11 +151,11 @@ class LayerCache:
                 f"is {layer.media_type}; some runtimes would not unpack it",
                 hint="use another image, or rebuild this one",
             )
-        said = self._diff_ids.get(layer.digest, "")
-        if said and diff_id and said != diff_id:
+        of_config = self._diff_ids.get(layer.digest, "")
+        if of_config and diff_id and of_config != diff_id:
             raise RemoteError(
                 f"{self.source.name}: layer {layer.digest[:19]} unpacks to {diff_id}, but the "
-                f"image's configuration says {said}; no runtime would accept it",
+                f"image's configuration says {of_config}; no runtime would accept it",
                 hint="use another image, or rebuild this one",
             )
 
@@ -211,11 +211,11 @@ class LayerCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             keep_latest(path.parent.glob("*.sqlite"), most_bytes=_CACHE_BYTES)
-            title, said = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
+            title, is_large = f"reading layer {layer.digest[:19]}", layer.size > _WORTH_SAYING
             with making(path) as partial:
                 with (
                     contextlib.closing(LayerWriter(partial)) as writer,
-                    console.progress(title, layer.size, said=said) as bar,
+                    console.progress(title, layer.size, said=is_large) as bar,
                 ):
                     writer.finish(*self._read(layer, writer, bar))
                 partial.replace(path)
@@ -330,7 +330,7 @@ class Image:
     def diff_ids(self) -> dict[str, str]:
         """The diff_id of each layer, by the layer's digest."""
         ids = self.config.diff_ids or ()
-        return {layer.digest: said for layer, said in zip(self.layers, ids, strict=True)}
+        return {layer.digest: diff_id for layer, diff_id in zip(self.layers, ids, strict=True)}
 
 
 def open_image(ref: Ref, platform: str | None = None) -> Image:
@@ -348,12 +348,12 @@ def open_image(ref: Ref, platform: str | None = None) -> Image:
     if isinstance(location.image, LayoutDirectory) and not location.image.path.is_dir():
         raise UsageError(f"{location.image.path} is not an OCI layout: there is no such folder")
     try:
-        found = find_image(location.image, location.reference, platform)
+        image = find_image(location.image, location.reference, platform)
     except BaseException:
         locations.__exit__(None, None, None)
         raise
     close = partial(locations.__exit__, None, None, None)
-    return replace(_with_base(found, locations), locations=locations, close=close)
+    return replace(_with_base(image, locations), locations=locations, close=close)
 
 
 def _with_base(image: Image, locations: Locations) -> Image:
@@ -425,14 +425,14 @@ def platform_of(entry: Descriptor) -> str:
 def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> Descriptor:
     from builder.common.console import console
 
-    found = image_entries(index)
-    names = ", ".join(sorted({platform_of(entry) for entry in found})) or "none"
+    entries = image_entries(index)
+    names = ", ".join(sorted({platform_of(entry) for entry in entries})) or "none"
     wanted = Platform.parse(platform or PREFERRED).oci
-    if platform is None and len(found) == 1 and platform_of(found[0]).count("/") == 1:
-        return found[0]
-    fitting = [entry for entry in found if platform_of(entry) == wanted]
+    if platform is None and len(entries) == 1 and platform_of(entries[0]).count("/") == 1:
+        return entries[0]
+    fitting = [entry for entry in entries if platform_of(entry) == wanted]
     if not fitting:
-        variants = [e.digest for e in found if platform_of(e).startswith(f"{wanted}/")]
+        variants = [e.digest for e in entries if platform_of(e).startswith(f"{wanted}/")]
         hint = "choose one with --platform" if platform is None else ""
         if variants:
             hint = f"give that image by its own digest, without --platform: {variants[0]}"
@@ -480,10 +480,10 @@ def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
         raise RemoteError(f"{where}: its configuration is not that of an image: no {lack}")
     if len(ids) != len(layers):
         raise RemoteError(f"{where}: {len(layers)} layers, but {len(ids)} diff_ids")
-    said: dict[str, str] = {}
+    diff_ids: dict[str, str] = {}
     for layer, diff_id in zip(layers, ids, strict=True):
         if not layer.size:
             raise RemoteError(f"{where}: layer {layer.digest[:19]} is empty, so it is not a tar")
-        if said.setdefault(layer.digest, diff_id) != diff_id:
+        if diff_ids.setdefault(layer.digest, diff_id) != diff_id:
             raise RemoteError(f"{where}: layer {layer.digest[:19]} has two diff_ids")
     return config

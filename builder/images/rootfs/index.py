@@ -163,12 +163,12 @@ class LayerWriter:
         if not directory or (directory, kind) == self._parent:
             return
         above = directory
-        while above and (found := self.kind(above)) != DIR:
-            if found not in (None, IMPLICIT):
+        while above and (there := self.kind(above)) != DIR:
+            if there not in (None, IMPLICIT):
                 raise Contradiction(
                     f"it puts files below /{above}, which is not a directory in this layer"
                 )
-            if found is None:
+            if there is None:
                 self._check_folder(above)
                 self._insert(Row(above, IMPLICIT))
             elif self._implied(above) in (kind, FILE):
@@ -179,8 +179,8 @@ class LayerWriter:
 
     def _implied(self, path: str) -> str | None:
         query = "SELECT kind FROM implied WHERE path = ?"
-        found = self._db.execute(query, (_key(path),)).fetchone()
-        return None if found is None else str(found[0])
+        row = self._db.execute(query, (_key(path),)).fetchone()
+        return None if row is None else str(row[0])
 
     def _insert(self, row: Row) -> None:
         self._db.execute(
@@ -267,8 +267,8 @@ class LayerIndex:
             rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
         except sqlite3.OperationalError:
             rows = []
-        found = [str(row[0]) for row in rows[:2]]
-        diff_id, form = (*found, *[""] * (2 - len(found)))
+        values = [str(row[0]) for row in rows[:2]]
+        diff_id, form = (*values, *[""] * (2 - len(values)))
         return diff_id, form
 
     def row(self, path: str) -> Row | None:
@@ -455,12 +455,12 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
 def _digest(tar: LayerTar, member: Member, writer: LayerWriter) -> str:
     """The sha256 of a file; its bytes are stored if plans need them."""
     hasher = hashlib.sha256()
-    kept: list[bytes] | None = [] if worth_keeping(member.path, member.size) else None
+    chunks: list[bytes] | None = [] if worth_keeping(member.path, member.size) else None
     for chunk in tar.chunks():
         hasher.update(chunk)
-        if kept is not None:
-            kept.append(chunk)
+        if chunks is not None:
+            chunks.append(chunk)
     digest = hasher.hexdigest()
-    if kept is not None:
-        writer.keep(digest, b"".join(kept))
+    if chunks is not None:
+        writer.keep(digest, b"".join(chunks))
     return digest

@@ -290,10 +290,10 @@ def _prefix(block: bytes, magic: bytes) -> bytes:
 
 def _check_sum(block: bytes) -> None:
     """The checksum of all bytes, unsigned or, as in Sun's tar, signed."""
-    said = _octal(block[148:156])
+    stated = _octal(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]
     unsigned = sum(rest)
-    if said != unsigned and said != unsigned - 256 * sum(byte > 127 for byte in rest):
+    if stated != unsigned and stated != unsigned - 256 * sum(byte > 127 for byte in rest):
         raise DamagedHeader("its checksum is wrong")
 
 
@@ -327,8 +327,8 @@ def decimal(text: bytes) -> int:
     Raises:
         DamagedHeader: it is malformed, or has more than 64 bits.
     """
-    found = _DECIMAL.fullmatch(text)
-    value = int(found[1] + found[2]) if found else 1 << 63
+    match = _DECIMAL.fullmatch(text)
+    value = int(match[1] + match[2]) if match else 1 << 63
     if not -(1 << 63) <= value < 1 << 63:
         raise DamagedHeader(f"{text[:24]!r} is not a number")
     return value

@@ -167,8 +167,8 @@ class Rootfs:
                 return
             if number == len(self._open):
                 self._open.append(self._index(number))
-                said = self._open[number].implied()
-                self._unsettled.extend((number, path, kind) for path, kind in said)
+                implied = self._open[number].implied()
+                self._unsettled.extend((number, path, kind) for path, kind in implied)
             yield number, self._open[number]
 
     def _index(self, number: int) -> LayerIndex:
@@ -210,10 +210,10 @@ class Rootfs:
             if self._is_cut(number, path):
                 raise self._unclear(number, path, "below what another layer takes away")
             hidden = (number, parent_of(path)) in self._nowhere or self._open[number].hides(path)
-            found = None if hidden else self._search(path, number + 1)
-            if found is not None and found.kind != DIR:
-                raise self._unclear(number, path, f"a {found.kind} in the layers below it")
-            if found is None:
+            below = None if hidden else self._search(path, number + 1)
+            if below is not None and below.kind != DIR:
+                raise self._unclear(number, path, f"a {below.kind} in the layers below it")
+            if below is None:
                 own = self._open[number].row(path)
                 if kind == WHITEOUT and own is not None and own.kind == IMPLICIT:
                     raise self._unclear(number, path, "nowhere in the layers below it")
@@ -231,10 +231,10 @@ class Rootfs:
 
     def _find(self, path: str) -> Entry | None:
         """The entry at a relative path none of whose directories is a link."""
-        found = self._asked(partial(self._search, path))
+        entry = self._asked(partial(self._search, path))
         if self.notes is not None:
-            self.notes.note(path, None if found is None else found.row)
-        return found
+            self.notes.note(path, None if entry is None else entry.row)
+        return entry
 
     def _search(self, path: str, first: int = 0) -> Entry | None:
         implicit: int | None = None
@@ -285,59 +285,59 @@ class Rootfs:
                 entry = self._known(current) or _ROOT
                 continue
             target = f"{current}/{name}" if current else name
-            found = self._known(target)
-            if found is None:
+            known = self._known(target)
+            if known is None:
                 return None
-            if found.kind == SYMLINK:
+            if known.kind == SYMLINK:
                 links += 1
                 if links > limits.LINKS:
                     return None
-                link = found.row.link
+                link = known.row.link
                 if link.startswith("/"):
                     current, entry = "", _ROOT
                 pending.extend(link.split("/")[::-1])
             else:
-                current, entry = target, found
+                current, entry = target, known
         return current, entry
 
     def _known(self, path: str) -> Entry | None:
         """:meth:`_find`; answers that many paths share, directories and links, are kept."""
-        found = self._folders.get(path) or self._find(path)
-        if found is not None and found.kind in (DIR, SYMLINK):
-            self._folders[path] = found
-        return found
+        entry = self._folders.get(path) or self._find(path)
+        if entry is not None and entry.kind in (DIR, SYMLINK):
+            self._folders[path] = entry
+        return entry
 
     def realpath(self, path: str) -> str | None:
         """An absolute path with every link followed, or None when nothing is there."""
-        found = self._follow(path)
-        return None if found is None else f"/{found[0]}"
+        target = self._follow(path)
+        return None if target is None else f"/{target[0]}"
 
     def stat(self, path: str) -> Entry | None:
         """What an absolute path leads to, links followed."""
-        found = self._follow(path)
-        return None if found is None else found[1]
+        target = self._follow(path)
+        return None if target is None else target[1]
 
     def lstat(self, path: str) -> Entry | None:
         """What is at an absolute path itself; links in its directories are followed."""
         parent, _, name = path.rstrip("/").rpartition("/")
-        found = self._follow(parent)
-        if found is None or found[1].kind != DIR:
+        folder = self._follow(parent)
+        if folder is None or folder[1].kind != DIR:
             return None
-        return self._known(f"{found[0]}/{name}".strip("/"))
+        return self._known(f"{folder[0]}/{name}".strip("/"))
 
     def lowest(self, paths: Iterable[str]) -> int | None:
         """The number of the lowest layer with an entry at one of some absolute paths.
 
         Upper layers may have copies.  Layers that facts stand for are not looked at.
         """
-        found = None
+        lowest = None
         for path in paths:
             folder, _, name = path.rpartition("/")
             real = f"{self.realpath(folder) or folder}/{name}".strip("/")
             for number, layer in self._layers():
                 if isinstance(layer, LayerIndex) and layer.row(real) is not None:
-                    found = max(number, found or 0)
-        return found
+                    lowest = max(number, lowest or 0)
+        return lowest
 
     # -- many
 
@@ -347,35 +347,35 @@ class Rootfs:
         if real is None or real[1].kind != DIR:
             return []
         relative = real[0]
-        found = self._asked(partial(self._names, relative))
+        names = self._asked(partial(self._names, relative))
         if self.notes is not None:
-            self.notes.names[relative] = found
-        return found
+            self.notes.names[relative] = names
+        return names
 
     def _names(self, relative: str) -> list[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         gone: set[str] = set()
         for _, layer in self._layers():
-            found.update(set(layer.children(relative)) - gone)
+            names.update(set(layer.children(relative)) - gone)
             gone.update(layer.whiteouts(relative))
             if layer.seals(relative):
                 break
-        return sorted(found)
+        return sorted(names)
 
     def below(self, directory: str) -> dict[str, Entry]:
         """Everything below a real directory, by its path from there; links are not followed."""
         start = directory.strip("/")
-        found = self._asked(partial(self._below, start))
+        entries = self._asked(partial(self._below, start))
         if self.notes is not None:
-            self.notes.note_below(start, {path: entry.row for path, entry in found.items()})
-        return found
+            self.notes.note_below(start, {path: entry.row for path, entry in entries.items()})
+        return entries
 
     def _below(self, start: str) -> dict[str, Entry]:
         result = {}
         for path, entry in sorted(merged_below(start, self._layers()).items()):
-            found = self._find(path) if entry.kind in (IMPLICIT, HARDLINK) else entry
-            if found is not None:
-                result[path[len(start) :].lstrip("/")] = found
+            target = self._find(path) if entry.kind in (IMPLICIT, HARDLINK) else entry
+            if target is not None:
+                result[path[len(start) :].lstrip("/")] = target
         return result
 
     # -- bytes
@@ -389,10 +389,10 @@ class Rootfs:
         entry = self.stat(path)
         if entry is None or entry.kind != FILE:
             return None
-        data = self.kept(entry)
+        data = self.cached(entry)
         if data is None:
             self.fetch([path])
-            data = self.kept(entry)
+            data = self.cached(entry)
         if data is not None:
             self.noted(data)
         return data
@@ -402,7 +402,7 @@ class Rootfs:
         if self.notes is not None:
             self.notes.note_content(data)
 
-    def kept(self, entry: Entry) -> bytes | None:
+    def cached(self, entry: Entry) -> bytes | None:
         """The bytes of a file, if known or in the cache."""
         if entry.layer == _FACTS:
             return self.content(entry.row.sha256)
@@ -426,14 +426,14 @@ class Rootfs:
         if entry.layer != _FACTS:
             return entry
         self._forget(path.strip("/"))
-        found = self.stat(path)
-        if found is None or found.row.sha256 != entry.row.sha256:
+        real = self.stat(path)
+        if real is None or real.row.sha256 != entry.row.sha256:
             raise RemoteError(
                 f"{self._cache.source.name}: {path} does not match the lock's facts about this "
                 f"base",
                 hint="spark-build lock --upgrade",
             )
-        return found
+        return real
 
     def fetch(self, paths: Iterable[str], beside: Iterable[str] = ()) -> None:
         """Cache the bytes of some files, in one pass for each layer.
@@ -448,9 +448,9 @@ class Rootfs:
             entry = self.stat(path)
             if entry is None or entry.kind != FILE:
                 continue
-            if self.kept(entry) is None:
+            if self.cached(entry) is None:
                 entry = self._in_layer(path, entry)
-            if self.kept(entry) is None:
+            if self.cached(entry) is None:
                 wanted.setdefault(entry.layer, []).append(entry.row)
         for path in beside if wanted else ():
             entry = self.stat(path)
@@ -468,10 +468,10 @@ class Rootfs:
         entry = self.stat(path)
         if entry is None or entry.kind != FILE:
             return False
-        data = self.kept(entry)
+        data = self.cached(entry)
         if data is None:
             entry = self._in_layer(path, entry)
-            data = self.kept(entry)
+            data = self.cached(entry)
         if data is None:
             self._cache.copy(self._descriptors[entry.layer], entry.row, out)
         else:
@@ -508,10 +508,10 @@ def interpreters(
     """Interpreters in the same order as in ``bases/image.py``."""
     seen = set()
     for command in _commands(view, env):
-        found = None if command in seen else _interpreter(view, command, env, working_dir)
+        interpreter = None if command in seen else _interpreter(view, command, env, working_dir)
         seen.add(command)
-        if found is not None:
-            yield found
+        if interpreter is not None:
+            yield interpreter
 
 
 def _commands(view: Rootfs, env: Mapping[str, str]) -> Iterator[str]:

@@ -240,7 +240,7 @@ def test_a_failing_script_is_distinguished_from_a_failing_builder() -> None:
     output = 'process "/bin/sh /spark-build/run.sh" did not complete successfully: exit code: 137'
     error = Containers("farm")._failure(IMAGE, output, output, "Killed")
     assert isinstance(error, TaskFailed)
-    assert (error.status, error.said) == (137, "Killed")
+    assert (error.status, error.output) == (137, "Killed")
 
 
 SAID = "a.cu(3): error: x is undefined\n1 error detected in the compilation\n"
