@@ -36,15 +36,15 @@ def check_binaries(target: VerifyTarget) -> Iterator[Check]:
     every = load_kernels()
     kernels = [k for k in every if any(re.search(k.behind, line) for line in lines if line)]
     if not kernels:
-        said = "the profile expects no kernel that vLLM ships prebuilt"
-        yield _check("binaries", "code that SM121 runs", "not-run", reason=said)
+        reason = "the profile expects no kernel that vLLM ships prebuilt"
+        yield _check("binaries", "code that SM121 runs", "not-run", reason=reason)
         return
     try:
         for tool in ("cuobjdump", "nvdisasm"):
             find_tool(tool)
         modules = Modules(target.tree, [kernel.symbol for kernel in every])
-        found = [(kernel, _holder(kernel, modules)) for kernel in kernels]
-        checks = [_judge(kernel, holder, modules, target.name) for kernel, holder in found]
+        holding = [(kernel, _holder(kernel, modules)) for kernel in kernels]
+        checks = [_judge(kernel, holder, modules, target.name) for kernel, holder in holding]
     except (BadBinary, BadCubin) as error:
         for kernel in kernels:
             yield _check(kernel.name, kernel.expected, "fail", seen=str(error), where=target.name)
@@ -55,7 +55,7 @@ def check_binaries(target: VerifyTarget) -> Iterator[Check]:
             yield _check(kernel.name, kernel.expected, "not-run", reason=f"{error}{hint}")
         return
     yield from checks
-    holders = {holder.path for _, holder in found if holder is not None}
+    holders = {holder.path for _, holder in holding if holder is not None}
     yield from _modules(target, modules, holders)
 
 
@@ -102,8 +102,8 @@ def _ways(readings: Sequence[KernelSummary]) -> str:
     words = {"native": "native", "jit": "compiled by the driver from PTX", "none": "not loadable"}
     of = {how: [r for r in readings if r.how == how] for how in words}
     return ", ".join(
-        f"{len(of[how])} {said} ({', '.join(_archs(of[how]))})"
-        for how, said in words.items()
+        f"{len(of[how])} {meaning} ({', '.join(_archs(of[how]))})"
+        for how, meaning in words.items()
         if of[how]
     )
 
@@ -131,8 +131,8 @@ def _counts(kernel: Kernel, readings: Sequence[KernelSummary]) -> dict[str, int]
 def _said(counts: Mapping[str, int], readings: Sequence[KernelSummary]) -> list[str]:
     if all(reading.how == "none" for reading in readings):
         return []
-    found = ", ".join(f"{number} x {name}" for name, number in counts.items())
-    return [found] if "BPT.TRAP" in counts else [found, "no BPT.TRAP"] if found else ["no BPT.TRAP"]
+    instructions = ", ".join(f"{number} x {name}" for name, number in counts.items())
+    return [instructions] if "BPT.TRAP" in counts else [instructions, "no BPT.TRAP"] if instructions else ["no BPT.TRAP"]
 
 
 def _jit_note(readings: Sequence[KernelSummary]) -> str:
@@ -156,8 +156,8 @@ def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Itera
         try:
             yield _module(target, modules.summary(path), needed=path in holders, unread=unread)
         except (BadBinary, BadCubin) as error:
-            said = "device code that can be listed"
-            yield _check(path, said, "fail", seen=str(error), where=target.name)
+            expected = "device code that can be listed"
+            yield _check(path, expected, "fail", seen=str(error), where=target.name)
 
 
 def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int) -> Check:
@@ -169,8 +169,8 @@ def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int
     elif not needed and summary.total and not runs:
         notes.append("for other chips; vLLM does not call it on SM121")
     if needed and unread:
-        said = f"{unread} other modules were not read: they have no kernel of the profile"
-        notes.append(f"{said} (checked on an image or a directory)")
+        note = f"{unread} other modules were not read: they have no kernel of the profile"
+        notes.append(f"{note} (checked on an image or a directory)")
     return _check(
         summary.path,
         expected,

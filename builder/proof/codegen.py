@@ -65,8 +65,8 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
     installed = PACKAGE in target.tree.distributions()
     kernels = wanted_kernels(target.plan.expect, package=installed)
     if not kernels:
-        said = "the profile expects no b12x kernel, and this level compiles no others"
-        yield _not_run("codegen", "a kernel compiled for SM121", said)
+        reason = "the profile expects no b12x kernel, and this level compiles no others"
+        yield _not_run("codegen", "a kernel compiled for SM121", reason)
         return
     arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
     request = CodegenRequest(
@@ -89,9 +89,9 @@ def check_codegen(target: VerifyTarget) -> Iterator[Check]:
         ValueError,
         MalformedReply,
     ) as error:  # the target's code wrote it
-        said = "" if isinstance(error, MalformedReply) else "the probe's answer is malformed: "
+        reason = "" if isinstance(error, MalformedReply) else "the probe's answer is malformed: "
         for kernel in kernels:
-            yield _check(kernel, arch, "fail", f"{said}{error}", where=target.name)
+            yield _check(kernel, arch, "fail", f"{reason}{error}", where=target.name)
         return
     except NoDsl as error:
         for kernel in kernels:
@@ -115,8 +115,8 @@ class Context:
         replies = [one for reply in self.reply.kernels for one in reply.each or (reply,)]
         cubins = {cubin.sha256: cubin.data for one in replies if (cubin := one.cubin)}
         with ThreadPoolExecutor(2) as pool:
-            found = pool.map(attempt, cubins.values())
-            self.readings.update(zip(cubins, found, strict=True))
+            readings = pool.map(attempt, cubins.values())
+            self.readings.update(zip(cubins, readings, strict=True))
 
     def judge(self, kernel: Kernel, number: int) -> Check:
         """Compare one reply with the expectation for its kernel."""
@@ -139,32 +139,32 @@ class Context:
             raise ValueError("a kernel that compiled has no cubin")
         where = f"{self._compiler()}; cubin {cubin.sha256[:12]} ({cubin.size} bytes)"
         head = f".target {reply.target}, PTX {reply.ptx_version}"
-        found = self.readings[cubin.sha256]
-        if isinstance(found, ToolMissing):
-            reason = f"it compiled, but {found}; try: {found.hint}"
+        reading = self.readings[cubin.sha256]
+        if isinstance(reading, ToolMissing):
+            reason = f"it compiled, but {reading}; try: {reading.hint}"
             return self._result(kernel, "not-run", head, where, reason)
-        if isinstance(found, BadCubin):
-            return self._result(kernel, "fail", f"{head}; {found}", where)
-        wrong = faults(kernel, self.arch, str(reply.target), found.code)
+        if isinstance(reading, BadCubin):
+            return self._result(kernel, "fail", f"{head}; {reading}", where)
+        wrong = faults(kernel, self.arch, str(reply.target), reading.code)
         status: Status = "fail" if wrong else "pass"
-        made = self._result(kernel, status, f"{head}; {found.words}", where, "; ".join(wrong))
-        return replace(made, figures=found.code.tensor)
+        check = self._result(kernel, status, f"{head}; {reading.words}", where, "; ".join(wrong))
+        return replace(check, figures=reading.code.tensor)
 
     def _every_tile(self, kernel: Kernel, replies: Sequence[KernelReply]) -> Check:
         """One check for the kernels of all tiles: the worst result."""
-        made = {tile_of(reply.request): self._one(kernel, reply) for reply in replies}
+        by_tile = {tile_of(reply.request): self._one(kernel, reply) for reply in replies}
         for status in ("fail", "not-run"):
-            wrong = {tile: check for tile, check in made.items() if check.status == status}
+            wrong = {tile: check for tile, check in by_tile.items() if check.status == status}
             if wrong:
-                return _worst(wrong, made)
+                return _worst(wrong, by_tile)
         by_name: dict[str, list[str]] = {}
-        for tile, check in made.items():
+        for tile, check in by_tile.items():
             for name, number in check.figures.items():
                 by_name.setdefault(name, []).append(f"{number} in {tile}")
-        spilling = [tile for tile, check in made.items() if "; no spills;" not in check.seen]
+        spilling = [tile for tile, check in by_tile.items() if "; no spills;" not in check.seen]
         parts = [f"{name}: {', '.join(numbers)}" for name, numbers in by_name.items()]
         parts.append(f"spills in {', '.join(spilling)}" if spilling else "no spills")
-        figures = {tile: sum(check.figures.values()) for tile, check in made.items()}
+        figures = {tile: sum(check.figures.values()) for tile, check in by_tile.items()}
         whole = self._result(kernel, "pass", "; ".join([*parts, "no BPT.TRAP"]), self._compiler())
         return replace(whole, figures=figures)
 
@@ -192,8 +192,8 @@ class Context:
     def _result(
         self, kernel: Kernel, status: Status, seen: str, where: str, reason: str = ""
     ) -> Check:
-        made = _check(kernel, self.arch, status, seen, where=where, reason=reason)
-        return made if status == "not-run" else _simulating(made, self.reply.simulated)
+        check = _check(kernel, self.arch, status, seen, where=where, reason=reason)
+        return check if status == "not-run" else _simulating(check, self.reply.simulated)
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ class ReadCubin:
     words: str
 
 
-def _worst(wrong: Mapping[str, Check], made: Mapping[str, Check]) -> Check:
+def _worst(wrong: Mapping[str, Check], by_tile: Mapping[str, Check]) -> Check:
     """The result for all tiles: names tiles only if they differ."""
     tile, first = next(iter(wrong.items()))
-    names = f"{', '.join(wrong)}, of {', '.join(made)}; {tile}: "
-    seen = first.seen if len(wrong) == len(made) else f"{names}{first.seen}"
+    names = f"{', '.join(wrong)}, of {', '.join(by_tile)}; {tile}: "
+    seen = first.seen if len(wrong) == len(by_tile) else f"{names}{first.seen}"
     return replace(first, seen=seen, figures={})
 
 
@@ -274,16 +274,16 @@ def compile_in_sandbox(
 ) -> CodegenReply:
     """Compile with the FlashInfer and CuTe DSL of a tree; if ``trust`` lacks it, isolated."""
     apart = trust.apart(tree, own_files(tree))
-    made, asked = WithDsl.prepare(tree, packages), plain(request)
-    inputs = [*made.inputs, asked]
-    if kept := RESULTS.get(inputs, CodegenReply):
-        return kept
+    prepared, asked = WithDsl.prepare(tree, packages), plain(request)
+    inputs = [*prepared.inputs, asked]
+    if cached_reply := RESULTS.get(inputs, CodegenReply):
+        return cached_reply
     lay_out(tree)
-    full = {**asked, **made.settings}
-    python = made.sandbox.python
+    full = {**asked, **prepared.settings}
+    python = prepared.sandbox.python
     reply = ask_probe(python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
     reply = reply.simulating(
-        made.torch.what,
+        prepared.torch.what,
         "the CuTe DSL's shared libraries are this machine's build of the same wheels",
     )
     keep_result(inputs, reply)

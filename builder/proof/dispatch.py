@@ -70,14 +70,14 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             return
         checks = list(_judged(target, expectations, reply))
     except (IndexError, MalformedReply) as error:  # the target's code wrote it
-        said = str(error) if isinstance(error, MalformedReply) else TOO_FEW
+        message = str(error) if isinstance(error, MalformedReply) else TOO_FEW
         for expectation in expectations:
             yield Check(
                 level="dispatch",
                 name=expectation.kind,
                 status="fail",
                 expected=describe(expectation),
-                seen=said,
+                seen=message,
                 where=f"importing vllm in {target.name}",
             )
         return

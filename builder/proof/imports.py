@@ -178,12 +178,12 @@ class _Follower(ast.NodeVisitor):
             if module is None:
                 self.problems.append(f"line {node.lineno}: no module {source}")
                 return
-            found = module.names.get(alias.name)
-            if found is None and not module.dynamic and alias.name != "*":
+            definition = module.names.get(alias.name)
+            if definition is None and not module.dynamic and alias.name != "*":
                 if self.modules.find(f"{source}.{alias.name}") is None:
                     self.problems.append(f"line {node.lineno}: {source} has no {alias.name}")
-            elif isinstance(found, Function):
-                self._functions[alias.asname or alias.name] = found
+            elif isinstance(definition, Function):
+                self._functions[alias.asname or alias.name] = definition
 
     def _source(self, node: ast.ImportFrom) -> str:
         if not node.level:

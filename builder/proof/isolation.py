@@ -73,15 +73,15 @@ class Isolation(Protocol):
 @cache
 def find_isolation() -> Isolation | str:
     """The way that works on this machine, or why none works."""
-    said = []
+    failures = []
     for way in (Bubblewrap(), Container()):
         try:
             way.run(["/usr/bin/env", "true"], "", (), _PATIENCE)
         except (SparkBuildError, OSError, subprocess.SubprocessError) as error:
-            said.append(f"{way.name}: {error}")
+            failures.append(f"{way.name}: {error}")
         else:
             return way
-    return "; ".join(said)
+    return "; ".join(failures)
 
 
 def interpreter_folders(python: Path) -> tuple[Path, ...]:
@@ -109,33 +109,33 @@ class Bubblewrap:
         if program is None:
             raise SparkBuildError("it is not installed")
         who = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY), "--cap-drop", "ALL")
-        made = [program, "--unshare-all", *who, "--die-with-parent", "--new-session", "--clearenv"]
+        arguments = [program, "--unshare-all", *who, "--die-with-parent", "--new-session", "--clearenv"]
         for name, value in ENVIRONMENT.items():
-            made += ["--setenv", name, value]
-        made += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
-        made += ["--size", str(_SCRATCH), "--tmpfs", "/tmp"]  # noqa: S108
+            arguments += ["--setenv", name, value]
+        arguments += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+        arguments += ["--size", str(_SCRATCH), "--tmpfs", "/tmp"]  # noqa: S108
         for folder in map(Path, (f"/{name}" for name in _SYSTEM)):
             if folder.is_symlink():
-                made += ["--symlink", str(folder.readlink()), str(folder)]
+                arguments += ["--symlink", str(folder.readlink()), str(folder)]
             elif folder.exists():
-                made += ["--ro-bind", str(folder), str(folder)]
+                arguments += ["--ro-bind", str(folder), str(folder)]
         for path in (*_SETTINGS, *map(str, _not_in_usr(readable))):
-            made += ["--ro-bind-try", path, path]
-        return [*made, "--remount-ro", "/", "--chdir", "/tmp", "--", *words]  # noqa: S108
+            arguments += ["--ro-bind-try", path, path]
+        return [*arguments, "--remount-ro", "/", "--chdir", "/tmp", "--", *words]  # noqa: S108
 
     def run(
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
     ) -> str:
         """See `Isolation`."""
         command = self.command(["/usr/bin/prlimit", f"--fsize={_PRINTED}", "--", *words], readable)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
             done = subprocess.run(
-                command, input=stdin.encode(), stdout=out, stderr=said,
+                command, input=stdin.encode(), stdout=out, stderr=errors,
                 timeout=timeout, env={}, check=False,
             )  # fmt: skip
             out.seek(0)
-            said.seek(0)
-            first = said.readline(1000).decode("utf-8", "replace").strip()
+            errors.seek(0)
+            first = errors.readline(1000).decode("utf-8", "replace").strip()
             if done.returncode and first.startswith("bwrap: "):
                 raise SparkBuildError(first.removeprefix("bwrap: "))
             return out.read().decode("utf-8", "replace")

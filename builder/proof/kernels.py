@@ -293,10 +293,10 @@ def restore(inputs: Sequence[object], folder: Path) -> LaunchReply | None:
 
 def keep(inputs: Sequence[object], folder: Path, reply: LaunchReply) -> None:
     """Cache the launches in a folder; the oldest ones are removed."""
-    held = _moved(reply, lambda path: Path(path).relative_to(folder).as_posix())
+    relative = _moved(reply, lambda path: Path(path).relative_to(folder).as_posix())
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_REPLY, json.dumps(plain(held)))
+        archive.writestr(_REPLY, json.dumps(plain(relative)))
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 archive.write(path, path.relative_to(folder).as_posix())
@@ -511,13 +511,13 @@ def wanted_launches(
     Those of the package ``b12x`` are for where it is installed, as one more choice of vLLM's.
     """
     lines = [(expected.kind, (expected.line or "").lower()) for expected in expectations]
-    found = [
+    launches = [
         one
         for one in LAUNCHED
         if any(kind == one.serves and one.line in line for kind, line in lines)
     ]
     chosen = any("b12x" in line for _, line in lines)
-    return [*found, *(OF_PACKAGE if chosen and package else ())]
+    return [*launches, *(OF_PACKAGE if chosen and package else ())]
 
 
 class Reply(Part, frozen=True, kw_only=True):
@@ -564,20 +564,20 @@ def launch_in_sandbox(
             f"({apart.because})",
             hint="run the same command with --trust-image",
         )
-    made = WithDsl.prepare(tree, packages)
-    inputs = [*made.inputs, request]
-    kept = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
-    if kept is not None:
-        return kept
+    prepared = WithDsl.prepare(tree, packages)
+    inputs = [*prepared.inputs, request]
+    cached_replies = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
+    if cached_replies is not None:
+        return cached_replies
     with _folder() as folder:
         recorded = restore(inputs, Path(folder))
         if recorded is None:
             lay_out(tree)
-            full = {**request, **made.settings, "folder": folder}
-            recorded = ask_probe(made.sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
+            full = {**request, **prepared.settings, "folder": folder}
+            recorded = ask_probe(prepared.sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
             if not recorded.fatal and all(map(_final, recorded.kernels)):
                 keep(inputs, Path(folder), recorded)
-        replies = _run_all(recorded, int(request["jobs"]), made.torch.what)
+        replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)
     if all(not one.error or one.stage in FINAL for one in replies.replies):
         results().put(inputs, replies)
     return replies

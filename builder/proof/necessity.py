@@ -137,16 +137,16 @@ def prove(full: VerifyTarget, apart: Subject | str, report: Report) -> list[Nece
         report: the report on it.
     """
     problem = apart if isinstance(apart, str) else _no_control(full, apart, report)
-    found: dict[str, Necessity] = {}
+    verdicts: dict[str, Necessity] = {}
     for layer in reversed(full.plan.layers):  # one that builds on another comes after it
         if layer.state not in _IN_FORCE:
             verdict = _idle(layer)
         elif isinstance(apart, str) or problem:
             verdict = _unknown(layer, problem)
         else:
-            verdict = _Removal(full, apart, report, found).judge(layer)
-        found[layer.name] = verdict
-    return [found[layer.name] for layer in full.plan.layers]
+            verdict = _Removal(full, apart, report, verdicts).judge(layer)
+        verdicts[layer.name] = verdict
+    return [verdicts[layer.name] for layer in full.plan.layers]
 
 
 def _no_control(full: VerifyTarget, apart: Subject, report: Report) -> str:
@@ -287,8 +287,8 @@ class _Removal:
 
 def _of_code(layer: PlannedLayer) -> list[str]:
     """The level that reads machine code, for a layer that compiles code: no other can show it."""
-    made = layer.compile
-    return ["binaries"] if made and (made.stage or made.carrier) else []
+    stage = layer.compile
+    return ["binaries"] if stage and (stage.stage or stage.carrier) else []
 
 
 def _same(full: VerifyTarget, without: VerifyTarget) -> bool:
@@ -340,10 +340,10 @@ class InstalledWheelSources:
         module: Callable[[str], str],
     ) -> Stage | Unstaged | None:
         for layer in self.planned:
-            found = layer.compile.sources if layer.compile else None
-            state = _UNSTAGED.get(found.found) if found else None
-            if found and state and found.change == ops[-1].change_name:
-                return Unstaged(state, "as planned", found, since=layer.since)
+            sources = layer.compile.sources if layer.compile else None
+            state = _UNSTAGED.get(sources.found) if sources else None
+            if sources and state and sources.change == ops[-1].change_name:
+                return Unstaged(state, "as planned", sources, since=layer.since)
         change = stage_name(ops)
         wanted = normalize(f"{EXTENSION_WHEELS}{change}")
         request = _stand_in(change, ops[-1].arch)

@@ -75,10 +75,10 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
     installed = PACKAGE in target.tree.distributions()
     wanted = wanted_launches(target.plan.expect, package=installed)
     if not wanted:
-        said = "the profile expects no b12x kernel, and no other is known to this level"
+        reason = "the profile expects no b12x kernel, and no other is known to this level"
         yield Check(
             level="numbers", name="numbers", status="not-run",
-            expected="a kernel run without the device", seen="", reason=said,
+            expected="a kernel run without the device", seen="", reason=reason,
         )  # fmt: skip
         return
     arch = target.plan.env.get("CUTE_DSL_ARCH", ARCH)
@@ -100,11 +100,11 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     simulated = (*replies.simulated, *SIMULATED)
     where = _where(one, reply, replies, target)
     if reply.stage == ABSENT:
-        said = headline(reply.error.partition(": ")[2], "")
-        return _check(one, "not-run", where=where, reason=said, moot=True)
+        note = headline(reply.error.partition(": ")[2], "")
+        return _check(one, "not-run", where=where, reason=note, moot=True)
     if reply.stage in (UNREAD, NO_LAYER):
-        said = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
-        return _check(one, "not-run", where=where, reason=f"{said}{reply.error}")
+        note = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
+        return _check(one, "not-run", where=where, reason=f"{note}{reply.error}")
     if reply.error:
         kind = reply.error.partition(":")[0]
         seen = f"{kind}: {headline(reply.error.partition(': ')[2], kind)}"
@@ -115,12 +115,12 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
         faults = [run for run in runs if run.fault]
         seen = seen or "; ".join(_fault(run) for run in faults[:1]) or "no value was checked"
         return _check(one, "fail", seen, where=where, simulated=simulated)
-    found, figures = Findings.of(runs), figures_of(reply)
-    if found.words:
-        seen = "; ".join(found.words)
+    findings, figures = Findings.of(runs), figures_of(reply)
+    if findings.words:
+        seen = "; ".join(findings.words)
         return _check(one, "fail", seen, where=where, simulated=simulated, figures=figures)
     values = sum(run.values for run in runs)
-    races = f"no race; {found.unset}" if found.unset else "no race"
+    races = f"no race; {findings.unset}" if findings.unset else "no race"
     seen = (
         f"{values} values right, in {_many(len(reply.ran), 'launch', 'launches')} and "
         f"{_many(len(runs) // len(reply.ran), 'schedule')} each; {races}; {_coverage(reply)}; "

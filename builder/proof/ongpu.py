@@ -239,12 +239,12 @@ def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
     if isinstance(document, Refusal):
         yield _not_run(level, f"{document.reason}; on the Spark: {command}")
         return
-    found = document.checks
-    if other := [check for check in found if check.level != level]:
-        said = f"check {other[0].name!r} is of level {other[0].level}"
-        yield _not_run(level, f"the verifier's document is malformed: {said}")
+    reported = document.checks
+    if other := [check for check in reported if check.level != level]:
+        problem = f"check {other[0].name!r} is of level {other[0].level}"
+        yield _not_run(level, f"the verifier's document is malformed: {problem}")
         return
-    checks = [replace(check, reason=_root(check)) for check in found]
+    checks = [replace(check, reason=_root(check)) for check in reported]
     if not checks:
         yield _not_run(
             level, "the verifier had nothing to check: no profile names expected results"
@@ -259,10 +259,10 @@ def _root(check: Check) -> str:
         return reason
     from builder.diagnose.verdict import diagnose
 
-    found = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
-    if not found:
+    errors = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
+    if not errors:
         return reason
-    first = found[0]
+    first = errors[0]
     frame = f" ({first.frame})" if first.frame else ""
     told = f"{first.quote}{frame}: {first.message} {first.fix}"
     return "\n".join([told, *reason.splitlines()[-20:]])

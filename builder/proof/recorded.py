@@ -139,8 +139,8 @@ class Alone(Part, frozen=True, kw_only=True):
 
     def outcomes(self, kind: str) -> dict[str, Outcome]:
         """The result of each choice of a kind."""
-        found = self.choices[kind].items()
-        return {c: Outcome(selected=o) if isinstance(o, str) else o for c, o in found}
+        by_choice = self.choices[kind].items()
+        return {c: Outcome(selected=o) if isinstance(o, str) else o for c, o in by_choice}
 
 
 class Record(Alone, frozen=True, kw_only=True):
@@ -153,8 +153,8 @@ class Record(Alone, frozen=True, kw_only=True):
 
     def kinds(self, profile: str) -> dict[str, Outcome] | None:
         """The result for each kind of layer with a profile; None without support by the profile."""
-        found = self.profiles.get(profile)
-        return found.kinds if found else None
+        recorded = self.profiles.get(profile)
+        return recorded.kinds if recorded else None
 
 
 class Records(Document, frozen=True, kw_only=True):
@@ -291,14 +291,14 @@ def _with_profile(
     asks = tuple(read({"kind": kind, **backends(flags, kind)}, Ask) for kind in KINDS)
     reply = _ask(plan, base, DispatchRequest(env={**plan.env}, ask=asks), patched=True)
     states = {d.name: d.outcome.state for d in plan.decisions if decides(d.layer)}
-    found = WithProfile(
+    row = WithProfile(
         inputs=inputs,
         layers=cast("dict[str, State]", states),
         env=dict(plan.env),
         flags=flags,
         kinds={answer.kind: Outcome.of(answer) for answer in reply.answers},
     )
-    return found, reply.simulated
+    return row, reply.simulated
 
 
 def _ask(
@@ -439,13 +439,13 @@ def _limits(records: Sequence[Record], profile: Profile) -> list[str]:
         refused(record, profile) if record.kinds(profile.name) is not None else set()
         for record in records
     ]
-    found = []
+    limits = []
     for kind in KINDS:
         runs = [where for where, is_so in ranges(records, [kind in k for k in kinds]) if is_so]
         if runs:
             label = limit_of(kind, "").partition(":")[0]
-            found.append(f"{label}: {', '.join(runs)}")
-    return found
+            limits.append(f"{label}: {', '.join(runs)}")
+    return limits
 
 
 def unmet(record: Record, profile: Profile) -> dict[str, str]:
@@ -493,7 +493,7 @@ def choices_table(records: Sequence[Record], kind: str) -> str:
         results = [_result(record.outcomes(kind).get(choice)) for record in records]
         cells = [f"{where}: {what}" for where, what in ranges(records, results) if what]
         alike.setdefault("<br>".join(cells), []).append(f"`{choice}`")
-    body = [["<br>".join(named), found] for found, named in alike.items()]
+    body = [["<br>".join(named), outcome] for outcome, named in alike.items()]
     return rows(["choice", "selected on SM121"], body)
 
 
@@ -519,8 +519,8 @@ def ranges(records: Sequence[Record], results: Sequence[T]) -> list[tuple[str, T
 
 def simulated_parts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Each simulated part, with its releases."""
-    found = []
+    parts = []
     for part in dict.fromkeys(part for record in records for part in record.simulated):
         present = ranges(records, [part in record.simulated for record in records])
-        found.append((part, ", ".join(where for where, there in present if there)))
-    return found
+        parts.append((part, ", ".join(where for where, there in present if there)))
+    return parts

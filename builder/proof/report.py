@@ -193,8 +193,8 @@ def layer_words(report: Report, layer: PlannedLayer) -> tuple[str, str]:
 
 def kernel_of(seen: str) -> str:
     """The kernel in a log line or reply of vLLM; empty if there is none."""
-    found = _SELECTED.search(seen)
-    return found[1].rpartition(".")[2] if found else ""
+    match = _SELECTED.search(seen)
+    return match[1].rpartition(".")[2] if match else ""
 
 
 def family_of(kernel: str) -> str:
@@ -296,13 +296,13 @@ def _proven(report: Report) -> Iterator[str]:
 
 def _kernels(report: Report) -> Iterator[str]:
     """``NVFP4 linear and MoE use b12x``, with the required flags."""
-    found = {check.name: family_of(kernel_of(check.seen)) for check in _selected(report)}
-    main = {kind: found[kind] for kind in _MAIN if found.get(kind)}
+    kernels = {check.name: family_of(kernel_of(check.seen)) for check in _selected(report)}
+    main = {kind: kernels[kind] for kind in _MAIN if kernels.get(kind)}
     for family in dict.fromkeys(main.values()):
         words = [_MAIN[kind] for kind, name in main.items() if name == family]
         uses = "use" if len(words) > 1 else "uses"
         yield f"NVFP4 {' and '.join(words)} {uses} {family}{_with_flags(report.plan)}"
-    others = [kind for kind in found if kind not in _MAIN]
+    others = [kind for kind in kernels if kind not in _MAIN]
     if others and not main:
         yield f"vLLM selects the expected kernels for {', '.join(others)}{_with_flags(report.plan)}"
 
@@ -473,15 +473,15 @@ class Level:
         bad = {name: sum(figures.get(name, 0) for figures in rows) for name in BAD}
         schedules = max((figures.get("schedules", 0) for figures in rows), default=0)
         failed = sum(check.status == "fail" for check in self.rows)
-        found = ", ".join(
+        totals = ", ".join(
             f"{figure(bad[name])} {words[bad[name] != 1]}"
             for name, words in BAD.items()
             if bad[name]
         )
-        said = f"{failed} of them failed: {found}." if failed else "Nothing wrong was found."
+        verdict = f"{failed} of them failed: {totals}." if failed else "Nothing wrong was found."
         return (
             f"{len(rows)} checks computed {figure(values)} values, each input in "
-            f"{figure(schedules)} schedules. {said}"
+            f"{figure(schedules)} schedules. {verdict}"
         )
 
     @property
@@ -511,17 +511,17 @@ class Kernel:
 def render_html(
     report: Report,
     require: Sequence[str] = (),
-    made: datetime.datetime | None = None,
+    time: datetime.datetime | None = None,
 ) -> str:
     """A page for people; everything from the target is escaped.
 
-    ``made`` is when that was: now, or ``SOURCE_DATE_EPOCH``.
+    ``time`` is when that was: now, or ``SOURCE_DATE_EPOCH``.
     """
     return render_page(
         "report.html.j2",
         report=report,
         plan=report.plan,
-        made=made or now(),
+        made=time or now(),
         kernels=kernels_of(report),
         run=run_lines(report),
         overlay=is_overlay(report),
@@ -605,12 +605,12 @@ def run_lines(report: Report) -> list[str]:
 def links_of(plan: PlanDocument) -> dict[str, str]:
     """Pages about what the image is made of: the release, and pull requests among the layers."""
     vllm = plan.base.packages.get("vllm", "")
-    found = {}
+    links = {}
     if re.fullmatch(r"[0-9]+(?:\.[0-9]+)+(?:\.post[0-9]+|rc[0-9]+)?", vllm):
         page = "https://github.com/vllm-project/vllm/releases/tag"
-        found[f"vLLM {vllm}"] = f"{page}/v{vllm}"
+        links[f"vLLM {vllm}"] = f"{page}/v{vllm}"
     pulls = {pull.request: pull.url for pull in plan.pulls}
-    return {**found, **{n: url for n, url in pulls.items() if url.startswith("https://")}}
+    return {**links, **{n: url for n, url in pulls.items() if url.startswith("https://")}}
 
 
 def verdicts_of(necessity: Sequence[Necessity] | None) -> dict[str, Necessity]:

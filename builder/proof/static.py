@@ -275,42 +275,42 @@ def _modules(shadows: Sequence[Shadow]) -> Check:
     )
 
 
-def _startup(found: Unrecorded) -> Check:
+def _startup(unrecorded: Unrecorded) -> Check:
     """Check that everything that Python runs at startup is from a package or a layer."""
-    others = (*found.of_base, *found.files)
-    said = []
-    if found.hooks:
-        said.append(f"{counted(len(found.hooks), 'hook')} recorded nowhere: {few(found.hooks)}")
-    if found.of_base:
-        said.append(f"in the base already: {few(found.of_base)}")
-    if found.files:
-        said.append(f"{counted(len(found.files), 'other file')} unrecorded: {few(found.files)}")
+    others = (*unrecorded.of_base, *unrecorded.files)
+    parts = []
+    if unrecorded.hooks:
+        parts.append(f"{counted(len(unrecorded.hooks), 'hook')} recorded nowhere: {few(unrecorded.hooks)}")
+    if unrecorded.of_base:
+        parts.append(f"in the base already: {few(unrecorded.of_base)}")
+    if unrecorded.files:
+        parts.append(f"{counted(len(unrecorded.files), 'other file')} unrecorded: {few(unrecorded.files)}")
     return Check(
         level="static",
         name="startup hooks",
-        status="fail" if found.hooks else "pass",
+        status="fail" if unrecorded.hooks else "pass",
         expected="every file that Python runs at startup is in a RECORD or a receipt",
-        seen="; ".join(said) or "every file is recorded",
-        where=found.hooks[0] if found.hooks else "",
+        seen="; ".join(parts) or "every file is recorded",
+        where=unrecorded.hooks[0] if unrecorded.hooks else "",
         reason="Python would run this at every start, but it belongs to no package"
-        if found.hooks
+        if unrecorded.hooks
         else "",
-        unrecorded=(*found.hooks, *others),
+        unrecorded=(*unrecorded.hooks, *others),
     )
 
 
-def _later(found: Unrecorded) -> Check:
+def _later(unrecorded: Unrecorded) -> Check:
     """Check that no layer above the base replaces recorded files, or adds code to our packages."""
-    seen = f"{counted(len(found.changed), 'file')}, such as {few(found.changed)}"
+    seen = f"{counted(len(unrecorded.changed), 'file')}, such as {few(unrecorded.changed)}"
     return Check(
         level="static",
         name="files above the base",
-        status="fail" if found.changed else "pass",
+        status="fail" if unrecorded.changed else "pass",
         expected="layers above the base replace no recorded file, and add no code to the packages "
         "that spark-build changes",
-        seen=seen if found.changed else "none replaced, none added",
-        where=found.changed[0] if found.changed else "",
-        reason="changed after the image was built" if found.changed else "",
+        seen=seen if unrecorded.changed else "none replaced, none added",
+        where=unrecorded.changed[0] if unrecorded.changed else "",
+        reason="changed after the image was built" if unrecorded.changed else "",
     )
 
 
@@ -320,12 +320,12 @@ def _unaccounted(target: VerifyTarget, receipts: Sequence[Receipt]) -> list[str]
     known |= {receipt_path(receipt.layer) for receipt in receipts} | kept_true(receipts)
     prefix = f"{target.plan.base.site_packages}/"
     own = own_paths(target)
-    found = [
+    paths = [
         path.removeprefix(prefix)
         for path in target.brought
         if path not in own and not path.startswith(f"{SHARE}/")
     ]
-    return sorted(path for path in found if path not in known)
+    return sorted(path for path in paths if path not in known)
 
 
 def _in_place_of_folders(paths: Collection[str]) -> Iterator[str]:
@@ -365,10 +365,10 @@ def shadows_of(target: VerifyTarget) -> list[Shadow]:
     """
     base = target.plan.base
     finder = Finder(target.tree, Naming.of(base.python, base.platform))
-    found = list(_in_packages(target, finder))
+    shadows = list(_in_packages(target, finder))
     if target.unrecorded is not None:
-        found += target.unrecorded.shadows
-    return list(dict.fromkeys(found))
+        shadows += target.unrecorded.shadows
+    return list(dict.fromkeys(shadows))
 
 
 def _in_packages(target: VerifyTarget, finder: Finder) -> Iterator[Shadow]:
@@ -412,11 +412,11 @@ def _ends(folder: str) -> Iterator[int]:
 
 def _recorded(tree: Tree) -> set[str]:
     """The paths in every RECORD of a tree; a damaged one names none."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for dist in tree.distributions().values():
         with contextlib.suppress(ValueError, csv.Error):
-            found.update(recorded_paths(tree.read(f"{dist.info_dir}/RECORD") or b""))
-    return found
+            paths.update(recorded_paths(tree.read(f"{dist.info_dir}/RECORD") or b""))
+    return paths
 
 
 # ------------------------------------------------------------------------ the files of spark-build
@@ -434,16 +434,16 @@ def check_own_files(target: VerifyTarget) -> Check | None:
     build, image = target.plan.build, target.subject.image
     if image is None or target.label is None or build is None:
         return None
-    held = image.files_at(SHARE)
-    listed = _listed(held.get(WRITTEN), build.files)
-    if listed is None and (WRITTEN in held or build.files == maker().files):
+    written = image.files_at(SHARE)
+    listed = _listed(written.get(WRITTEN), build.files)
+    if listed is None and (WRITTEN in written or build.files == maker().files):
         return _check("fail", f"{WRITTEN} does not have the digest that the plan states", WRITTEN)
     if listed is None:
         reason = f"spark-build {build.version} made this image, and wrote no list of its files"
         return _check("not-run", reason, SHARE, reason=f"{reason}: build the image again")
-    wrong = sorted({*_in_share(target, held, listed), *_commands(target, image, listed)})
+    wrong = sorted({*_in_share(target, written, listed), *_commands(target, image, listed)})
     if not wrong:
-        return _check("pass", f"{counted(len(held), 'file')} as written", SHARE)
+        return _check("pass", f"{counted(len(written), 'file')} as written", SHARE)
     seen = f"{counted(len(wrong), 'file')} changed, missing or added: {few(wrong)}"
     return _check("fail", seen, wrong[0], reason="changed after the image was built")
 
@@ -470,10 +470,10 @@ def _listed(data: bytes | None, digest: str) -> dict[str, str] | None:
 
 
 def _in_share(
-    target: VerifyTarget, held: Mapping[str, bytes], listed: Mapping[str, str]
+    target: VerifyTarget, written: Mapping[str, bytes], listed: Mapping[str, str]
 ) -> Iterator[str]:
     """The files in spark-build's own folder that differ, or are missing."""
-    for path, data in held.items():
+    for path, data in written.items():
         if path == WRITTEN or path in _COMPARED:
             continue
         name = path.removeprefix(f"{SHARE}/")
@@ -486,19 +486,19 @@ def _in_share(
             yield path
     needed = [name for name in listed if name.startswith(_PROGRAM)]
     for name in (*needed, *TERMS):
-        if f"{SHARE}/{name}" not in held:
+        if f"{SHARE}/{name}" not in written:
             yield f"{SHARE}/{name}"
-    yield from (path for path in _settings(target) if path not in held)
+    yield from (path for path in _settings(target) if path not in written)
 
 
 def _settings(target: VerifyTarget) -> dict[str, bytes]:
     """The files that follow from the plan."""
     plan = target.plan
     flags = {"serve_flags": plan.serve_flags, "moe_serve_flags": plan.moe_serve_flags}
-    found = {f"{SHARE}/serve-flags.json": indented(flags)}
+    settings = {f"{SHARE}/serve-flags.json": indented(flags)}
     if plan.build.files == maker().files:
-        found[f"{SHARE}/device.json"] = indented(plain(device_data(plan)))
-    return found
+        settings[f"{SHARE}/device.json"] = indented(plain(device_data(plan)))
+    return settings
 
 
 def own_paths(target: VerifyTarget) -> set[str]:
@@ -509,15 +509,15 @@ def own_paths(target: VerifyTarget) -> set[str]:
 
 def _scripts_of(target: VerifyTarget) -> dict[str, bytes]:
     """The commands of distributions that the base does not have."""
-    found: dict[str, bytes] = {}
+    commands: dict[str, bytes] = {}
     plan = target.plan
     for layer in plan.layers:
         for file in layer.files:
             match = ENTRY_POINTS.fullmatch(file.path)
             if match and file.after and normalize(match["name"]) not in plan.base.packages:
                 text = (target.tree.read(file.path) or b"").decode("utf-8", "replace")
-                found.update(scripts(text, plan.base.interpreter))
-    return found
+                commands.update(scripts(text, plan.base.interpreter))
+    return commands
 
 
 def _commands(target: VerifyTarget, image: OpenImage, listed: Mapping[str, str]) -> Iterator[str]:

@@ -233,8 +233,8 @@ def of_backup(root: Path) -> Originals:
 
     def original(path: str, digest: str) -> Callable[[], bytes] | None:
         del path  # kept by content
-        kept = root / STATE_DIR / "backup" / digest
-        return kept.read_bytes if kept.is_file() else None
+        backup = root / STATE_DIR / "backup" / digest
+        return backup.read_bytes if backup.is_file() else None
 
     return original
 

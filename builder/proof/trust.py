@@ -78,13 +78,13 @@ class TrustedSources:
 
         A file that it changes is only as well known as the file before.
         """
-        made = {
+        written = {
             (file.path, file.after): file.before
             for layer in plan.layers
             for file in layer.files
             if file.after is not None
         }
-        return replace(self, made={**self.made, **made})
+        return replace(self, made={**self.made, **written})
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -95,8 +95,8 @@ class TrustedSources:
         """Whether a layer is identical to one of this machine."""
         name = layer.name
         named = [one for one in self.layers if one.name == name]
-        found = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
-        return any(one.digest == layer.digest for one in found)
+        layers = named or ([self.catalog.layer(name)] if name in self.catalog.folders else [])
+        return any(one.digest == layer.digest for one in layers)
 
     def apart(self, tree: Tree, paths: Iterable[str]) -> IsolatedRun | None:
         """How the files of a tree must run: None means without isolation.
@@ -256,12 +256,12 @@ class _Released:
             bottom = bottom.base
         if isinstance(bottom, WheelTree):
             return bottom
-        found = []
+        wheels = []
         for dist in self._tree.distributions().values():
             wheel = self._wheel(dist.name, dist.version) if dist.name in TRACKED else None
             if wheel is not None:
-                found.append(wheel)
-        return WheelTree(found)
+                wheels.append(wheel)
+        return WheelTree(wheels)
 
     def _wheel(self, name: str, version: str) -> RemoteWheel | None:
         for platform in self._platforms:

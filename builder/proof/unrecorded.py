@@ -133,8 +133,8 @@ class Finder:
         path = _join(folder, stem)
         inside = set(self.files.children(path)) if stem in names else set()
         package = self._present(path, "__init__", inside) if inside else []
-        found = [*package, *self._present(folder, stem, names)]
-        return [*found, f"{path}/"] if inside and not package else found
+        candidates = [*package, *self._present(folder, stem, names)]
+        return [*candidates, f"{path}/"] if inside and not package else candidates
 
     def _present(self, folder: str, stem: str, names: Collection[str]) -> list[str]:
         named = [f"{stem}{suffix}" for suffix in self.naming.suffixes if f"{stem}{suffix}" in names]
@@ -145,9 +145,9 @@ class Finder:
         names = set(self.files.children(folder))
         stems = {self.naming.stem(name) for name in names} - {""}
         for stem in sorted(stems):
-            found = self.candidates(folder, stem)
-            if len(found) > 1:
-                yield found
+            candidates = self.candidates(folder, stem)
+            if len(candidates) > 1:
+                yield candidates
 
     def compiled(self, path: str) -> list[str]:
         """The files in ``__pycache__`` that this Python looks for beside a source."""
@@ -230,10 +230,10 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
     own = above if above is not None else _ours(opened.view, site, tree)
     with contextlib.closing(opened.above(own or 0)) as upper:
         view = opened.view if above is None else upper
-        found = _InSite(view, site, tree)
+        files = _InSite(view, site, tree)
         python = _interpreter_of(opened, site)
         naming = Naming.of(python.version, f"linux/{opened.image.config.architecture}")
-        search = _Search(found, naming, own, tree)
+        search = _Search(files, naming, own, tree)
         for path, entry in view.below(site).items():
             if entry.kind != DIR:
                 search.see(path, entry)
@@ -245,7 +245,7 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
             of_base=_texts(search.of_base),
             shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
             changed=_texts(search.changed),
-            files=_texts(sorted({_shortest(path, found.folders) for path in search.files})),
+            files=_texts(sorted({_shortest(path, files.folders) for path in search.files})),
         )
 
 
@@ -261,8 +261,8 @@ def _interpreter_of(opened: InLayers, site: str) -> Interpreter:
 class _Search:
     """Sorts the files of site-packages by what Python does with them."""
 
-    def __init__(self, found: _InSite, naming: Naming, own: int | None, tree: Tree) -> None:
-        self._found, self._naming, self._own = found, naming, own
+    def __init__(self, files: _InSite, naming: Naming, own: int | None, tree: Tree) -> None:
+        self._found, self._naming, self._own = files, naming, own
         self.packages = changed_packages(tree)
         receipts = receipts_of(tree)
         records = kept_true(receipts)
@@ -270,7 +270,7 @@ class _Search:
         #: what belongs to the packages that layers change, and to no other
         self._closed = self.packages | {path.partition("/")[0] for path in records}
         self._names = {dist.name for path in records if (dist := _dist_of(path))}
-        self._finder = Finder(found, naming)
+        self._finder = Finder(files, naming)
         self.hooks: list[str] = []
         self.of_base: list[str] = []
         self.shadows: list[Shadow] = []
@@ -411,13 +411,13 @@ class _InSite:
 
     def explained(self, path: str, entry: Entry) -> bool:
         """Whether a RECORD or a receipt lists it; a hook must also match its sha256."""
-        said = self._claims.get(path)
+        claims = self._claims.get(path)
         if path == ENV_PTH:
             return self._view.read(f"{self._site}/{path}") == self._settings
-        if said is None or not _may_be_hook(path):
-            return said is not None
+        if claims is None or not _may_be_hook(path):
+            return claims is not None
         real = self._view.stat(f"{self._site}/{path}") or entry
-        return None in said or real.row.sha256 in said
+        return None in claims or real.row.sha256 in claims
 
     def lists(self, path: str) -> bool:
         """Whether a RECORD or a receipt lists a file, or a file in a folder (with a ``/``)."""
@@ -425,19 +425,19 @@ class _InSite:
 
     def is_as_recorded(self, path: str, entry: Entry) -> bool:
         """Whether a RECORD or a receipt has the sha256 of its bytes."""
-        said = self._claims.get(path, set())
-        return bool(said - {None}) and not self.differs(path, entry)
+        claims = self._claims.get(path, set())
+        return bool(claims - {None}) and not self.differs(path, entry)
 
     def differs(self, path: str, entry: Entry) -> bool:
         """Whether RECORDs and receipts have only other bytes than these."""
-        said = self._claims.get(path, {None})
+        claims = self._claims.get(path, {None})
         real = self._view.stat(f"{self._site}/{path}") or entry
-        return None not in said and real.row.sha256 not in said
+        return None not in claims and real.row.sha256 not in claims
 
     def came_after(self, entry: Entry, source: str) -> bool:
         """Whether an entry is from a higher layer than its source."""
-        found = self._view.lstat(f"{self._site}/{source}")
-        return found is None or entry.layer < found.layer
+        other = self._view.lstat(f"{self._site}/{source}")
+        return other is None or entry.layer < other.layer
 
     def read(self, path: str) -> bytes | None:
         """The bytes of a file of site-packages, also of one in a locked base."""
@@ -447,8 +447,8 @@ class _InSite:
     def children(self, directory: str) -> set[str]:
         """The names in a folder of site-packages, recorded or not."""
         where = f"{self._site}/{directory}".rstrip("/")
-        found = self._named.get(directory, set())
-        return found | set(self._view.names(where))
+        children = self._named.get(directory, set())
+        return children | set(self._view.names(where))
 
     def is_hook(self, path: str) -> bool:
         """Whether Python, or vLLM, runs it at startup."""
@@ -524,18 +524,18 @@ class _Start:
 
     def _links(self, path: str) -> set[str]:
         """A path, and every path that its links lead through."""
-        found: set[str] = set()
-        while path not in found and len(found) < _LINKS:
-            found.add(path)
+        links: set[str] = set()
+        while path not in links and len(links) < _LINKS:
+            links.add(path)
             folder = self._view.realpath(path.rpartition("/")[0] or "/")
             if folder is not None:
                 path = f"{folder.rstrip('/')}/{path.rpartition('/')[2]}"
-                found.add(path)
+                links.add(path)
             entry = self._view.lstat(path)
             if entry is None or entry.kind != SYMLINK:
                 break
             path = normpath(join(path.rpartition("/")[0], entry.row.link))
-        return found
+        return links
 
     def runs(self, path: str) -> bool:
         """Whether an absolute path is a program or setting of every start, or its code."""
@@ -598,7 +598,7 @@ def _settings(env: Mapping[str, str]) -> Iterator[str]:
 
 def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
     """Hooks that layers above the base add to another folder that may be on ``sys.path``."""
-    found = []
+    paths = []
     for path, entry in upper.below("/").items():
         if entry.kind == DIR or f"/{path}".startswith(f"{site}/"):
             continue
@@ -610,11 +610,11 @@ def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
         inside = f"{folder.rpartition('/')[2]}/{name}"
         plugs = _ENTRY_POINTS.fullmatch(inside) and _has_plugins(upper.read(f"/{path}"))
         if code or plugs or _CUSTOMIZE.fullmatch(name) or start.runs(f"/{path}"):
-            found.append(f"/{path}")
-    folders = {path.rpartition("/")[0] for path in found}
+            paths.append(f"/{path}")
+    folders = {path.rpartition("/")[0] for path in paths}
     folders |= {folder.rpartition("/")[0] for folder in folders}
-    packaged = _packaged(upper, folders) if found else set()
-    return [path for path in found if path not in packaged]
+    packaged = _packaged(upper, folders) if paths else set()
+    return [path for path in paths if path not in packaged]
 
 
 def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:

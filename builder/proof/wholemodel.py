@@ -113,8 +113,8 @@ class CacheRow(Part, frozen=True, kw_only=True):
         """The bytes of all these caches for a sequence of so many tokens."""
         if "Mamba" in self.kind:  # one state a sequence, however long
             return self.block_bytes * self.count
-        held = min(tokens, self.window + self.block_tokens) if self.window else tokens
-        return math.ceil(held / self.block_tokens) * self.block_bytes * self.count
+        stored = min(tokens, self.window + self.block_tokens) if self.window else tokens
+        return math.ceil(stored / self.block_tokens) * self.block_bytes * self.count
 
 
 class ModelAnswer(Part, frozen=True, kw_only=True):
@@ -448,15 +448,15 @@ def configuration_alone(folder: Path) -> Path:
 def configuration_of(texts: Mapping[str, bytes]) -> Path:
     """A folder with configuration files of these names and contents, named by content."""
     key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
-    made = cache_dir() / "preflight" / "models" / key[:24]
-    with locked(str(made)):
-        if not made.exists():
-            with making(made) as partial:
+    folder = cache_dir() / "preflight" / "models" / key[:24]
+    with locked(str(folder)):
+        if not folder.exists():
+            with making(folder) as partial:
                 partial.mkdir(parents=True)
                 for name, text in texts.items():
                     (partial / name).write_bytes(text)
-                partial.rename(made)
-    return made
+                partial.rename(folder)
+    return folder
 
 
 def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:

@@ -186,9 +186,9 @@ class Node:
             finally:
                 process.terminate()
 
-    def failed(self, status: int, said: str) -> RemoteError:
+    def failed(self, status: int, output: str) -> RemoteError:
         """The error for a failed command on the node, with the end of its output."""
-        lines = [line for line in said.splitlines() if line.strip() and "Allocated" not in line]
+        lines = [line for line in output.splitlines() if line.strip() and "Allocated" not in line]
         words = "\n  ".join(lines[-_LINES:])
         hints = {
             255: f"{shlex.join(self.ssh)} {self.host} docker version; it must not prompt",
@@ -563,8 +563,8 @@ def layers_of_all(nodes: Sequence[Node], jobs: int) -> frozenset[str]:
             return None  # the transfer to it says why
 
     with ThreadPoolExecutor(jobs) as pool:
-        found = [layers for layers in pool.map(survey, nodes) if layers is not None]
-    return frozenset.intersection(*found) if found else frozenset()
+        present = [layers for layers in pool.map(survey, nodes) if layers is not None]
+    return frozenset.intersection(*present) if present else frozenset()
 
 
 @contextmanager
@@ -620,10 +620,10 @@ def store(
             "this Docker Engine does not save images as OCI layouts: Docker 25 and later do",
             hint="build the image with --output oci:DIR, and distribute oci:DIR",
         )
-    found = [m for m in _manifests(layout, _document(index, _INDEX), 2) if _is(layout, m, image)]
-    if len(found) != 1:
-        raise RemoteError(f"Docker saved {len(found)} images for {image}, not one")
-    return found[0]
+    manifests = [m for m in _manifests(layout, _document(index, _INDEX), 2) if _is(layout, m, image)]
+    if len(manifests) != 1:
+        raise RemoteError(f"Docker saved {len(manifests)} images for {image}, not one")
+    return manifests[0]
 
 
 def _document(data: bytes, what: str) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
     except ValueError as error:
         raise UsageError(f"{origin} is not JSON: {error}") from None
     documents = value if isinstance(value, list) else [value]
-    found = []
+    all_evidence = []
     for document in documents:
         report = document.get("verify", document) if isinstance(document, dict) else None
         evidence = Evidence(document=report or {}, origin=origin)
@@ -175,8 +175,8 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
                 f"{origin} is not evidence from spark-build: {error}",
                 hint="spark-build verify TARGET --json >evidence.json",
             ) from None
-        found.append(evidence)
-    return found
+        all_evidence.append(evidence)
+    return all_evidence
 
 
 def read_evidence(path: Path) -> list[Evidence]:

@@ -253,12 +253,12 @@ class TaggedManifests:
             raise RemoteError(
                 f"{self._repository.name}: indexes are nested more than {_DEPTH} deep"
             )
-        found = {digest}
+        reached = {digest}
         for entry in self._entries(digest):
-            found.add(entry.digest)
+            reached.add(entry.digest)
             if entry.media_type in INDEX_TYPES:
-                found |= self._reach(entry.digest, depth - 1)
-        return found
+                reached |= self._reach(entry.digest, depth - 1)
+        return reached
 
     def _entries(self, digest: str) -> tuple[Descriptor, ...]:
         if digest not in self._listed:

@@ -335,10 +335,10 @@ def _entry(whole: ImageSet, image: Image) -> Image:
         count = len(candidate.layers)
         if [d.digest for d in candidate.layers] == [d.digest for d in image.layers[:count]]:
             return candidate
-    found = [candidate for candidate in whole.images if candidate.platform == image.platform]
-    if len(found) != 1:
+    entries = [candidate for candidate in whole.images if candidate.platform == image.platform]
+    if len(entries) != 1:
         raise UsageError(f"{whole.digest} has no single image for {image.platform}")
-    return found[0]
+    return entries[0]
 
 
 def _note(base: PlannedBase, whole: ImageSet, chosen: Image, tag: str) -> Attachment:
@@ -590,15 +590,15 @@ def _bases_beside(
     stored: StoredImage, repository: Repository, places: Locations
 ) -> tuple[Repository, ...]:
     """Repositories of the bases on the same registry, from which layers are mounted."""
-    found: dict[str, Repository] = {}
+    bases: dict[str, Repository] = {}
     for image in stored.subject.ours:
         name = image.labels.get("org.opencontainers.image.base.name", "")
         if name:
             base = parse_reference(name)
             if base.host == repository.registry.host and base.repository != repository.path:
                 registry = places.registry(base.host)
-                found[base.name] = registry.repository(base.repository)
-    return tuple(found.values())
+                bases[base.name] = registry.repository(base.repository)
+    return tuple(bases.values())
 
 
 def _carry_out(
@@ -639,8 +639,8 @@ def _carry_out(
 def _previous(steps: Sequence[Step], tag: str) -> str | None:
     """The previous digest of a moved tag."""
     prefix = f"{tag}{PREVIOUS} -> "
-    found = [s.what.removeprefix(prefix) for s in steps if s.what.startswith(prefix)]
-    return found[0] if found else None
+    previous = [s.what.removeprefix(prefix) for s in steps if s.what.startswith(prefix)]
+    return previous[0] if previous else None
 
 
 def _engine_dry_run(

@@ -158,12 +158,12 @@ def open_source(ref: Ref, places: Locations) -> Iterator[Opened]:
     if ref.in_layout or ref.in_registry or ref.digest:
         yield _stored(ref, places)
         return
-    held = InEngine.present(ref.text)
-    if held is None:
+    image = InEngine.present(ref.text)
+    if image is None:
         yield _of_registry(ref, places)
         return
-    with closing(held):
-        yield EngineImage(ref=ref, image=held, baked=_baked_in(held, ref.text))
+    with closing(image):
+        yield EngineImage(ref=ref, image=image, baked=_baked_in(image, ref.text))
 
 
 def _of_registry(ref: Ref, places: Locations) -> StoredImage:
@@ -255,11 +255,11 @@ def check_overlay(opened: Opened, *, allowed: bool, to: Sequence[str]) -> None:
 def how_to_run(opened: Opened) -> tuple[str, str]:
     """How to build an image from an overlay: the Dockerfile, if no file has it, and the command."""
     recipe = opened.recipe
-    found = None
+    dockerfile = None
     if opened.ref.in_layout:
-        found = find_dockerfile(layout_place(opened.ref)[0], opened.claims[0].digest)
-    build = recipe.command(found)
+        dockerfile = find_dockerfile(layout_place(opened.ref)[0], opened.claims[0].digest)
+    build = recipe.command(dockerfile)
     lines = [f"The image consists of {recipe.base} and the overlay: {build}"]
-    if found is None:
+    if dockerfile is None:
         lines += ["with this Dockerfile:", *(f"  {x}" for x in recipe.dockerfile.splitlines())]
     return "\n".join(f"  {line}" for line in lines), build

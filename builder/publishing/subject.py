@@ -187,8 +187,8 @@ class ImageSet:
 
     def blobs(self) -> list[Descriptor]:
         """All blobs of all images, without repetition."""
-        found = {b.digest: b for image in self.images for b in (*image.layers, image.config)}
-        return list(found.values())
+        blobs = {b.digest: b for image in self.images for b in (*image.layers, image.config)}
+        return list(blobs.values())
 
     @property
     def name(self) -> Name:
@@ -321,10 +321,10 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
         RemoteError: a layer cannot be read.
     """
     for blob in reversed(image.layers):
-        kept, files = _look(source, blob)
-        if _PLAN in kept:
-            plan = read_plan(kept[_PLAN], f"{source.name}: {image.digest}")
-            layers = read_layers(kept.get(_LAYERS, b""), image.digest)
+        contents, files = _look(source, blob)
+        if _PLAN in contents:
+            plan = read_plan(contents[_PLAN], f"{source.name}: {image.digest}")
+            layers = read_layers(contents.get(_LAYERS, b""), image.digest)
             stated = plan.document.plan_digest
             if stated != image.plan_digest:
                 raise UsageError(
@@ -332,7 +332,7 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
                     f"carries plan {stated}: the image was modified after the build"
                 )
             return Baked(
-                version=version_in(kept.get(_METADATA, b"")),
+                version=version_in(contents.get(_METADATA, b"")),
                 recorded=plan,
                 layers=tuple(layers),
                 files=files,
@@ -344,13 +344,13 @@ def read_baked(source: ImageSource, image: Image) -> Baked:
 
 def version_in(metadata: bytes) -> str:
     """The version of spark-build that ``build-metadata.yaml`` names."""
-    found = _VERSION.search(metadata)
-    return found[1].decode("utf-8", "replace") if found else ""
+    match = _VERSION.search(metadata)
+    return match[1].decode("utf-8", "replace") if match else ""
 
 
 def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict[str, str]]:
     """The wanted files of this layer, and the sha256 of every file in it."""
-    kept: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     files: dict[str, str] = {}
     with source.open(blob) as stream:
         unpacked = Unpacked(stream, f"{source.name}: {blob.digest}")
@@ -366,6 +366,6 @@ def _look(source: ImageSource, blob: Descriptor) -> tuple[dict[str, bytes], dict
                     pieces.append(piece)
             files[f"/{member.path}"] = digest.hexdigest()
             if keep:
-                kept[member.path] = b"".join(pieces)
+                contents[member.path] = b"".join(pieces)
         unpacked.finish()
-    return kept, files
+    return contents, files

@@ -144,12 +144,12 @@ class HeldRow(Part, frozen=True, kw_only=True):
     added_bytes: Count | None
 
     @classmethod
-    def of(cls, held: StoredManifest) -> HeldRow:
+    def of(cls, stored: StoredManifest) -> HeldRow:
         """The row for a manifest."""
-        label, images = held.label, held.images
+        label, images = stored.label, stored.images
         return cls(
-            digest=held.digest,
-            tags=tuple(Tag(tag=tag, kind=held.kind(tag)) for tag in held.tags),
+            digest=stored.digest,
+            tags=tuple(Tag(tag=tag, kind=stored.kind(tag)) for tag in stored.tags),
             plan_digest=images[0].plan_digest if len(images) == 1 else None,
             plans={image.platform: image.plan_digest for image in images},
             version=label.get("org.opencontainers.image.version"),
@@ -157,12 +157,12 @@ class HeldRow(Part, frozen=True, kw_only=True):
             layers=_words(label, f"{LABEL_PREFIX}.layers"),
             base=_pinned_base(images[0]) if images else "",
             created=images[0].created if images else None,
-            published=held.published or None,
-            verified=held.verified,
-            levels=held.levels,
-            signed=held.signed,
-            overlay=held.overlay,
-            added_bytes=held.added,
+            published=stored.published or None,
+            verified=stored.verified,
+            levels=stored.levels,
+            signed=stored.signed,
+            overlay=stored.overlay,
+            added_bytes=stored.added,
         )
 
 
@@ -220,12 +220,12 @@ def take_inventory(repository: PublishTarget) -> Inventory:
         for tag, digest in zip(plain, pool.map(repository.digest_of, plain), strict=True):
             if digest is not None:  # deleted since it was listed
                 by_digest.setdefault(digest, []).append(tag)
-        held = list(
+        stored = list(
             pool.map(lambda item: _held(repository, *item, signed=signed), by_digest.items())
         )
-    held.sort(key=lambda h: (h.published or (h.images[0].created if h.images else ""), h.digest))
+    stored.sort(key=lambda h: (h.published or (h.images[0].created if h.images else ""), h.digest))
     return Inventory(
-        repository=repository.name, held=tuple(reversed(held)), attachments=tuple(attachments)
+        repository=repository.name, held=tuple(reversed(stored)), attachments=tuple(attachments)
     )
 
 
@@ -391,20 +391,20 @@ def judge(
     verified: dict[str, int] = {}
     every: dict[str, int] = {}
     verdicts = []
-    for held in inventory.held:
-        if not held.own_tags or set(held.tags) - set(held.own_tags):
-            other = [tag for tag in held.tags if tag not in held.own_tags]
+    for stored in inventory.held:
+        if not stored.own_tags or set(stored.tags) - set(stored.own_tags):
+            other = [tag for tag in stored.tags if tag not in stored.own_tags]
             verdicts.append(
-                RetentionDecision(held=held, keep=True, reason=f"named by {', '.join(other)}")
+                RetentionDecision(held=stored, keep=True, reason=f"named by {', '.join(other)}")
             )
             continue
-        profile = held.profile
+        profile = stored.profile
         every[profile] = every.get(profile, 0) + 1
-        if held.verified:  # what is not verified never pushes it out
+        if stored.verified:  # what is not verified never pushes it out
             verified[profile] = verified.get(profile, 0) + 1
-        stays = (verified if held.verified else every)[profile] <= keep
+        stays = (verified if stored.verified else every)[profile] <= keep
         reason = f"{'among' if stays else 'older than'} the newest {keep} of {profile}"
-        verdicts.append(RetentionDecision(held=held, keep=stays, reason=reason))
+        verdicts.append(RetentionDecision(held=stored, keep=stays, reason=reason))
     return _keep_named(verdicts, names)
 
 
@@ -440,34 +440,34 @@ def removals(
     """
     going = sorted(
         (verdict.held for verdict in verdicts if not verdict.keep),
-        key=lambda held: len(_parts(held)) == 0,
+        key=lambda stored: len(_parts(stored)) == 0,
     )
-    tags = {tag for held in going for tag in held.tags}
-    last = {part: held.digest for held in going for part in _parts(held)}
-    found: dict[str, Removal] = {}
-    for held in going:
-        root = Removal(digest=held.digest, what="image", tags=held.tags)
+    tags = {tag for stored in going for tag in stored.tags}
+    last = {part: stored.digest for stored in going for part in _parts(stored)}
+    removals: dict[str, Removal] = {}
+    for stored in going:
+        root = Removal(digest=stored.digest, what="image", tags=stored.tags)
         parts = [
-            Removal(digest=part, what="part", of=held.digest)
-            for part in _parts(held)
-            if last[part] == held.digest
+            Removal(digest=part, what="part", of=stored.digest)
+            for part in _parts(stored)
+            if last[part] == stored.digest
             and part not in {other.digest for other in going}
             and not names.get(part, set()) - tags
         ]
         for image in (root, *parts):
             belongs = _belongings(repository, inventory, image.digest, names)
-            found |= {one.digest: one for one in (image, *belongs) if one.digest not in found}
+            removals |= {one.digest: one for one in (image, *belongs) if one.digest not in removals}
     for subject in dict.fromkeys(map(subject_of_tag, inventory.attachments)):
-        if subject not in found and _is_left_over(repository, subject):
+        if subject not in removals and _is_left_over(repository, subject):
             belongs = _belongings(repository, inventory, subject, names)
-            found |= {one.digest: one for one in belongs if one.digest not in found}
-    return list(found.values())
+            removals |= {one.digest: one for one in belongs if one.digest not in removals}
+    return list(removals.values())
 
 
-def _parts(held: StoredManifest) -> list[str]:
+def _parts(stored: StoredManifest) -> list[str]:
     """The manifests in an index."""
-    images = held.subject.images if held.subject is not None else ()
-    return [image.digest for image in images if image.digest != held.digest]
+    images = stored.subject.images if stored.subject is not None else ()
+    return [image.digest for image in images if image.digest != stored.digest]
 
 
 def _belongings(
