@@ -137,11 +137,16 @@ def use_ordinary_pip(folder: Path) -> None:
     files = [Path.home() / ".pip" / "pip.conf", config / "pip" / "pip.conf"]
     named = os.environ.get("PIP_CONFIG_FILE")
     files += [Path(named)] if named and named != os.devnull else []
-    found = configparser.RawConfigParser()
-    found.read(files, encoding="utf-8")
+    configuration = configparser.RawConfigParser()
+    configuration.read(files, encoding="utf-8")
     ordinary = configparser.RawConfigParser()
-    kept = {k: v for s in found.sections() for k, v in found.items(s) if k in _ORDINARY_PIP}
-    ordinary["global"] = kept
+    settings = {
+        k: v
+        for s in configuration.sections()
+        for k, v in configuration.items(s)
+        if k in _ORDINARY_PIP
+    }
+    ordinary["global"] = settings
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "ordinary-pip.conf"
     partial = target.with_suffix(f".{os.getpid()}")
@@ -176,10 +181,10 @@ _TEST_DISK = 22e9
 def say_if_disk_is_short() -> None:
     """A full disk shows as a hundred strange failures: name it before they come."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    kept = cache / "spark-build" / "sandbox"
+    sandboxes = cache / "spark-build" / "sandbox"
     place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
-    if free < _TEST_DISK and not kept.is_dir():
+    if free < _TEST_DISK and not sandboxes.is_dir():
         say(
             f"warning: a first test run needs about {_TEST_DISK / 1e9:.0f} GB below {cache}, "
             f"and {free / 1e9:.1f} GB are free there; XDG_CACHE_HOME and "
@@ -213,8 +218,8 @@ def compiling(words: list[str]) -> bool:
 def bring_compilers(python: str) -> None:
     """Install the compilers that tests ask for, where they are missing."""
     compilers = [python, "-m", "tests.compilers"]
-    made = subprocess.run(compilers, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
-    if nvcc := made.stdout.strip().rpartition("\n")[2]:
+    done = subprocess.run(compilers, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if nvcc := done.stdout.strip().rpartition("\n")[2]:
         os.environ["PATH"] += os.pathsep + nvcc
 
 

@@ -18,8 +18,8 @@ _held: list[dict[str, str]] = []
 
 
 def _now() -> Mapping[str, str]:
-    held = _held[-1:]  # another thread's command may end meanwhile
-    return held[0] if held else os.environ
+    current = _held[-1:]  # another thread's command may end meanwhile
+    return current[0] if current else os.environ
 
 
 class Variable(NamedTuple):
@@ -124,7 +124,7 @@ def during_a_command() -> Iterator[None]:
     try:
         yield
     finally:
-        _held[:] = [held for held in _held if held is not own]
+        _held[:] = [other for other in _held if other is not own]
 
 
 def choose(variable: Variable, text: str) -> None:

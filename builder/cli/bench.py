@@ -67,19 +67,19 @@ def bench(
         {"-o": output, "--plot": plot}, {"--log": request.log, "--against": request.against}
     )
     other = read_bench(request.against) if request.against and plot else None
-    made, failures = measured(request)
+    results, failures = measured(request)
     if output:
-        write_atomically(output, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        write_atomically(output, msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     if plot:
-        write_atomically(plot, plotted(made, other).encode())
+        write_atomically(plot, plotted(results, other).encode())
     if json:
-        print_json(made)
+        print_json(results)
     else:
-        print("\n".join(lines(made)))
+        print("\n".join(lines(results)))
     if failures:
         reason = max(failures, key=lambda one: failures[one])
         raise RemoteError(
-            f"{made.url}: {counted(sum(failures.values()), 'request')} failed: {reason}",
+            f"{results.url}: {counted(sum(failures.values()), 'request')} failed: {reason}",
             hint="docker logs NAME 2>&1 | spark-build diagnose -",
         )
 

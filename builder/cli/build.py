@@ -42,18 +42,18 @@ def plan(
     ref = inputs.base_ref()
     planning = inputs.identify(ref)
     try:
-        made = planning.plan()
+        build_plan = planning.plan()
     finally:
         planning.close()
     if json:
-        print_json(made.document)
+        print_json(build_plan.document)
     else:
-        refuse_unserved(made, inputs.selection)
+        refuse_unserved(build_plan, inputs.selection)
         with console.as_data():
-            show_plan(made, elsewhere=planning.elsewhere)
+            show_plan(build_plan, elsewhere=planning.elsewhere)
     console.detail(f"read {megabytes(inputs.index.bytes_read)} from the package index")
-    refuse_nothing(made, inputs.selection)
-    refuse_plan(made, planning.rebuild_command("image"))
+    refuse_nothing(build_plan, inputs.selection)
+    refuse_plan(build_plan, planning.rebuild_command("image"))
 
 
 @command(

@@ -121,9 +121,9 @@ def prune(
         keep_bytes=None if keep_bytes is None else bytes_of(keep_bytes),
     )
     done = pruned(cache_dir(), request, dry_run=dry_run)
-    kept = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
+    remaining = f"; the other {megabytes(done.kept_bytes)} are kept" if done.kept_bytes else ""
     if older_than is not None:
-        nothing = f"every entry was used within the last {older_than}{kept}"
+        nothing = f"every entry was used within the last {older_than}{remaining}"
     else:
         nothing = f"its removable entries already take less than {keep_bytes}"
     _tell(done, nothing, "spark-build cache clean", dry_run=dry_run, json=json)

@@ -35,9 +35,11 @@ def list_all(patches: Patches = (), *, json: Json = False) -> None:
     layers = order([catalog.layer(name) for name in catalog.folders])
     catalog.say_shadows()
     if json:
-        found = (ProfileRow(name=p.name, summary=p.summary, layers=p.layers) for p in profiles)
+        profile_rows = (
+            ProfileRow(name=p.name, summary=p.summary, layers=p.layers) for p in profiles
+        )
         rows = (LayerRow(name=one.name, summary=one.summary) for one in layers)
-        print_json(LayerList(profiles=tuple(found), layers=tuple(rows)))
+        print_json(LayerList(profiles=tuple(profile_rows), layers=tuple(rows)))
         return
     print("profiles")
     for profile in profiles:
@@ -160,8 +162,8 @@ def check(
         raise UsageError(f"{count}, and --strict allows none", hint="docs/layers.md explains each")
 
 
-def _print_findings(found: "Iterable[LayerFinding]") -> None:
-    for one in found:
+def _print_findings(findings: "Iterable[LayerFinding]") -> None:
+    for one in findings:
         console.warn(str(one))
 
 
@@ -255,11 +257,11 @@ def _converted(name: str, directory: Path, source: "Source", reading: "Reading")
     )
 
 
-def _print_new(made: "NewLayer", directory: Path, *, json: bool) -> None:
+def _print_new(layer: "NewLayer", directory: Path, *, json: bool) -> None:
     from builder.layers.layerfile import load_layer
     from builder.pipeline.pins import unpinned
 
-    names = made.series or (made.name,)
+    names = layer.series or (layer.name,)
     for name in names:
         if unpinned(load_layer(directory / name)):
             console.say(
@@ -274,7 +276,7 @@ def _print_new(made: "NewLayer", directory: Path, *, json: bool) -> None:
         f"see where it applies: spark-build matrix -l {','.join(names)} --patches {directory}"
     )
     if json:
-        print_json(made)
+        print_json(layer)
     else:
         print("\n".join(str(directory / name) for name in names))
 

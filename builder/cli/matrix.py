@@ -109,9 +109,9 @@ def _print_choices(rows: "Sequence[MatrixRow]") -> None:
     from builder.common.document import plain
 
     for row in rows:
-        for kind, found in (row.choices or {}).items():
+        for kind, by_choice in (row.choices or {}).items():
             print(f"\nvllm {row.vllm}, unpatched, {kind}")
-            for choice, outcome in found.items():
+            for choice, outcome in by_choice.items():
                 what, text = next(iter(plain(outcome).items()))
                 shown = _wrapped(text if what == "selected" else f"{what}: {text}", 45)
                 name = f"  {choice or '(nothing set)':<43}"

@@ -41,62 +41,64 @@ def memory(request: MemoryRequest, *, json: Json = False) -> None:
     """Print the estimate; exit 5 if the model does not fit."""
     from builder.serving.memory import memory_estimate, next_step
 
-    made = memory_estimate(request)
+    estimate = memory_estimate(request)
     if json:
-        print_json(made)
+        print_json(estimate)
     else:
-        print("\n".join(_memory_lines(made)))
-    if made.fits == "no":
+        print("\n".join(_memory_lines(estimate)))
+    if estimate.fits == "no":
         raise SparkBuildError(
-            f"{made.model} does not fit into {made.utilization.share:.2f} of "
-            f"{made.total.bytes / GIB:.1f} GiB",
+            f"{estimate.model} does not fit into {estimate.utilization.share:.2f} of "
+            f"{estimate.total.bytes / GIB:.1f} GiB",
             Exit.VERIFY_FAILED,
-            hint=next_step(made),
+            hint=next_step(estimate),
         )
 
 
-def _memory_lines(made: "MemoryEstimate") -> Iterator[str]:
-    yield f"{made.model} on one GB10 (an estimate; nothing was started)"
-    yield _figure("memory", made.total)
-    if made.weights:
-        yield _figure("weights", made.weights)
-    if cache := made.kv_cache:
+def _memory_lines(estimate: "MemoryEstimate") -> Iterator[str]:
+    yield f"{estimate.model} on one GB10 (an estimate; nothing was started)"
+    yield _figure("memory", estimate.total)
+    if estimate.weights:
+        yield _figure("weights", estimate.weights)
+    if cache := estimate.kv_cache:
         windows = f", {cache.sliding_layers} with a window" if cache.sliding_layers else ""
         state = f", state {cache.state_bytes} bytes" if cache.state_bytes else ""
         yield _row("KV cache", _gibibytes(cache.bytes),
                    f"{cache.sequences} x {cache.context} tokens, {cache.dtype} ({cache.source}), "
                    f"{cache.full_layers} attention layers{windows}, "
                    f"{cache.bytes_per_token} bytes for each token{state}")  # fmt: skip
-    yield _figure("activations", made.activations)
-    yield _figure("CUDA graphs", made.cuda_graphs)
-    yield _figure("system", made.system)
-    if made.room_for_kv_cache is not None:
-        most = f"{_gibibytes(made.room_at_most or 0)} at most, at {made.utilization.most:.2f}"
-        yield _row("KV cache room", _gibibytes(made.room_for_kv_cache),
-                   f"at --gpu-memory-utilization {made.utilization.share:.2f}; {most}")  # fmt: skip
-    yield f"  fits              {made.fits}"
-    if made.flags:
-        yield f"  flags             {' '.join(made.flags)}"
-    if made.ceiling:
-        yield f"  ceiling           {made.ceiling.text}"
-    yield from _held(made)
-    for title, items in (("unknown", made.unknown), ("not counted", made.not_counted)):
+    yield _figure("activations", estimate.activations)
+    yield _figure("CUDA graphs", estimate.cuda_graphs)
+    yield _figure("system", estimate.system)
+    if estimate.room_for_kv_cache is not None:
+        most = (
+            f"{_gibibytes(estimate.room_at_most or 0)} at most, at {estimate.utilization.most:.2f}"
+        )
+        yield _row("KV cache room", _gibibytes(estimate.room_for_kv_cache),
+                   f"at --gpu-memory-utilization {estimate.utilization.share:.2f}; {most}")  # fmt: skip
+    yield f"  fits              {estimate.fits}"
+    if estimate.flags:
+        yield f"  flags             {' '.join(estimate.flags)}"
+    if estimate.ceiling:
+        yield f"  ceiling           {estimate.ceiling.text}"
+    yield from _held(estimate)
+    for title, items in (("unknown", estimate.unknown), ("not counted", estimate.not_counted)):
         for item in items:
             yield f"{title}: {item}"
 
 
-def _held(made: "MemoryEstimate") -> Iterator[str]:
-    if not made.held:
+def _held(estimate: "MemoryEstimate") -> Iterator[str]:
+    if not estimate.held:
         return
     yield f"\n{'layers':<28}{'dtype':<10}{'tensors':>8}{'GiB':>10}{'read/token':>12}"
-    for row in made.held:
+    for row in estimate.held:
         read = "unknown" if row.read is None else f"{row.read / GIB:.3f}"
         yield f"{row.group:<28}{row.dtype:<10}{row.tensors:>8}{row.bytes / GIB:>10.3f}{read:>12}"
     from builder.serving.memory import SIXTEEN_BITS
 
-    kept = [row for row in made.held if row.dtype in SIXTEEN_BITS]
-    if kept:
-        named = ", ".join(f"{row.group} {row.bytes / GIB:.3f} GiB" for row in kept)
+    unquantised = [row for row in estimate.held if row.dtype in SIXTEEN_BITS]
+    if unquantised:
+        named = ", ".join(f"{row.group} {row.bytes / GIB:.3f} GiB" for row in unquantised)
         yield f"in 16 bits: {named}"
 
 
@@ -153,18 +155,18 @@ def audit(
     if inside is not None and subject is None and against is None:
         _write_inside(inside, json=json)
         return
-    made = audited(audit_request(subject, inside, against, models))
+    result = audited(audit_request(subject, inside, against, models))
     if json:
-        print_json(made)
+        print_json(result)
     else:
-        print("\n".join(_audit_lines(made)))
-    if made.compared and made.compared.lost:
-        lost = made.compared.lost
+        print("\n".join(_audit_lines(result)))
+    if result.compared and result.compared.lost:
+        lost = result.compared.lost
         number = sum(one.modules for one in lost)
         named = ", ".join(one.name for one in lost[:3]) + (", ..." if len(lost) > 3 else "")
         raise SparkBuildError(
-            f"vLLM {made.vllm} has {counted(number, 'module')} in 16 bits that "
-            f"{made.compared.checkpoint} has quantised: {named}; the server's log may show why",
+            f"vLLM {result.vllm} has {counted(number, 'module')} in 16 bits that "
+            f"{result.compared.checkpoint} has quantised: {named}; the server's log may show why",
             Exit.VERIFY_FAILED,
             hint="spark-build diagnose LOG",
         )
@@ -174,11 +176,11 @@ def _write_inside(folder: Path, *, json: bool) -> None:
     """Write the files that audit a model inside vLLM, and print how to use them."""
     from builder.serving.audit import SCRIPT, write_inside
 
-    made = write_inside(folder)
+    document = write_inside(folder)
     if json:
-        print_json(made)
+        print_json(document)
         return
-    print("\n".join(made.written))
+    print("\n".join(document.written))
     volume = f"-v {shlex.quote(f'{folder.resolve()}:/audit')}"
     print(
         f"\nLoad a model, audit it, and end:\n"
@@ -191,73 +193,74 @@ def _write_inside(folder: Path, *, json: bool) -> None:
     )
 
 
-def _audit_lines(made: "Audit") -> Iterator[str]:
-    rank = f", rank {made.rank} of {made.world_size}" if made.world_size > 1 else ""
-    yield f"{made.model}, {_SOURCES[made.source].format(vllm=made.vllm)}{rank}"
-    if made.bytes is not None:
-        more = f", and {made.buffers / GIB:.3f} GiB of buffers" if made.buffers else ""
-        least = "at least " if made.at_least else ""
-        yield f"weights: {least}{made.bytes / GIB:.3f} GiB{more}"
-    yield from _methods(made)
-    yield from _kept(made.kept)
-    if made.ceiling:
+def _audit_lines(result: "Audit") -> Iterator[str]:
+    rank = f", rank {result.rank} of {result.world_size}" if result.world_size > 1 else ""
+    yield f"{result.model}, {_SOURCES[result.source].format(vllm=result.vllm)}{rank}"
+    if result.bytes is not None:
+        more = f", and {result.buffers / GIB:.3f} GiB of buffers" if result.buffers else ""
+        least = "at least " if result.at_least else ""
+        yield f"weights: {least}{result.bytes / GIB:.3f} GiB{more}"
+    yield from _methods(result)
+    yield from _kept(result.kept)
+    if result.ceiling:
         yield ""
-        yield f"ceiling: {made.ceiling.text}"
-    if made.compared:
+        yield f"ceiling: {result.ceiling.text}"
+    if result.compared:
         yield ""
-        yield from _compared(made.compared)
-    for item in made.unknown:
+        yield from _compared(result.compared)
+    for item in result.unknown:
         yield f"unknown: {item}"
 
 
-def _methods(made: "Audit") -> Iterator[str]:
-    if made.source == "model":
-        for row in made.methods:
+def _methods(result: "Audit") -> Iterator[str]:
+    if result.source == "model":
+        for row in result.methods:
             yield f"  {row.name:<16} {row.source}"
         return
-    names = [f"{row.name}, {row.kernel}" if row.kernel else row.name for row in made.methods]
+    names = [f"{row.name}, {row.kernel}" if row.kernel else row.name for row in result.methods]
     width = max(map(len, names))
-    title = "kind" if made.source == "headers" else "method and kernel"
+    title = "kind" if result.source == "headers" else "method and kernel"
     yield f"\n{title:<{width}}{'modules':>9}{'GiB':>10}{'read/token':>12}  dtypes"
-    for row, name in zip(made.methods, names, strict=True):
+    for row, name in zip(result.methods, names, strict=True):
         dtypes = ", ".join(f"{dtype} {_gib(size)}" for dtype, size in row.dtypes.items())
         yield (f"{name:<{width}}{row.modules:>9}{_gib(row.bytes):>10}{_gib(row.read):>12}"
                f"  {dtypes}")  # fmt: skip
 
 
-def _kept(kept: Sequence["KeptLayers"]) -> Iterator[str]:
-    if not kept:
+def _kept(unquantised: Sequence["KeptLayers"]) -> Iterator[str]:
+    if not unquantised:
         return
-    total = [row.share for row in kept]
+    total = [row.share for row in unquantised]
     share = None if None in total else sum(filter(None, total))
     words = "" if share is None else f": {share:.0%} of what a token reads"
     yield f"\nnot quantised{words}"
-    shown = [row for row in kept if (row.share or 0) >= _SHOWN or row.share is None]
+    shown = [row for row in unquantised if (row.share or 0) >= _SHOWN or row.share is None]
     width = max((len(row.name) for row in shown), default=0)
     for row in shown:
         part = "unknown" if row.share is None else f"{row.share:.1%}"
         layers = f"  layers {_short(row.layers)}" if row.layers else ""
         yield f"  {row.name:<{width}}{row.modules:>6}{_gib(row.bytes):>10} GiB{part:>9}{layers}"
-    if rest := [row for row in kept if row not in shown]:
+    if rest := [row for row in unquantised if row not in shown]:
         size = sum(row.bytes for row in rest)
         yield f"  {len(rest)} other names, {_gib(size)} GiB, each below {_SHOWN:.1%} or not read"
 
 
-def _compared(made: "Comparison") -> Iterator[str]:
-    yield f"against {made.checkpoint}: {made.same} of vLLM's modules are as in the checkpoint"
-    for one in made.differences:
+def _compared(comparison: "Comparison") -> Iterator[str]:
+    same = f"{comparison.same} of vLLM's modules are as in the checkpoint"
+    yield f"against {comparison.checkpoint}: {same}"
+    for one in comparison.differences:
         kinds = f"{one.checkpoint} in the checkpoint, {one.loaded} in vLLM"
         yield f"  {one.what}: {_extent(one)}; {kinds}"
-    yield from _unmatched("only in the checkpoint", made.only_checkpoint)
-    yield from _unmatched("only in vLLM", made.only_loaded)
+    yield from _unmatched("only in the checkpoint", comparison.only_checkpoint)
+    yield from _unmatched("only in vLLM", comparison.only_loaded)
 
 
-def _unmatched(title: str, found: Sequence["Unmatched"]) -> Iterator[str]:
-    large = [one for one in found if one.bytes >= _SMALL]
+def _unmatched(title: str, unmatched: Sequence["Unmatched"]) -> Iterator[str]:
+    large = [one for one in unmatched if one.bytes >= _SMALL]
     for one in large:
         yield f"  {title}: {_extent(one)}"
-    if len(found) > len(large):
-        yield f"  {title}: {len(found) - len(large)} other names of less than 1 MiB each"
+    if len(unmatched) > len(large):
+        yield f"  {title}: {len(unmatched) - len(large)} other names of less than 1 MiB each"
 
 
 def _extent(one: "Difference | Unmatched") -> str:

@@ -77,35 +77,35 @@ def _option(command: Any, name: str) -> Any:
 
 def _with_options(hint: str) -> str:
     own = _command(words())[1]
-    kept, more, rest = words(), [], hint
+    command, more, rest = words(), [], hint
     while (match := _OPTION.match(rest)) and (option := _option(own, match[1])) is not None:
         more.append(match[1])
         if not option.is_flag:
             more += shlex.split(match[2]) if match[2] else [option.metavar or "VALUE"]
         if not option.multiple:
-            kept = _without(kept, option)
+            command = _without(command, option)
         rest = rest[match.end(1) if option.is_flag else match.end() :].lstrip()
-    return shlex.join([PROGRAM, *kept, *more]) if more and not rest else hint
+    return shlex.join([PROGRAM, *command, *more]) if more and not rest else hint
 
 
 def _leaving_out(hint: str, names: Sequence[str]) -> str:
-    own, kept = _command(words())[1], words()
+    own, command = _command(words())[1], words()
     for name in names:
         option = _option(own, name)
-        kept = _without(kept, option) if option is not None else kept
-    return shlex.join([PROGRAM, *kept]) if kept != words() else hint
+        command = _without(command, option) if option is not None else command
+    return shlex.join([PROGRAM, *command]) if command != words() else hint
 
 
 def _without(given: Sequence[str], option: Any) -> list[str]:
-    kept, skip = [], False
+    remaining, skip = [], False
     for word in given:
         if skip:
             skip = False
         elif word in option.opts:
             skip = not option.is_flag
         elif not word.startswith(tuple(f"{name}=" for name in option.opts)):
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _with_carried(hint: str) -> str:
@@ -127,11 +127,11 @@ def _with_carried(hint: str) -> str:
 
 
 def _values(given: Sequence[str], option: Any) -> list[str]:
-    found = []
+    values = []
     for word, following in zip(given, [*given[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if word in option.opts and following:
-            found.append(following)
+            values.append(following)
         elif equals and name in option.opts:
-            found.append(value)
-    return found
+            values.append(value)
+    return values

@@ -92,9 +92,9 @@ def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = 
         if not once and not stopped:
             print(f"no races in {', '.join(result.schedules)}")
     if once or stopped:
-        found = counted(len(once), "race")
-        found += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
-        message = f"{file}: {result.kernel} has {found}"
+        problems = counted(len(once), "race")
+        problems += f", and {counted(len(stopped), 'schedule')} did not end" if stopped else ""
+        message = f"{file}: {result.kernel} has {problems}"
         raise SparkBuildError(message, Exit.VERIFY_FAILED, _HINT)
 
 

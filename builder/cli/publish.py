@@ -95,36 +95,36 @@ def _show(inventory: "Inventory", *, json: bool) -> None:
     from builder.publishing.tags import HeldRow, Listing
 
     if json:
-        rows = tuple(map(HeldRow.of, inventory.held))
+        rows = tuple(map(HeldRow.of, inventory.stored))
         print_json(Listing(repository=inventory.repository, images=rows))
         return
-    if not inventory.held:
+    if not inventory.stored:
         console.say(f"  {inventory.repository} has no image")
-    for held in inventory.held:
-        _show_held(held)
+    for stored in inventory.stored:
+        _show_held(stored)
 
 
-def _show_held(held: "StoredManifest") -> None:
+def _show_held(stored: "StoredManifest") -> None:
     """Print one block for each image: names first, then its details."""
     from builder.publishing.tags import HeldRow
 
-    names = [f"{tag} ({held.kind(tag)})" for tag in held.tags]
+    names = [f"{tag} ({stored.kind(tag)})" for tag in stored.tags]
     print(f"{', '.join(names)}")
-    print(f"  digest     {held.digest}")
-    if not held.images:
+    print(f"  digest     {stored.digest}")
+    if not stored.images:
         return
-    row = HeldRow.of(held)
-    proof = _PROOF[held.verified] + (f" ({', '.join(held.levels)})" if held.levels else "")
-    added = "-" if held.added is None else megabytes(held.added)
-    plans = [f"{image.plan_digest}  {image.platform}" for image in held.images]
-    if held.overlay:
+    row = HeldRow.of(stored)
+    proof = _PROOF[stored.verified] + (f" ({', '.join(stored.levels)})" if stored.levels else "")
+    added = "-" if stored.added is None else megabytes(stored.added)
+    plans = [f"{image.plan_digest}  {image.platform}" for image in stored.images]
+    if stored.overlay:
         print(f"  is         an overlay: it runs on vllm/vllm-openai:v{row.version}, not alone")
     for key, value in (
         ("plan", "\n             ".join(plans)),
         ("base", row.base),
         ("layers", ", ".join(row.layers)),
-        ("published", held.published or f"- (made {row.created})"),
-        ("proof", proof + (", signed" if held.signed else "")),
+        ("published", stored.published or f"- (made {row.created})"),
+        ("proof", proof + (", signed" if stored.signed else "")),
         ("adds", added),
     ):
         print(f"  {key:<10} {value}")
@@ -133,7 +133,7 @@ def _show_held(held: "StoredManifest") -> None:
 def _show_verdicts(verdicts: list["RetentionDecision"]) -> None:
     for verdict in verdicts:
         word = "keep" if verdict.keep else "old"
-        print(f"{word:<13}{', '.join(verdict.held.tags)}  ({verdict.reason})")
+        print(f"{word:<13}{', '.join(verdict.stored.tags)}  ({verdict.reason})")
 
 
 def _show_removals(wanted: list["Removal"], done: "Pruned | None") -> None:
@@ -222,9 +222,9 @@ def _pinned(text: str) -> "Reference":
         return reference
     with Locations() as places:
         repository = places.registry(reference.host).repository(reference.repository)
-        found = reference.at(repository.manifest(reference.tag).digest)
-    console.say(f"  {text} is {found.digest}")
-    return found
+        pinned = reference.at(repository.manifest(reference.tag).digest)
+    console.say(f"  {text} is {pinned.digest}")
+    return pinned
 
 
 @command(

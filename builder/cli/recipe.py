@@ -36,15 +36,15 @@ def recipe(options: RecipeOptions, *, json: Json = False) -> None:
     from builder.serving.recipe import explanation
     from builder.serving.recipefiles import recipe_text
 
-    made = recipe_text(options)
+    output = recipe_text(options)
     if json:
-        print_json(made)
-    elif options.explain and made.recipe is not None:
-        print(explanation(made.recipe), end="")
-    elif made.written:
-        print("\n".join(made.written))
+        print_json(output)
+    elif options.explain and output.recipe is not None:
+        print(explanation(output.recipe), end="")
+    elif output.written:
+        print("\n".join(output.written))
     else:
-        _print_files(made.files)
+        _print_files(output.files)
 
 
 def _print_files(files: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ def export(
     from builder.serving.recipefiles import export_recipes
     from builder.serving.release import served_profile
 
-    made = export_recipes(
+    exported = export_recipes(
         Models.discover(models),
         served_profile,
         release=release,
@@ -101,15 +101,15 @@ def export(
         check=check,
         folders=models,
     )
-    for one in made.without:
+    for one in exported.without:
         console.say(f"  no recipe for {one.model}: {one.reason}")
     if json:
-        print_json(made)
+        print_json(exported)
         return
-    for recipe in made.recipes:
+    for recipe in exported.recipes:
         print(f"{recipe.model:<24}{recipe.topology:<6}{recipe.profile:<12}{recipe.container}")
-    what = counted(len(made.recipes), "recipe")
-    print(f"{what} {'up to date' if check else 'written'} in {made.directory}")
+    what = counted(len(exported.recipes), "recipe")
+    print(f"{what} {'up to date' if check else 'written'} in {exported.directory}")
 
 
 @_models.sub("list", "spark-build models list")
@@ -117,11 +117,11 @@ def list_all(models: ModelFolders = (), *, json: Json = False) -> None:
     """List models, one line each."""
     from builder.serving.models import Models
 
-    found = Models.discover(models).listed()
+    listed = Models.discover(models).listed()
     if json:
-        print_json(found)
+        print_json(listed)
         return
-    for row in found.models:
+    for row in listed.models:
         print(f"{row.name:<24}{row.id}\n  {row.summary}")
 
 

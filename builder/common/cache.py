@@ -201,8 +201,8 @@ def _walk(path: Path) -> Iterator[os.stat_result]:
     pending = [str(path)] if stat.S_ISDIR(top.st_mode) else []
     while pending:
         try:
-            with os.scandir(pending.pop()) as found:
-                for item in found:
+            with os.scandir(pending.pop()) as items:
+                for item in items:
                     info = item.stat(follow_symlinks=False)
                     if info.st_dev != top.st_dev:
                         continue
@@ -276,11 +276,13 @@ def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Prune
     check_ours(cache)
     with _alone(cache) as alone:
         now = time.time()
-        found = sorted(entries(cache, request.kinds), key=lambda entry: (entry.used, entry.path))
-        total = sum(entry.bytes for entry in found)
+        oldest_first = sorted(
+            entries(cache, request.kinds), key=lambda entry: (entry.used, entry.path)
+        )
+        total = sum(entry.bytes for entry in oldest_first)
         removed: list[CacheEntry] = []
         in_use = 0
-        for entry in found:
+        for entry in oldest_first:
             if request.older_than is not None and now - entry.used < request.older_than:
                 continue
             if request.keep_bytes is not None and total <= request.keep_bytes:
@@ -357,16 +359,16 @@ class KindRow(Part, frozen=True, kw_only=True):
     prunable: bool
 
     @classmethod
-    def of(cls, kind: CacheKind, found: Sequence[CacheEntry], cache: Path) -> KindRow:
+    def of(cls, kind: CacheKind, entries: Sequence[CacheEntry], cache: Path) -> KindRow:
         """The row for a kind of entries."""
-        used = sorted(entry.used for entry in found)
-        folders = kind.folders or sorted(str(entry.path.relative_to(cache)) for entry in found)
+        used = sorted(entry.used for entry in entries)
+        folders = kind.folders or sorted(str(entry.path.relative_to(cache)) for entry in entries)
         return cls(
             kind=kind.name,
             meaning=kind.meaning,
             paths=tuple(str(cache / folder) for folder in folders),
-            entries=len(found),
-            bytes=sum(entry.bytes for entry in found),
+            entries=len(entries),
+            bytes=sum(entry.bytes for entry in entries),
             oldest_use=moment(used[0]) if used else None,
             last_use=moment(used[-1]) if used else None,
             prunable=kind.prunable,

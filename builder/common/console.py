@@ -135,7 +135,7 @@ class Bar:
         """The title and the total."""
         return f"{self.title} ({self._of(self.total)})" if self.total else self.title
 
-    def said(self) -> str:
+    def text(self) -> str:
         """The current progress as text."""
         if self.total:
             part = f"{self.done / 1e6:.1f}" if self.unit == "bytes" else f"{self.done}"
@@ -206,7 +206,7 @@ class Bars:
         for bar in self._shown(list(self._bars)):
             if now - bar.spoke >= _EVERY:
                 bar.spoke = now
-                self.say(f"  {bar.title}: {', '.join(filter(None, (bar.said(), _time(bar))))}")
+                self.say(f"  {bar.title}: {', '.join(filter(None, (bar.text(), _time(bar))))}")
 
     @staticmethod
     def _shown(bars: list[Bar]) -> list[Bar]:
@@ -221,7 +221,7 @@ class Bars:
                 drawn = drawn or _drawing()
                 task = self._bars[bar] = drawn.add_task(bar.title, said="")
             if drawn is not None and task is not None:
-                words = f"{bar.said()}  {_time(bar)}".strip()
+                words = f"{bar.text()}  {_time(bar)}".strip()
                 drawn.update(
                     task, total=bar.total, completed=bar.done, said=words, visible=bar in shown
                 )
@@ -350,23 +350,23 @@ class Console:
         total: int | None = None,
         unit: Unit = "bytes",
         *,
-        said: bool = True,
+        leaves_line: bool = True,
         whole: bool = False,
     ) -> Iterator[Bar]:
         """Show the progress of long work: ``bar.advance(n)``, of ``total`` bytes or files.
 
         On a terminal a bar, after half a second; elsewhere an occasional line, never a
-        control character.  ``said``: one line remains with the title, the size, and on a
+        control character.  ``leaves_line``: one line remains with the title, the size, and on a
         terminal the duration.  ``whole``: its parts are shown instead.  Any thread may show
         progress.
         """
         bar = Bar(title, total, unit, whole=whole)
         drawn = on_terminal()
-        if said and not drawn:
+        if leaves_line and not drawn:
             self.say(f"  {bar.heading()}")
         with self._watched(bar):
             yield bar
-        if said and drawn:
+        if leaves_line and drawn:
             self.say(f"  {bar.heading()}{self.style(f'  {bar.seconds:.1f} s', 'dim')}")
 
 

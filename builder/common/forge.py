@@ -682,8 +682,8 @@ class GitHub:
         subject = f"{repository}: {path}"
         last = self._read(f"{place}1&sha={quote(old)}", subject, list[_Commit])
         end = last[0].sha if last else ""
-        found = self._read(f"{place}30&sha={quote(new)}", subject, list[_Commit])
-        until = itertools.takewhile(lambda commit: commit.sha != end, found)
+        commits = self._read(f"{place}30&sha={quote(new)}", subject, list[_Commit])
+        until = itertools.takewhile(lambda commit: commit.sha != end, commits)
         return [(one.sha, one.commit.message.partition("\n")[0]) for one in until]
 
     # -- shared

@@ -613,7 +613,7 @@ def final_answer(
     ask: Callable[[], AnyAnswer],
     url: str,
     retries: Retries,
-    said: Callable[[AnyAnswer], str] = lambda answer: f"answered {answer.status_code}",
+    describe: Callable[[AnyAnswer], str] = lambda answer: f"answered {answer.status_code}",
 ) -> AnyAnswer:
     """Send an idempotent request with retries.
 
@@ -632,7 +632,7 @@ def final_answer(
             continue
         if answer.status_code not in retries.policy.retried:
             return answer
-        retries.failed(said(answer), retry_after(answer))
+        retries.failed(describe(answer), retry_after(answer))
 
 
 class Session(requests.Session):

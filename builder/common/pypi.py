@@ -303,10 +303,12 @@ def _links(text: str) -> Iterator[_File]:
 
 def _attributes(text: str) -> dict[str, str]:
     """The attributes of a tag, the first of each name; without a value it is ""."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for match in _ATTRIBUTE.finditer(text):
-        found.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
-    return found
+        attributes.setdefault(
+            match[1].lower(), html.unescape(match[2] or match[3] or match[4] or "")
+        )
+    return attributes
 
 
 # --------------------------------------------------------------------------------------- the index
@@ -400,27 +402,27 @@ class PackageIndex:
         Raises:
             UsageError: it has no wheel, or one cannot be read.
         """
-        found = []
+        wheels = []
         for path in sorted(folder.glob("*.whl")):
             try:
                 parse_wheel_filename(path.name)
                 with path.open("rb") as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 size = path.stat().st_size
-                found.append(WheelFile(filename=path.name, url="", sha256=digest, size=size))
+                wheels.append(WheelFile(filename=path.name, url="", sha256=digest, size=size))
             except (OSError, ValueError) as error:
                 raise UsageError(f"{path} cannot be used as a wheel: {error}") from None
             self.local[digest] = path
-        if not found:
+        if not wheels:
             raise UsageError(f"{folder} contains no wheel (NAME-VERSION-...whl)")
-        self.hold(found)
-        return found
+        self.hold(wheels)
+        return wheels
 
     def find(self, distribution: str, filename: str) -> WheelFile | None:
         """A wheel by its file name."""
         name = normalize(distribution)
-        held = next((w for w in self._held.get(name, ()) if w.filename == filename), None)
-        return held or next((w for w in self.wheels(name) if w.filename == filename), None)
+        local = next((w for w in self._held.get(name, ()) if w.filename == filename), None)
+        return local or next((w for w in self.wheels(name) if w.filename == filename), None)
 
     def address(self, file: WheelFile) -> str:
         """The URL of a wheel; for a held one, the index is queried now.
@@ -430,17 +432,17 @@ class PackageIndex:
         """
         if file.url:
             return file.url
-        found = next(
+        listed = next(
             (w for w in self.wheels(file.distribution) if w.filename == file.filename), None
         )
-        if found is None or found.sha256 != file.sha256:
-            what = "is not on" if found is None else "differs from the file on"
+        if listed is None or listed.sha256 != file.sha256:
+            what = "is not on" if listed is None else "differs from the file on"
             raise RemoteError(
                 f"{file.filename} with sha256 {file.sha256}, which is locked, {what} the package "
                 "index",
                 hint="spark-build lock --upgrade",
             )
-        return found.url
+        return listed.url
 
     @property
     def session(self) -> Session:
@@ -512,17 +514,17 @@ class PackageIndex:
 
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         cached = cache_dir() / "index" / cache_name
-        kept = None if self._refresh else _kept_page(cached)
-        if kept is not None and (self._silent or _is_fresh(kept, cached)):
-            return kept
+        page = None if self._refresh else _kept_page(cached)
+        if page is not None and (self._silent or _is_fresh(page, cached)):
+            return page
         try:
             files = self._fetch_page(name, kind)
         except RemoteError as error:
-            if kept is None:
+            if page is None:
                 raise
             day = time.strftime("%Y-%m-%d", time.gmtime(cached.stat().st_mtime))
             console.warn(f"{error}\n  using the cached page of {day}")
-            return kept
+            return page
         write_atomically(cached, msgspec.json.encode(files))
         return files
 
@@ -561,25 +563,25 @@ class PackageIndex:
 
     def releases(self, project: str) -> list[str]:
         """Versions that have a wheel, oldest first, without those that were yanked."""
-        found = {
+        versions = {
             version
             for file in self.wheels(project)
             if file.yanked is None and (version := file.parsed_version) is not None
         }
-        return [str(v) for v in sorted(found)]
+        return [str(v) for v in sorted(versions)]
 
     def history(self, project: str) -> list[Release]:
         """All releases that have a wheel, oldest first, also those that were yanked."""
-        found: dict[Version, list[WheelFile]] = {}
+        by_version: dict[Version, list[WheelFile]] = {}
         for file in self.wheels(project):
             if (version := file.parsed_version) is not None:
-                found.setdefault(version, []).append(file)
-        return [Release.of(version, found[version]) for version in sorted(found)]
+                by_version.setdefault(version, []).append(file)
+        return [Release.of(version, by_version[version]) for version in sorted(by_version)]
 
     def page_digest(self, project: str) -> str:
         """A digest of what the index says about the wheels of a project."""
-        held = self._held.get(normalize(project))
-        return sha256_hex(msgspec.json.encode(held or self.wheels(project)))
+        local = self._held.get(normalize(project))
+        return sha256_hex(msgspec.json.encode(local or self.wheels(project)))
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
         """The wheel that an installer would select: best tags, then the highest build number.
@@ -590,8 +592,8 @@ class PackageIndex:
             UsageError: the release does not exist, or has no wheel for the platform.
         """
         wanted = _version(project, version)
-        held = self._held.get(normalize(project), ())
-        of_release = [w for w in held if w.parsed_version == wanted]
+        local = self._held.get(normalize(project), ())
+        of_release = [w for w in local if w.parsed_version == wanted]
         of_release = of_release or [w for w in self.wheels(project) if w.parsed_version == wanted]
         if not of_release:
             releases = self.releases(project)

@@ -189,12 +189,12 @@ _over: list[str] = []
 
 
 @contextmanager
-def time_limit(seconds: float, said: str) -> Iterator[None]:
-    """Interrupt the block after some seconds; ``said`` is the limit as given."""
+def time_limit(seconds: float, limit: str) -> Iterator[None]:
+    """Interrupt the block after some seconds; ``limit`` is the limit as given."""
 
     def stop(_signum: int, _frame: object) -> NoReturn:
         where = f" in the step {console.running!r}" if console.running else ""
-        _over.append(f"the time limit of {said} was reached{where}; {console.left}")
+        _over.append(f"the time limit of {limit} was reached{where}; {console.left}")
         note_what_runs()
         raise KeyboardInterrupt
 

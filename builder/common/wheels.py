@@ -312,7 +312,7 @@ class RemoteWheel:
             raise RemoteError(
                 f"{self.file.filename}: {total} bytes are too many to be read at once"
             )
-        own = console.progress(title, total, said=False)
+        own = console.progress(title, total, leaves_line=False)
         with own if bar is None else contextlib.nullcontext(bar) as self._bar:
             for start, stop in runs:
                 self._stream.prefetch(start, stop)

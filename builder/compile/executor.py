@@ -190,10 +190,10 @@ class Compilation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command with relative paths; ``said`` is the start of its error message."""
+    """A command with relative paths; ``failure`` is the start of its error message."""
 
     words: tuple[str, ...]
-    said: str
+    failure: str
 
 
 class Executor(Protocol):
@@ -305,7 +305,7 @@ def refused(output: str, work: Path) -> BuildFailed:
 
 def failed(step: Step, output: str) -> BuildFailed:
     """The error for a failed command, with the end of its output."""
-    return BuildFailed(f"{step.said}: {output.strip()[-800:]}")
+    return BuildFailed(f"{step.failure}: {output.strip()[-800:]}")
 
 
 def find_ninja() -> str:

@@ -560,7 +560,7 @@ class _Linker:
         words.append(f"-cudart={self.runtime}")
         for option in options:
             words += ["-Xlinker", option]
-        last = Step(words=(*words, *inputs, "-o", target), said="the linker refused")
+        last = Step(words=(*words, *inputs, "-o", target), failure="the linker refused")
         self.where.run(self.folder, [*before, last], [target])
         return self.folder / target
 
@@ -573,7 +573,7 @@ class _Linker:
             target = f"{soname}.stand-in.so"  # nvcc takes no name like lib.so.1
             words = (self.where.host.command, "-shared", "-nostdlib", f"-Wl,-soname,{soname}")
             message = f"no stand-in for {soname}"
-            steps += [step, Step(words=(*words, object_file, "-o", target), said=message)]
+            steps += [step, Step(words=(*words, object_file, "-o", target), failure=message)]
             libraries.append(target)
         return libraries, steps
 
@@ -582,4 +582,4 @@ class _Linker:
         source, target = f"{name}.s", f"{name}.o"
         (self.folder / source).write_text(text)
         words = (self.where.host.command, "-c", source, "-o", target)
-        return target, Step(words=words, said=f"cannot assemble {name}")
+        return target, Step(words=words, failure=f"cannot assemble {name}")

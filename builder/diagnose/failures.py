@@ -103,13 +103,13 @@ def search_phrase(engine: str, name: str, text: str, frame: str = "") -> str:
     for regex, put in _VARIABLE:
         text = regex.sub(put, text)
     words = [word for word in text.split() if word not in ("-", "--", ":", "#")]
-    found = words[:12]
-    if name and name[:1].isupper() and not any(name in word for word in found):
-        found.insert(0, name)
-    if len(found) < 5 and frame:
-        found += [frame.partition(",")[0].rpartition("/")[2], frame.partition(", in ")[2]]
+    picked = words[:12]
+    if name and name[:1].isupper() and not any(name in word for word in picked):
+        picked.insert(0, name)
+    if len(picked) < 5 and frame:
+        picked += [frame.partition(",")[0].rpartition("/")[2], frame.partition(", in ")[2]]
     first = {"": "", "nim": "NIM", "tensorrt-llm": "TensorRT-LLM"}.get(engine, engine)
-    return " ".join(word for word in (first, *found) if word)
+    return " ".join(word for word in (first, *picked) if word)
 
 
 #: Maximum number of lines of a message.
@@ -193,12 +193,12 @@ class LoggedException:
 
     def chain(self) -> list[LoggedException]:
         """The exception with its causes, in order."""
-        found: list[LoggedException] = []
+        chain: list[LoggedException] = []
         at: LoggedException | None = self
-        while at is not None and len(found) < 20:
-            found.append(at)
+        while at is not None and len(chain) < 20:
+            chain.append(at)
             at = at.cause
-        return found[::-1]
+        return chain[::-1]
 
 
 @dataclass
@@ -290,7 +290,7 @@ class Tracebacks:
         return None, indented or line.level not in ("INFO", "DEBUG")
 
     def _ends(self, line: Line, head: re.Match[str], state: _State) -> LoggedException:
-        found = LoggedException(
+        exception = LoggedException(
             name=(head["of"] or "").strip("()") or head["name"],
             text=head["text"] or "",
             line=line.number,
@@ -303,8 +303,8 @@ class Tracebacks:
             cause=state.cause,
             direct=state.direct,
         )
-        state.ended, state.chained, state.cause, state.frames = found, False, None, []
-        return found
+        state.ended, state.chained, state.cause, state.frames = exception, False, None, []
+        return exception
 
     def _after(self, line: Line, text: str, state: _State) -> tuple[LoggedException | None, bool]:
         """Read a line after an exception: more of its message, or another line."""
@@ -333,7 +333,7 @@ class Tracebacks:
             head, inner = _INNER.search(bare), True
         if not head:
             return None, False
-        found = LoggedException(
+        exception = LoggedException(
             name=head["name"],
             text=head["text"] or "",
             line=line.number,
@@ -345,8 +345,8 @@ class Tracebacks:
             inner=inner,
         )
         if not inner:
-            self.states[line.source] = _State(line.number, ended=found)
-        return found, True
+            self.states[line.source] = _State(line.number, ended=exception)
+        return exception, True
 
 
 def _credible(head: re.Match[str], bare: str) -> bool:
@@ -793,11 +793,11 @@ class Failures:
         if HARMLESS.search(text) and line.level != "CRITICAL":
             self._harmless[line.source] = line.number
             return False
-        found, part = self.tracebacks.feed(line)
-        if found is not None:
-            quiet = self._harmless.get(found.source, -9)
-            if not found.start - 2 <= quiet <= found.line and found.level not in _QUIET:
-                self._found(found)
+        exception, part = self.tracebacks.feed(line)
+        if exception is not None:
+            quiet = self._harmless.get(exception.source, -9)
+            if not exception.start - 2 <= quiet <= exception.line and exception.level not in _QUIET:
+                self._found(exception)
             return True
         if part and self.tracebacks.inside(line):
             return True
@@ -815,12 +815,15 @@ class Failures:
             )
         return part
 
-    def _found(self, found: LoggedException) -> None:
-        if before := self._matters(found.start, found.source):
-            self._before[id(found)] = before
-        self._when[id(found)] = when(self._head)
-        if self._again(f"{found.name}: {found.text}", found.line) <= _SAME or found.cause:
-            self.exceptions.append(found)
+    def _found(self, exception: LoggedException) -> None:
+        if before := self._matters(exception.start, exception.source):
+            self._before[id(exception)] = before
+        self._when[id(exception)] = when(self._head)
+        if (
+            self._again(f"{exception.name}: {exception.text}", exception.line) <= _SAME
+            or exception.cause
+        ):
+            self.exceptions.append(exception)
             if len(self.exceptions) > _KEPT:  # the first ones, and the last ones
                 del self.exceptions[_KEPT // 2]
 
@@ -881,27 +884,27 @@ class Failures:
 
     def failures(self) -> list[Failure]:
         """All events, root cause first; survived ones are marked."""
-        found = self._events()
-        for failure in found:
+        failures = self._events()
+        for failure in failures:
             key = _plain(failure.key)
             failure.times = self.times.get(key, 1)
             failure.end = max(failure.end, self._last.get(key, 0))
-        lethal = max((f.line for f in found if LETHAL.search(f.quote)), default=0)
-        for failure in found:
-            failure.survived = self._survives(failure, found, lethal)
-        found += self._hangs(found)
-        _weaken_wrappers(found)
-        found.sort(key=lambda f: (f.survived, f.kind == "an error", f.follower, f.weak, f.line))
-        kept: dict[tuple[str, str], Failure] = {}
-        for failure in found:  # the same from another rank, or printed again, counts once
-            kept.setdefault((failure.kind, _plain(failure.quote)), failure)
-        return list(kept.values())
+        lethal = max((f.line for f in failures if LETHAL.search(f.quote)), default=0)
+        for failure in failures:
+            failure.survived = self._survives(failure, failures, lethal)
+        failures += self._hangs(failures)
+        _weaken_wrappers(failures)
+        failures.sort(key=lambda f: (f.survived, f.kind == "an error", f.follower, f.weak, f.line))
+        distinct: dict[tuple[str, str], Failure] = {}
+        for failure in failures:  # the same from another rank, or printed again, counts once
+            distinct.setdefault((failure.kind, _plain(failure.quote)), failure)
+        return list(distinct.values())
 
     def _events(self) -> list[Failure]:
         """Exceptions with their chains, and the other events that are not part of one."""
         causes = {id(e.cause) for e in self.exceptions if e.cause is not None}
-        found = [self._failure(e) for e in self.exceptions if id(e) not in causes]
-        covered = {n: failure.source for failure in found for n in failure.lines}
+        failures = [self._failure(e) for e in self.exceptions if id(e) not in causes]
+        covered = {n: failure.source for failure in failures for n in failure.lines}
         events = []
         for event in self.events:
             source = covered.get(event.line)
@@ -912,26 +915,26 @@ class Failures:
             events.append(event)
         for event in _told(events):
             event.search = search_phrase(self.course.wrote(), event.kind, event.quote, event.frame)
-            found.append(event)
-        return found
+            failures.append(event)
+        return failures
 
-    def _hangs(self, found: list[Failure]) -> list[Failure]:
+    def _hangs(self, failures: list[Failure]) -> list[Failure]:
         """Waits that do not end, without another known cause."""
-        if any(not f.survived and not f.weak for f in found):
+        if any(not f.survived and not f.weak for f in failures):
             return []
-        kept = self.course.hang()
-        if not kept:
+        waits = self.course.hang()
+        if not waits:
             return []
         return [
             Failure(
                 "a wait that does not end",
-                kept[0].line,
-                kept[-1].line,
-                kept[0].text.strip()[:QUOTED],
-                source=kept[0].source,
+                waits[0].line,
+                waits[-1].line,
+                waits[0].text.strip()[:QUOTED],
+                source=waits[0].source,
                 follower=True,
-                lines=frozenset(n.line for n in kept),
-                search=search_phrase(self.course.wrote(), "", kept[0].text),
+                lines=frozenset(n.line for n in waits),
+                search=search_phrase(self.course.wrote(), "", waits[0].text),
             )
         ]
 
@@ -984,12 +987,12 @@ class Failures:
             search=search_phrase(self.course.wrote(), root.short, quote, frame),
         )
 
-    def _survives(self, failure: Failure, found: list[Failure], lethal: int) -> bool:
+    def _survives(self, failure: Failure, failures: list[Failure], lethal: int) -> bool:
         """Whether the program went on; ``lethal`` is the last line that ends it anyway."""
         course = self.course
         if lethal >= failure.line:
             return course.up > max(failure.end, lethal)
-        followers = [f.line for f in found if f.follower and f.line >= failure.line]
+        followers = [f.line for f in failures if f.follower and f.line >= failure.line]
         # later requests succeed, or it was restarted
         if course.ready > failure.end and course.ready > max(followers, default=0):
             return True
@@ -1003,11 +1006,11 @@ class Failures:
 _BUILDS = re.compile(r"[Nn]inja|nvcc|compil|build|non-zero exit status")
 
 
-def _weaken_wrappers(found: list[Failure]) -> None:
+def _weaken_wrappers(failures: list[Failure]) -> None:
     """Mark exceptions that say that something did not compile, if a compiler says why."""
-    if not any(f.kind == "a compiler" and not f.weak for f in found):
+    if not any(f.kind == "a compiler" and not f.weak for f in failures):
         return
-    for failure in found:
+    for failure in failures:
         if failure.name and _BUILDS.search(failure.quote + failure.message[:2000]):
             failure.weak = True
 
@@ -1025,18 +1028,18 @@ _LOOKUPS = frozenset(
 
 def _told(events: list[Failure]) -> list[Failure]:
     """Events, with ``what()`` joined to the preceding ``terminate``."""
-    found: list[Failure] = []
+    joined: list[Failure] = []
     for event in events:
         if (
             event.quote.lstrip().startswith("what():")
-            and found
-            and found[-1].quote.startswith(("terminate called", "libc++abi"))
+            and joined
+            and joined[-1].quote.startswith(("terminate called", "libc++abi"))
         ):
-            found[-1].quote = f"{found[-1].quote} {event.quote.strip()}"[:QUOTED]
-            found[-1].lines |= event.lines
+            joined[-1].quote = f"{joined[-1].quote} {event.quote.strip()}"[:QUOTED]
+            joined[-1].lines |= event.lines
             continue
-        found.append(event)
-    return found
+        joined.append(event)
+    return joined
 
 
 #: Kinds of mechanism, and what the report calls them.

@@ -340,16 +340,16 @@ def records(text: str) -> list[str]:
         return [text]
     if len(_STARTS.findall(text)) < _GLUED:
         return [text]
-    found: list[str] = []
+    texts: list[str] = []
     start = 0
     for match in _INNER.finditer(text):
         at = match.start()
         head = _RECORD.match(text, start)
         if at <= start or (head and at < head.end()):
             continue
-        found.append(text[start:at])
+        texts.append(text[start:at])
         start = at
-    return [*found, text[start:]]
+    return [*texts, text[start:]]
 
 
 def possible(sample: str) -> bool:
@@ -368,14 +368,14 @@ def unwrapped(lines: Iterable[tuple[int, str]], sample: str) -> Iterator[Candida
     if not shape.possible:
         yield from (CandidateLine(number, text) for number, text in lines)
         return
-    held: list[tuple[int, str]] = []
+    pieces: list[tuple[int, str]] = []
     for number, text in lines:
-        if held and len(held) < _PIECES and shape.goes_on(held[-1][1], text):
-            held.append((number, text))
+        if pieces and len(pieces) < _PIECES and shape.goes_on(pieces[-1][1], text):
+            pieces.append((number, text))
             continue
-        yield from shape.joined(held)
-        held = [(number, text)]
-    yield from shape.joined(held)
+        yield from shape.joined(pieces)
+        pieces = [(number, text)]
+    yield from shape.joined(pieces)
 
 
 #: Maximum number of lines in a wrapped line.
@@ -423,14 +423,14 @@ class _Wrap:
             return False
         return len(text.rstrip()) + 1 + len(word) > self.width
 
-    def joined(self, held: list[tuple[int, str]]) -> Iterator[CandidateLine]:
+    def joined(self, rows: list[tuple[int, str]]) -> Iterator[CandidateLine]:
         """Join pieces to one line."""
-        if len(held) < 2:
-            yield from (CandidateLine(number, text) for number, text in held)
+        if len(rows) < 2:
+            yield from (CandidateLine(number, text) for number, text in rows)
             return
-        number = held[0][0]
-        yield from (CandidateLine(at, piece, again=True) for at, piece in held)
-        pieces = [piece.rstrip("\r\n") for _, piece in held]
+        number = rows[0][0]
+        yield from (CandidateLine(at, piece, again=True) for at, piece in rows)
+        pieces = [piece.rstrip("\r\n") for _, piece in rows]
         rest = [self.bare(piece) for piece in pieces[1:]]
         cut = self.hard and all(len(piece) == self.width for piece in pieces[:-1])
         tight = pieces[0] + "".join(rest)
@@ -438,8 +438,8 @@ class _Wrap:
         for piece in rest:
             broken = re.search(r"\w-$", loose) and piece[:1].isalpha()
             loose += ("" if broken else " ") + piece.strip()
-        yield CandidateLine(number, tight if cut else loose, len(held))
-        yield CandidateLine(number, loose if cut else tight, len(held), again=True)
+        yield CandidateLine(number, tight if cut else loose, len(rows))
+        yield CandidateLine(number, loose if cut else tight, len(rows), again=True)
 
 
 #: Maximum line length; longer ones are cut to limit memory.
@@ -652,7 +652,7 @@ _TURNED = 64 << 20
 
 def newest_first(sample: bytes) -> bool:
     """Whether the times of the first lines descend, as in the consoles of log collectors."""
-    times = [bytes(found) for found in _WHEN.findall(sample)]
+    times = [bytes(groups) for groups in _WHEN.findall(sample)]
     later = sum(a > b for a, b in itertools.pairwise(times))
     earlier = sum(a < b for a, b in itertools.pairwise(times))
     return later >= 3 and earlier * 10 <= later and times[0] > times[-1]

@@ -194,25 +194,25 @@ class Setting(NamedTuple):
 
 def settings_in(text: str, line: int) -> list[Setting]:
     """Settings requested in one line of a log."""
-    found = [
+    settings = [
         Setting(match[1], match[2], line)
         for match in _VARIABLE.finditer(text)
         if _is_set(text, match.start())
     ]
     echo = "non-default args" in text or "KernelConfig(" in text
     if not echo:
-        found += [
+        settings += [
             Setting(f"{match[1]}_backend", match[2].replace("-", "_"), line)
             for match in _FLAG.finditer(text)
             if not text[: match.start()].lower().endswith(_ADVICE)
         ]
-        return [s for s in found if s.value != "auto"]
+        return [s for s in settings if s.value != "auto"]
     for draft in _DRAFT.findall(text):
-        found += [Setting("draft.moe_backend", m, line) for m in _DRAFT_ENTRY.findall(draft)]
+        settings += [Setting("draft.moe_backend", m, line) for m in _DRAFT_ENTRY.findall(draft)]
     own = _DRAFT.sub("", text)
     for match in [*_ARGUMENT.finditer(own), *_CONFIG.finditer(own)]:
-        found.append(Setting(match[1], match[2], line))
-    return [s for s in found if s.value not in ("auto", "None")]
+        settings.append(Setting(match[1], match[2], line))
+    return [s for s in settings if s.value not in ("auto", "None")]
 
 
 def _is_set(text: str, start: int) -> bool:
@@ -281,10 +281,10 @@ class Scan:
 
     def with_nodes(self, others: Sequence[Scan]) -> Scan:
         """The same with what other nodes of the same server wrote."""
-        hits = {key: list(found) for key, found in self.hits.items()}
+        hits = {key: list(same) for key, same in self.hits.items()}
         for other in others:
-            for key, found in other.hits.items():
-                hits.setdefault(key, []).extend(found)
+            for key, same in other.hits.items():
+                hits.setdefault(key, []).extend(same)
         every = [self, *others]
         return dataclasses.replace(
             self,
@@ -328,11 +328,11 @@ _T = TypeVar("_T")
 
 def _first_of(tables: Iterable[Mapping[Any, _T]]) -> dict[Any, _T]:
     """Several tables as one; of a key in several, the first value."""
-    found: dict[Any, _T] = {}
+    firsts: dict[Any, _T] = {}
     for table in tables:
         for key, value in table.items():
-            found.setdefault(key, value)
-    return found
+            firsts.setdefault(key, value)
+    return firsts
 
 
 #: Texts that a server writes once in each attempt, and cheap signs of them.
@@ -428,12 +428,12 @@ class Log:
         if name and "pod/" not in name and not name.replace(".", "").isdigit():
             self._prefixed += 1  # a table has such lines too; a log of compose has no others
             name = name if self._prefixed * 2 >= self._read else ""
-        found = self.servers.get(name)
-        if found is None:
+        server = self.servers.get(name)
+        if server is None:
             if len(self.servers) >= _SERVERS:
                 return next(iter(self.servers.values()))
-            found = self.servers[name] = Server(name)
-        return found
+            server = self.servers[name] = Server(name)
+        return server
 
     def broken(self) -> bool:
         """Whether the last attempt of a server ended with a failure, as far as it was read."""
@@ -577,10 +577,10 @@ def _lines_with(needle: str, text: str, starts: list[int]) -> Iterator[int]:
 @lru_cache(maxsize=2)
 def _by_needle(catalog: tuple[Entry, ...]) -> Mapping[str, list[_Watch]]:
     """Patterns by the text that a line must have to try them."""
-    found: defaultdict[str, list[_Watch]] = defaultdict(list)
+    watches: defaultdict[str, list[_Watch]] = defaultdict(list)
     for watch in _watches(catalog):
-        found[watch.pattern.needle].append(watch)
-    return dict(found)
+        watches[watch.pattern.needle].append(watch)
+    return dict(watches)
 
 
 def _watches(catalog: Iterable[Entry]) -> Iterator[_Watch]:
@@ -613,10 +613,10 @@ def _note_trtllm_version(result: Scan, match: re.Match[str], line: Line) -> None
 
 def _note_selection(kind: str) -> _Note:
     def note(result: Scan, match: re.Match[str], line: Line) -> None:
-        found = selection(kind, match, line.number)
-        key = (found.kind, found.kernel)
+        selected = selection(kind, match, line.number)
+        key = (selected.kind, selected.kernel)
         if key not in result.selections or result.selections[key].line > line.number:
-            result.selections[key] = found
+            result.selections[key] = selected
 
     return note
 
@@ -640,14 +640,14 @@ def _note_hit(entry: Entry) -> _Note:
                 result.joined[entry.id] = line.number
         groups = {name: value or "" for name, value in match.groupdict().items()}
         fresh = Hit(line.number, groups, text=match.string.strip()[:QUOTED])
-        kept = result.hits.setdefault(entry.id, [])
-        for index, hit in enumerate(kept):
+        hits = result.hits.setdefault(entry.id, [])
+        for index, hit in enumerate(hits):
             if hit.groups == groups:
                 if line.number < hit.line and line.pieces == 1:
-                    kept[index] = fresh
+                    hits[index] = fresh
                 return
-        if len(kept) < _KEPT:
-            kept.append(fresh)
+        if len(hits) < _KEPT:
+            hits.append(fresh)
 
     return note
 

@@ -436,18 +436,18 @@ def entries_to_check(paths: Sequence[str]) -> list[Entry]:
 
 def failed_examples(entries: Sequence[Entry]) -> list[FailedExample]:
     """Examples with another result than stated, and entries without examples."""
-    found = []
+    failed = []
     for entry in entries:
         kinds = {example.found for example in entry.examples}
         for kind, what in ((True, "an example"), (False, "a near miss (found = false)")):
             if kind not in kinds:
-                found.append(FailedExample(entry.id, 0, f"{what} is missing"))
+                failed.append(FailedExample(entry.id, 0, f"{what} is missing"))
         # with the other entries, which must not match its line
         others = [e for e in load_entries() if e.id != entry.id]
         for number, example in enumerate(entry.examples, 1):
             if why := _missed(entry, example, [*others, entry]):
-                found.append(FailedExample(entry.id, number, why))
-    return found
+                failed.append(FailedExample(entry.id, number, why))
+    return failed
 
 
 def _missed(entry: Entry, example: Example, entries: Sequence[Entry]) -> str:
@@ -652,7 +652,7 @@ def watched(
     def waiting() -> bool:
         log.flush()
         partial = judged(log, entries, vllm)
-        for finding in [found for one in partial for found in one.findings]:
+        for finding in [each for one in partial for each in one.findings]:
             if (finding.id, finding.line) not in told.findings and finding.severity != "info":
                 told.findings.add((finding.id, finding.line))
                 say(finding)
@@ -670,8 +670,8 @@ def watched(
     results: list[Diagnosis] = []
     for number, (name, stream) in enumerate(texts(whole, "standard input")):
         if number:
-            found = diagnoses(stream, vllm, entries)
+            in_log = diagnoses(stream, vllm, entries)
         else:
-            found = diagnoses(stream, vllm, entries, log=log, live=not live.ended)
-        results += [result.in_log(name) for result in found]
+            in_log = diagnoses(stream, vllm, entries, log=log, live=not live.ended)
+        results += [result.in_log(name) for result in in_log]
     return results if len(results) > 1 else [results[0].in_file("")]

@@ -270,15 +270,15 @@ class ServerState:
         if "aiting for" in text or "broadcast block" in text:
             for index, regex in enumerate(_WAITING):
                 if regex.search(text):
-                    kept = self.waits.setdefault(index, [])
-                    del kept[_KEPT:]
-                    kept.append(NumberedLine(number, text, line.source))
+                    waits = self.waits.setdefault(index, [])
+                    del waits[_KEPT:]
+                    waits.append(NumberedLine(number, text, line.source))
 
     def goes_on(self, line: Line) -> None:
         """Read a line that is not part of a failure."""
         if line.level == "INFO" and not ENDING.search(line.text):
-            kept = self.progress.setdefault(line.source, collections.deque(maxlen=_KEPT))
-            kept.append(line.number)
+            lines = self.progress.setdefault(line.source, collections.deque(maxlen=_KEPT))
+            lines.append(line.number)
 
     def passed_over(self, lines: Iterable[Line]) -> None:
         """Read the last lines of skipped groups."""
@@ -322,12 +322,12 @@ class ServerState:
 
     def hang(self) -> list[NumberedLine]:
         """The lines of an endless wait."""
-        for index, kept in self.waits.items():
-            seconds = _WAITING[index].search(kept[-1].text) if kept else None
-            if seconds is None or self.ready > kept[-1].line:
+        for index, waits in self.waits.items():
+            seconds = _WAITING[index].search(waits[-1].text) if waits else None
+            if seconds is None or self.ready > waits[-1].line:
                 continue
             long = int(seconds.groupdict().get("seconds") or 0) >= _LONG
-            after = sum(self.after(source, kept[-1].line) for source in self.progress)
-            if (long or len(kept) >= _WAITS) and after < _WAITS:
-                return kept
+            after = sum(self.after(source, waits[-1].line) for source in self.progress)
+            if (long or len(waits) >= _WAITS) and after < _WAITS:
+                return waits
         return []

@@ -353,7 +353,7 @@ def _findings(
     engine: str,
     failures: list[Failure],
 ) -> list[Finding]:
-    found: dict[tuple[str, str], Finding] = {}
+    by_message: dict[tuple[str, str], Finding] = {}
     survived = {n for f in failures if f.survived for n in f.lines}
     fatal = {n for f in failures if not f.survived for n in f.lines}
     spoken = _spoken(read, engine)
@@ -387,8 +387,8 @@ def _findings(
                     severity="info",
                     message=f"{finding.message} The server went on after this.",
                 )
-            found.setdefault((entry.id, finding.message), finding)
-    known = [_with_place(finding, failures, engine) for finding in found.values()]
+            by_message.setdefault((entry.id, finding.message), finding)
+    known = [_with_place(finding, failures, engine) for finding in by_message.values()]
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
     found_now = [*known, *_unknown(read, engine, left, failures, known)]
@@ -398,10 +398,10 @@ def _findings(
     return found_now
 
 
-def _driver_memory(read: Scan, found: list[Finding]) -> list[Finding]:
+def _driver_memory(read: Scan, findings: list[Finding]) -> list[Finding]:
     """The finding of a kernel's journal that says nothing but that memory ran out."""
     first, lines = read.failures.no_memory, read.failures.no_memory_lines
-    if first is None or any(f.severity == "error" for f in found):
+    if first is None or any(f.severity == "error" for f in findings):
         return []
     state = read.failures.course
     if state.votes or state.ready:
@@ -511,14 +511,14 @@ def _unknown(
     explained = explained or (bool(told) and not roots)
     if not roots and not explained:
         roots = fatal[:1]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for failure in roots[:_SHOWN]:
-        if told & failure.lines or (found and failure.weak):
+        if told & failure.lines or (findings and failure.weak):
             continue
         if explained and (failure.weak or failure.follower or failure.kind == "a compiler"):
             continue
-        found.append(_unknown_finding(failure, read, engine))
-    return found
+        findings.append(_unknown_finding(failure, read, engine))
+    return findings
 
 
 def _of_one_request(failure: Failure, told: Mechanism | None, read: Scan) -> bool:
@@ -679,15 +679,15 @@ def _errors(result: Diagnosis) -> list[Finding]:
 
 def _first(results: Sequence[Diagnosis]) -> tuple[str, Finding] | None:
     """The earliest failure that is not a consequence of another."""
-    found = [
+    candidates = [
         (finding.when or _LATE, index, result.file, finding)
         for index, result in enumerate(results)
         for finding in _errors(result)
         if not finding.follows
     ]
-    if not found:
+    if not candidates:
         return None
-    _, _, file, finding = min(found, key=lambda f: (f[0], f[1], f[3].line))
+    _, _, file, finding = min(candidates, key=lambda f: (f[0], f[1], f[3].line))
     return file, finding
 
 

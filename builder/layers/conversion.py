@@ -429,13 +429,13 @@ def read_mod(name: str, files: Mapping[str, bytes], package: str = "") -> ModOps
     reader = _Mod(name, files, package)
     for command in read_script(files["run.sh"]):
         reader.command(command)
-    return reader.found
+    return reader.ops
 
 
 class _Mod:
     def __init__(self, name: str, files: Mapping[str, bytes], package: str) -> None:
         self.name, self.files, self.package = name, files, package
-        self.found = ModOps()
+        self.ops = ModOps()
 
     def command(self, command: Command) -> None:
         if command.exports:
@@ -454,15 +454,15 @@ class _Mod:
     def skip(self, command: Command, why: str) -> None:
         first = command.text.splitlines()[0] if command.text else command.name
         text = first if len(first) <= 100 else first[:97] + "..."
-        self.found.unconverted.append(f"run.sh line {command.line}: {text} ({why})")
+        self.ops.unconverted.append(f"run.sh line {command.line}: {text} ({why})")
 
     def add(self, command: Command, keys: OpKeys) -> None:
         comments = [f"run.sh line {command.line}"]
         if command.inside:
             comments.append(f"the mod does this only inside {', '.join(command.inside)}")
         op = DraftOp(keys=dict(keys), comments=(", ".join(comments),))
-        if all(op.keys != other.keys for other in self.found.ops):
-            self.found.ops.append(op)
+        if all(op.keys != other.keys for other in self.ops.ops):
+            self.ops.ops.append(op)
 
     # -- one method for each command
 
@@ -503,13 +503,13 @@ class _Mod:
         self.package_of(patch)
         for op, text in patch_ops(patch):
             stored = str(op["file"])
-            self.found.files[stored] = text
+            self.ops.files[stored] = text
             self.add(command, op)
-        self.found.dropped += [f"{path} of {name} ({why})" for path, why in patch.parts.dropped]
+        self.ops.dropped += [f"{path} of {name} ({why})" for path, why in patch.parts.dropped]
 
     def package_of(self, patch: Patch) -> None:
-        if patch.package not in self.found.packages:
-            self.found.packages.append(patch.package)
+        if patch.package not in self.ops.packages:
+            self.ops.packages.append(patch.package)
 
     def pull(self, command: Command, source: Command, exclude: list[str]) -> None:
         match = next(filter(None, (_PULL.search(word) for word in source.words)), None)
@@ -566,7 +566,7 @@ class _Mod:
                 folder = words[-1].endswith("/") or not PurePosixPath(target).suffix
                 base = PurePosixPath(name).name
                 to = str(PurePosixPath(target) / base) if folder else target
-                self.found.files[base] = self.files[name]
+                self.ops.files[base] = self.files[name]
                 self.add(command, {"op": "copy", "from": base, "to": to})
 
     do_install = do_cp

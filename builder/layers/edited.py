@@ -201,10 +201,10 @@ def _graft(edit: EditedFile, donors: Donors, package: str) -> OpKeys | None:
         return None
     for version, text in donors(edit.path) if names else ():
         try:
-            found, made = graft_text(edit.before, text, names, after or None, not is_new)
+            form, grafted = graft_text(edit.before, text, names, after or None, not is_new)
         except (ApplyError, *NOT_PYTHON):
             continue
-        if found == PRE and _dense(made) == _dense(edit.after):
+        if form == PRE and _dense(grafted) == _dense(edit.after):
             place = {"after": after} if is_new and after else {}
             how = {} if is_new else {"replace": True}
             return {**wanted, "from": f"{package}=={version}", "names": names, **place, **how}
@@ -388,18 +388,18 @@ _HEADER = re.compile(r"\[\[?\s*([\w.-]+)\s*\]\]?")
 
 def sections(text: str) -> list[Section]:
     """The tables of a ``layer.toml`` in order; the first, without a header, is that of the file."""
-    found: list[tuple[str, list[str]]] = [("", [])]
+    parts: list[tuple[str, list[str]]] = [("", [])]
     inside = ""
     for line in lines_of(text):
         match = None if inside else _HEADER.match(line)
         if match:
             above: list[str] = []
-            while found[-1][1] and found[-1][1][-1].startswith("#"):
-                above.insert(0, found[-1][1].pop())
-            found.append((match[1], above))
-        found[-1][1].append(line)
+            while parts[-1][1] and parts[-1][1][-1].startswith("#"):
+                above.insert(0, parts[-1][1].pop())
+            parts.append((match[1], above))
+        parts[-1][1].append(line)
         inside = _quoted(line, inside)
-    return [Section(header=header, lines=tuple(lines)) for header, lines in found]
+    return [Section(header=header, lines=tuple(lines)) for header, lines in parts]
 
 
 def _quoted(line: str, inside: str) -> str:

@@ -114,8 +114,8 @@ def _of_probe(probe: Iterable[Clause], tree: Tree) -> Iterator[Evidence]:
         text = _text(tree, clause.file)
         wanted = clause.contains or clause.lacks or ""
         line = 0 if text is None else _line(text, wanted)
-        found: Kind = "file" if not wanted and text is not None else "probe" if line else "absent"
-        yield _place(tree, clause.file, found, wanted, line)
+        kind: Kind = "file" if not wanted and text is not None else "probe" if line else "absent"
+        yield _place(tree, clause.file, kind, wanted, line)
 
 
 def _of_op(op: Op, tree: Tree) -> Iterator[Evidence]:

@@ -989,7 +989,7 @@ class Resolver:
     store: PullStore
     index: PackageIndex
     #: pins to keep, by request; others are requested from the forge
-    held: Mapping[str, Pin]
+    pins: Mapping[str, Pin]
 
     def resolve(self, selection: Selection, requests: Sequence[str]) -> Resolved:
         """Render every pull request of a selection, and additional ones, in order.
@@ -1005,7 +1005,7 @@ class Resolver:
         names = _names(refs, {layer.name for layer in layers})
         after: list[str] = []
         for ref, name in zip(refs, names, strict=True):
-            pinned = self.held.get(str(ref))
+            pinned = self.pins.get(str(ref))
             entry = self._pulled(name, pinned or self.store.resolve(ref), Pull(str(ref)))
             if pinned is None and entry.pin.state == MERGED and not entry.pin.release:
                 entry = replace(entry, pin=self._released(entry))
@@ -1144,16 +1144,16 @@ def without_pulls(
     selection: Selection,
     with_pr: Sequence[str] = (),
     forge_clone: Sequence[str] = (),
-    held: Mapping[str, Pin] | None = None,
+    pins: Mapping[str, Pin] | None = None,
 ) -> Selection:
     """A selection with its pull requests, and additional ones, turned into diffs.
 
-    ``forge_clone`` are local clones to use for their repositories, ``held`` pins to keep.
+    ``forge_clone`` are local clones to use for their repositories, ``pins`` pins to keep.
     """
     if not with_pr and not any(has_pulls(layer) for layer in selection.layers):
         return selection
     from builder.common.forge import Forges, PullStore
     from builder.common.pypi import PackageIndex
 
-    resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), held or {})
+    resolver = Resolver(PullStore(Forges(forge_clone)), PackageIndex(), pins or {})
     return resolver.resolve(selection, with_pr).selection

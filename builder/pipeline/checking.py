@@ -67,25 +67,27 @@ def check_layers(
         check_name(layer.name, catalog.profile_files)
         check_layer(layer)
     order(layers)
-    found = [finding for layer in wanted for finding in findings(layer)]
+    all_findings = [finding for layer in wanted for finding in findings(layer)]
     if releases:
         index = PackageIndex(refresh=refresh)
         for layer in wanted:
             before = before_of(catalog, layer)
-            found += _on_releases(layer, before, index, None if releases == ALL else releases)
-    return CheckedLayers(checked=tuple(checked), findings=tuple(found))
+            all_findings += _on_releases(
+                layer, before, index, None if releases == ALL else releases
+            )
+    return CheckedLayers(checked=tuple(checked), findings=tuple(all_findings))
 
 
 def before_of(catalog: Catalog, layer: Layer) -> list[Layer]:
     """The layers that a layer comes after, and those that they come after, in order."""
-    found: dict[str, Layer] = {}
+    before: dict[str, Layer] = {}
     waiting = list(layer.after)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = catalog.layer(name)
-            waiting += found[name].after
-    return order(list(found.values()))
+        if name not in before:
+            before[name] = catalog.layer(name)
+            waiting += before[name].after
+    return order(list(before.values()))
 
 
 def _on_releases(
@@ -138,16 +140,16 @@ class CheckedLayers(Document, frozen=True, kw_only=True):
 def findings(layer: Layer) -> Iterator[LayerFinding]:
     """What a layer's own text shows."""
 
-    def found(rule: Rule, where: str, problem: str) -> LayerFinding:
+    def finding(rule: Rule, where: str, problem: str) -> LayerFinding:
         return LayerFinding(layer=layer.name, rule=rule, where=where, problem=problem)
 
-    yield from (found("provenance", "provenance", text) for text in _provenance(layer))
+    yield from (finding("provenance", "provenance", text) for text in _provenance(layer))
     for variant in layer.variants:
         where = f"variant {variant.name}"
-        yield from (found("context", where, text) for text in _context(variant))
-        yield from (found("anchor", where, text) for text in _anchors(variant))
-        yield from (found("range", where, text) for text in _range(layer, variant))
-    yield from (found("probe", where, text) for where, text in _probes(layer))
+        yield from (finding("context", where, text) for text in _context(variant))
+        yield from (finding("anchor", where, text) for text in _anchors(variant))
+        yield from (finding("range", where, text) for text in _range(layer, variant))
+    yield from (finding("probe", where, text) for where, text in _probes(layer))
 
 
 def _provenance(layer: Layer) -> Iterator[str]:
@@ -252,16 +254,16 @@ def findings_on(
     version = packages.get(layer.package, "")
     where = f"{layer.package} {version}"
 
-    def found(rule: Rule, problem: str) -> LayerFinding:
+    def finding(rule: Rule, problem: str) -> LayerFinding:
         return LayerFinding(layer=layer.name, rule=rule, where=where, problem=problem)
 
     inside = [v.name for v in layer.variants if all_match(v.when, packages)]
     if inside and outcome.state == DRIFT:
-        yield found(
+        yield finding(
             "range", f"variant {inside[0]} is for it, and does not fit it: {outcome.reason}"
         )
     if outcome.state == AMBIGUOUS:
-        yield found("anchor", outcome.reason)
+        yield finding("anchor", outcome.reason)
     if outcome.state != NEEDED:
         return
     for number, entry in enumerate(layer.upstream, 1):
@@ -270,6 +272,6 @@ def findings_on(
         except ApplyError:
             continue
         if holds:
-            yield found(
+            yield finding(
                 "probe", f"the probe of upstream {number} holds, but the change is not there"
             )

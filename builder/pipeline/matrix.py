@@ -309,7 +309,7 @@ class Asked:
             refs = {version: f"pypi:vllm=={version}" for version in versions}
         else:
             refs = _beside(options.package, named, chosen[0], asking, options)
-        with console.progress("releases", len(refs), "files", said=False) as bar:
+        with console.progress("releases", len(refs), "files", leaves_line=False) as bar:
             for version, ref in refs.items():
                 row = _row(version, ref, chosen, asking, options)
                 if (release := history.get(version)) is not None:

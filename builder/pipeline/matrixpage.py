@@ -196,7 +196,7 @@ def matrix_page(
     documents: Sequence[Matrix],
     catalog: Catalog,
     diffs: Diffs,
-    made: datetime.datetime | None = None,
+    time: datetime.datetime | None = None,
 ) -> str:
     """A page for people, with one timeline for each package; everything foreign is escaped."""
     page = _Page(catalog, diffs)
@@ -211,7 +211,7 @@ def matrix_page(
     newest = documents[0].rows[-1]
     return render_page(
         "matrix.html.j2",
-        made=made or now(),
+        made=time or now(),
         script=script,
         script_digest=digest,
         timelines=page.timelines,
@@ -414,8 +414,8 @@ def _kind_lines(
     page: _Page, rows: Sequence[MatrixRow], records: Sequence[Record], profile: str
 ) -> Iterator[Line]:
     for kind, words in KINDS.items():
-        found = [r.kinds(profile) if profile else r.default for r in records]
-        outcomes = [kinds[kind] if kinds else None for kinds in found]
+        kinds_by_release = [r.kinds(profile) if profile else r.default for r in records]
+        outcomes = [kinds[kind] if kinds else None for kinds in kinds_by_release]
         names = [o.kernel if o else "" for o in outcomes]
         by_release = dict(zip((row.name for row in rows), outcomes, strict=True))
         runs = []
@@ -426,13 +426,13 @@ def _kind_lines(
             mark = Mark("✕" if refused else "▪", text, "refused" if refused else "kernel")
             if not kernel:
                 mark = MARKS["not-applicable"]
-            said = (outcome.line or outcome.refused or outcome.not_applicable) if outcome else ""
+            message = (outcome.line or outcome.refused or outcome.not_applicable) if outcome else ""
             detail = Detail(
                 id=f"at:kernel:{profile or 'default'}:{kind}:{run[0].name}", title=words, mark=mark,
                 heading=f"vLLM {run[0].name} to {run[-1].name}",
                 about=f"with {profile}" if profile else "by default, unpatched",
                 facts=tuple((label, value) for label, value in (
-                    ("kernel", outcome.selected if outcome else ""), ("the release says", said),
+                    ("kernel", outcome.selected if outcome else ""), ("the release says", message),
                 ) if value),
             )  # fmt: skip
             page.details.append(detail)

@@ -37,13 +37,13 @@ def markdown(document: Matrix) -> str:
 
 
 def _ranges(document: Matrix, name: str, states: tuple[str, ...]) -> str:
-    found = []
+    ranges = []
     pairs = [(row.states.get(name, "not-applicable") in states, row.name) for row in document.rows]
     for there, run in groupby(pairs, key=lambda pair: pair[0]):
         names = [release for _, release in run]
         if there:
-            found.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
-    return ", ".join(found)
+            ranges.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
+    return ", ".join(ranges)
 
 
 def table(document: Matrix) -> str:

@@ -691,8 +691,8 @@ def rebuild_all(options: RebuildOptions) -> None:
             baked = with_own_hooks(original.baked, options.image, options.patches, agreed)
             sections = [row.compile for row in original.baked.plan.layers if row.compile]
             compiled = any(row.stage or row.sources for row in sections)
-            made = [row.stage for row in sections if row.stage]
-            nvcc = WHEELS if any(of_wheels(stage.inputs) for stage in made) else None
+            compiled_stages = [row.stage for row in sections if row.stage]
+            nvcc = WHEELS if any(of_wheels(stage.inputs) for stage in compiled_stages) else None
             toolkit = _toolkit(original.baked.plan.layers)
             stages = stages_of(index, nvcc=nvcc, toolkit=toolkit) if compiled else None
             sources = IndexSources(index, stages)

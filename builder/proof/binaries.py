@@ -132,7 +132,13 @@ def _said(counts: Mapping[str, int], readings: Sequence[KernelSummary]) -> list[
     if all(reading.how == "none" for reading in readings):
         return []
     instructions = ", ".join(f"{number} x {name}" for name, number in counts.items())
-    return [instructions] if "BPT.TRAP" in counts else [instructions, "no BPT.TRAP"] if instructions else ["no BPT.TRAP"]
+    return (
+        [instructions]
+        if "BPT.TRAP" in counts
+        else [instructions, "no BPT.TRAP"]
+        if instructions
+        else ["no BPT.TRAP"]
+    )
 
 
 def _jit_note(readings: Sequence[KernelSummary]) -> str:

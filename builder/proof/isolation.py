@@ -109,7 +109,14 @@ class Bubblewrap:
         if program is None:
             raise SparkBuildError("it is not installed")
         who = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY), "--cap-drop", "ALL")
-        arguments = [program, "--unshare-all", *who, "--die-with-parent", "--new-session", "--clearenv"]
+        arguments = [
+            program,
+            "--unshare-all",
+            *who,
+            "--die-with-parent",
+            "--new-session",
+            "--clearenv",
+        ]
         for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
         arguments += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]

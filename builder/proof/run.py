@@ -52,7 +52,9 @@ def verify(
         digests=target.digests,
     )
     for level in levels:
-        with console.progress(f"checking {level}", None, "checks", said=False, whole=True) as bar:
+        with console.progress(
+            f"checking {level}", None, "checks", leaves_line=False, whole=True
+        ) as bar:
             for check in _checks(target, level):
                 report.checks.append(check)
                 bar.advance()

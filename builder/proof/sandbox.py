@@ -292,7 +292,7 @@ def ask_probe(
     if not isinstance(result, dict):
         raise SandboxUnavailable(f"{program.name} gave no result: {answer[:80]!r} is not an object")
     reply = reply_of(result, form)
-    return reply if apart is None else reply.simulating(apart.said())
+    return reply if apart is None else reply.simulating(apart.text())
 
 
 def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:

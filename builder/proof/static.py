@@ -280,11 +280,15 @@ def _startup(unrecorded: Unrecorded) -> Check:
     others = (*unrecorded.of_base, *unrecorded.files)
     parts = []
     if unrecorded.hooks:
-        parts.append(f"{counted(len(unrecorded.hooks), 'hook')} recorded nowhere: {few(unrecorded.hooks)}")
+        parts.append(
+            f"{counted(len(unrecorded.hooks), 'hook')} recorded nowhere: {few(unrecorded.hooks)}"
+        )
     if unrecorded.of_base:
         parts.append(f"in the base already: {few(unrecorded.of_base)}")
     if unrecorded.files:
-        parts.append(f"{counted(len(unrecorded.files), 'other file')} unrecorded: {few(unrecorded.files)}")
+        parts.append(
+            f"{counted(len(unrecorded.files), 'other file')} unrecorded: {few(unrecorded.files)}"
+        )
     return Check(
         level="static",
         name="startup hooks",

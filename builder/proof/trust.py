@@ -52,7 +52,7 @@ class IsolatedRun:
     isolation: Isolation
     because: str
 
-    def said(self) -> str:
+    def text(self) -> str:
         """The text for the evidence."""
         return f"only read-only programs of this machine ({self.isolation.name}, no network)"
 
@@ -67,7 +67,7 @@ class TrustedSources:
     #: the user's folders of layers, besides ours
     patches: Sequence[Path] = ()
     #: path and sha256 of files written by this command's plan -> the sha256 before, None: new
-    made: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
+    written: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
     #: the target's platform, whose wheels are tried first
     platform: Platform | None = None
     #: ``--trust-image``: the user trusts everything in it
@@ -84,7 +84,7 @@ class TrustedSources:
             for file in layer.files
             if file.after is not None
         }
-        return replace(self, made={**self.made, **written})
+        return replace(self, written={**self.written, **written})
 
     @cached_property
     def catalog(self) -> Catalog:
@@ -166,10 +166,10 @@ class TrustedSources:
 
     def _start(self, path: str, digest: str | None) -> str | None:
         """The digest that a file had before this command's plan, or ``MADE`` for a new file."""
-        for _ in range(len(self.made) + 1):
-            if digest is None or (path, digest) not in self.made:
+        for _ in range(len(self.written) + 1):
+            if digest is None or (path, digest) not in self.written:
                 return digest
-            before = self.made[path, digest]
+            before = self.written[path, digest]
             if before is None:
                 return MADE
             digest = before

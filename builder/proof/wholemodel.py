@@ -325,7 +325,7 @@ class Release:
                 answers[number] = answer
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
-        parts = (prepared.torch.what, *([apart.said()] if apart else []))
+        parts = (prepared.torch.what, *([apart.text()] if apart else []))
         return [replace(a, simulated=(*parts, *a.simulated)) for a in answers if a is not None]
 
     def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:

@@ -620,7 +620,9 @@ def store(
             "this Docker Engine does not save images as OCI layouts: Docker 25 and later do",
             hint="build the image with --output oci:DIR, and distribute oci:DIR",
         )
-    manifests = [m for m in _manifests(layout, _document(index, _INDEX), 2) if _is(layout, m, image)]
+    manifests = [
+        m for m in _manifests(layout, _document(index, _INDEX), 2) if _is(layout, m, image)
+    ]
     if len(manifests) != 1:
         raise RemoteError(f"Docker saved {len(manifests)} images for {image}, not one")
     return manifests[0]

@@ -201,7 +201,7 @@ class Inventory:
     """The contents of a repository.  ``attachments`` are tags of evidence and signatures."""
 
     repository: str
-    held: tuple[StoredManifest, ...]
+    stored: tuple[StoredManifest, ...]
     attachments: tuple[str, ...] = field(default=())
 
 
@@ -225,7 +225,7 @@ def take_inventory(repository: PublishTarget) -> Inventory:
         )
     stored.sort(key=lambda h: (h.published or (h.images[0].created if h.images else ""), h.digest))
     return Inventory(
-        repository=repository.name, held=tuple(reversed(stored)), attachments=tuple(attachments)
+        repository=repository.name, stored=tuple(reversed(stored)), attachments=tuple(attachments)
     )
 
 
@@ -292,7 +292,7 @@ What = Literal["image", "part", "proof", "signature", "list"]
 class RetentionDecision:
     """The decision for one image, and the reason."""
 
-    held: StoredManifest
+    stored: StoredManifest
     keep: bool
     reason: str
 
@@ -364,7 +364,7 @@ class Retention(Document, frozen=True, kw_only=True):
     ) -> Retention:
         """The document of a run up to now."""
         rows = (
-            VerdictRow(digest=v.held.digest, tags=v.held.tags, keep=v.keep, reason=v.reason)
+            VerdictRow(digest=v.stored.digest, tags=v.stored.tags, keep=v.keep, reason=v.reason)
             for v in verdicts
         )
         return cls(
@@ -391,11 +391,11 @@ def judge(
     verified: dict[str, int] = {}
     every: dict[str, int] = {}
     verdicts = []
-    for stored in inventory.held:
+    for stored in inventory.stored:
         if not stored.own_tags or set(stored.tags) - set(stored.own_tags):
             other = [tag for tag in stored.tags if tag not in stored.own_tags]
             verdicts.append(
-                RetentionDecision(held=stored, keep=True, reason=f"named by {', '.join(other)}")
+                RetentionDecision(stored=stored, keep=True, reason=f"named by {', '.join(other)}")
             )
             continue
         profile = stored.profile
@@ -404,7 +404,7 @@ def judge(
             verified[profile] = verified.get(profile, 0) + 1
         stays = (verified if stored.verified else every)[profile] <= keep
         reason = f"{'among' if stays else 'older than'} the newest {keep} of {profile}"
-        verdicts.append(RetentionDecision(held=stored, keep=stays, reason=reason))
+        verdicts.append(RetentionDecision(stored=stored, keep=stays, reason=reason))
     return _keep_named(verdicts, names)
 
 
@@ -413,10 +413,10 @@ def _keep_named(
 ) -> list[RetentionDecision]:
     """Also keep everything that kept tags reference, transitively."""
     while True:
-        going = {tag for verdict in verdicts if not verdict.keep for tag in verdict.held.tags}
+        going = {tag for verdict in verdicts if not verdict.keep for tag in verdict.stored.tags}
         after = []
         for verdict in verdicts:
-            others = names.get(verdict.held.digest, set()) - going
+            others = names.get(verdict.stored.digest, set()) - going
             if not verdict.keep and others:
                 reason = f"named by {', '.join(sorted(others))}"
                 after.append(replace(verdict, keep=True, reason=reason))
@@ -439,7 +439,7 @@ def removals(
         RemoteError: the registry does not respond.
     """
     going = sorted(
-        (verdict.held for verdict in verdicts if not verdict.keep),
+        (verdict.stored for verdict in verdicts if not verdict.keep),
         key=lambda stored: len(_parts(stored)) == 0,
     )
     tags = {tag for stored in going for tag in stored.tags}

@@ -86,4 +86,4 @@ def test_vllm_runs_in_isolation(way: Container, tmp_path: Path) -> None:
     result = ask_probe(Path(sys.executable), request, DispatchReply, apart=apart)
     (answer,) = result.answers
     assert answer.lines == ("Using CutlassKernel for NVFP4 GEMM",)
-    assert result.simulated[0] == apart.said()
+    assert result.simulated[0] == apart.text()

@@ -165,7 +165,7 @@ def test_a_remote_builder(
         batch = [Compilation(path=f"unit{number}.cu", words=nvcc) for number in range(2)]
         assert set(container.compile(work, batch, 1, [])) == {"unit0.cu.o", "unit1.cu.o"}
         link = (*nvcc, "-shared", "unit0.cu.o", "unit1.cu.o", "-o", "both.so")
-        container.run(work, [Step(words=link, said="the linker refused")], ["both.so"])
+        container.run(work, [Step(words=link, failure="the linker refused")], ["both.so"])
     data = (work / "both.so").read_bytes()
     assert b"kernel0" in data
     assert b"kernel1" in data

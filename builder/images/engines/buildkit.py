@@ -452,7 +452,7 @@ def fill_context(folder: Path, plan: BuildPlan) -> int:
     added = 0
     for name, files in image_layers(plan):
         target = folder / folder_of(name)
-        with console.progress(f"writing {name}", content_bytes(files), said=False) as bar:
+        with console.progress(f"writing {name}", content_bytes(files), leaves_line=False) as bar:
             size = write_context(target, files, plan.epoch, bar.advance)
         console.say(f"  {name:<28}{counted(len(files), 'file'):>11} {megabytes(size):>10}")
         added += size

@@ -441,7 +441,10 @@ class Scratch:
             cached = layer is not None
             if layer is None:
                 title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
-                with console.progress(title, total, said=False) as bar, partial.open("wb") as out:
+                with (
+                    console.progress(title, total, leaves_line=False) as bar,
+                    partial.open("wb") as out,
+                ):
                     digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
                 layer = CachedLayer(digest, diff_id, size)
                 cache_layer(key, layer, partial)

@@ -297,7 +297,7 @@ class _Work:
     def run(self) -> None:
         """Transfer all blobs, or raise the first failure."""
         title, total = f"copying to {self._target.name}", sum(blob.size for blob in self.blobs)
-        with console.progress(title, total, said=False) as self._bar:
+        with console.progress(title, total, leaves_line=False) as self._bar:
             self._run()
 
     def _run(self) -> None:

@@ -215,7 +215,7 @@ class LayerCache:
             with making(path) as partial:
                 with (
                     contextlib.closing(LayerWriter(partial)) as writer,
-                    console.progress(title, layer.size, said=is_large) as bar,
+                    console.progress(title, layer.size, leaves_line=is_large) as bar,
                 ):
                     writer.finish(*self._read(layer, writer, bar))
                 partial.replace(path)
@@ -249,7 +249,7 @@ class LayerCache:
         with (
             contextlib.closing(index),
             self.source.open(layer) as blob,
-            console.progress(title, layer.size, said=False) as bar,
+            console.progress(title, layer.size, leaves_line=False) as bar,
         ):
             tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
             for member in tar:
@@ -278,7 +278,7 @@ class LayerCache:
         title = f"reading layer {layer.digest[:19]}"
         with (
             self.source.open(layer) as blob,
-            console.progress(title, layer.size, said=False) as bar,
+            console.progress(title, layer.size, leaves_line=False) as bar,
         ):
             tar = LayerTar(Unpacked(_Counted(blob, self.meter, self._stop, bar), where), where)
             for member in tar:

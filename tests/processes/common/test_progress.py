@@ -67,7 +67,7 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(console: Console, *, said: bool = True) -> None:
-    with console.progress("torch 2.11.0", 88_000_000, said=said) as bar:
+    with console.progress("torch 2.11.0", 88_000_000, leaves_line=said) as bar:
         for _ in range(8):
             bar.advance(11_000_000)
             time.sleep(0.02)
@@ -202,9 +202,9 @@ def test_a_long_step_without_parts_is_reported(
     console = Console()
     with console.step("build with oci"):
         time.sleep(0.1)
-        with console.progress("checking", said=False, whole=True):
+        with console.progress("checking", leaves_line=False, whole=True):
             time.sleep(0.1)
-            with console.progress("wheel", 10, said=False):
+            with console.progress("wheel", 10, leaves_line=False):
                 time.sleep(0.1)
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "• build with oci"

@@ -289,9 +289,9 @@ def test_finished_units_are_not_compiled_again(containers: Here, tmp_path: Path)
 
 def test_the_step_that_failed_is_named(containers: Here, tmp_path: Path) -> None:
     steps = [
-        Step(words=("sh", "-c", "echo one >made"), said="no first"),
-        Step(words=("sh", "-c", "echo because >&2; exit 3"), said="no second"),
-        Step(words=("true",), said="no third"),
+        Step(words=("sh", "-c", "echo one >made"), failure="no first"),
+        Step(words=("sh", "-c", "echo because >&2; exit 3"), failure="no second"),
+        Step(words=("true",), failure="no third"),
     ]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "input").touch()

@@ -338,7 +338,7 @@ def test_released_files_are_read_from_the_index_not_from_the_image(machine: Mach
     machine.hash_release()
     assert TrustedSources().unknown(tree, paths) == ["vllm/new.py"]
     assert (
-        TrustedSources(made={("vllm/new.py", tree.digest("vllm/new.py") or ""): None}).unknown(
+        TrustedSources(written={("vllm/new.py", tree.digest("vllm/new.py") or ""): None}).unknown(
             tree, paths
         )
         == []

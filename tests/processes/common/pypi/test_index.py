@@ -275,7 +275,7 @@ def test_a_patched_file_is_as_well_known_as_before(index: FakeIndex) -> None:
     tree = OverlayTree(WheelTree([wheel]))
     tree.update({KERNELS: after, "vllm/new.py": new})
     trust = TrustedSources(
-        index=found, made={(KERNELS, after.sha256): before, ("vllm/new.py", new.sha256): None}
+        index=found, written={(KERNELS, after.sha256): before, ("vllm/new.py", new.sha256): None}
     )
     assert trust.unknown(tree, [KERNELS, "vllm/new.py"]) == [KERNELS]
     wheel.download()
