@@ -71,11 +71,10 @@ def _memory_lines(estimate: "MemoryEstimate") -> Iterator[str]:
     yield _figure("CUDA graphs", estimate.cuda_graphs)
     yield _figure("system", estimate.system)
     if estimate.room_for_kv_cache is not None:
-        most = (
-            f"{_gibibytes(estimate.room_at_most or 0)} at most, at {estimate.utilization.most:.2f}"
-        )
+        share, most = estimate.utilization.share, estimate.utilization.most
+        at_most = f"{_gibibytes(estimate.room_at_most or 0)} at most, at {most:.2f}"
         yield _row("KV cache room", _gibibytes(estimate.room_for_kv_cache),
-                   f"at --gpu-memory-utilization {estimate.utilization.share:.2f}; {most}")  # fmt: skip
+                   f"at --gpu-memory-utilization {share:.2f}; {at_most}")  # fmt: skip
     yield f"  fits              {estimate.fits}"
     if estimate.flags:
         yield f"  flags             {' '.join(estimate.flags)}"
