@@ -214,7 +214,7 @@ ASKED = (
     Asked(
         name="builder/data/records.txt",
         source="the RECORDs of released wheels",
-        command=(*PYTHON, "builder.pipeline.released"),
+        command=(*PYTHON, "tests.released"),
         checks=False,
     ),
     Asked(

@@ -52,7 +52,7 @@ COMMANDS = (
           "Copy an image to machines over SSH."),
     Entry("matrix", "matrix", INSPECT,
           "Show the state of every layer on every vLLM release."),
-    Entry("outdated", "outdated", MAINTAIN,
+    Entry("outdated", "matrix", MAINTAIN,
           "Say what vLLM's releases since then change for you."),
     Entry("schema", "config", DEVELOP, "Print the JSON Schema of what --json prints."),
 )  # fmt: skip

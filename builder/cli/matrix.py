@@ -10,12 +10,13 @@ from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json, some_of
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
 from builder.errors import Exit, SparkBuildError, UsageError
-from builder.pipeline.options import MatrixOptions
+from builder.pipeline.options import MatrixOptions, OutdatedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.pipeline.matrix import MatrixRow
+
 
 _SHORT = {
     "needed": "needed",
@@ -55,7 +56,7 @@ def matrix(
     json: Json = False,
 ) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
-    from builder.pipeline import matrixtext
+    from builder.pipeline import matrixpage
     from builder.pipeline.matrix import Asked
 
     if form not in _FORMATS:
@@ -70,7 +71,7 @@ def matrix(
     if json or form == "json":
         print_json(document)
     elif form != "table":
-        print({"markdown": matrixtext.markdown, "csv": matrixtext.table}[form](document), end="")
+        print({"markdown": matrixpage.markdown, "csv": matrixpage.table}[form](document), end="")
     else:
         print_table(document.layers, rows, listed=bool(options.releases))
         if options.dispatch:
@@ -280,3 +281,27 @@ def table(
         )
     if not json:
         print(f"{to} is up to date")
+
+
+@command(
+    "outdated",
+    "spark-build outdated -l b12x-full --since 0.32.0",
+    "spark-build outdated --min-age 7d --check",
+    detail="Prints Markdown, for the text of a pull request.",
+)
+def outdated(options: OutdatedOptions, *, json: Json = False) -> None:
+    """Print the report; with ``--check`` exit 9 if there is something to do."""
+    from builder.serving.outdated import markdown
+    from builder.serving.outdated import outdated as report
+
+    document = report(options)
+    if json:
+        print_json(document)
+    else:
+        print(markdown(document), end="")
+    if options.check and document.anything:
+        raise SparkBuildError(
+            f"vLLM has a release after {document.since}, or a wheel is not what it was",
+            Exit.STALE,
+            hint="spark-build lock --upgrade",
+        )

@@ -24,8 +24,7 @@ from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection
-from builder.layers.decisions import DecisionStore, base_key, decide, decision_key
-from builder.layers.evidence import Evidence, around
+from builder.layers.decisions import DecisionStore, Evidence, around, base_key, decide, decision_key
 from builder.layers.pulls import without_pulls
 from builder.pipeline.options import MATRIX_PACKAGES
 from builder.proof.checks import Check

@@ -1,10 +1,12 @@
-"""The matrix as one self-contained HTML page: releases along time, layers and kernels across."""
+"""How the matrix is written: a self-contained HTML page of releases along time, Markdown, CSV."""
 
 from __future__ import annotations
 
 import base64
 import calendar
+import csv
 import hashlib
+import io
 import re
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,7 +17,7 @@ from builder.common.document import load_toml
 from builder.common.paths import data_dir, package_file
 from builder.common.pypi import write_atomically
 from builder.proof.checks import KINDS
-from builder.proof.recorded import read_records
+from builder.proof.recorded import read_records, rows
 from builder.proof.report import now, render_page
 
 if TYPE_CHECKING:
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 
     from builder.applier.layers import Layer
     from builder.layers.catalog import Catalog, Profile
-    from builder.layers.evidence import Evidence
+    from builder.layers.decisions import Evidence
     from builder.pipeline.matrix import Asked, Matrix, MatrixRow
     from builder.proof.recorded import Record
 
+
+if TYPE_CHECKING:
     #: The diffs at a border: layer, row before it, row after it -> (file, diff) pairs.
     Diffs = Callable[[str, MatrixRow, MatrixRow], Sequence[tuple[str, str]]]
 
@@ -443,3 +447,67 @@ def _kind_lines(
                 )
             )  # fmt: skip
         yield Line(name=words, profiles=(profile,) if profile else (), runs=tuple(runs))
+
+
+# ----------------------------------------------------------------------------- as Markdown and CSV
+
+
+#: Columns of the Markdown table, with their states.
+COLUMNS = {
+    "needed": ("needed",),
+    "in the release": ("upstream", "applied"),
+    "not for it": ("not-applicable",),
+    "to look at": ("drift", "ambiguous", "needs-rebuild"),
+}
+_HEAD = (
+    "package", "release", "uploaded", "yanked", "platform", "vllm", "layer", "state", "since",
+    "file", "line", "anchor", "reason",
+)  # fmt: skip
+
+
+def markdown(document: Matrix) -> str:
+    """Layers as rows; each cell has the releases with such a state."""
+    body = []
+    for name in document.layers:
+        cells = [_ranges(document, name, states) for states in COLUMNS.values()]
+        body.append([f"`{name}`", *cells])
+    used = [n for n in range(len(COLUMNS)) if n < 2 or any(row[n + 1] for row in body)]
+    head = ["layer", *(list(COLUMNS)[n] for n in used)]
+    return rows(head, [[row[0], *(row[n + 1] for n in used)] for row in body]) + "\n"
+
+
+def _ranges(document: Matrix, name: str, states: tuple[str, ...]) -> str:
+    ranges = []
+    pairs = [(row.states.get(name, "not-applicable") in states, row.name) for row in document.rows]
+    for there, run in groupby(pairs, key=lambda pair: pair[0]):
+        names = [release for _, release in run]
+        if there:
+            ranges.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
+    return ", ".join(ranges)
+
+
+def table(document: Matrix) -> str:
+    """CSV: one line for each layer on each release, with the first place that decides."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_HEAD)
+    for row in document.rows:
+        for name in document.layers:
+            if name not in row.states:
+                continue
+            place = next(iter(row.evidence.get(name, ())), None)
+            where = (place.file, place.line or "", place.anchor) if place else ("", "", "")
+            writer.writerow(
+                [
+                    document.package, row.release, row.uploaded,
+                    "" if row.yanked is None else row.yanked or "yes", row.platform, row.vllm,
+                    name, row.states[name], row.since.get(name, ""),
+                    *map(_inert, map(str, where)), _inert(row.reasons[name]),
+                ]
+            )  # fmt: skip
+    return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in "=+-@\t\r" and text else text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.layers.catalog import Catalog
-from builder.layers.evidence import Evidence
+from builder.layers.decisions import Evidence
 from builder.pipeline.matrix import Matrix, MatrixRow
 from builder.pipeline.matrixpage import matrix_page
 

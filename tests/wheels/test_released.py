@@ -7,12 +7,12 @@ import pytest
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex
 from builder.common.reference import NEWEST_VLLM
-from builder.pipeline.released import rows
+from tests.released import rows
 
 
 @pytest.mark.parametrize("release", ["0.17.0", "0.20.1", NEWEST_VLLM])
 def test_records_are_pinned(release: str) -> None:
-    """Otherwise: python -m builder.pipeline.released."""
+    """Otherwise: python -m tests.released."""
     pinned = package_file("data", "records.txt").read_text("ascii").splitlines()
     found = list(rows(PackageIndex(), release))
     assert len(found) > 4

@@ -15,10 +15,9 @@ from builder.common.paths import data_dir, package_file
 from builder.common.pypi import NotOnIndex, PackageIndex, WheelFile
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
-from builder.layers.evidence import Evidence, around
+from builder.layers.decisions import Evidence, around
 from builder.pipeline.matrix import Asked, Matrix, MatrixRow, catalog_of, selections
-from builder.pipeline.matrixpage import matrix_page
-from builder.pipeline.matrixtext import markdown, table
+from builder.pipeline.matrixpage import markdown, matrix_page, table
 from builder.pipeline.options import MatrixOptions
 from tests.unit.fakes import every_base_is, fake_base, layer_text, vllm_files
 

@@ -1,4 +1,4 @@
-"""Pins the RECORD of the released wheels of bases: ``python -m builder.pipeline.released``.
+"""Pins the RECORD of the released wheels of bases: ``python -m tests.released``.
 
 RECORD has the sha256 of each file, and reading it takes kilobytes instead of the whole wheel.
 Pinned here, what an index serves by range is as good as the whole wheel of that sha256.
