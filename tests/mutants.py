@@ -7,26 +7,35 @@ arrival that is left out or moved, another address, another scale, another opera
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from builder.proof.numbers import judged
+from builder.proof.numbers import UNWRITTEN, judged
 from builder.ptx.program import Program
-from builder.ptx.runs import SCHEDULES, run_once
-from builder.ptx.source import Address, Instruction, Name, Number
+from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once
+from builder.ptx.source import Address, Instruction, Kernel, Name, Number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
+    from builder.ptx.findings import Run
     from builder.ptx.launchfile import LaunchFile
-    from builder.ptx.source import Kernel, Operand
+    from builder.ptx.source import Operand
 
+#: Kernels by their PTX, which may have several, and their names.
+Programs = Mapping[tuple[str, str], Program]
 #: What can notice a mutant.
 CATCHERS = ("numbers", "race", "deadlock", "fault")
 #: Sources of an instruction that may change places without changing its result.
 _COMMUTE = ("add", "and", "or", "xor", "mul", "min", "max", "fma", "mad")
 _SYNCHRONISES = ("bar", "barrier", "fence", "mbarrier")
 _GROUPS = ("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.commit_group")
+#: What accesses memory, orders it, or goes elsewhere.
+_TOUCHES = (
+    *("ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "mbarrier", "bar", "barrier"),
+    *("bra", "call", "ret", "exit", "brx", "membar"),
+)
 _BITS = tuple(1 << bit for bit in range(16))
 
 
@@ -88,6 +97,39 @@ def _rescaled(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instr
             yield _other(one, number, draw.choice(others).operands[number])
 
 
+def _factors(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    """An operand or a scale of a product, from another one of the kernel."""
+    one = kernel.code[place]
+    if one.opcode != "mma":
+        return
+    others = [i for i in kernel.code if i.name == one.name and i is not one]
+    for number in (1, 2, *((4, 6) if one.has("block_scale") else ())):
+        values = {str(i.operands[number]): i.operands[number] for i in others}
+        values.pop(str(one.operands[number]), None)
+        if values:
+            yield _other(one, number, draw.choice([*values.values()]))
+
+
+def _waits(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    """A wait that passes at once."""
+    one = kernel.code[place]
+    if _is_wait(one) or one.name.startswith(("cp.async.bulk.wait_group", "cp.async.wait")):
+        yield from _dropped(kernel, place, draw)
+
+
+def _barriers(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    """A barrier that is left out."""
+    if kernel.code[place].opcode in ("bar", "barrier"):
+        yield from _dropped(kernel, place, draw)
+
+
+def _arrivals(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
+    """An arrival, a fence or an mbarrier's initialisation that is left out."""
+    one = kernel.code[place]
+    if one.opcode == "fence" or (one.opcode == "mbarrier" and not _is_wait(one)):
+        yield from _dropped(kernel, place, draw)
+
+
 def _changed(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
     one = kernel.code[place]
     if one.opcode in ("bra", "ld", "prefetch", "elect", *_SYNCHRONISES):
@@ -130,7 +172,8 @@ def _moved(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Kernel]:
         yield replace(kernel, code=tuple(code))
 
 
-_CHANGES: dict[str, Callable[[Kernel, int, random.Random], Iterator[Instruction | Kernel]]] = {
+_Change = Callable[[Kernel, int, random.Random], Iterator[Instruction | Kernel]]
+_CHANGES: dict[str, _Change] = {
     "dropped": _dropped,
     "moved": _moved,
     "address": _readdressed,
@@ -139,18 +182,48 @@ _CHANGES: dict[str, Callable[[Kernel, int, random.Random], Iterator[Instruction 
 }
 
 
+#: What `benchmarks.observability` counts.
+OBSERVED: dict[str, _Change] = {
+    "operand": _factors,
+    "wait": _waits,
+    "barrier": _barriers,
+    "arrival or fence": _arrivals,
+}
+
+
 def drawn(kernel: Kernel, count: int, seed: int) -> list[Mutant]:
-    """As many mutants, their kinds in turn; the same for the same seed."""
-    draw = random.Random(seed)
+    """As many mutants, their kinds in turn; the same for the same seed.
+
+    Raises:
+        ValueError: the kernel has not as many.
+    """
     scaled = any(i.opcode == "mma" and i.has("block_scale") for i in kernel.code)
     kinds = [kind for kind in _CHANGES if scaled or kind != "scale"]
+    mutants = _drawn(kernel, {kind: _CHANGES[kind] for kind in kinds}, count, seed)
+    if len(mutants) < count:
+        raise ValueError(f"{kernel.name}: only {len(mutants)} of {count} mutants")
+    return mutants
+
+
+def drawn_of(kernel: Kernel, kind: str, count: int, seed: int) -> list[Mutant]:
+    """At most so many mutants of one kind of `OBSERVED`: fewer where the kernel has no more."""
+    return _drawn(kernel, {kind: OBSERVED[kind]}, count, seed)
+
+
+def _drawn(
+    kernel: Kernel,
+    changes: dict[str, _Change],
+    count: int,
+    seed: int,
+) -> list[Mutant]:
+    draw, kinds = random.Random(seed), [*changes]
     found: list[Mutant] = []
     seen = {kernel.code}
     for _ in range(count * 1000):
         if len(found) == count:
             return found
         kind, place = kinds[len(found) % len(kinds)], draw.randrange(len(kernel.code))
-        made = list(_CHANGES[kind](kernel, place, draw))
+        made = list(changes[kind](kernel, place, draw))
         if not made:
             continue
         one = draw.choice(made)
@@ -162,7 +235,7 @@ def drawn(kernel: Kernel, count: int, seed: int) -> list[Mutant]:
         to = mutant.code.index(before) - place if kind == "moved" else 0
         said = f"moved by {to}" if to else f"now {_text(mutant.code[place])}"
         found.append(Mutant(kind, before.line, f"{_text(before)}: {said}", mutant))
-    raise ValueError(f"{kernel.name}: only {len(found)} of {count} mutants")
+    return found
 
 
 def _text(one: Instruction) -> str:
@@ -192,3 +265,56 @@ def caught(mutant: Mutant, launches: Sequence[LaunchFile]) -> tuple[str, ...]:
         if found:
             return tuple(name for name in CATCHERS if name in found)
     return ()
+
+
+def poisoned(kernel: Kernel, line: int) -> Kernel:
+    """The kernel with one product of its own sums: where nothing notices that, nobody reads it."""
+    place = next(p for p, one in enumerate(kernel.code) if one.line == line)
+    one = kernel.code[place]
+    return _with(kernel, place, _other(one, 1, one.operands[3]))
+
+
+def redundant(kernel: Kernel, line: int) -> bool:
+    """Whether a barrier stands beside the same barrier, without any access between the two."""
+    place = next(p for p, one in enumerate(kernel.code) if one.line == line)
+    one = kernel.code[place]
+    for step in (1, -1):
+        at = place
+        while True:
+            if max(at, at + step) in kernel.labels or not 0 <= at + step < len(kernel.code):
+                break
+            at += step
+            other = kernel.code[at]
+            if (other.name, other.operands, other.guard) == (one.name, one.operands, one.guard):
+                return True
+            if other.opcode in _TOUCHES or other.guard:
+                break
+    return False
+
+
+def noticed(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> str:
+    """The first thing that is wrong with some calls; or nothing.
+
+    Launches of one call run one after the other, each on the memory that those before it left.
+    """
+    for schedule in SCHEDULES:
+        for call in calls:
+            memory = CarriedMemory()
+            for launch in call:
+                own = memory.memory_for(launch)
+                watch = schedule.order != "lazy"
+                program = programs[launch.ptx, launch.kernel]
+                run = run_once(launch, program, schedule, watch=watch, memory=own)
+                if word := _noticed(run.run):
+                    return word
+                memory.keep(launch, own)
+    return ""
+
+
+def _noticed(run: Run) -> str:
+    if run.fault:
+        return "deadlock" if run.deadlock else "fault"
+    if run.wrong:
+        return "numbers"
+    # a tile may have rows that no token needs
+    return "race" if any(race.kind != UNWRITTEN for race in judged(run)) else ""

@@ -21,6 +21,13 @@ be rounded either way.  So the first product gives values that FP4 represents ex
 
 The second product then has random codes, and its sums fit into 13 fraction bits.
 Some token uses every column of the up projection and every code of the down projection.
+
+Such a token has four values that are not zero, so most of a kernel's operands are multiplied by
+zeros, and a wrong one changes nothing.  `dense_experts` and `dense_tokens` have no zero at all:
+each column has a partner in another block, with the same weights in every row, and a token has
+opposite values in the two, except for one pair, which adds up to 24.  Everything else cancels,
+exactly in float32 (13 fraction bits are not enough), and only if each value meets its own weight
+and scales.
 """
 
 from __future__ import annotations
@@ -377,6 +384,93 @@ def make_tokens(
         x[torch.arange(count), columns[order[:count]]] = values[number]
     chosen = torch.rand(count, experts, generator=draw).topk(top_k).indices
     return Tokens("random", x, chosen, experts)
+
+
+#: The sum of a dense token's two values that do not cancel, and how that is divided: where FP4
+#: holds the values, and where it need not.
+WHOLE, HALVES, FINER_HALVES = 24.0, (12.0, 12.0), (11.0, 13.0)
+
+
+def partners(hidden: int) -> Any:
+    """For each column the one that cancels it, in another block of 16; always the same.
+
+    ``hidden`` is a multiple of 32.
+    """
+    draw = torch.Generator().manual_seed(hidden)
+    size = reference.BLOCK
+    first, second = torch.randperm(hidden // size, generator=draw).reshape(-1, 2).T * size
+    inner = torch.stack([torch.randperm(size, generator=draw) for _ in first])
+    ones, others = first[:, None] + torch.arange(size), second[:, None] + inner
+    partner = torch.empty(hidden, dtype=torch.long)
+    partner[ones], partner[others] = others, ones
+    return partner
+
+
+def signs(hidden: int) -> Any:
+    """+1 or -1 for each column, the same for partners."""
+    draw = torch.Generator().manual_seed(hidden + 1)
+    drawn = torch.randint(2, (hidden,), generator=draw) * 2 - 1
+    return drawn[torch.minimum(torch.arange(hidden), partners(hidden))]
+
+
+def dense_experts(
+    count: int, hidden: int, intermediate: int, *, finer: bool = False, seed: int = 0
+) -> Experts:
+    """Experts for `dense_tokens`: as those of `make_experts`, but without zeros in gate and up.
+
+    In a column, 16 neighbouring rows of the gate have one value, 1, 2 or 4 times the column's
+    sign, and of up one scale and a 6: then each block of the intermediate values is exact in FP4.
+    """
+    down = make_experts(count, hidden, intermediate, finer=finer, seed=seed).down
+    draw = torch.Generator().manual_seed(seed + 1)
+    size = reference.BLOCK
+    groups = (count, intermediate // size)
+    first = torch.minimum(torch.arange(hidden), partners(hidden))  # of each pair
+    rows = codes((*groups, size, hidden), draw, UP)
+    place = torch.randint(size, (*groups, 1, hidden), generator=draw)
+    rows = rows.scatter(2, place, (rows.gather(2, place) & 8) | 7)
+    up = rows.flatten(1, 2)[..., first]
+    of_block = first[::size] // size
+    sizes = 2.0 ** torch.randint(-4, -2, (*groups, hidden // size), generator=draw)
+    up_scales = sizes.repeat_interleave(size, dim=1)
+    if finer:
+        up_scales = up_scales * (1 + torch.randint(4, up_scales.shape, generator=draw) / 4)
+    values = 2.0 ** torch.randint(3, (*groups, hidden), generator=draw)
+    values = (values[..., first] * signs(hidden)).repeat_interleave(size, dim=1)
+    gate_scales = 2.0 ** torch.randint(2, up_scales.shape, generator=draw)
+    gate = reference.encode_e2m1(values / gate_scales.repeat_interleave(size, dim=-1))
+    scales = torch.cat([gate_scales, up_scales[..., of_block]], dim=1).to(torch.float8_e4m3fn)
+    return Experts(reference.Nvfp4(torch.cat([gate, up], dim=1), scales, 1.0), down)
+
+
+def dense_tokens(
+    count: int, experts: int, top_k: int, hidden: int, *, finer: bool = False, seed: int = 0
+) -> Tokens:
+    """Tokens without zeros, for `dense_experts`: all but one pair of columns cancel.
+
+    Most ``finer`` values cannot be represented in FP4.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    partner, size = partners(hidden), reference.BLOCK
+    blocks = (count, hidden // size)
+    exponents = torch.randint(3, blocks, generator=draw)
+    drawn = with_sixes(reference.Nvfp4(codes((count, hidden), draw, UP), None), draw).codes
+    values = reference.decode_e2m1(drawn)
+    if finer:
+        values = torch.randint(8, 16, (count, hidden), generator=draw).double() * 2 - 1
+        values = values * (torch.randint(2, (count, hidden), generator=draw) * 2 - 1)
+    row, columns = torch.arange(count), torch.arange(hidden)
+    first = torch.minimum(columns, partner)
+    met = torch.randperm(hidden, generator=draw).repeat(count // hidden + 1)[:count]
+    exponents[row, first[met] // size] = 1
+    if not finer:
+        values = values * (2.0**exponents).repeat_interleave(size, dim=-1)
+    x = torch.where(first == columns, values, -values[:, first])
+    halves = FINER_HALVES if finer else HALVES
+    for column, half in zip((met, partner[met]), halves, strict=True):
+        x[row, column] = half * signs(hidden)[met].double()
+    chosen = torch.rand(count, experts, generator=draw).topk(top_k).indices
+    return Tokens("dense", x, chosen, experts)
 
 
 def between(experts: Experts, tokens: Tokens) -> Any:

@@ -157,12 +157,11 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     count, top_k = int(ask.get("experts", 8)), int(ask.get("top_k", 2))
     hidden, inner = int(ask.get("hidden", 512)), int(ask.get("intermediate", 128))
     mode = "w4a16" if a16_is_forced() else ask.get("mode", "")
-    experts = device_cases.make_experts(count, hidden, inner, finer=bool(mode))
+    experts = device_cases.dense_experts(count, hidden, inner, finer=bool(mode))
     if mode:
         as_for_a16_experts()
-    values = device_cases.FINER if mode else device_cases.VALUES
     for number in ask["tokens"]:
-        tokens = device_cases.make_tokens(number, count, top_k, hidden, values=values)
+        tokens = device_cases.dense_tokens(number, count, top_k, hidden, finer=bool(mode))
         for one in device_cases.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
             yield _moe(experts, one, count, top_k, mode)
 

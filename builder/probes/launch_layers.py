@@ -285,6 +285,12 @@ def with_small_up(experts: Any) -> tuple[Any, Any]:
     return dataclasses.replace(experts, gate_up=both), dataclasses.replace(experts, down=same)
 
 
+def _few(count: int, experts: int, top_k: int, hidden: int, *, finer: bool) -> Any:
+    """Tokens of four values: the scales between are so small that dense ones do not fit."""
+    values = device_cases.FINER if finer else device_cases.VALUES
+    return device_cases.make_tokens(count, experts, top_k, hidden, values=values)
+
+
 def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     """Calls of vLLM's NVFP4 experts for some numbers of tokens."""
     probe.note("torch.ops._moe_C.topk_softmax: a reference, on the CPU")
@@ -298,8 +304,9 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     finer = bool(ask.get("finer", forced))
     handed = packages(probe).handed_experts() if package else handed_experts()
     count, hidden, inner = (int(ask[name]) for name in ("experts", "hidden", "intermediate"))
-    experts = device_cases.make_experts(count, hidden, inner, finer=finer)
     small = ask.get("small")
+    make_experts = device_cases.make_experts if small else device_cases.dense_experts
+    experts = make_experts(count, hidden, inner, finer=finer)
     down = as_checkpoints_have(experts.down) if small == "down" else shared(experts.down, 2.0**-3)
     experts = same = device_cases.Experts(shared(experts.gate_up, 2.0**-2), down)
     if small == "up":
@@ -309,8 +316,8 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     except (ImportError, device_probe.UnknownLayerError) as error:
         raise NotSimulated(f"{type(error).__name__}: {error}") from error
     for number in ask["tokens"]:
-        values = device_cases.FINER if finer else device_cases.VALUES
-        tokens = device_cases.make_tokens(number, count, device_probe.TOP_K, hidden, values=values)
+        make_tokens = _few if small else device_cases.dense_tokens
+        tokens = make_tokens(number, count, device_probe.TOP_K, hidden, finer=finer)
         expected = launch_cases.exactly(same, tokens)
 
         def call(tokens: Any = tokens) -> None:

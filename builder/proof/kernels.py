@@ -335,19 +335,37 @@ FINAL = (NO_LAYER, ABSENT)
 
 
 def _tile(rows: int, columns: int) -> Launched:
-    """A GEMM of four tiles, those at the edge not full; one of one tile that is deep; a short one.
+    """A GEMM of two tiles, one not full; one of one tile that is deep; a short one.
 
     With 9 K tiles of 128 each of the pipeline's 3 or 4 stages is used again more than once; a
     single K tile has code of its own.
     """
-    m, n = rows + rows // 2 + 8, 2 * columns
     return Launched(
         name=f"b12x GEMM, tile {rows}x{columns}",
         serves="nvfp4-linear",
         request={
             "kind": "dense-b12x",
             "tile": [rows, columns],
-            "shapes": [[m, n, 512], [rows, columns, 1152], [rows - 24, columns, 128]],
+            "shapes": [
+                [rows - 24, 2 * columns, 256],
+                [rows, columns, 1152],
+                [rows - 24, columns, 128],
+            ],
+        },
+    )
+
+
+def _tiles_of_a_block(rows: int, columns: int, name: str, *depths: int) -> Launched:
+    """Four tiles, those at the edge not full, for one block: there is 1 SM."""
+    m, n = rows + rows // 2 + 8, 2 * columns
+    return Launched(
+        name=f"b12x GEMM, several {name} a block",
+        serves="nvfp4-linear",
+        request={
+            "kind": "dense-b12x",
+            "tile": [rows, columns],
+            "shapes": [[m, n, depth] for depth in depths],
+            "sms": 1,
         },
     )
 
@@ -379,17 +397,10 @@ LAUNCHED = (
         serves="nvfp4-linear",
         request={"kind": LAYER, "shapes": [[64, 200, 320]]},
     ),
-    # with 1 SM its block takes 4 tiles
-    Launched(
-        name="b12x GEMM, several tiles a block",
-        serves="nvfp4-linear",
-        request={
-            "kind": "dense-b12x",
-            "tile": [64, 128],
-            "shapes": [[104, 256, 512], [104, 256, 384]],
-            "sms": 1,
-        },
-    ),
+    _tiles_of_a_block(64, 128, "tiles", 512, 384),
+    _tiles_of_a_block(128, 128, "tiles of 128x128", 512),
+    _tiles_of_a_block(128, 64, "tiles of 128x64", 512),
+    _tiles_of_a_block(64, 64, "tiles of 64x64", 512),
     # without tensor cores
     Launched(
         name="W4A16 GEMM, 1 token",
@@ -462,11 +473,17 @@ LAUNCHED = (
         serves="nvfp4-moe",
         request={"kind": "moe-b12x", "tokens": [1]},
     ),
+    # the most for which FlashInfer takes the same kernel
     Launched(
-        name="b12x MoE, 24 tokens",
+        name="b12x MoE, 9 tokens",
+        serves="nvfp4-moe",
+        request={"kind": "moe-b12x", "tokens": [9], "experts": 3},
+    ),
+    Launched(
+        name="b12x MoE, 64 tokens",
         serves="nvfp4-moe",
         # with a hidden size of 256 each stage of a pipeline would be used once
-        request={"kind": "moe-b12x", "tokens": [24], "experts": 4, "hidden": 512, "sms": 4},
+        request={"kind": "moe-b12x", "tokens": [64], "experts": 3, "hidden": 512, "sms": 4},
     ),
     # the kernel without tensor cores, for experts at most 512 wide; with 8 SMs each block takes two
     # parts of the result
@@ -493,8 +510,8 @@ LAUNCHED = (
         serves="nvfp4-moe",
         request={
             "kind": "moe-b12x",
-            "tokens": [24],
-            "experts": 4,
+            "tokens": [64],
+            "experts": 3,
             "hidden": 256,
             "many": True,
             "sms": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -393,6 +394,42 @@ def test_every_column_and_expert_is_covered(cases: Any) -> None:
     tokens = cases.make_tokens(300, 8, 2, 256)
     assert bool(tokens.x.any(0).all())
     assert set(tokens.chosen.flatten().tolist()) == set(range(8))
+
+
+@pytest.mark.parametrize("finer", [False, True], ids=["FP4", "bfloat16"])
+@pytest.mark.parametrize("hidden", [128, 512])
+def test_dense_experts_are_exact_without_a_zero(
+    hidden: int, finer: bool, cases: Any, reference: Any, torch: Any
+) -> None:
+    weights = cases.dense_experts(3, hidden, 128, finer=finer)
+    tokens = cases.dense_tokens(64, 3, 2, hidden, finer=finer)
+    for values in (tokens.x, weights.gate_up.dense(), inner := cases.between(weights, tokens)):
+        assert bool((values != 0).all())
+        assert bool((values.to(torch.bfloat16).double() == values).all())
+    assert bool((reference.quantise(tokens.x, 1.0).dense() == tokens.x).all()) != finer
+    if not finer:
+        assert bool((reference.quantise(inner, 1.0).dense() == inner).all())
+    single = torch.einsum("mh,erh->mer", tokens.x.float(), weights.gate_up.dense().float())
+    whole = torch.einsum("mh,erh->mer", tokens.x, weights.gate_up.dense())
+    assert bool((single.double() == whole).all()), "exact in float32"
+    assert set(whole[..., :128].unique().tolist()) == {24.0, 48.0, 96.0}
+
+
+def test_a_moved_operand_changes_each_value_of_dense_experts(cases: Any, torch: Any) -> None:
+    """Two blocks of 16 columns exchanged; a token with four values hardly shows it."""
+    order = torch.arange(512).reshape(-1, 16)
+    order[[3, 9]] = order[[9, 3]]
+    shares = []
+    for weights, tokens in (
+        (cases.dense_experts(3, 512, 128), cases.dense_tokens(64, 3, 2, 512)),
+        (cases.make_experts(3, 512, 128), cases.make_tokens(64, 3, 2, 512)),
+    ):
+        moved = dataclasses.replace(tokens, x=tokens.x[:, order.flatten()])
+        whole, other = (
+            torch.einsum("mh,erh->mer", one.x, weights.gate_up.dense()) for one in (tokens, moved)
+        )
+        shares.append(float((whole != other).double().mean()))
+    assert shares[0] > 0.9 > 0.2 > shares[1]
 
 
 def mixed(weights: Any, tokens: Any, torch: Any, how: str = "") -> Any:

@@ -46,9 +46,12 @@ RIGHT = {
     "b12x GEMM, 1 token",
     "b12x GEMM, special values",
 }
-SEVERAL = "b12x GEMM, several tiles a block"
+SEVERAL = {
+    "b12x GEMM, several tiles a block",
+    *(f"b12x GEMM, several tiles of {tile} a block" for tile in ("128x128", "128x64", "64x64")),
+}
 MANY = "b12x MoE, many tokens"
-MOE = {"b12x MoE, 1 token", "b12x MoE, 24 tokens", MANY}
+MOE = {"b12x MoE, 1 token", "b12x MoE, 9 tokens", "b12x MoE, 64 tokens", MANY}
 #: Those for experts at most 512 wide, which do without tensor cores.
 NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 2 tokens, narrow experts"}
 
@@ -57,7 +60,7 @@ def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
-    assert set(checks) == {*RIGHT, SEVERAL, *MOE, *NARROW, "W4A16 linear layers"}
+    assert set(checks) == {*RIGHT, *SEVERAL, *MOE, *NARROW, "W4A16 linear layers"}
     assert "Marlin" in checks["W4A16 linear layers"].reason
     for name in NARROW:
         assert checks[name].moot, "FlashInfer 0.6.9 has no such kernel"
@@ -69,7 +72,7 @@ def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
         assert any("its functions record launches" in words for words in check.simulated)
         operators = [words for words in check.simulated if words.startswith("torch.ops._C.scaled")]
         assert operators == ["torch.ops._C.scaled_fp4_quant.out: a reference, on the CPU"]
-    for name in {SEVERAL, *MOE}:  # right with what the layers below mend
+    for name in {*SEVERAL, *MOE}:  # right with what the layers below mend
         assert checks[name].status == "pass", checks[name].seen
     for name in RIGHT - {"b12x GEMM, special values", LAYER, EXPERTS_LAYER}:
         ran, blocks = map(int, re.findall(r"(\d+) of (\d+) basic blocks", checks[name].seen)[0])
@@ -80,7 +83,8 @@ DENSE = r"flashinfer/gemm/kernels/dense_blockscaled_gemm_sm120\.py:\d+"
 STORE, COPY = (rf"line \d+ \({by}, {DENSE}\)" for by in (r"warp \d", "asynchronous copy"))
 SCATTER = {
     "b12x MoE, 1 token": "moe_micro_kernel",
-    "b12x MoE, 24 tokens": "moe_static_kernel",
+    "b12x MoE, 9 tokens": "moe_micro_kernel",
+    "b12x MoE, 64 tokens": "moe_static_kernel",
     MANY: "moe_dynamic_kernel",
 }
 WARP = r"line \d+ \(warp \d, flashinfer/fused_moe/[a-z0-9_/]+/{}\.py:\d+\)"
@@ -105,12 +109,10 @@ DEFECTS = {
         for name, file in SCATTER.items()
     },
     # by luck right where stores happen at once
-    "flashinfer-b12x-store-wait": {
-        SEVERAL: (
-            "(lazy, random 1)",
-            f"race, write while a copy may still read: {STORE} and {COPY}",
-        )
-    },
+    "flashinfer-b12x-store-wait": dict.fromkeys(
+        SEVERAL,
+        ("(lazy, random 1)", f"race, write while a copy may still read: {STORE} and {COPY}"),
+    ),
     "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy, random 1)", A16_RACE)},
     "flashinfer-narrow-experts": dict.fromkeys(NARROW, ("wrong values in 3 runs of 3", NAN)),
 }
