@@ -398,9 +398,9 @@ LAUNCHED = (
         request={"kind": LAYER, "shapes": [[64, 200, 320]]},
     ),
     _tiles_of_a_block(64, 128, "tiles", 512, 384),
-    _tiles_of_a_block(128, 128, "tiles of 128x128", 512),
-    _tiles_of_a_block(128, 64, "tiles of 128x64", 512),
-    _tiles_of_a_block(64, 64, "tiles of 64x64", 512),
+    _tiles_of_a_block(128, 128, "tiles of 128x128", 384),
+    _tiles_of_a_block(128, 64, "tiles of 128x64", 384),
+    _tiles_of_a_block(64, 64, "tiles of 64x64", 384),
     # without tensor cores
     Launched(
         name="W4A16 GEMM, 1 token",
