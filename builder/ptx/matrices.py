@@ -17,6 +17,7 @@ from builder.ptx.accesses import memory_of, read_rows, write_rows
 from builder.ptx.decoder import F32, U16, U32, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.floats import fused_doubles, narrowed
 from builder.ptx.machine import (
+    E2M1,
     E2M1_PAIRS,
     LANES,
     UE4M3,
@@ -102,11 +103,15 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
 
 # ------------------------------------------------------------------------------- block-scaled MMA
 
-#: The modifiers of the supported form; their order differs between compilers.
-_NVFP4 = {
-    "sync", "aligned", "m16n8k64", "row", "col", "kind::mxf4nvf4", "block_scale",
-    "scale_vec::4X", "f32", "e2m1", "ue4m3",
-}  # fmt: skip
+_FP4 = {"sync", "aligned", "m16n8k64", "row", "col", "block_scale", "f32", "e2m1"}
+#: The modifiers of the products of FP4, whose order differs between compilers; and how many scales
+#: a row has.  ``2X`` is all that ``mxf4`` has, and may be left out there.
+_SCALED = {
+    frozenset((*_FP4, "kind::mxf4nvf4", "scale_vec::4X", "ue4m3")): 4,
+    frozenset((*_FP4, "kind::mxf4nvf4", "scale_vec::2X", "ue8m0")): 2,
+    frozenset((*_FP4, "kind::mxf4", "scale_vec::2X", "ue8m0")): 2,
+    frozenset((*_FP4, "kind::mxf4", "ue8m0")): 2,
+}
 #: Lanes with the scales of A's rows and B's columns, by thread-id: "Block scaling".
 _A_SCALES = [np.array([(row % 8) * 4 + row // 8 + 2 * t for row in range(16)]) for t in range(2)]
 _B_SCALES = [np.arange(8) * 4 + t for t in range(4)]
@@ -115,7 +120,7 @@ _B_SCALES = [np.arange(8) * 4 + t for t in range(4)]
 _FRAGMENTS, _PRODUCTS = 4096, 16384
 
 
-class Kept:
+class Decoded:
     """A cache of decoded values by their bits."""
 
     def __init__(self, most: int) -> None:
@@ -132,23 +137,33 @@ class Kept:
         return found
 
 
-_A_KEPT, _B_KEPT, _PRODUCTS_KEPT = Kept(_FRAGMENTS), Kept(_FRAGMENTS), Kept(_PRODUCTS)
+_FRAGMENTS_OF_A, _FRAGMENTS_OF_B = Decoded(_FRAGMENTS), Decoded(_FRAGMENTS)
+_KNOWN_PRODUCTS = Decoded(_PRODUCTS)
+
+
+def _powers(codes: Any) -> Any:
+    """UE8M0 bytes: powers of two, and 255 is NaN."""
+    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+
+
+def _scaled(values: Any, scales: Any) -> Any:
+    """Rows of 64 values times their scales: bytes [rows, 4] are E4M3, [rows, 2] powers of two."""
+    factors = UE4M3[scales] if scales.shape[1] == 4 else _powers(scales)
+    blocks = values.reshape(*scales.shape, 64 // scales.shape[1])
+    return (blocks * factors[:, :, None]).reshape(-1, 64)
 
 
 def scaled_a(codes: Any, scales: Any) -> Any:
     """A, 16x64: register v1+2*v2 of lane 4*t1+t0 holds row t1+8*v1, columns 8*t0+v0+32*v2."""
     values = E2M1_PAIRS[codes.view(np.uint8)].reshape(2, 2, 8, 4, 8)
-    values = values.transpose(1, 2, 0, 3, 4).reshape(16, 4, 16)
-    factors = UE4M3[scales.view(np.uint8).reshape(16, 4)]
-    return (values * factors[:, :, None]).reshape(16, 64)
+    return _scaled(np.ascontiguousarray(values.transpose(1, 2, 0, 3, 4)), scales)
 
 
 def scaled_b(codes: Any, scales: Any) -> Any:
     """B, 64x8: register v1 of lane 4*t1+t0 holds column t1, rows 8*t0+v0+32*v1."""
     values = E2M1_PAIRS[codes.view(np.uint8)].reshape(2, 8, 4, 8)
-    values = values.transpose(1, 0, 2, 3).reshape(8, 4, 16)
-    factors = UE4M3[scales.view(np.uint8).reshape(8, 4)]
-    return np.ascontiguousarray((values * factors[:, :, None]).reshape(8, 64).T)
+    scaled = _scaled(np.ascontiguousarray(values.transpose(1, 0, 2, 3)), scales)
+    return np.ascontiguousarray(scaled.T)
 
 
 def scaled_product(left: Any, scales_a: Any, right: Any, scales_b: Any) -> Any:
@@ -157,11 +172,11 @@ def scaled_product(left: Any, scales_a: Any, right: Any, scales_b: Any) -> Any:
     key_b = right.tobytes() + scales_b.tobytes()
 
     def make() -> Any:
-        a = _A_KEPT.of(key_a, lambda: scaled_a(left, scales_a))
-        b = _B_KEPT.of(key_b, lambda: scaled_b(right, scales_b))
+        a = _FRAGMENTS_OF_A.of(key_a, lambda: scaled_a(left, scales_a))
+        b = _FRAGMENTS_OF_B.of(key_b, lambda: scaled_b(right, scales_b))
         return (a @ b).reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
 
-    return _PRODUCTS_KEPT.of(key_a + key_b, make)
+    return _KNOWN_PRODUCTS.of(key_a + key_b, make)
 
 
 def _fragments(d: Decoder, i: Instruction) -> tuple[Any, ...]:
@@ -180,31 +195,36 @@ def _fragments(d: Decoder, i: Instruction) -> tuple[Any, ...]:
 
 
 def _multiply(d: Decoder, i: Instruction) -> Step:
-    """``mma.m16n8k64.kind::mxf4nvf4.block_scale.scale_vec::4X``: D = (A x scales) (B x scales) + C.
+    """``mma.m16n8k64`` of FP4 with ``block_scale``: D = (A x scales) (B x scales) + C.
 
-    Each scale is of 16 values along K; with ``4X`` all four bytes of a scale register count, so its
-    byte-id is 0, and thread-id selects the lanes of four with the scales.
+    A scale is of 16 values along K or, with ``2X``, of 32.  With ``4X`` all four bytes of a scale
+    register count, so its byte-id is 0; with ``2X`` it is 0 or 2.  thread-id selects the lanes of
+    four with the scales.
     """
     if "block_scale" not in i.modifiers:
         return _multiply_plain(d, i)
     if i.has("kind::mxf8f6f4"):
         return _multiply_bytes(d, i)
-    if set(i.modifiers) != _NVFP4 or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
+    count = _SCALED.get(frozenset(i.modifiers), 0)
+    if not count or i.modifiers.count("e2m1") != 2 or len(i.operands) != 8:
         raise d.unknown(i)
     word = type_named("b32")
     assert word is not None
     outs, left, right, added = _fragments(d, i)
     scale_a, scale_b = (d.source(i, d.parts(i.operands[n])[0], word) for n in (4, 6))
     chosen_a, chosen_b = (_selectors(d, i, i.operands[n]) for n in (5, 7))
+    starts = {*range(0, 4, count)}
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, w, m)
         words, reals = w.files[U32], w.files[F32]
         (byte_a, thread_a), (byte_b, thread_b) = chosen_a(w), chosen_b(w)
-        if byte_a or byte_b or thread_a not in (0, 1) or not 0 <= thread_b < 4:
-            raise Fault("scale selectors that scale_vec::4X does not have")
-        scales_a = words[scale_a].take(_A_SCALES[thread_a])
-        scales_b = words[scale_b].take(_B_SCALES[thread_b])
+        if {byte_a, byte_b} - starts or thread_a not in (0, 1) or not 0 <= thread_b < 4:
+            raise Fault(f"scale selectors that scale_vec::{count}X does not have")
+        bytes_a = words[scale_a].take(_A_SCALES[thread_a]).view(np.uint8).reshape(16, 4)
+        bytes_b = words[scale_b].take(_B_SCALES[thread_b]).view(np.uint8).reshape(8, 4)
+        scales_a = bytes_a[:, byte_a : byte_a + count]
+        scales_b = bytes_b[:, byte_b : byte_b + count]
         product = scaled_product(words[left], scales_a, words[right], scales_b)
         reals[outs] = one_nan((product + reals[added]).astype(np.float32))
 
@@ -248,6 +268,22 @@ def _nibbles(kind: str) -> Callable[[Any], Any]:
     return values
 
 
+def _e2m1(bits: Any) -> Any:
+    """E2M1 in the middle of a byte, as ``mma`` of ``kind::f8f6f4`` wants it."""
+    return E2M1[bits >> 2 & 15]
+
+
+def _six_bits(exponents: int) -> Callable[[Any], Any]:
+    """E3M2 and E2M3, in the lower bits of a byte: without infinity and NaN."""
+    bits = 5 - exponents
+    exponent, fraction = np.arange(32) >> bits, np.arange(32) % (1 << bits) / (1 << bits)
+    lowest = 2.0 - (1 << exponents - 1)
+    sizes = np.where(exponent == 0, fraction, 1 + fraction)
+    sizes = sizes * np.exp2(lowest + np.maximum(exponent - 1, 0))
+    table = np.concatenate([sizes, -sizes])
+    return lambda bits: table[bits & 63]
+
+
 @dataclass(frozen=True)
 class _Element:
     """A type of the elements of A and B: its bits, numpy's type of these, and their values."""
@@ -263,7 +299,11 @@ _ELEMENTS = {
     "e5m2": _Element(8, "u1", _e5m2), "s8": _Element(8, "i1", lambda v: v),
     "u8": _Element(8, "u1", lambda v: v), "s4": _Element(4, "u1", _nibbles("s4")),
     "u4": _Element(4, "u1", _nibbles("u4")), "f64": _Element(64, "f8", lambda v: v),
+    "e2m1": _Element(8, "u1", _e2m1), "e2m3": _Element(8, "u1", _six_bits(2)),
+    "e3m2": _Element(8, "u1", _six_bits(3)),
 }  # fmt: skip
+#: What a byte of ``kind::f8f6f4`` and ``kind::mxf8f6f4`` may be.
+_BYTES = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
 #: By types of D, A, B and C: the shapes.
 _SHAPES = {
     **{f"f32.{t}.{t}.f32": "m16n8k8 m16n8k16" for t in ("f16", "bf16")},
@@ -300,18 +340,13 @@ _MXF8 = {
 }  # fmt: skip
 
 
-def _powers(codes: Any) -> Any:
-    """UE8M0 bytes: powers of two, and 255 is NaN."""
-    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
-
-
 def _multiply_bytes(d: Decoder, i: Instruction) -> Step:
-    """``mma.m16n8k32.kind::mxf8f6f4.block_scale.scale_vec::1X``, of E4M3 and E5M2.
+    """``mma.m16n8k32.kind::mxf8f6f4.block_scale.scale_vec::1X``, of 8, 6 and 4 bits.
 
     A row of A and a column of B have one scale each, of all 32 values: byte-id selects the byte of
     the register, thread-id the lanes of four, as with NVFP4.
     """
-    types = [word for word in i.modifiers if word in ("e4m3", "e5m2")]
+    types = [word for word in i.modifiers if word in _BYTES]
     if set(i.modifiers) - set(types) != _MXF8 or len(types) != 2 or len(i.operands) != 8:
         raise d.unknown(i)
     x, y = (_ELEMENTS[one] for one in types)
@@ -362,6 +397,9 @@ def product(a: Any, b: Any, c: Any, kind: str, *, limited: bool = False) -> Any:
 _MMA = re.compile(
     r"sync\.aligned\.(?:kind::f8f6f4\.)?(m\d+n8k\d+)\.row\.col\.(satfinite\.)?(\w+\.(\w+)\.(\w+)\.\w+)"
 )
+#: Products of bytes that are not all E4M3 or E5M2.
+_MIXED = {f"{c}.{a}.{b}.{c}" for a in _BYTES for b in _BYTES for c in ("f32", "f16")
+          if {a, b} - {"e4m3", "e5m2"}}  # fmt: skip
 #: The registers and numpy's types of C and D.
 _SUMS = {"f32": ("f32", np.float32), "f16": ("b32", np.uint16), "s32": ("s32", np.int32),
          "f64": ("f64", np.float64)}  # fmt: skip
@@ -370,7 +408,10 @@ _SUMS = {"f32": ("f32", np.float32), "f16": ("b32", np.uint16), "s32": ("s32", n
 def _multiply_plain(d: Decoder, i: Instruction) -> Step:
     """``mma`` without scales: D = A B + C."""
     form = _MMA.fullmatch(".".join(i.modifiers))
-    if form is None or form[1] not in _SHAPES.get(form[3], "").split() or len(i.operands) != 4:
+    shapes = _SHAPES.get(form[3], "") if form else ""
+    if form and form[3] in _MIXED and i.has("kind::f8f6f4"):
+        shapes = "m16n8k32"
+    if form is None or form[1] not in shapes.split() or len(i.operands) != 4:
         raise d.unknown(i)
     rows, depth = (int(n) for n in re.findall(r"[mk](\d+)", form[1]))
     kind, (x, y) = form[3].partition(".")[0], (_ELEMENTS[form[n]] for n in (4, 5))

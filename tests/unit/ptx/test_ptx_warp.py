@@ -20,7 +20,7 @@ from builder.ptx.machine import (
 from tests.unit.ptxworld import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 LANES = np.arange(32)
 MMA = (
@@ -224,7 +224,7 @@ def mxf8_body(kinds: tuple[str, str] = ("e4m3", "e4m3"), by: str = "{1, 1}, %r23
     )
 
 
-def mxf8_wanted(words: Any, values: Sequence[Any]) -> Any:
+def mxf8_wanted(words: Any, values: Sequence[Any], *, scaled: bool = True) -> Any:
     """Value by value, from the tables of fragments and of scales."""
     below = np.uint32(0xBFBFBFBF)
     first = (LANES.astype(np.uint64) * 0x9E3779B1).astype(np.uint32) & below
@@ -248,15 +248,41 @@ def mxf8_wanted(words: Any, values: Sequence[Any]) -> Any:
                 total += values[0](left) * values[1](right)
             scale = int(powers[0][4 * (row % 8) + row // 8 + 2, 1]) - 127
             scale += int(powers[1][4 * column + 3, 2]) - 127
-            found[lane, r] = np.float32(total * 2.0**scale + lane)
+            found[lane, r] = np.float32(total * 2.0 ** (scale if scaled else 0) + lane)
     return found
 
 
-@pytest.mark.parametrize("kinds", [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def small_float(exponents: int, fractions: int, code: int) -> float:
+    """A number without infinity and NaN, of the OCP Microscaling Formats: sign first."""
+    bias, exponent = (1 << exponents - 1) - 1, code >> fractions & (1 << exponents) - 1
+    fraction, sign = code & (1 << fractions) - 1, code >> exponents + fractions & 1
+    size = (fraction / (1 << fractions) + (exponent > 0)) * 2.0 ** (max(exponent, 1) - bias)
+    return -size if sign else size
+
+
+#: The value of a byte in ``kind::f8f6f4``; four bits are in its middle.
+DECODE: dict[str, Callable[[int], float]] = {
+    "e4m3": lambda code: float(from_e4m3(np.array([code], np.uint8))[0]),
+    "e5m2": lambda code: float(from_e5m2(np.array([code], np.uint8))[0]),
+    "e2m1": lambda code: small_float(2, 1, int(code) >> 2 & 15),
+    "e2m3": lambda code: small_float(2, 3, int(code) & 63),
+    "e3m2": lambda code: small_float(3, 2, int(code) & 63),
+}
+
+
+def test_small_floats_are_those_of_the_format() -> None:
+    assert [small_float(2, 1, code) for code in range(8)] == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert (small_float(2, 3, 31), small_float(2, 3, 1)) == (7.5, 0.125)
+    assert (small_float(3, 2, 31), small_float(3, 2, 1), small_float(3, 2, 32)) == (28, 0.0625, 0)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2"), ("e2m1", "e4m3"), ("e2m3", "e3m2")],
+)
 def test_the_block_scaled_product_of_bytes(kinds: tuple[str, str]) -> None:
     words = np.random.default_rng(2).integers(0, 2**32, (32, 4), dtype=np.uint32)
-    decode = {"e4m3": from_e4m3, "e5m2": from_e5m2}
-    values = [lambda code, f=decode[one]: float(f(np.array([code], np.uint8))[0]) for one in kinds]
+    values = [DECODE[one] for one in kinds]
     for fast in (True, False):
         found = run(mxf8_body(kinds), words, fast=fast).out.view(np.float32)
         assert (found == mxf8_wanted(words, values)).all()
@@ -266,7 +292,52 @@ def test_invalid_selectors_of_1x() -> None:
     with pytest.raises(Fault, match="scale selectors"):
         run(mxf8_body(by="{1, 2}, %r23, {2, 3}"))
     with pytest.raises(PtxError, match="unknown instruction mma"):
-        run(mxf8_body(("e2m1", "e4m3")))
+        run(mxf8_body(("e2m2", "e4m3")))
+
+
+@pytest.mark.parametrize("kinds", [("e2m1", "e2m1"), ("e3m2", "e5m2"), ("e4m3", "e2m3")])
+def test_the_product_of_small_floats_without_scales(kinds: tuple[str, str]) -> None:
+    words = np.random.default_rng(3).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    form = f"kind::f8f6f4.m16n8k32.row.col.f32.{kinds[0]}.{kinds[1]}.f32"
+    body = mxf8_body().rpartition("mma")[0] + (
+        f"mma.sync.aligned.{form} {{%r5, %r6, %r7, %r8}}, {{%r1, %r2, %r3, %r4}}, {{%r20, %r21}},"
+        " {%r24, %r24, %r24, %r24};"
+    )
+    found = run(body, words).out.view(np.float32)
+    assert (found == mxf8_wanted(words, [DECODE[one] for one in kinds], scaled=False)).all()
+    with pytest.raises(PtxError, match="unknown instruction mma"):
+        run(body.replace("kind::f8f6f4.", "").replace("e5m2", "e3m2"))
+
+
+@pytest.mark.parametrize("kind", ["mxf4.block_scale", "mxf4nvf4.block_scale.scale_vec::2X"])
+def test_fp4_with_a_power_of_two_for_each_32_values(kind: str) -> None:
+    """Value by value, from the tables of fragments and of scales: byte 2 of A's, byte 0 of B's."""
+    words = np.random.default_rng(4).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    body = mxf8_body().rpartition("mma")[0] + (
+        f"mma.sync.aligned.kind::{kind}.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0"
+        " {%r5, %r6, %r7, %r8}, {%r1, %r2, %r3, %r4}, {%r20, %r21}, {%r24, %r24, %r24, %r24},"
+        " %r22, {2, 1}, %r23, {0, 3};"
+    )
+    found = run(body, words).out.view(np.float32)
+    below, seven = np.uint32(0xBFBFBFBF), np.uint32(0x07070707)
+    first = (LANES.astype(np.uint64) * 0x9E3779B1).astype(np.uint32) & below
+    b, a = np.stack([first, (first ^ words[:, 0]) & below], 1), words & below
+    scales = (words[:, :2] & seven) + np.uint32(0x7C7C7C7C)
+    powers = np.ascontiguousarray(scales).view(np.uint8).reshape(32, 2, 4).astype(int) - 127
+    for lane in range(32):
+        for r in range(4):
+            row, column = lane // 4 + 8 * (r >> 1), 2 * (lane % 4) + (r & 1)
+            total = float(lane)
+            for k in range(64):
+                t, upper, nibble = k % 32 // 8, k // 32, k % 8
+                left = int(a[4 * (row % 8) + t, row // 8 + 2 * upper]) >> 4 * nibble & 15
+                right = int(b[4 * column + t, upper]) >> 4 * nibble & 15
+                power = powers[4 * (row % 8) + row // 8 + 2, 0, 2 + k // 32]
+                power += powers[4 * column + 3, 1, k // 32]
+                total += small_float(2, 1, left) * small_float(2, 1, right) * 2.0 ** int(power)
+            assert found[lane, r] == np.float32(total)
+    with pytest.raises(Fault, match="scale selectors that scale_vec::2X"):
+        run(body.replace("{2, 1}", "{1, 1}"))
 
 
 # ------------------------------------------------------------------------------ who has to be there
