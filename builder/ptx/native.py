@@ -291,6 +291,7 @@ def core() -> Any:
                 table.encode(),
                 " ".join(_FLAGS).encode(),
                 platform.machine().encode(),
+                str(compiler and Path(compiler).resolve()).encode(),
             )
         )
     ).hexdigest()
@@ -509,7 +510,7 @@ class Translator:
         return self._matrix(i, i.operands[0], i.operands[1], "STMATRIX")
 
     def _mma(self, i: Instruction) -> dict[str, int] | None:
-        if i.has("kind::mxf4nvf4"):
+        if i.has("kind::mxf4nvf4", "scale_vec::4X"):
             (byte_a, lane_a), (byte_b, lane_b) = (
                 [self.d.source(i, one, typed("u16")) for one in self.d.parts(i.operands[n])]
                 for n in (5, 7)
