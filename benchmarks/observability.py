@@ -7,7 +7,7 @@ kernels with one thing wrong: an operand or a scale of a product from another pr
 passes at once, a barrier, or an arrival or a fence left out.  Each runs in the check's own calls,
 in all schedules.  A row for each check: how many were seen of how many in code that the calls
 reach; then those that were not.  Without effect are one of two barriers in a row, and an operand of
-a product that nothing notices even where its factor is its own sum: of rows without a token.
+a product that nothing notices even where the product is NaN: of rows without a token.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from builder.proof.numbers import UNWRITTEN, judged
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once
-from builder.ptx.source import Address, Instruction, Kernel, Name, Number
+from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Vector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,10 +268,13 @@ def caught(mutant: Mutant, launches: Sequence[LaunchFile]) -> tuple[str, ...]:
 
 
 def poisoned(kernel: Kernel, line: int) -> Kernel:
-    """The kernel with one product of its own sums: where nothing notices that, nobody reads it."""
+    """The kernel with one product that is NaN: where nothing notices that, nobody reads it."""
     place = next(p for p, one in enumerate(kernel.code) if one.line == line)
-    one = kernel.code[place]
-    return _with(kernel, place, _other(one, 1, one.operands[3]))
+    one, nan = kernel.code[place], Number(0x7FFF7FFF)
+    if one.has("block_scale"):
+        return _with(kernel, place, _other(one, 4, Number(0xFFFFFFFF)))
+    (count,) = (len(part.parts) for part in one.operands[1:2] if isinstance(part, Vector))
+    return _with(kernel, place, _other(one, 1, Vector((nan,) * count)))
 
 
 def redundant(kernel: Kernel, line: int) -> bool:

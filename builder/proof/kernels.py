@@ -475,9 +475,9 @@ LAUNCHED = (
     ),
     # the most for which FlashInfer takes the same kernel
     Launched(
-        name="b12x MoE, 9 tokens",
+        name="b12x MoE, 8 tokens",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": [9], "experts": 3},
+        request={"kind": "moe-b12x", "tokens": [8], "experts": 3},
     ),
     Launched(
         name="b12x MoE, 64 tokens",

@@ -30,14 +30,16 @@ from builder.ptx.decoder import (
     type_named,
 )
 from builder.ptx.machine import (
+    E2M3,
+    E3M2,
     SMALLEST_NORMAL,
-    finite_bf16,
     flush,
     from_bf16,
     from_e2m1,
     from_e4m3,
     from_e5m2,
     from_f16,
+    from_ue8m0,
     one_nan,
     saturated,
     some,
@@ -46,6 +48,8 @@ from builder.ptx.machine import (
     to_e4m3,
     to_e5m2,
     to_f16,
+    to_six_bits,
+    to_ue8m0,
 )
 from builder.ptx.registers import greater, lesser, typed
 
@@ -600,6 +604,10 @@ def _convert(d: Decoder, i: Instruction) -> Step:
     packed = ".".join(i.modifiers)
     if packed in _PACKED:
         return _packed(d, i, *_PACKED[packed])
+    if packed in _OF_HALVES:
+        return _from_halves(d, i, *_OF_HALVES[packed])
+    if i.modifiers[:1] == ("pack",):
+        return _pack_integers(d, i)
     if packed in _UNPACKED:
         return _unpacked(d, i, *_UNPACKED[packed])
     return _numeric(d, i)
@@ -614,28 +622,72 @@ def _relu(function: Any) -> Any:
     return lambda values: function(_positive(values))
 
 
-def _bf16_finite(values: Any) -> Any:
-    return to_bf16(finite_bf16(values))
-
-
 def _cut(name: str) -> Any:
     return lambda values: narrowed(values.astype(np.float64), name, "rz")
 
 
+#: The largest finite values, as float32.
+_LARGEST = {"f16": np.float32(65504), "bf16": from_bf16(np.array([0x7F7F], np.uint16))[0]}
+
+
+def _finite(name: str, function: Any) -> Any:
+    """``.satfinite``: beyond the largest value it is that."""
+    return lambda values: function(np.clip(values, -_LARGEST[name], _LARGEST[name]))
+
+
+def _six(table: Any) -> Any:
+    return lambda values: to_six_bits(values, table)
+
+
+def _powers(mode: str, *, finite: bool) -> Any:
+    return lambda values: to_ue8m0(values, up=mode == "rp", finite=finite)
+
+
 #: By modifiers: how one value is converted, and the bits that it takes.  Of two sources the first
 #: goes into the upper half.
-_PACKED: dict[str, tuple[Callable[[Any], Any], int, int]] = {
-    "rn.satfinite.bf16x2.f32": (_bf16_finite, 16, 2),
-    "rn.satfinite.e4m3x2.f32": (to_e4m3, 8, 2),
-    "rn.satfinite.e5m2x2.f32": (to_e5m2, 8, 2),
-    "rn.satfinite.relu.e4m3x2.f32": (_relu(to_e4m3), 8, 2),
-    "rn.satfinite.relu.e5m2x2.f32": (_relu(to_e5m2), 8, 2),
-    "rn.satfinite.e2m1x2.f32": (to_e2m1, 4, 2),
-    **{f"rn.{t}x2.f32": (_ENCODED[t], 16, 2) for t in _ENCODED},
-    **{f"rn.relu.{t}x2.f32": (_relu(_ENCODED[t]), 16, 2) for t in _ENCODED},
-    **{f"rz.{t}x2.f32": (_cut(t), 16, 2) for t in _ENCODED},
-    **{f"rn.relu.{t}.f32": (_relu(_ENCODED[t]), 16, 1) for t in _ENCODED},
+_PACKED: dict[str, tuple[Callable[[Any], Any], int, int]] = {}
+#: Encodings of eight, six and four bits, which take sources of float32, and their bits.
+_SMALL = {"e4m3": (to_e4m3, 8), "e5m2": (to_e5m2, 8), "e2m1": (to_e2m1, 4),
+          "e2m3": (_six(E2M3), 8), "e3m2": (_six(E3M2), 8)}  # fmt: skip
+for _name, (_encode, _count) in _SMALL.items():
+    _PACKED[f"rn.satfinite.{_name}x2.f32"] = (_encode, _count, 2)
+    _PACKED[f"rn.satfinite.relu.{_name}x2.f32"] = (_relu(_encode), _count, 2)
+for _name, _round in ((t, r) for t in _ENCODED for r in ("rn", "rz")):
+    _encode = _ENCODED[_name] if _round == "rn" else _cut(_name)
+    _forms = {"": _encode, "relu.": _relu(_encode), "satfinite.": _finite(_name, _encode),
+              "relu.satfinite.": _relu(_finite(_name, _encode))}  # fmt: skip
+    for _words, _form in _forms.items():
+        _PACKED[f"{_round}.{_words}{_name}x2.f32"] = (_form, 16, 2)
+        if _words:
+            _PACKED[f"{_round}.{_words}{_name}.f32"] = (_form, 16, 1)
+for _round in ("rz", "rp"):
+    _PACKED[f"{_round}.ue8m0x2.f32"] = (_powers(_round, finite=False), 8, 2)
+    _PACKED[f"{_round}.satfinite.ue8m0x2.f32"] = (_powers(_round, finite=True), 8, 2)
+#: Conversions of both halves of a word: their types, and how each is converted.
+_OF_HALVES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **{f"rn.satfinite.{t}x2.f16x2": ("f16", _SMALL[t][0]) for t in ("e4m3", "e5m2")},
+    **{f"rn.satfinite.relu.{t}x2.f16x2": ("f16", _relu(_SMALL[t][0])) for t in ("e4m3", "e5m2")},
+    **{f"{r}.ue8m0x2.bf16x2": ("bf16", _powers(r, finite=False)) for r in ("rz", "rp")},
+    **{f"{r}.satfinite.ue8m0x2.bf16x2": ("bf16", _powers(r, finite=True)) for r in ("rz", "rp")},
 }
+
+
+def _from_halves(d: Decoder, i: Instruction, name: str, function: Callable[[Any], Any]) -> Step:
+    """Two halves of a word to two bytes."""
+    half, word = type_named("b16"), type_named("b32")
+    assert half is not None
+    assert word is not None
+    out, a = d.out(i, i.operands[0], half), d.source(i, i.operands[1], word)
+    read = _DECODED[name]
+
+    def run(w: Warp, m: Mask) -> None:
+        words = w.views[U32][a]
+        low, high = (
+            function(read(part)) for part in (words & np.uint32(0xFFFF), words >> np.uint32(16))
+        )
+        put(w.views[U16][out], low | high << 8, m)
+
+    return run
 
 
 def _packed(
@@ -669,6 +721,13 @@ def _bf16_halves(values: Any) -> Any:
 
 
 _BYTES = np.arange(256, dtype=np.uint8)
+
+
+def _single(table: Any) -> Any:
+    """Values of six bits, by byte, as float32."""
+    return table[_BYTES & 63].astype(np.float32)
+
+
 #: By modifiers: the half-precision bits of a byte's one value or two, and the bits of the source.
 _UNPACKED: dict[str, tuple[Any, str]] = {
     "rn.f16x2.e4m3x2": (_halves(from_e4m3(_BYTES)), "b16"),
@@ -677,8 +736,49 @@ _UNPACKED: dict[str, tuple[Any, str]] = {
     "rn.relu.f16x2.e4m3x2": (_halves(np.maximum(from_e4m3(_BYTES), 0)), "b16"),
     "rn.relu.f16x2.e5m2x2": (_halves(np.maximum(from_e5m2(_BYTES), 0)), "b16"),
     "rn.bf16x2.e4m3x2": (_bf16_halves(from_e4m3(_BYTES)), "b16"),
+    "rn.bf16x2.e5m2x2": (_bf16_halves(from_e5m2(_BYTES)), "b16"),
     "rn.bf16x2.e2m1x2": (_bf16_halves(from_e2m1(_BYTES)).view(np.uint32), "b8"),
+    "rn.relu.f16x2.e2m1x2": (_halves(_positive(from_e2m1(_BYTES))).view(np.uint32), "b8"),
+    "rn.relu.bf16x2.e2m1x2": (_bf16_halves(_positive(from_e2m1(_BYTES))).view(np.uint32), "b8"),
+    "rn.f16x2.e2m3x2": (_halves(_single(E2M3)), "b16"),
+    "rn.f16x2.e3m2x2": (_halves(_single(E3M2)), "b16"),
+    "rn.relu.f16x2.e2m3x2": (_halves(_positive(_single(E2M3))), "b16"),
+    "rn.relu.f16x2.e3m2x2": (_halves(_positive(_single(E3M2))), "b16"),
+    "rn.bf16x2.ue8m0x2": (_bf16_halves(from_ue8m0(_BYTES).astype(np.float32)), "b16"),
 }
+
+
+def _pack_integers(d: Decoder, i: Instruction) -> Step:
+    """``cvt.pack.sat.to.s32{.b32} d, a, b{, c}``: b, limited, in the lowest part, a above it.
+
+    c is above both of 8 bits.
+    """
+    form = re.fullmatch(r"pack\.sat\.([us])(8|16)\.s32(\.b32)?", ".".join(i.modifiers))
+    if (
+        form is None
+        or len(i.operands) != 3 + bool(form[3])
+        or (form[2] == "8") is not bool(form[3])
+    ):
+        raise d.unknown(i)
+    word, bits = type_named("b32"), int(form[2])
+    assert word is not None
+    out, *sources = (d.source(i, one, word) for one in i.operands)
+    limits = np.iinfo(f"{'i' if form[1] == 's' else 'u'}{bits // 8}")
+    mask = np.uint32((1 << bits) - 1)
+
+    def run(w: Warp, m: Mask) -> None:
+        words = w.views[U32]
+        a, b = (
+            np.clip(words[s].view(np.int32).astype(np.int64), limits.min, limits.max)
+            .astype(np.uint32) & mask
+            for s in sources[:2]
+        )  # fmt: skip
+        value = b | a << np.uint32(bits)
+        if len(sources) > 2:
+            value = value | words[sources[2]] << np.uint32(2 * bits)
+        put(words[out], value, m)
+
+    return run
 
 
 def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
@@ -708,7 +808,7 @@ def _allowed(to: str, source: str) -> str:
     if source not in _FLOATS:
         return r"(r[nzmp]\.)?(sat\.)?"
     if to == "tf32":
-        return r"(rna|rn|rz)\.(satfinite\.)?"
+        return r"(rna\.|(rn|rz)\.(relu\.)?)(satfinite\.)?"
     if to == source:
         return r"(r[nzmp]i?\.)?(ftz\.)?(sat\.)?"
     return r"(r[nzmp]\.)?(ftz\.)?(sat\.)?"
@@ -816,6 +916,7 @@ def _to_float(
             value = _float_of(value, name, mode)
         elif whole is not None:
             value = whole(value)
+        value = _positive(value) if "relu" in words else value
         if "sat" in words:
             value = np.where(value > 0, np.minimum(value, 1), 0.0)
         if value.dtype == np.float64:

@@ -92,8 +92,6 @@ _E2M1_MIDDLES = (E2M1[1:8] + E2M1[:7]) / 2
 #: Code of NaN, and the largest finite value, for the types without infinity.
 _E4M3_NAN, _E4M3_MAX = 0x7F, 448.0
 _BF16_NAN = np.uint32(0x7FFF)
-#: The largest finite bfloat16, as float32.
-_BF16_MAX = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 SMALLEST_NORMAL = np.float32(2.0**-126)
 #: The NaN of floating-point instructions, as float32 and as float16.
 _NAN = np.array([0x7FFFFFFF], np.uint32).view(np.float32)[0]
@@ -150,11 +148,6 @@ def from_f16(bits: Lanes) -> Lanes:
     return _F16[bits]
 
 
-def finite_bf16(values: Lanes) -> Lanes:
-    """Clamp to the range of bfloat16 (``.satfinite``)."""
-    return np.clip(values, -_BF16_MAX, _BF16_MAX)
-
-
 def _nearest(values: Lanes, middles: Lanes) -> Lanes:
     """Code of the nearest magnitude; on a tie the even code."""
     size = np.abs(values).astype(np.float64)
@@ -197,6 +190,40 @@ def to_e5m2(values: Lanes) -> NDArray[np.uint16]:
 def from_e5m2(codes: NDArray[np.uint8]) -> Lanes:
     """E5M2 bytes as float32, exactly: the upper halves of float16."""
     return from_f16(codes.astype(np.uint16) << np.uint16(8))
+
+
+def six_bits(exponents: int) -> NDArray[np.float64]:
+    """E2M3 and E3M2 by code, 0 to 63: bit 5 is the sign; neither has infinity or NaN."""
+    bits = 5 - exponents
+    exponent, fraction = np.arange(32) >> bits, np.arange(32) % (1 << bits) / (1 << bits)
+    sizes = np.where(exponent == 0, fraction, 1 + fraction)
+    sizes = sizes * np.exp2(2.0 - (1 << exponents - 1) + np.maximum(exponent - 1, 0))
+    return np.concatenate([sizes, -sizes])
+
+
+E2M3, E3M2 = six_bits(2), six_bits(3)
+
+
+def to_six_bits(values: Lanes, table: NDArray[np.float64]) -> NDArray[np.uint16]:
+    """Codes of float32 values in E2M3 or E3M2; NaN is the largest, positive."""
+    sizes, nan = table[:32], np.isnan(values)
+    code = np.where(nan, 31, _nearest(np.where(nan, 0, values), (sizes[1:] + sizes[:-1]) / 2))
+    return (code | np.where(np.signbit(values) & ~nan, 32, 0)).astype(np.uint16)
+
+
+def to_ue8m0(values: Lanes, *, up: bool, finite: bool) -> NDArray[np.uint16]:
+    """UE8M0 bytes, powers of two from 2**-127, of sizes; 255 is NaN, and infinity without limit."""
+    fraction, exponent = np.frexp(np.abs(values.astype(np.float64)))
+    power = exponent - 1 + (up & (fraction > 0.5))
+    infinite = np.isinf(values) | (power > 127)
+    code = np.clip(np.where(values == 0, -127, power), -127, 127) + 127
+    code = np.where(infinite, 254 if finite else 255, code)
+    return np.where(np.isnan(values), 255, code).astype(np.uint16)
+
+
+def from_ue8m0(codes: Any) -> Any:
+    """UE8M0 bytes as powers of two, exactly in float64; 255 is NaN."""
+    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
 
 
 def from_e2m1(codes: NDArray[np.uint8]) -> Lanes:

@@ -19,6 +19,8 @@ from builder.ptx.floats import fused_doubles, narrowed
 from builder.ptx.machine import (
     E2M1,
     E2M1_PAIRS,
+    E2M3,
+    E3M2,
     LANES,
     UE4M3,
     Fault,
@@ -26,6 +28,7 @@ from builder.ptx.machine import (
     from_e4m3,
     from_e5m2,
     from_f16,
+    from_ue8m0,
     one_nan,
 )
 from builder.ptx.registers import typed
@@ -141,14 +144,9 @@ _FRAGMENTS_OF_A, _FRAGMENTS_OF_B = Decoded(_FRAGMENTS), Decoded(_FRAGMENTS)
 _KNOWN_PRODUCTS = Decoded(_PRODUCTS)
 
 
-def _powers(codes: Any) -> Any:
-    """UE8M0 bytes: powers of two, and 255 is NaN."""
-    return np.where(codes == 255, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
-
-
 def _scaled(values: Any, scales: Any) -> Any:
     """Rows of 64 values times their scales: bytes [rows, 4] are E4M3, [rows, 2] powers of two."""
-    factors = UE4M3[scales] if scales.shape[1] == 4 else _powers(scales)
+    factors = UE4M3[scales] if scales.shape[1] == 4 else from_ue8m0(scales)
     blocks = values.reshape(*scales.shape, 64 // scales.shape[1])
     return (blocks * factors[:, :, None]).reshape(-1, 64)
 
@@ -273,17 +271,6 @@ def _e2m1(bits: Any) -> Any:
     return E2M1[bits >> 2 & 15]
 
 
-def _six_bits(exponents: int) -> Callable[[Any], Any]:
-    """E3M2 and E2M3, in the lower bits of a byte: without infinity and NaN."""
-    bits = 5 - exponents
-    exponent, fraction = np.arange(32) >> bits, np.arange(32) % (1 << bits) / (1 << bits)
-    lowest = 2.0 - (1 << exponents - 1)
-    sizes = np.where(exponent == 0, fraction, 1 + fraction)
-    sizes = sizes * np.exp2(lowest + np.maximum(exponent - 1, 0))
-    table = np.concatenate([sizes, -sizes])
-    return lambda bits: table[bits & 63]
-
-
 @dataclass(frozen=True)
 class _Element:
     """A type of the elements of A and B: its bits, numpy's type of these, and their values."""
@@ -299,8 +286,8 @@ _ELEMENTS = {
     "e5m2": _Element(8, "u1", _e5m2), "s8": _Element(8, "i1", lambda v: v),
     "u8": _Element(8, "u1", lambda v: v), "s4": _Element(4, "u1", _nibbles("s4")),
     "u4": _Element(4, "u1", _nibbles("u4")), "f64": _Element(64, "f8", lambda v: v),
-    "e2m1": _Element(8, "u1", _e2m1), "e2m3": _Element(8, "u1", _six_bits(2)),
-    "e3m2": _Element(8, "u1", _six_bits(3)),
+    "e2m1": _Element(8, "u1", _e2m1), "e2m3": _Element(8, "u1", lambda v: E2M3[v & 63]),
+    "e3m2": _Element(8, "u1", lambda v: E3M2[v & 63]),
 }  # fmt: skip
 #: What a byte of ``kind::f8f6f4`` and ``kind::mxf8f6f4`` may be.
 _BYTES = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
@@ -364,8 +351,8 @@ def _multiply_bytes(d: Decoder, i: Instruction) -> Step:
         codes_b = words[scale_b].take(_B_SCALES[thread_b]) >> np.uint32(8 * byte_b)
         rows = left(words[a], x, 16, 32).astype(np.float64)
         columns = right(words[b], y, 32).astype(np.float64)
-        rows = rows * _powers(codes_a & np.uint32(255))[:, None]
-        total = rows @ (columns * _powers(codes_b & np.uint32(255))[None, :])
+        rows = rows * from_ue8m0(codes_a & np.uint32(255))[:, None]
+        total = rows @ (columns * from_ue8m0(codes_b & np.uint32(255))[None, :])
         found = total.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
         reals[outs] = one_nan((found + reals[added]).astype(np.float32))
 

@@ -435,7 +435,7 @@ class Translator:
         name, to = i.name, i.operands[0]
         if i.opcode == "cvt":
             name += f">{self.d.register(i, to).width}"
-        if name not in _FORMS:
+        if name not in _FORMS or isinstance(to, Pair):
             return None
         (held, *sources), value = _FORMS[name]
         if len(i.operands) != len(sources) + 1:
@@ -539,7 +539,7 @@ class Translator:
 
     def _lop3(self, i: Instruction) -> dict[str, int] | None:
         table = i.operands[4]
-        if not isinstance(table, Number):
+        if not isinstance(table, Number) or len(i.operands) > 5:
             return None
         out, a, b, c = (self.d.source(i, one, _WORD) for one in i.operands[:4])
         return {

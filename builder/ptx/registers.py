@@ -41,7 +41,7 @@ from builder.ptx.machine import (
     to_bf16,
     to_f16,
 )
-from builder.ptx.source import Address, Instruction, Name, Negated, Number, Vector
+from builder.ptx.source import Address, Instruction, Name, Negated, Number, Pair, Vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,41 +176,86 @@ _COMPARE_FLOATS: dict[str, Any] = {
 _FROM_HALF = {"bf16": from_bf16, "f16": from_f16}
 
 
+def _flushed_half(values: Any) -> Any:
+    """float16 values as float32, with subnormal ones as zeros."""
+    return np.where(np.abs(values) < np.float32(2.0**-14), np.copysign(0, values), values)
+
+
+def _read_as(name: str, *, ftz: bool) -> Callable[[Any], Any] | None:
+    """How the bits of a type become values that can be compared; None where they are values."""
+    half = _FROM_HALF.get(name.removesuffix("x2"))
+    if half is None:
+        return flush if ftz else None
+    return (lambda bits: _flushed_half(half(bits))) if ftz else half
+
+
+def _halves_of(words: Any) -> tuple[Any, Any]:
+    """The lower and the upper halves of words."""
+    return words & np.uint32(0xFFFF), words >> np.uint32(16)
+
+
 def _compare(d: Decoder, i: Instruction) -> Step:
-    """``setp.cmp{.bool}{.ftz}.type p, a, b{, c}``; ``.ftz`` of float32 only."""
-    words = list(i.modifiers[:-1])
-    half = _FROM_HALF.get(i.modifiers[-1]) if i.modifiers else None
-    kind = typed("b16") if half else d.type(i)
-    floats = half is not None or kind.name[0] == "f"
-    known = _COMPARE_FLOATS if floats else _COMPARE
+    """``setp.cmp{.bool}{.ftz}.type p{|q}, a, b{, {!}c}``.
+
+    q is of the opposite comparison; of two halves, p is of the lower and q of the upper ones.
+    """
+    name, words = i.modifiers[-1] if i.modifiers else "", list(i.modifiers[:-1])
+    half, packed = name.removesuffix("x2") in _FROM_HALF, name.endswith("x2")
+    kind = typed("b32" if packed else "b16") if half else d.type(i)
+    known = _COMPARE_FLOATS if half or kind.name[0] == "f" else _COMPARE
     function = known.get(words[0]) if words else None
     if kind.bits in (1, 8) or function is None:
         raise d.unknown(i)
-    ftz = words[-1] == "ftz" and kind.name == "f32"
+    ftz = words[-1] == "ftz" and name in ("f32", "f16", "f16x2")
     joined = words[1:-1] if ftz else words[1:]
     join = _JOIN.get(joined[0]) if joined else None
-    if joined not in ([], ["and"], ["or"], ["xor"]):
+    to, pred = i.operands[0], typed("pred")
+    if joined not in ([], ["and"], ["or"], ["xor"]) or (packed and not isinstance(to, Pair)):
         raise d.unknown(i)
-    pred = typed("pred")
-    out = d.out(i, i.operands[0], pred)
+    first, second = (to.first, to.second) if isinstance(to, Pair) else (to, Name("_"))
+    out, other = (-1 if one == Name("_") else d.out(i, one, pred) for one in (first, second))
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
     third = i.operands[3] if join else None
     negated = isinstance(third, Negated)
     named = third.name if isinstance(third, Negated) else third
     c = d.source(i, named, pred) if named is not None else 0
-    view, held = kind.view, half or (flush if ftz else None)
-    plain = held is None and join is None and isinstance(function, np.ufunc)
+    view, read = kind.view, _read_as(name, ftz=ftz)
+    plain = read is None and join is None and other < 0 and isinstance(function, np.ufunc)
 
     def run(w: Warp, m: Mask) -> None:
         rows, flags = w.views[view], w.views[PRED]
         if plain:
             function(rows[a], rows[b], out=flags[out], where=m)
             return
-        values = (rows[a], rows[b]) if held is None else (held(rows[a]), held(rows[b]))
-        holds = function(*values)
+        if packed:
+            parts = zip(_halves_of(rows[a]), _halves_of(rows[b]), strict=True)
+            found = [function(read(x), read(y)) for x, y in parts]  # type: ignore[misc]
+        else:
+            holds = function(*(rows[s] if read is None else read(rows[s]) for s in (a, b)))
+            found = [holds, ~holds]
         if join is not None:
-            holds = join(holds, ~flags[c] if negated else flags[c])
-        put(flags[out], holds, m)
+            joins = ~flags[c] if negated else flags[c].copy()
+            found = [join(one, joins) for one in found]
+        for place, value in zip((out, other), found, strict=True):
+            if place >= 0:
+                put(flags[place], value, m)
+
+    return run
+
+
+def _select_by_sign(d: Decoder, i: Instruction) -> Step:
+    """``slct{.ftz}.type.s32`` and ``.f32``: a where c is not below zero, else b; NaN gives b."""
+    words, kind, by = i.modifiers[:-2], d.type(i, -2), d.type(i)
+    if words not in ((), ("ftz",)) or kind.bits < 16 or by.name not in ("s32", "f32"):
+        raise d.unknown(i)
+    out, c = d.out(i, i.operands[0], kind), d.source(i, i.operands[3], by)
+    a, b = (d.source(i, s, kind) for s in i.operands[1:3])
+    ftz = bool(words)
+
+    def run(w: Warp, m: Mask) -> None:
+        rows, signs = w.views[kind.view], w.views[by.view][c]
+        holds = (flush(signs) if ftz else signs) >= 0
+        put(rows[out], np.where(holds, rows[a], rows[b]), m)
 
     return run
 
@@ -280,6 +325,7 @@ DATA: dict[str, Emitter] = {
     "mov": _move,
     "setp": _compare,
     "selp": _select,
+    "slct": _select_by_sign,
     "cvta": _convert_address,
 }
 
@@ -480,11 +526,22 @@ def _shift(d: Decoder, i: Instruction) -> Step:
 
 
 def _logic3(d: Decoder, i: Instruction) -> Step:
-    """``lop3.b32``: for each bit, the entry of the table that the three bits select."""
-    if i.modifiers != ("b32",) or not isinstance(i.operands, tuple) or len(i.operands) != 5:
+    """``lop3{.bool}.b32``: for each bit, the entry of the table that the three bits select.
+
+    With ``.and`` or ``.or`` a predicate tells whether the result is not zero, and another holds.
+    """
+    join = {("b32",): None, ("and", "b32"): np.logical_and, ("or", "b32"): np.logical_or}
+    to, pred = i.operands[0], typed("pred")
+    if i.modifiers not in join or len(i.operands) != (6 if isinstance(to, Pair) else 5):
         raise d.unknown(i)
-    kind = _integer(d, i)
-    out = d.out(i, i.operands[0], kind)
+    joined = join[i.modifiers]
+    if (joined is None) is isinstance(to, Pair):
+        raise d.unknown(i)
+    kind = typed("b32")
+    first, flag = (to.first, to.second) if isinstance(to, Pair) else (to, None)
+    out = -1 if first == Name("_") else d.out(i, first, kind)
+    told = d.out(i, flag, pred) if flag is not None else -1
+    other = d.source(i, i.operands[5], pred) if flag is not None else -1
     a, b, c, table = (d.source(i, s, kind) for s in i.operands[1:5])
 
     def run(w: Warp, m: Mask) -> None:
@@ -496,7 +553,11 @@ def _logic3(d: Decoder, i: Instruction) -> Step:
                 first = x if number & 4 else ~x
                 second = y if number & 2 else ~y
                 value |= first & second & (z if number & 1 else ~z)
-        put(rows[out], value, m)
+        if out >= 0:
+            put(rows[out], value, m)
+        if joined is not None:
+            flags = w.views[PRED]
+            put(flags[told], joined(value != 0, flags[other]), m)
 
     return run
 
@@ -748,21 +809,32 @@ def _table(d: Decoder, i: Instruction) -> Step:
 
 
 def _set(d: Decoder, i: Instruction) -> Step:
-    """``set.cmp.to.from``: all ones, or 1.0, where the comparison holds, else zero."""
-    name, (to, kind) = i.modifiers[0], (d.type(i, -2), d.type(i))
-    floats = kind.name[0] == "f"
+    """``set.cmp{.ftz}.to.from``: all ones, or 1.0, where the comparison holds, else zero."""
+    name, source = i.modifiers[0], i.modifiers[-1]
+    halves = source in ("f16x2", "bf16x2")
+    kind = typed("b32") if halves else d.type(i)
+    to = kind if halves else d.type(i, -2)
+    floats = halves or kind.name[0] == "f"
     function = (_COMPARE_FLOATS if floats else _COMPARE).get(name)
-    if function is None or set(i.modifiers[1:-2]) - {"ftz"} or to.bits != 32:
+    wrong = halves and i.modifiers[-2] != source
+    if function is None or wrong or set(i.modifiers[1:-2]) - {"ftz"} or to.bits != 32:
         raise d.unknown(i)
     out = d.out(i, i.operands[0], to)
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
-    held = flush if i.has("ftz") else lambda v: v
+    read = _read_as(source, ftz=i.has("ftz")) or (lambda v: v)
     one: Any = np.float32(1) if to.name == "f32" else np.array(-1).astype(np.uint32)
+    half = np.uint32(0x3C00 if source == "f16x2" else 0x3F80)
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
         row = w.views[to.view][out]
-        put(row, np.where(function(held(rows[a]), held(rows[b])), one, 0).astype(row.dtype), m)
+        if halves:
+            parts = zip(_halves_of(rows[a]), _halves_of(rows[b]), strict=True)
+            low, high = (np.where(function(read(x), read(y)), half, 0) for x, y in parts)
+            value = low | high << 16
+        else:
+            value = np.where(function(read(rows[a]), read(rows[b])), one, 0)
+        put(row, value.astype(row.dtype), m)
 
     return run
 

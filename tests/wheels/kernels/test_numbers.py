@@ -51,7 +51,7 @@ SEVERAL = {
     *(f"b12x GEMM, several tiles of {tile} a block" for tile in ("128x128", "128x64", "64x64")),
 }
 MANY = "b12x MoE, many tokens"
-MOE = {"b12x MoE, 1 token", "b12x MoE, 9 tokens", "b12x MoE, 64 tokens", MANY}
+MOE = {"b12x MoE, 1 token", "b12x MoE, 8 tokens", "b12x MoE, 64 tokens", MANY}
 #: Those for experts at most 512 wide, which do without tensor cores.
 NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 2 tokens, narrow experts"}
 
@@ -83,7 +83,7 @@ DENSE = r"flashinfer/gemm/kernels/dense_blockscaled_gemm_sm120\.py:\d+"
 STORE, COPY = (rf"line \d+ \({by}, {DENSE}\)" for by in (r"warp \d", "asynchronous copy"))
 SCATTER = {
     "b12x MoE, 1 token": "moe_micro_kernel",
-    "b12x MoE, 9 tokens": "moe_micro_kernel",
+    "b12x MoE, 8 tokens": "moe_micro_kernel",
     "b12x MoE, 64 tokens": "moe_static_kernel",
     MANY: "moe_dynamic_kernel",
 }
