@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from builder import settings
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json, some_of
+from builder.common.hints import again
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.options import MatrixOptions, OutdatedOptions
@@ -53,6 +54,9 @@ def matrix(
         Path | None,
         Option("Also write a self-contained HTML page, with releases of every package.", "FILE"),
     ] = None,
+    docs: Annotated[
+        str | None, Option("Let the page link to the documentation's site there.", "URL")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print the table; exit 4 if a layer drifted, 5 if an expected kernel is not selected."""
@@ -61,13 +65,15 @@ def matrix(
 
     if form not in _FORMATS:
         raise UsageError(f"--format {form} is not one of {', '.join(_FORMATS)}")
+    if docs is not None and html is None:
+        raise UsageError("--docs is for the page of --html", hint=again("--html", "matrix.html"))
     asked = Asked(options)
     document = asked.matrix()
     rows = document.rows
     if html is not None:
         from builder.pipeline.matrixpage import write_page
 
-        write_page(asked, document, html)
+        write_page(asked, document, html, (docs or "").rstrip("/"))
     if json or form == "json":
         print_json(document)
     elif form != "table":

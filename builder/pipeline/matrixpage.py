@@ -71,6 +71,10 @@ TITLES = {
 }
 
 
+#: How a text names a page of the documentation.
+_PAGE = re.compile(r"\bdocs/([\w./-]+)\.md\b")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Neighbouring releases with the same answer."""
@@ -184,14 +188,16 @@ def _month(day: str) -> str:
     return f"{_MONTHS[int(day[5:7])]} {day[2:4]}" if re.match(r"\d{4}-[01]\d", day) else ""
 
 
-def write_page(asked: Asked, first: Matrix, file: Path) -> None:
+def write_page(asked: Asked, first: Matrix, file: Path, docs: str = "") -> None:
     """Write the page, with the releases of the other packages that these layers change.
+
+    ``docs`` is where the documentation is, as a site.
 
     Raises:
         UsageError: it cannot be written.
         RemoteError: the index does not respond.
     """
-    text = matrix_page([first, *asked.others(first)], asked.catalog, asked.diffs)
+    text = matrix_page([first, *asked.others(first)], asked.catalog, asked.diffs, docs=docs)
     asked.store.save()
     write_atomically(file, text.encode())
 
@@ -201,8 +207,17 @@ def matrix_page(
     catalog: Catalog,
     diffs: Diffs,
     time: datetime.datetime | None = None,
+    docs: str = "",
 ) -> str:
     """A page for people, with one timeline for each package; everything foreign is escaped."""
+    from markupsafe import Markup, escape
+
+    def linked(text: str) -> Markup:
+        """A text whose names of pages are links, if there is a site."""
+        shown = str(escape(text))
+        link = rf'<a href="{escape(docs)}/docs/\1.html">\g<0></a>'
+        return Markup(_PAGE.sub(link, shown) if docs else shown)  # noqa: S704 - escaped
+
     page = _Page(catalog, diffs)
     for document in documents:
         _states(page, document)
@@ -218,6 +233,8 @@ def matrix_page(
         made=time or now(),
         script=script,
         script_digest=digest,
+        docs=docs,
+        linked=linked,
         timelines=page.timelines,
         details=page.details,
         legend=[(MARKS[s], _LEGEND[s]) for s in MARKS if s in states],

@@ -112,6 +112,7 @@ class Machine:
                 "actor": "somebody",
                 "repository": "Somebody/Spark-Build",
                 "repository_owner": "Somebody",
+                "server_url": "https://forge.example",
                 "event_name": "push",
                 "ref": "refs/heads/main",
                 "action_path": str(self.home / "workspace"),
@@ -228,6 +229,10 @@ class Machine:
                 raise StepFailed(("uses", action, given["name"]), 1, "", "Artifact not found")
             shutil.rmtree(given["path"], ignore_errors=True)
             shutil.copytree(kept, given["path"])
+        elif action == "actions/deploy-pages":
+            if not (self.home / "artifacts" / "github-pages" / "artifact.tar").is_file():
+                raise StepFailed(("uses", action, "github-pages"), 1, "", "Artifact not found")
+            return {"page_url": "https://somebody.example/spark-build/"}
         elif action == "./":
             return self.composite(given, contexts, env)
         else:

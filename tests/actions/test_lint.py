@@ -90,7 +90,7 @@ def test_third_party_actions_are_pinned_by_commit_with_a_version_comment() -> No
 
 
 #: The majors that run on Node.js 24: runners take those of Node.js 20 away.
-MAJORS = {"checkout": 7, "upload-artifact": 7, "download-artifact": 8}
+MAJORS = {"checkout": 7, "upload-artifact": 7, "download-artifact": 8, "deploy-pages": 5}
 
 
 def test_standard_actions_are_current() -> None:
@@ -114,7 +114,11 @@ def test_every_job_declares_its_permissions(path: Path) -> None:
     for job in document["jobs"].values():
         assert job["permissions"]["contents"] in ("read", "write")
         assert job["timeout-minutes"] <= 360
-        signs = any("spark-build sign" in step.get("run", "") for step in job["steps"])
+        signs = any(
+            "spark-build sign" in step.get("run", "")
+            or step.get("uses", "").startswith("actions/deploy-pages@")
+            for step in job["steps"]
+        )
         assert signs == bool({"id-token", "attestations"} & set(job["permissions"]))
 
 
@@ -125,17 +129,18 @@ def writers() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{path.stem} {name}", job
 
 
-#: What jobs may write: images, or a branch with its pull request.
+#: What jobs may write: images, a branch with its pull request, or the site.
 PACKAGES = {"contents": "read", "packages": "write"}
 WRITERS = {
     "images publish": PACKAGES,
     "images docker": PACKAGES,
     "outdated propose": {"contents": "write", "pull-requests": "write"},
+    "pages deploy": {"contents": "read", "pages": "write", "id-token": "write"},
 }
 
 
 def test_only_these_jobs_may_write_and_only_from_main() -> None:
-    """Nothing else is granted, so no `id-token` and no `attestations`: no job signs."""
+    """Nothing else is granted: no `attestations`, and `id-token` only where Pages asks for it."""
     assert {name: job["permissions"] for name, job in writers()} == WRITERS
     for _, job in writers():
         assert "github.ref == 'refs/heads/main'" in job["if"]

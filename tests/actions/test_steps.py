@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +26,9 @@ from tests.unit.fakes import REPLACE, layer_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IMAGES, NUMBERS, OUTDATED = (
-    ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("images", "numbers", "outdated")
+IMAGES, NUMBERS, OUTDATED, PAGES = (
+    ROOT / ".github" / "workflows" / f"{name}.yml"
+    for name in ("images", "numbers", "outdated", "pages")
 )
 #: Steps that other tests are: the first is this very test run, the others need a Docker Engine.
 ELSEWHERE = {
@@ -406,8 +409,68 @@ def test_a_refused_pull_request_fails_the_job(machine: Machine, upstream: Pulls)
     assert "PATCH pulls/4: 403" in failed.value.err
 
 
-def test_every_run_step_is_tested(machine: Machine, published: str) -> None:
+@pytest.fixture(scope="module")
+def site(machine: Machine) -> Path:
+    """The site as the workflow builds it, unpacked."""
+    assert machine.job(PAGES, "build") is not None
+    folder = machine.home / "site"
+    with tarfile.open(machine.home / "artifacts" / "github-pages" / "artifact.tar") as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def test_the_site_has_every_page_and_the_picture_in_front(site: Path) -> None:
+    pages = [path.with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
+    missing = [p for p in pages if not (site / p.relative_to(ROOT)).with_suffix(".html").is_file()]
+    assert not missing
+    front = (site / "index.html").read_text("utf-8")
+    assert "What each release needs on SM121" in front
+    assert "0.33.0" in front
+    links = re.findall(r'href="(\./[^"#]+)"', front)
+    assert len(links) > 5
+    assert [link for link in links if not (site / link).is_file()] == []
+    assert "flashinfer" in (site / "searchindex.js").read_text("utf-8")
+
+
+def test_the_site_loads_and_tells_nothing_of_others(site: Path, machine: Machine) -> None:
+    """No script, style or picture of another host, and nothing of the machine that built it."""
+    for path in site.rglob("*.html"):
+        text = path.read_text("utf-8")
+        assert not re.findall(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//', text), path
+        assert not re.findall(r'<link[^>]* href="(?:https?:)?//', text), path
+    told = (str(machine.home), str(ROOT), "a-secret-of-the-test", "github.com/OWNER/spark-build")
+    for path in site.rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        assert not [word for word in told if word.encode() in data], path
+
+
+@pytest.mark.parametrize("link", ["no-such-page.md", "matrix.md#no-such-heading"])
+def test_a_broken_link_fails_the_build(site: Path, machine: Machine, link: str) -> None:
+    page = machine.workspace / "docs" / "lock.md"
+    before = page.read_text("utf-8")
+    page.write_text(f"{before}\n[broken]({link})\n", "utf-8")
+    temp = machine.home / "temp"
+    done = subprocess.run(
+        [temp / "generator/bin/python", ".github/site/build.py", "--picture",
+         temp / "matrix.html", temp / f"broken-{len(link)}"],
+        cwd=machine.workspace, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    page.write_text(before, "utf-8")
+    assert done.returncode != 0
+    assert link.rpartition("#")[2] in done.stderr
+
+
+def test_the_site_is_deployed_only_from_main(site: Path, machine: Machine) -> None:
+    needs = {"build": {"result": "success"}}
+    assert machine.job(PAGES, "deploy", needs=needs) is not None
+    for event in ({"event_name": "pull_request"}, {"ref": "refs/heads/other"}):
+        github = {**machine.contexts["github"], **event}
+        assert machine.job(PAGES, "deploy", github=github, needs=needs) is None
+
+
+def test_every_run_step_is_tested(machine: Machine, published: str, site: Path) -> None:
     assert published
+    assert site.is_dir()
     steps = set().union(*(run_steps(path) for path in [*WORKFLOWS, ACTION]))
     publishes = {step for step in steps if step[0] == ACTION.name} - set(machine.ran)
     assert set(ELSEWHERE) <= steps
