@@ -10,7 +10,7 @@ import io
 import re
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builder.applier.values import all_match
 from builder.common.document import load_toml
@@ -362,8 +362,8 @@ def _defects(page: _Page, document: Matrix) -> None:
     for row in load_toml(package_file("data", "defects.toml"))["defect"]:
         present = [_present(row, release) for release in document.rows]
         runs = []
-        for there, run in _runs(document.rows, present):
-            mark = Mark("!", "present", "needed") if there else MARKS["not-applicable"]
+        for state, run in _runs(document.rows, present):
+            mark = _PRESENCE[str(state)]
             detail = Detail(
                 id=f"at:defect:{row['id']}:{run[0].name}", title=row["name"], mark=mark,
                 heading=f"vLLM {run[0].name} to {run[-1].name}", about=row["effect"],
@@ -376,7 +376,7 @@ def _defects(page: _Page, document: Matrix) -> None:
             runs.append(
                 Run(
                     first=run[0].name, last=run[-1].name, span=len(run), mark=mark,
-                    text=mark.word if there else "not there", id=detail.id,
+                    text=mark.word, id=detail.id,
                 )
             )  # fmt: skip
         users = [
@@ -397,11 +397,19 @@ def _defects(page: _Page, document: Matrix) -> None:
     )  # fmt: skip
 
 
-def _present(defect: Mapping[str, object], row: MatrixRow) -> bool:
-    if not all_match(defect["when"], row.packages):  # type: ignore[arg-type]
-        return False
+_PRESENCE = {
+    "present": Mark("!", "present", "needed"),
+    "absent": Mark("·", "not there", "none"),
+    "not-run": Mark("?", "not looked for", "none"),
+}
+
+
+def _present(defect: Mapping[str, Any], row: MatrixRow) -> str:
+    if "not-run" in defect and all_match(defect["not-run"], row.packages):
+        return "not-run"
     layer = defect.get("layer")
-    return layer is None or row.states.get(str(layer)) == "needed"
+    here = all_match(defect["when"], row.packages)
+    return "present" if here and (not layer or row.states.get(layer) == "needed") else "absent"
 
 
 # ------------------------------------------------------------------------------------------ kernels

@@ -11,6 +11,8 @@ from builder.layers.decisions import Evidence
 from builder.pipeline.matrix import Matrix, MatrixRow
 from builder.pipeline.matrixpage import matrix_page
 
+from .axe import violations
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -127,3 +129,32 @@ def test_arrow_keys_walk_over_cells(show: Show) -> None:
     assert page.evaluate("document.activeElement.hash") == f"#at:{LAYERS[0]}:0.25.0"
     page.evaluate(PRESS.format("ArrowDown"))
     assert page.evaluate("document.activeElement.hash") != f"#at:{LAYERS[0]}:0.25.0"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_axe_finds_nothing(show: Show, width: int, scheme: str) -> None:
+    page = show(width, scheme)
+    assert violations(page) == []
+    page.evaluate(f"location.hash = '{LAYERS[0]}:0.25.0'")
+    assert page.evaluate(OPEN) == [f"at:{LAYERS[0]}:0.25.0"]
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (
+            (
+                "(f => { f.placeholder = ''; f.closest('label').replaceWith(f) })"
+                "(document.getElementById('search'))"
+            ),
+            "label",
+        ),
+        ("document.querySelector('td.needed a').style.color = '#9bd'", "color-contrast"),
+    ],
+)
+def test_axe_sees_a_page_that_was_spoilt(show: Show, spoil: str, rule: str) -> None:
+    page = show()
+    page.evaluate(f"{spoil}; 0")
+    assert any(line.startswith(f"{rule}: ") for line in violations(page))

@@ -101,9 +101,30 @@ def test_defects_are_where_their_layer_is_needed() -> None:
     assert 'id="at:defect:gemm-store-wait:0.29.0"' in text
 
 
+def test_a_release_that_nobody_ran_is_not_said_to_be_without_a_defect() -> None:
+    versions = {"0.28.0": "not there", "0.32.0": "not looked for", "0.33.0": "present"}
+    document = Matrix(layers=(NAME,), rows=tuple(row(v, "needed") for v in versions))
+    text = matrix_page([document], Catalog.discover(), lambda *_: [], MADE)
+    for version, words in versions.items():
+        cell = text.partition(f'href="#at:defect:package-b12x:{version}"')[2].partition("</td>")[0]
+        assert f'<span class="word">{words}</span>' in cell
+
+
+def test_pages_are_links_only_where_there_is_a_site() -> None:
+    name = "docs/upstream/flashinfer-b12x-moe-barrier/pull-request"
+    assert f'href="./{name}.html"' in matrix_page(
+        [DOCUMENT], Catalog.discover(), lambda *_: [], MADE, docs="."
+    )
+    assert f"{name}.md" in page()
+    assert f"{name}.html" not in page()
+
+
 def test_defects_are_those_of_the_page_about_them() -> None:
     defects = tomllib.loads(package_file("data", "defects.toml").read_text("utf-8"))["defect"]
     told = (data_dir("docs") / "kernel-defects.md").read_text("utf-8")
+    table = told.partition("## What upstream knows")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    assert rows == ["defect", *(defect["name"] for defect in defects)]
     for defect in defects:
         assert f"| {defect['name']} | {defect['upstream']} |" in told
         assert (data_dir("docs") / defect["page"]).is_file()
