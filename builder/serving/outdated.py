@@ -32,6 +32,7 @@ from builder.layers.decisions import Decision, decide
 from builder.layers.lock import lock_path, read_lock
 from builder.layers.pulls import described_projects
 from builder.pipeline import bases
+from builder.pipeline.layerexport import PAGE
 from builder.pipeline.matrix import DRIFTED, Asked, Asking, selections
 from builder.pipeline.options import MatrixOptions
 from builder.proof.recorded import RecordInputs, read_records, record_of
@@ -154,6 +155,15 @@ class WatchedThread(Part, frozen=True, kw_only=True):
     updated: str = ""
 
 
+class ReadyReport(Part, frozen=True, kw_only=True):
+    """A layer with a text for its project that was not sent."""
+
+    layer: Text
+    vllm: Text
+    state: Annotated[State, Meta(description="of the layer on the newest release")]
+    command: Annotated[Text, Meta(description="that prints the pull request")]
+
+
 class Outdated(Document, frozen=True, kw_only=True):
     """What upstream did."""
 
@@ -168,6 +178,7 @@ class Outdated(Document, frozen=True, kw_only=True):
     recipes: tuple[RecipeChange, ...]
     linted: Annotated[Count, Meta(description="recipes that were checked")] = 0
     threads: tuple[WatchedThread, ...]
+    ready: Annotated[tuple[ReadyReport, ...], Meta(description="texts that were not sent")] = ()
     notes: Annotated[tuple[Text, ...], Meta(description="what was not looked up, and why")] = ()
 
     @property
@@ -261,6 +272,7 @@ def _report(watch: _Watch, days: int) -> Outdated:
         recipes=tuple(recipes),
         linted=linted,
         threads=tuple(_threads(watch)),
+        ready=tuple(_ready(watch, rows[-1])),
         notes=tuple(watch.notes),
     )
 
@@ -672,6 +684,39 @@ def _named(layer: Layer) -> Iterator[str]:
                 yield f"{ref.repository}#{ref.number}"
 
 
+#: How a text names a thread of a known project: ``vLLM #1``, or with the repository.
+_PROJECTS = {"vLLM": "vllm-project/vllm", "FlashInfer": "flashinfer-ai/flashinfer"}
+_MENTION = re.compile(rf"\b({'|'.join(_PROJECTS)}|[\w-]+/[\w.-]+) ?#(\d+)")
+
+
+def _mentioned(text: str) -> list[str]:
+    """The threads that a text names.
+
+    >>> _mentioned("vLLM #48536 builds on FlashInfer #3932; see a/b#7, and vLLM #48536")
+    ['vllm-project/vllm#48536', 'flashinfer-ai/flashinfer#3932', 'a/b#7']
+    """
+    found = (f"{_PROJECTS.get(name, name)}#{number}" for name, number in _MENTION.findall(text))
+    return list(dict.fromkeys(found))
+
+
+def _page(watch: _Watch, layer: Layer) -> str:
+    """The text for the layer's project, or empty."""
+    file = watch.asked.catalog.folders[layer.name] / PAGE
+    return file.read_text("utf-8") if file.is_file() else ""
+
+
+def _ready(watch: _Watch, newest: MatrixRow) -> Iterator[ReadyReport]:
+    """The texts that were not sent, with the state of their layers on the newest release."""
+    for layer in watch.layers.values():
+        if _page(watch, layer) and layer.provenance.get("forwarded") == "no":
+            words = ["spark-build", "layers", "export", layer.name, "--format", "pr"]
+            words += [w for folder in watch.options.patches for w in ("--patches", str(folder))]
+            yield ReadyReport(
+                layer=layer.name, vllm=newest.vllm, state=newest.states[layer.name],
+                command=shlex.join(words),
+            )  # fmt: skip
+
+
 def _thread(watch: _Watch, name: str) -> Thread | None:
     """The state of a thread, or None if the forge does not say."""
     if not watch.asks_forge:
@@ -686,10 +731,10 @@ def _thread(watch: _Watch, name: str) -> Thread | None:
 
 
 def _threads(watch: _Watch) -> Iterator[WatchedThread]:
-    """The threads that layers name."""
+    """The threads that layers and their texts for their projects name."""
     named: dict[str, list[str]] = {}
     for layer in watch.layers.values():
-        for thread in dict.fromkeys(_named(layer)):
+        for thread in dict.fromkeys([*_named(layer), *_mentioned(_page(watch, layer))]):
             named.setdefault(thread, []).append(layer.name)
     for name, layers in named.items():
         known = _thread(watch, name) or Thread()
@@ -714,6 +759,9 @@ def markdown(found: Outdated) -> str:
         (f"Flags and variables of {found.newest}", list(_of_flags(found.flags))),
         ("Recipes", list(_of_recipes(found))),
         ("Threads", list(map(_of_thread, found.threads))),
+        ("Ready to send", [
+            f"`{one.layer}`, {one.state} on {one.vllm}: `{one.command}`" for one in found.ready
+        ]),
         ("Not looked up", list(found.notes)),
     ):  # fmt: skip
         blocks = [_of_change(c) for c in found.changes] if title == "Layers" else []

@@ -359,3 +359,40 @@ def test_lock_diff_says_what_an_upgrade_changes(
     assert (tmp_path / "work/spark-build.lock").read_bytes() == before
     both = spark_build("lock", "--diff", "--check")
     assert (both.code, "exclude each other" in both.err) == (2, True)
+
+
+def test_texts_for_the_project_that_were_not_sent(
+    spark_build: Run, index: FakeIndex, layers: Path
+) -> None:
+    for name in (MOVED, FIXED):
+        (layers / name / "upstream.md").write_text("# It\n\nvLLM #7 and FlashInfer #3 know it.\n")
+    tomorrow(index)
+    found = asked(spark_build, layers, "--since", "0.40.0", "--no-forge")
+    assert found["threads"] == [
+        {"thread": FORWARDED, "layers": [MOVED, FIXED]},
+        {"thread": "flashinfer-ai/flashinfer#3", "layers": [MOVED, FIXED]},
+    ]
+    (ready,) = found["ready"]
+    assert ready == {
+        "layer": MOVED, "vllm": "0.42.0", "state": "drift",
+        "command": f"spark-build layers export {MOVED} --format pr --patches {layers}",
+    }  # fmt: skip
+
+
+def test_a_release_that_cannot_be_asked_is_named(
+    spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path
+) -> None:
+    """The index lacks what a sandbox needs: `--ask` tries both releases, and the rest is there."""
+    recipe = "model: a/b\ncommand: |\n  vllm serve a/b \\\n    --max-model-len 4096\n"
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/one.yaml").write_text(recipe)
+    words = ("--since", "0.40.0", "--no-forge", "--recipes", tmp_path / "recipes")
+    done = spark_build("outdated", "-l", "marlin", "--refresh", *words, "--ask", "--json")
+    assert done.code == 0, done.err
+    assert done.json["kernels"] == [{"profile": "marlin", "vllm": "0.41.0"}]
+    starts = [note.partition(": ")[0] for note in done.json["notes"]]
+    assert starts == [
+        "the forge was not asked about commits and threads (--no-forge)",
+        "recipes", "kernels of vLLM 0.40.0", "kernels of vLLM 0.41.0",
+    ]  # fmt: skip
+    assert [row["vllm"] for row in done.json["releases"]] == ["0.41.0"]
