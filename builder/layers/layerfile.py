@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 LAYER = {
     "summary": (str, True),
     "description": (str, False),
+    "open-ended": (str, False),
     "order": (int, True),
     "after": (list, False),
     "series": (str, False),
@@ -412,5 +413,14 @@ def load_layer(folder: Path) -> Layer:
 
 def description(folder: Path) -> str:
     """The layer's own long description (not part of its identity)."""
-    text: str = load_toml(folder / "layer.toml").get("description", "")
+    return _beside(folder, "description")
+
+
+def open_ended(folder: Path) -> str:
+    """Why a range of the layer has no end (not part of its identity); empty if it must have one."""
+    return _beside(folder, "open-ended")
+
+
+def _beside(folder: Path, key: str) -> str:
+    text: str = load_toml(folder / "layer.toml").get(key, "")
     return text.strip()

@@ -7,7 +7,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from builder.applier.diff import parse_diff
@@ -23,8 +22,9 @@ from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.reference import NEWEST_VLLM
 from builder.errors import UsageError
+from builder.layers import layerfile
 from builder.layers.catalog import Catalog, Selection, order
-from builder.layers.edited import after_newest
+from builder.layers.edited import after_newest, ends
 from builder.layers.planner import IndexSources
 from builder.layers.pulls import without_pulls
 from builder.pipeline.bases import ReleasedTrees
@@ -67,7 +67,11 @@ def check_layers(
         check_name(layer.name, catalog.profile_files)
         check_layer(layer)
     order(layers)
-    all_findings = [finding for layer in wanted for finding in findings(layer)]
+    all_findings = [
+        finding
+        for layer in wanted
+        for finding in findings(layer, layerfile.open_ended(catalog.folders[layer.name]))
+    ]
     if releases:
         index = PackageIndex(refresh=refresh)
         for layer in wanted:
@@ -137,8 +141,11 @@ class CheckedLayers(Document, frozen=True, kw_only=True):
     ] = ()
 
 
-def findings(layer: Layer) -> Iterator[LayerFinding]:
-    """What a layer's own text shows."""
+def findings(layer: Layer, open_ended: str = "") -> Iterator[LayerFinding]:
+    """What a layer's own text shows.
+
+    ``open_ended`` is the layer's reason for a range without an end.
+    """
 
     def finding(rule: Rule, where: str, problem: str) -> LayerFinding:
         return LayerFinding(layer=layer.name, rule=rule, where=where, problem=problem)
@@ -148,7 +155,10 @@ def findings(layer: Layer) -> Iterator[LayerFinding]:
         where = f"variant {variant.name}"
         yield from (finding("context", where, text) for text in _context(variant))
         yield from (finding("anchor", where, text) for text in _anchors(variant))
-        yield from (finding("range", where, text) for text in _range(layer, variant))
+        if not (open_ended and _is_open(layer, variant)):
+            yield from (finding("range", where, text) for text in _range(layer, variant))
+    if open_ended and not any(_is_open(layer, variant) for variant in layer.variants):
+        yield finding("range", "open-ended", "it explains nothing: every variant has an end")
     yield from (finding("probe", where, text) for where, text in _probes(layer))
 
 
@@ -197,6 +207,12 @@ def _anchors(variant: Variant) -> Iterator[str]:
                 yield f"{op.file}: the anchor {line!r} also occurs in another op's new text"
 
 
+def _is_open(layer: Layer, variant: Variant) -> bool:
+    """Whether a variant is for every later release of the layer's package."""
+    spec = variant.when.get(layer.package)
+    return spec is not None and not ends(spec)[1]
+
+
 def _range(layer: Layer, variant: Variant) -> Iterator[str]:
     spec = variant.when.get(layer.package)
     if spec is None:
@@ -204,12 +220,11 @@ def _range(layer: Layer, variant: Variant) -> Iterator[str]:
             return
         yield f"no range of {layer.package}: every release gets it, also those nobody has read"
         return
-    tops = [s.version for s in SpecifierSet(spec) if s.operator in ("<", "<=", "==", "~=")]
-    if not tops:
+    top = ends(spec)[1]
+    if not top:
         yield f"{layer.package} {spec} has no end: it is also for releases that nobody has read"
     elif layer.package == "vllm":
         most = after_newest(NEWEST_VLLM)
-        top = min((v.removesuffix(".*") for v in tops), key=Version)
         if Version(top) > Version(most):
             yield f"vllm {spec} reaches beyond {NEWEST_VLLM}, the newest release that was read"
 

@@ -40,7 +40,7 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers import edited
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.edited import EditedFile, EditOps, Section
-from builder.layers.layerfile import load_layer
+from builder.layers.layerfile import load_layer, open_ended
 from builder.layers.planner import IndexSources
 from builder.layers.pulls import has_pulls, spans, without_pulls
 from builder.pipeline import bases
@@ -405,7 +405,7 @@ class _Work:
             variant=candidate.variant,
             when=candidate.when,
             fits=spans(list(fits), fits, wanted=True),
-            findings=tuple(findings(load_layer(self.home))),
+            findings=tuple(findings(load_layer(self.home), open_ended(self.home))),
         )
 
     def _edits(self, folder: Path) -> Iterator[EditedFile]:

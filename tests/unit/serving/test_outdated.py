@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from builder.serving.interface import Flag
 from msgspec.structs import replace
 
 from builder.common.pypi import WheelFile
-from builder.serving.interface import Flag
 from builder.serving.outdated import (
     ChangedWheel,
     FileCommit,
