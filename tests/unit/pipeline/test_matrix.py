@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks import matrix_reading
 from builder.common.paths import data_dir, package_file
 from builder.common.pypi import NotOnIndex, PackageIndex, WheelFile
 from builder.errors import UsageError
@@ -231,3 +232,22 @@ def test_what_a_first_index_lacks_comes_from_the_rest(monkeypatch: pytest.Monkey
     assert first.key_of("vllm") == first.key
     assert first.wheels("torch") == [file]
     assert first.key_of("torch") == rest.key
+
+
+def test_the_benchmark_compares_the_same_wheels() -> None:
+    """pip gets vLLM and what the layers change, in the versions that the matrix read."""
+    rows = [{"vllm": "0.33.0", "packages": {"vllm": "0.33.0", "flashinfer-python": "0.7.2"}}]
+    found = dict(matrix_reading.wheels({"rows": rows}, [NAME, "vllm-b12x-reachable"]))
+    assert found == {"0.33.0": ["vllm==0.33.0", "flashinfer-python==0.7.2"]}
+
+
+def test_the_benchmark_reports_ratios_of_each_round() -> None:
+    def cost(seconds: float, disk: int) -> matrix_reading.Cost:
+        return matrix_reading.Cost(seconds=seconds, cpu=1.0, disk=disk, memory=1)
+
+    whole = {"pip download": cost(6, 100), "unzip": cost(4, 300)}
+    lines: list[str] = []
+    matrix_reading.report(
+        [{"cold": cost(2, 5), **whole}, {"cold": cost(2, 5), **whole}], lines.append
+    )
+    assert lines[1].split()[-2:] == ["0.200", "0.050"]
