@@ -17,6 +17,7 @@ from builder.common.document import load_toml
 from builder.common.paths import data_dir, package_file
 from builder.common.pypi import write_atomically
 from builder.proof.checks import KINDS
+from builder.proof.numbersrecorded import cell, records, versions
 from builder.proof.recorded import read_records, rows
 from builder.proof.report import now, render_page
 
@@ -224,6 +225,8 @@ def matrix_page(
         if document.package == "vllm":
             _defects(page, document)
             _kernels(page, document)
+        if document.package == "flashinfer-python":
+            _numbers(page, document)
     script = package_file("data", "matrix.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     states = {s for d in documents for row in d.rows for s in row.states.values()}
@@ -410,6 +413,74 @@ def _present(defect: Mapping[str, Any], row: MatrixRow) -> str:
     layer = defect.get("layer")
     here = all_match(defect["when"], row.packages)
     return "present" if here and (not layer or row.states.get(layer) == "needed") else "absent"
+
+
+# ------------------------------------------------------------------------------------------ numbers
+
+
+def _numbers(page: _Page, document: Matrix) -> None:
+    """What level numbers computed with the kernels of those FlashInfer releases that it was run on.
+
+    Each release is by itself: those between two of them were not run.
+    """
+    folder = data_dir("docs") / "evidence" / "numbers"
+    if not folder.is_dir():  # an installed package has no records
+        return
+    by = {
+        versions(record)[0]: {check["name"]: check for check in record["checks"]}
+        for record in records(folder)
+    }
+    rows = [row for row in document.rows if row.name in by]
+    names = dict.fromkeys(name for row in reversed(rows) for name in by[row.name])
+    lines = [_numbers_line(page, rows, name, by) for name in names]
+    if not rows:
+        return
+    page.timelines.append(
+        Timeline(
+            id="numbers", title="Values computed on a CPU",
+            about="The kernels of these FlashInfer releases, unpatched, run without a GPU; other "
+            "releases were not run (docs/kernel-defects.md).",
+            columns=_columns(rows),
+            groups=(
+                Group(
+                    title="Kernels of b12x",
+                    lines=tuple(x for x in lines if any(run.id for run in x.runs)),
+                ),
+            ),
+        )
+    )  # fmt: skip
+
+
+def _numbers_line(
+    page: _Page,
+    rows: Sequence[MatrixRow],
+    check: str,
+    by: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> Line:
+    runs = []
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", check)
+    for name in (row.name for row in rows):
+        found = by[name].get(check)
+        text = cell(found) if found else ""
+        mark = _COMPUTED.get(text) or Mark("✕", text, "needed")
+        detail = f"at:numbers:{slug}:{name}" if found and text else ""
+        if found and text:
+            page.details.append(
+                Detail(
+                    id=detail, title=check, mark=mark, heading=f"FlashInfer {name}",
+                    about=f"Expected: {found['expected']}",
+                    facts=(("seen", found["seen"]), ("where", found["where"])),
+                )
+            )  # fmt: skip
+        runs.append(Run(first=name, last=name, span=1, mark=mark, text=mark.word, id=detail))
+    return Line(name=check, runs=tuple(runs))
+
+
+_COMPUTED = {
+    "right": Mark("✓", "right", "there"),
+    "not run": Mark("?", "not run", "none"),
+    "": Mark("·", "no such kernel", "none"),
+}
 
 
 # ------------------------------------------------------------------------------------------ kernels

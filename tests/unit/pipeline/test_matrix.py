@@ -111,6 +111,21 @@ def test_a_release_that_nobody_ran_is_not_said_to_be_without_a_defect() -> None:
         assert f'<span class="word">{words}</span>' in cell
 
 
+def test_computed_values_are_those_of_the_page_about_them() -> None:
+    """Only on the releases that were run, each by itself."""
+    versions = ("0.6.16.post3", "0.6.17", "0.6.18.post1")
+    rows = tuple(row("", "needed", release=v, packages={"flashinfer-python": v}) for v in versions)
+    document = Matrix(package="flashinfer-python", layers=(NAME,), rows=rows)
+    text = matrix_page([document], Catalog.discover(), lambda *_: [], MADE)
+    part = text.partition('id="numbers"')[2].partition("</section>")[0]
+    assert "0.6.17" not in re.sub("<[^>]*>", "", part)
+    words = re.findall(r'<span class="word">([^<]*)</span>', part.partition("several tiles a")[2])
+    assert words[:2] == ["wrong values and race", "right"]
+    assert "at:numbers:b12x-GEMM-several-tiles-a-block:0.6.16.post3" in text
+    table = (data_dir("docs") / "kernel-defects.md").read_text("utf-8")
+    assert "| b12x GEMM, several tiles a block | wrong values and race |" in table
+
+
 def test_pages_are_links_only_where_there_is_a_site() -> None:
     name = "docs/upstream/flashinfer-b12x-moe-barrier/pull-request"
     assert f'href="./{name}.html"' in matrix_page(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from builder.serving.interface import Flag
 from msgspec.structs import replace
 
 from builder.common.pypi import WheelFile
@@ -27,6 +26,7 @@ from builder.serving.outdated import (
     _moved_flags,
     markdown,
 )
+from builder.serving.serveflags import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
