@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,6 +168,28 @@ def test_the_layer_that_drifted_is_mended_in_one_sitting(
     assert second.code == 0, second.err
     changes = asked(spark_build, layers, "--since", "0.40.0", "--no-forge")["changes"]
     assert [change["layer"] for change in changes] == [FIXED]
+
+
+def test_the_transcript_of_the_page_is_what_the_commands_print(
+    spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path
+) -> None:
+    tomorrow(index)
+    (tmp_path / "work/my-layers").symlink_to(layers)
+    page = (data_dir("docs") / "outdated.md").read_text("utf-8")
+    text = page.partition("## A layer that drifts, mended")[2].partition("```\n$ ")[2]
+    steps = text.partition("\n```\n")[0].split("\n$ ")
+    assert len(steps) == 5
+    for step in steps:
+        command, *lines = step.splitlines()
+        words = shlex.split(command)
+        if words[0] == "sed":
+            subprocess.run(words, check=True)
+            continue
+        done = spark_build(*words[1:])
+        assert done.code == 0, done.err
+        printed = [line.rstrip() for line in (done.out + done.err).splitlines()]
+        shown = [line.rstrip() for line in lines if line.strip() not in ("", "...")]
+        assert [line for line in shown if line not in printed] == []
 
 
 def test_a_flag_that_only_looks_alike_is_not_called_renamed(
