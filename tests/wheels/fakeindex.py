@@ -44,7 +44,8 @@ def build_wheel(
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in whole.items():
-            kind = zipfile.ZIP_STORED if path.endswith("RECORD") else zipfile.ZIP_DEFLATED
+            stored = path.endswith("RECORD") or not data
+            kind = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
             archive.writestr(zipfile.ZipInfo(path), data, kind)
     return out.getvalue()
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from builder.applier.judging import judge_in_order
 from builder.applier.receipts import RECEIPTS, STATE_DIR, receipts_of
 from builder.applier.states import APPLIED, NEEDED
 from builder.applier.store import Store
-from builder.applier.trees import DirTree
+from builder.applier.trees import DirTree, find_site_packages
 from builder.applier.values import EXIT_USAGE, ApplyError, sha256_hex
 from tests.unit.chance import CASES
 from tests.unit.fakes import (
@@ -114,6 +115,25 @@ def test_a_removed_package_leaves_no_directory_behind(site: Path) -> None:
     apply_to(site, make_layer("clean", {"op": "remove", "distribution": "lib"}))
     assert not (site / "lib").exists()
     assert not (site / "lib-1.dist-info").exists()
+
+
+def test_the_site_packages_of_an_interpreter(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that a variable names, then those of this Python; never the working directory."""
+    other = write_tree(tmp_path / "other", vllm_files())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.delenv("VLLM_SITE_PACKAGES", raising=False)
+    monkeypatch.setattr(sys, "path", ["", str(empty), str(site), str(other)])
+    assert find_site_packages() == site.resolve()
+    monkeypatch.setenv("VLLM_SITE_PACKAGES", str(other))
+    assert find_site_packages() == other.resolve()
+    monkeypatch.setenv("VLLM_SITE_PACKAGES", str(empty))
+    monkeypatch.setattr(sys, "path", ["", str(empty)])
+    monkeypatch.chdir(site)
+    with pytest.raises(ApplyError, match="vllm is not installed for"):
+        find_site_packages()
 
 
 # ----------------------------------------------------------------------------------------- revert

@@ -378,6 +378,7 @@ OWN = {
     "terms": Item(f"{SHARE}/LICENSE", b""),
     "list": Item(f"{SHARE}/files.json", b"{}\n"),
     "damaged list": Item(f"{SHARE}/files.json", b"{"),
+    "removed list": Item(f"{SHARE}/.wh.files.json"),
     "removed": Item(f"{SHARE}/.wh.spark_verify.pyz"),
     "added module": Item(f"{SHARE}/json.py", CODE),
     "added code": Item(f"{SHARE}/__pycache__/verify_checks.cpython-312.pyc", b"x"),

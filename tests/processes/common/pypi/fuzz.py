@@ -308,7 +308,7 @@ def heavy_wheels() -> Iterator[bytes]:
     yield build_wheel("vllm", "1.0", {}, metadata="\n".join(lines).encode())
     for text in (b"a,,\n" * 8_000_000, b"\n" * (32 << 20), b"x" * (32 << 20), bytes(1 << 30)):
         out = io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr("vllm-1.0.dist-info/RECORD", text)
         yield out.getvalue()
         del text
