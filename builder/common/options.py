@@ -150,7 +150,9 @@ Builder = Annotated[
         complete="builders",
     ),
 ]
-Refresh = Annotated[bool, Option("Query the package index again instead of using the cache.")]
+Refresh = Annotated[
+    bool, Option("Ask the package index again, and verify again, instead of using the cache.")
+]
 TrustImage = Annotated[
     bool,
     Option(

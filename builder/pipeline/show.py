@@ -240,6 +240,10 @@ def show_report(report: Report) -> None:
                 console.style(f"    and {counted(more, 'part')} of vLLM and torch: -v", "dim")
             )
     console.say(f"  {', '.join(report.counts())}")
+    if report.cached is not None:
+        console.say(
+            f"  from the cache: ran on the same content on {report.cached}; again: --refresh"
+        )
 
 
 def show_verdict(verdict: Verdict, name: str = "") -> None:

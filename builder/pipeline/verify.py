@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +26,14 @@ from builder.layers.lock import (
 from builder.layers.planner import IndexSources
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
+from builder.proof.cached import EvidenceCache, report_of
 from builder.proof.checks import DEFAULT_LEVELS, PROOF_LEVELS, parse_levels
 from builder.proof.opening import Opening, open_target
 from builder.proof.run import verify
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.layers.catalog import Selection
@@ -104,9 +104,7 @@ def verify_target(
     for file in (options.html, options.summary):
         if file is not None:
             _refuse_unwritable(file)
-    with _opened(options) as opened:
-        run = _proven if options.prove_necessary else _run
-        report = run(_with_models(opened, chosen, models), chosen, told)
+    report = _reported(options, chosen, told, models)
     if options.html is not None:
         write_atomically(options.html, render_html(report, required).encode())
         console.say(f"  evidence: {options.html}")
@@ -158,18 +156,18 @@ class TargetInputs:
     """What a target is compared with: an optional selection, and the lock."""
 
     def __init__(self, options: PlanOptions) -> None:
-        self._path = lock_path(Path.cwd())
-        self._lock = read_lock(self._path) if options.locked else None
+        self.path = lock_path(Path.cwd())
+        self._lock = read_lock(self.path) if options.locked else None
         if options.locked and self._lock is None:
             raise SparkBuildError(
-                f"--locked, and there is no {NAME} ({self._path})",
+                f"--locked, and there is no {NAME} ({self.path})",
                 Exit.STALE,
                 hint="spark-build lock --layers L --base BASE",
             )
         self.facts = (
             LockedFacts(self._lock, strict=True)
             if options.locked
-            else LockedFacts.beside(self._path)
+            else LockedFacts.beside(self.path)
         )
         self.selection: Selection | None = None
         if options.names or options.with_pr:
@@ -190,18 +188,20 @@ class TargetInputs:
             return
         changes = [plan_differences(entry, plan) for entry in self._lock.entries.values()]
         if not changes:
-            raise SparkBuildError(
-                f"{self._path} locks nothing", Exit.STALE, hint="spark-build lock"
-            )
+            raise SparkBuildError(f"{self.path} locks nothing", Exit.STALE, hint="spark-build lock")
         least = min(changes, key=len)
         if least:
-            raise stale(self._path, least)
+            raise stale(self.path, least)
 
 
-@contextmanager
-def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
-    """The target, checked against the lock with ``--locked``."""
-    inputs = TargetInputs(options.plan)
+def _reported(
+    options: VerifyOptions,
+    levels: tuple[str, ...],
+    told: CheckLines | None,
+    models: Models | None,
+) -> Report:
+    """The evidence: from the cache, or from a run."""
+    ref, inputs = Ref(options.target), TargetInputs(options.plan)
     opening = Opening(
         index=inputs.index,
         sources=IndexSources(inputs.index),
@@ -211,12 +211,33 @@ def _opened(options: VerifyOptions) -> Iterator[VerifyTarget]:
         facts_of=inputs.facts.of,
         trust=TrustedSources(patches=options.plan.patches, everything=options.trust_image),
     )
-    opened = open_target(Ref(options.target), opening)
+    evidence = EvidenceCache(
+        levels=levels,
+        trust=opening.trust,
+        index=inputs.index,
+        lock=inputs.path,
+        platform=options.plan.platform,
+        refresh=options.plan.refresh,
+    )
+    alone = options.prove_necessary
+    key = "" if alone or inputs.selection is not None else evidence.key_of_layout(ref)
+    if kept := evidence.get(key):
+        report = report_of(kept, ref.text, told)
+        inputs.check(report.plan)
+        return report
+    target = open_target(ref, opening)
     try:
-        inputs.check(opened.plan)
-        yield opened
+        inputs.check(target.plan)
+        if alone:
+            return _proven(_with_models(target, levels, models), levels, told)
+        key = key or evidence.key_of(target, ref)
+        if kept := evidence.get(key):
+            return report_of(kept, ref.text, told, target.plan)
+        report = _run(_with_models(target, levels, models), levels, told)
+        evidence.put(key, report, ref)
+        return report
     finally:
-        opened.close()
+        target.close()
 
 
 def _run(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None) -> Report:
@@ -235,7 +256,7 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
 
 
 def verify_built(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
-    """Verify a new image, read back from its destination."""
+    """Verify a new image, read back from its destination, or known from the cache."""
     trust = TrustedSources(patches=options.plan.patches, everything=options.trust_image)
     opening = Opening(
         index=inputs.index,
@@ -243,10 +264,30 @@ def verify_built(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOption
         facts_of=inputs.facts.of,
         trust=trust.with_plan(plan.document),
     )
+    evidence = EvidenceCache(
+        levels=DEFAULT_LEVELS,
+        trust=opening.trust,
+        index=inputs.index,
+        lock=inputs.path,
+        refresh=options.plan.refresh,
+    )
+    key = evidence.key_of_layout(ref)
+    if kept := evidence.get(key):
+        report = report_of(kept, ref.text, CheckLines())
+    else:
+        report = _verified(ref, opening, evidence, key)
+    show_report(report)
+    return report
+
+
+def _verified(ref: Ref, opening: Opening, evidence: EvidenceCache, key: str) -> Report:
     target = open_target(ref, opening)
     try:
+        key = key or evidence.key_of(target, ref)
+        if kept := evidence.get(key):
+            return report_of(kept, ref.text, CheckLines(), target.plan)
         report = verify(target, DEFAULT_LEVELS, CheckLines())
-        show_report(report)
+        evidence.put(key, report, ref)
+        return report
     finally:
         target.close()
-    return report

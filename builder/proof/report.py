@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from builder import __version__, settings
 from builder.common.console import plain
-from builder.common.document import Count, Digest, Document, Part, Text
+from builder.common.document import Count, Digest, Document, Moment, Part, Text
 from builder.common.paths import package_file
 from builder.common.reference import LAYOUT, Ref, base_kind
 from builder.errors import SparkBuildError
@@ -97,6 +97,10 @@ class ReportDocument(Document, frozen=True, kw_only=True):
         tuple[Necessity, ...] | None,
         Meta(description="a verdict on each layer, in order of application; only if requested"),
     ] = None
+    cached: Annotated[
+        Moment | None,
+        Meta(description="when these checks ran, if an earlier run with the same content did"),
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -111,6 +115,8 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     #: the necessity of each layer, if requested
     necessity: list[Necessity] | None = None
+    #: when an earlier run made these checks; None if this run did
+    cached: Moment | None = None
 
     def of(self, status: Status) -> list[Check]:
         """Checks with a status."""
@@ -145,6 +151,7 @@ class Report:
             verdict=self.verdict(require),
             checks=tuple(self.checks),
             necessity=None if self.necessity is None else tuple(self.necessity),
+            cached=self.cached,
         )
 
 
@@ -362,6 +369,8 @@ def render_summary(report: Report, require: Sequence[str] = ()) -> str:
         lines += [_verdict(verdict) for verdict in report.necessity]
     lines += ["", "| status | check | seen |", "|---|---|---|"]
     lines += [_row(check) for check in report.checks]
+    if report.cached is not None:
+        lines += ["", f"From the cache: these checks ran on the same content on {report.cached}."]
     parts = sorted({part for check in report.checks for part in check.simulated})
     if parts:
         lines += ["", "Simulated: " + "; ".join(_cell(part) for part in parts)]

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from builder.common.plan import PlanDocument
     from builder.proof.isolation import Isolation
 
+#: How the evidence of a run with unknown files begins to say that.
+ISOLATED = "only read-only programs of this machine"
 #: Stands for the sha256 of a file that the user's own layers made.
 MADE = "made here"
 #: Files to name in messages; more are only counted.
@@ -54,7 +56,7 @@ class IsolatedRun:
 
     def text(self) -> str:
         """The text for the evidence."""
-        return f"only read-only programs of this machine ({self.isolation.name}, no network)"
+        return f"{ISOLATED} ({self.isolation.name}, no network)"
 
 
 @dataclass(frozen=True, kw_only=True)

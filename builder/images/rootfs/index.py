@@ -336,6 +336,11 @@ class LayerIndex:
         row = self._db.execute(query, (sha256,)).fetchone()
         return None if row is None else zlib.decompress(row[0])
 
+    def has_content(self, sha256: str) -> bool:
+        """Whether the bytes of a file are stored; unpacks nothing."""
+        query = "SELECT 1 FROM content WHERE sha256 = ?"
+        return self._db.execute(query, (sha256,)).fetchone() is not None
+
     def keep(self, sha256: str, data: bytes) -> None:
         """Store a file's bytes after the index was completed."""
         row = (sha256, zlib.compress(data, 1))

@@ -408,6 +408,12 @@ class Rootfs:
             return self.content(entry.row.sha256)
         return self._open[entry.layer].content(entry.row.sha256)
 
+    def _is_cached(self, entry: Entry) -> bool:
+        """Whether :meth:`cached` has the bytes."""
+        if entry.layer == _FACTS:
+            return self.cached(entry) is not None
+        return self._open[entry.layer].has_content(entry.row.sha256)
+
     def content(self, sha256: str) -> bytes | None:
         """The bytes with this sha256, if known or in the cache."""
         data = self._contents.content(sha256) if self._contents is not None else None
@@ -448,9 +454,9 @@ class Rootfs:
             entry = self.stat(path)
             if entry is None or entry.kind != FILE:
                 continue
-            if self.cached(entry) is None:
+            if not self._is_cached(entry):
                 entry = self._in_layer(path, entry)
-            if self.cached(entry) is None:
+            if not self._is_cached(entry):
                 wanted.setdefault(entry.layer, []).append(entry.row)
         for path in beside if wanted else ():
             entry = self.stat(path)
