@@ -56,6 +56,7 @@ KINDS = (
         "pulls", ("forge/diffs", "forge/pins"), "pull requests: diffs and their state when fetched"
     ),
     CacheKind("decisions", ("decisions",), "states of layers on releases, for matrix"),
+    CacheKind("judged", ("judged",), "how the layers of plans were judged"),
     CacheKind("evidence", ("evidence",), "complete passes of verification"),
     CacheKind("layers", ("layers",), "indexes of base image layers"),
     CacheKind("blobs", ("blobs",), "finished image layers"),

@@ -30,6 +30,7 @@ from builder.images.engines.metadata import maker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from builder.applier.judging import Step
     from builder.applier.layers import Compile, DonorPin, InputPin, Kernels, Layer
     from builder.applier.machinecode import KernelCode
     from builder.applier.sources import Member, Sources, Stage, Unstaged
@@ -53,19 +54,22 @@ def make_plan(
     *,
     epoch: int | None = None,
     single_layer: bool = False,
+    steps: Iterable[Step] | None = None,
 ) -> BuildPlan:
     """Judge every layer; writes nothing and refuses no layer.
 
-    ``epoch`` is the image's timestamp, by default from :func:`epoch_for`.
+    ``epoch`` is the image's timestamp, by default from :func:`epoch_for`; ``steps`` are how the
+    layers were judged, if that is known.
 
     Raises:
         ApplyError: an input is not pinned, cannot be downloaded, or does not match its digest.
         UsageError: ``SOURCE_DATE_EPOCH`` is not a time.
     """
     identity = base.identity
-    steps = judge_in_order(
-        selection.layers, base.tree, sources, identity.platform.target, identity.env
-    )
+    if steps is None:
+        steps = judge_in_order(
+            selection.layers, base.tree, sources, identity.platform.target, identity.env
+        )
     decisions = [
         LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)
         for s in steps

@@ -16,6 +16,7 @@ from builder.common.reference import Ref
 from builder.compile.changes import image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
+from builder.layers.judged import judged
 from builder.layers.lock import (
     NAME,
     Lock,
@@ -37,6 +38,7 @@ from builder.pipeline import bases
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from builder.applier.judging import Step
     from builder.common.plan import BuildPlan
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
@@ -245,7 +247,9 @@ class Inputs:
                     f"{ref} moved from {wanted[:19]} (locked) to {base.identity.digest[:19]}; "
                     "using the new one (--locked uses the locked one)"
                 )
-        return Planning(inputs=self, ref=ref, base=base, request=request, entry=entry)
+        return Planning(
+            inputs=self, ref=ref, base=base, request=request, entry=entry, noting=locking
+        )
 
 
 def _pinned(ref: Ref, digest: str, identified: Identify) -> Subject:
@@ -279,6 +283,8 @@ class Planning:
     request: Request
     #: its entry in the lock, if it has one
     entry: LockEntry | None
+    #: whether reads of the base are noted, for a lock
+    noting: bool = False
 
     def close(self) -> None:
         """Close the base."""
@@ -356,6 +362,7 @@ class Planning:
             self.inputs.selection,
             self.inputs.sources,
             single_layer=self.inputs.options.single_layer,
+            steps=self._known_steps(),
         )
         if not self.inputs.resolved.pulled:
             return plan
@@ -369,6 +376,18 @@ class Planning:
             pulls=tuple(reports),
             hints=(*plan.hints, *told),
         )
+
+    def _known_steps(self) -> list[Step] | None:
+        """How the layers were judged on this base before.
+
+        A lock notes what judging reads, and compile stages and pull requests are judged with more
+        than the base; they are judged each time.
+        """
+        base, inputs = self.base, self.inputs
+        by_digest = base.identity.is_wheels or base.in_layers is not None
+        if not by_digest or self.noting or inputs.lock or inputs.stages or inputs.resolved.pulled:
+            return None
+        return judged(base, inputs.selection.layers, inputs.sources)
 
     def entry_for(self, plan: BuildPlan) -> LockEntry:
         """The lock entry for a plan."""

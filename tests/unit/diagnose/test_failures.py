@@ -10,6 +10,7 @@ import pytest
 from builder.diagnose import failures
 from builder.diagnose.logs import Reader
 from builder.diagnose.matching import scan
+from builder.diagnose.servers import ENDING, ends
 from builder.diagnose.verdict import UNKNOWN, Diagnosis, diagnose
 
 
@@ -298,3 +299,23 @@ def test_the_work_on_many_events_grows_with_their_number(monkeypatch: pytest.Mon
     monkeypatch.setattr(failures, "_plain", counting)
     assert len(events.failures()) == 200
     assert len(calls) <= 3 * 200
+
+
+@pytest.mark.parametrize(
+    ("text", "is_end"),
+    [
+        ("Shutting down", True),
+        ("shutdown of rank 0", True),
+        ("CLEANUP done", True),
+        ("Clean up", True),
+        ("\u212aill", True),
+        ("\u017ftopped", True),
+        ("clean tensors", False),
+        ("shutter speed", False),
+        ("prefill of 3 blocks", False),
+    ],
+)
+def test_lines_of_a_server_that_was_stopped(text: str, is_end: bool) -> None:
+    """The cheap test before the pattern decides nothing by itself."""
+    assert ends(text) is is_end
+    assert bool(ENDING.search(text)) is is_end
