@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from benchmarks.meter import median
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from benchmarks.ways import Way
 
@@ -66,20 +66,27 @@ def medians(ways: Sequence[Way], real: Mapping[int, int]) -> dict[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> str:
-    """The plot as SVG."""
-    parts: list[str] = []
-    top = 0.0
-    for key, heading in _PANELS:
-        parts += _panel(numbers["ways"], key, heading, top)
-        top += _HEAD + _ROW * len(numbers["ways"]) + _FOOT
+    """The plot of a push as SVG."""
     sizes = ", ".join(f"{size / 1e9:.1f}" for size in numbers["bases"])
     note = f"Small to large dot: a base of {sizes} GB. Logarithmic scales."
+    return plot(numbers["ways"], _PANELS, note, "What a push costs: seconds, bytes and memory")
+
+
+def plot(
+    ways: Sequence[Mapping[str, Any]], panels: Iterable[tuple[str, str]], note: str, title: str
+) -> str:
+    """A panel for each key of the ways, with its heading, as SVG; ``note`` has two sentences."""
+    parts: list[str] = []
+    top = 0.0
+    for key, heading in panels:
+        parts += _panel(ways, key, heading, top)
+        top += _HEAD + _ROW * len(ways) + _FOOT
     parts += _words(note, _LEFT, top + 4)
     lines = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top + 30:.0f}" '
         f'viewBox="0 0 {_WIDTH} {top + 30:.0f}" role="img">\n'
-        f"<title>What a push costs: seconds, bytes and memory</title>\n"
+        f"<title>{escape(title)}</title>\n"
         f'<style>{_STYLE}</style>\n<rect class="paper" width="100%" height="100%"/>\n'
         f"{lines}\n</svg>\n"
     )
@@ -133,7 +140,7 @@ def _panel(ways: Sequence[Mapping[str, Any]], key: str, heading: str, top: float
 
 def _unit(key: str, value: float) -> tuple[float, str]:
     """The unit that a value is written in; seconds are seconds."""
-    if key == "seconds":
+    if key in ("seconds", "cpu"):
         return 1.0, ""
     return next(((unit, name) for unit, name in _UNITS if value >= unit), (1.0, " B"))
 

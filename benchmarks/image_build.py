@@ -23,6 +23,7 @@ from tests.engine.machine import Engine, base_image
 COMMAND = str(Path(sys.executable).with_name("spark-build"))
 TAG = "spark-build-bench/ours:latest"
 HAND = "spark-build-bench/hand:latest"
+BY_HAND, OURS = "Dockerfile, one RUN a patch", "spark-build image"
 
 #: What people write today: the same end state, a step each. The vLLM files come as a tar.
 DOCKERFILE = """\
@@ -122,29 +123,33 @@ def prepare(bench: Bench, engine: Engine) -> None:
     )
 
 
-def main(rounds: int = 5) -> None:
-    """Run both ways in turn and report."""
+def measured(rounds: int) -> tuple[dict[str, list[Sample]], dict[str, int]]:
+    """Both ways in turn; and the bytes that each adds."""
     with Engine() as engine, tempfile.TemporaryDirectory() as folder:
         context = Path(folder) / "context"
         context.mkdir()
         bench = Bench(engine, base_image(engine), context)
         prepare(bench, engine)
         bench.stages.clear()
-        samples = side_by_side(
-            {"Dockerfile, one RUN a patch": bench.by_hand, "spark-build image": bench.ours}, rounds
-        )
+        samples = side_by_side({BY_HAND: bench.by_hand, OURS: bench.ours}, rounds)
         bench.ours()
-        ours = bench.added(TAG)
+        added = {OURS: bench.added(TAG)}
         bench.by_hand()
-        by_hand = bench.added(HAND)
+        added[BY_HAND] = bench.added(HAND)
         stages = bench.stages[1 : rounds + 1]
         samples["  of that, the build"] = [
             Sample(stage["build"], sample.cpu)
-            for stage, sample in zip(stages, samples["spark-build image"], strict=True)
+            for stage, sample in zip(stages, samples[OURS], strict=True)
         ]
-        report("image build on a base that is present", samples)
-        print(f"\nbytes added: by hand {by_hand / 1e6:.1f} MB, spark-build {ours / 1e6:.1f} MB")
         bench.empty_cache()
+        return samples, added
+
+
+def main(rounds: int = 5) -> None:
+    """Run both ways in turn and report."""
+    samples, added = measured(rounds)
+    report("image build on a base that is present", samples)
+    print("\nbytes added: " + ", ".join(f"{name} {n / 1e6:.1f} MB" for name, n in added.items()))
 
 
 if __name__ == "__main__":

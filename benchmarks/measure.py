@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.meter import ENVIRONMENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -28,6 +30,7 @@ def run_once(command: Sequence[str], env: Mapping[str, str] | None = None) -> Sa
         subprocess.CalledProcessError: it failed, so its time means nothing.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    env = ENVIRONMENT if env is None else env
     subprocess.run(command, env=env, check=True, capture_output=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

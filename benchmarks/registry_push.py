@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from tests.engine import cache, machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from benchmarks.meter import Run
 
 #: Compressed megabytes of the bases.
 SIZES = (500, 1000, 2200)
@@ -179,11 +182,21 @@ def print_knowing(knowing: dict[int, dict[str, list[Any]]], real: dict[int, int]
     print_table(("", "seconds", "sent kB", "got kB", "memory MB"), table)
 
 
-def main(rounds: int, sizes: Sequence[int], out: Path) -> int:
-    """Make the bases, run every way, report; gives the exit code."""
+@dataclass(frozen=True)
+class Measured:
+    """The ways with their runs, the bytes of the bases by size, and what knowing them takes."""
+
+    ways: Sequence[Way]
+    real: dict[int, int]
+    knowing: dict[int, dict[str, list[Run]]]
+    load: Sequence[tuple[float, float, float]]
+
+
+def measured(rounds: int, sizes: Sequence[int]) -> Measured:
+    """Make the bases, and run every way."""
     tools = machine.ensure_engine()
     layout = machine.base_layout(tools)
-    began, load = time.time(), [os.getloadavg()]
+    load = [os.getloadavg()]
     with ExitStack() as stack:
         registry = stack.enter_context(machine.Registry(tools))
         proxy = stack.enter_context(CountProxy(registry.address))
@@ -201,16 +214,23 @@ def main(rounds: int, sizes: Sequence[int], out: Path) -> int:
         knowing = {size: know_base(bench, f"{size}m") for size in sizes}
         run_all(bench, ways, sizes, rounds)
         load.append(os.getloadavg())
-    report(ways, sizes, real)
-    print_knowing(knowing, real)
+    return Measured(ways, real, knowing, load)
+
+
+def main(rounds: int, sizes: Sequence[int], out: Path) -> int:
+    """Run every way, and report; gives the exit code."""
+    began = time.time()
+    found = measured(rounds, sizes)
+    report(found.ways, sizes, found.real)
+    print_knowing(found.knowing, found.real)
     out.mkdir(parents=True, exist_ok=True)
-    made = document(ways, real, knowing, load)
+    made = document(found.ways, found.real, found.knowing, found.load)
     (out / "registry_push_runs.json").write_text(json.dumps(made, indent=1))
-    drawn = medians(ways, real)
+    drawn = medians(found.ways, found.real)
     (out / "registry_push.json").write_text(json.dumps(drawn, indent=1) + "\n")
     (out / "registry_push.svg").write_text(draw(drawn))
     say(f"{time.time() - began:.0f} s; written to {out.resolve()}")
-    return 1 if any(way.problem for way in ways) else 0
+    return 1 if any(way.problem for way in found.ways) else 0
 
 
 if __name__ == "__main__":

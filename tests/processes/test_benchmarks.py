@@ -1,0 +1,24 @@
+"""The benchmarks that need only this machine run without an error; their figures mean nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks import __main__ as command
+from benchmarks.__main__ import main
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_quick_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--only", "start,diagnose"]) == 0
+    assert "diagnose: 3 ways ran" in capfd.readouterr().out
+
+
+def test_a_command_that_fails_is_an_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "COMMAND", "false")
+    assert main(["--quick", "--only", "start"]) == 1
+    assert "start: failed" in capfd.readouterr().err
