@@ -64,7 +64,7 @@ def run_quietly(command: list[str], *, apart: bool) -> None:
     ours, because it may ask for a password; it does not see Ctrl-C.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: the program exited non-zero.
     """
     # held back until there is a program to end: a Ctrl-C while it starts counts, too
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

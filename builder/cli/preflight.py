@@ -74,7 +74,7 @@ def _write_page(document: "Preflight | ModelMatrix", file: Path | None) -> None:
     """Write the page of ``--html``.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     if file is None:
         return

@@ -212,7 +212,7 @@ def _pinned(text: str) -> "Reference":
 
     Raises:
         UsageError: it is not a reference.
-        RemoteError: it does not exist.
+        RemoteError: the registry has no such image.
     """
     from builder.images.registry.copy import Locations
     from builder.images.registry.reference import parse_reference

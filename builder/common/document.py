@@ -107,7 +107,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     """A TOML file, which may come from other people.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: it is no TOML, no regular file, too large, or has a key of too many parts.
     """
     text = read_regular(path, _TOML_BYTES).decode("utf-8").replace("\r\n", "\n")

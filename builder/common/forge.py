@@ -83,7 +83,7 @@ def parse_pull(text: str) -> PullRef:
     """Parse a reference or a page's URL.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither a reference nor such a URL.
     """
     text = text.strip()
     host = ""

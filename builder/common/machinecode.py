@@ -133,7 +133,7 @@ def find_tool(name: str) -> Path:
     """A program of the CUDA toolkit: on PATH, in this environment, or in a toolkit.
 
     Raises:
-        ToolMissing: it is missing.
+        ToolMissing: the toolkit's program is in none of these.
     """
     on_path = shutil.which(name)
     if on_path:

@@ -132,7 +132,7 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Refuse a release that is no version.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the release is not a version.
         """
         if self.release:
             from packaging.version import Version  # the schema of a plan needs none

@@ -124,7 +124,7 @@ class Program:
         """The archive as a file of the cache, named by its content.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the cache cannot be written.
         """
         from builder.common.pypi import write_atomically
 

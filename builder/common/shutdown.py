@@ -66,7 +66,7 @@ def check() -> None:
     """Raise if the run was ended.
 
     Raises:
-        RemoteError: it has.
+        RemoteError: the run was ended.
     """
     if ended.is_set():
         raise RemoteError("interrupted")
@@ -76,7 +76,7 @@ def pause(seconds: float) -> None:
     """Sleep, at most until the run is ended.
 
     Raises:
-        RemoteError: it has ended.
+        RemoteError: the run was ended meanwhile.
     """
     ended.wait(seconds)
     check()

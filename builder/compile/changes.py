@@ -152,7 +152,7 @@ def named_change(sources: Sources, name: str) -> SourceChange:
     """A built-in change for this tree; without texts if the tree already has it.
 
     Raises:
-        UsageError: no such change.
+        UsageError: no built-in change has this name.
         SparkBuildError: the tree has neither the old form nor the new one (drift, exit 4).
     """
     return changed_by(sources, _known(name))

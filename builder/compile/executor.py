@@ -312,7 +312,7 @@ def find_ninja() -> str:
     """The path of ninja: on PATH, or next to this Python.
 
     Raises:
-        EngineError: it is missing.
+        EngineError: ninja is not installed.
     """
     beside = Path(sys.executable).parent / "ninja"
     ninja = shutil.which("ninja") or (str(beside) if beside.is_file() else None)

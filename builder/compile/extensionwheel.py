@@ -131,7 +131,7 @@ def agreed_torch(base: InstalledLibraries, vllm: str, tools: Toolchain) -> str:
     """The base's torch version; checks the base's vLLM and the headers' torch version.
 
     Raises:
-        UsageError: they differ.
+        UsageError: two of these versions differ.
     """
     installed = base.version("vllm")
     if installed != vllm.partition("+")[0]:

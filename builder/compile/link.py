@@ -223,7 +223,7 @@ class InstalledLibraries:
         """The installed version of a distribution, without its local part (``+cu130``).
 
         Raises:
-            UsageError: it is not installed.
+            UsageError: the distribution is not installed.
         """
         installed = self._tree.distributions().get(distribution)
         if installed is None:
@@ -325,7 +325,7 @@ class InstalledLibraries:
         """The path of an extension module: ``vllm/_C.abi3.so`` for ``vllm/_C``.
 
         Raises:
-            UsageError: the base has none.
+            UsageError: the base has no such extension module.
         """
         folder, _, stem = pattern.rpartition("/")
         for name in self._tree.children(folder):

@@ -181,7 +181,7 @@ def demangled(symbols: Sequence[str]) -> set[Name]:
     """Demangle symbols with ``c++filt``; returns names without arguments.
 
     Raises:
-        EngineError: it is missing.
+        EngineError: ``c++filt`` is not installed.
     """
     tool = shutil.which("c++filt")
     if tool is None:

@@ -249,7 +249,7 @@ def cmake_program() -> str:
     """The path of CMake: on PATH, or next to this Python (from the package ``cmake``).
 
     Raises:
-        EngineError: it is missing.
+        EngineError: CMake is not installed.
     """
     beside = Path(sys.executable).parent / "cmake"
     cmake = shutil.which("cmake") or (str(beside) if beside.is_file() else None)

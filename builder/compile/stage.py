@@ -367,7 +367,7 @@ class Stages:
         Raises:
             EngineError: there is no compiler for the base's architecture.
             UsageError: the release's sources are not on the index, or cannot be read.
-            RemoteError: they cannot be fetched.
+            RemoteError: the sources cannot be fetched.
             SparkBuildError: the sources have neither text of a built-in change
                 (drift, exit 4), or already have it (exit 10).
         """

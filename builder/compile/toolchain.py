@@ -438,7 +438,7 @@ def pinned_torch(root: Path) -> str:
     """The torch version for a source tree: the pin in its ``pyproject.toml``.
 
     Raises:
-        UsageError: it has no pin.
+        UsageError: the source tree pins no torch.
     """
     try:
         project = load_toml(root / "pyproject.toml")

@@ -198,7 +198,7 @@ def sources_at(paths: Sequence[str]) -> list[Source]:
     """The logs given as arguments: files, and files in folders.
 
     Raises:
-        UsageError: there is none.
+        UsageError: a path names no log.
     """
     sources: list[Source] = []
     for given in paths:

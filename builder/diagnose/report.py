@@ -362,7 +362,7 @@ def find_entry(name: str) -> Entry:
     """The entry with a name.
 
     Raises:
-        UsageError: it does not exist.
+        UsageError: no entry has this name.
     """
     entries = {entry.id: entry for entry in load_entries()}
     if name not in entries:

@@ -169,7 +169,7 @@ def given_release(vllm: str | None) -> str | None:
     """``--vllm`` as a version.
 
     Raises:
-        UsageError: it is malformed.
+        UsageError: the text is not a version.
     """
     if vllm is None:
         return None

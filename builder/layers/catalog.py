@@ -208,7 +208,7 @@ class Catalog:
         """One profile.
 
         Raises:
-            UsageError: it does not exist.
+            UsageError: no profile has this name.
         """
         if name not in self.profile_files:
             raise self._unknown("profile", name)

@@ -373,7 +373,7 @@ class Section:
         """The section with another line for a key, which has one line now.
 
         Raises:
-            UsageError: it has none.
+            UsageError: the section has no line for the key.
         """
         at = [n for n, text in enumerate(self.lines) if re.match(rf"{key}\s*=", text)]
         if len(at) != 1:

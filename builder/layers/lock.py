@@ -473,7 +473,7 @@ def write_facts(lock: Path, facts: RecordedFiles, old: Iterable[FactsPin] = ()) 
     Files are named by what they hold: until the lock is written, the one that it pins stays.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     data = pack(facts)
     for pin in old:

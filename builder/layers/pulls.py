@@ -1126,7 +1126,7 @@ def refuse_unpinned(layer: Layer) -> None:
     """Raise for a ``pull`` op without a pin.
 
     Raises:
-        UsageError: there is one.
+        UsageError: a ``pull`` op has no pin.
     """
     pinned = {row["request"] for row in layer.pins.pull}
     for op in layer.ops:

@@ -401,7 +401,7 @@ def destination_of(plan: BuildPlan, options: ImageOptions, engine: str) -> Desti
     """The destination from ``--tag``, ``--output`` and ``--push``.
 
     Raises:
-        UsageError: as for :func:`check_place`.
+        UsageError: as for :func:`check_destination`.
     """
     place = check_destination(options, engine)
     folder = place.output
@@ -494,7 +494,7 @@ def check_options(options: ImageOptions) -> ImageOptions:
     """Check options and choose the engine; reads nothing.
 
     Raises:
-        UsageError: they contradict each other.
+        UsageError: two options contradict each other.
     """
     options = options.settled()
     names = (AUTO, *ENGINES)

@@ -100,7 +100,7 @@ class Locked(Document, frozen=True, kw_only=True):
         """Raise unless the lock exists and is current.
 
         Raises:
-            SparkBuildError: that (exit 9).
+            SparkBuildError: the lock is missing or stale (exit 9).
         """
         if not Path(self.lock).is_file():
             raise SparkBuildError(f"there is no {self.lock}", Exit.STALE, hint="spark-build lock")

@@ -195,7 +195,7 @@ def write_page(asked: Asked, first: Matrix, file: Path, docs: str = "") -> None:
     ``docs`` is where the documentation is, as a site.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
         RemoteError: the index does not respond.
     """
     text = matrix_page([first, *asked.others(first)], asked.catalog, asked.diffs, docs=docs)

@@ -66,7 +66,7 @@ class Isolation(Protocol):
 
         Raises:
             subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
-            SparkBuildError: it cannot be started.
+            SparkBuildError: the program cannot be started.
         """
 
 
@@ -271,7 +271,7 @@ def call(command: Command) -> str:
     """Run a command; returns its output.  Python imports nothing from the current folder.
 
     Raises:
-        SandboxUnavailable: it failed; the message has the end of its output.
+        SandboxUnavailable: the command failed; the message has the end of its output.
     """
     words = command.words
     console.detail(f"+ {' '.join(words)}")

@@ -322,7 +322,7 @@ def ask_server(
 
     Raises:
         SandboxUnavailable: it gave no answer within this many seconds.
-        MalformedReply: its answer is none.
+        MalformedReply: the process answers something else.
     """
     program = sha256_hex(Path(broker.__file__).read_bytes())
     parts = [str(python), str(PREFLIGHT.file()), program, header, probe_environment("")]

@@ -84,7 +84,7 @@ class GpuOptions:
         """The evidence to compare with.
 
         Raises:
-            UsageError: it is malformed.
+            UsageError: the evidence is malformed.
         """
         if self.against is None:
             return None
@@ -210,7 +210,7 @@ def run_beside(
     """Run the verifier in a local environment; returns its document.
 
     Raises:
-        NoGpu: it gave no document.
+        NoGpu: the verifier gave no document.
     """
     with tempfile.TemporaryDirectory(prefix="spark-verify-") as folder:
         for name, data in verifier_files(plan, str(python), options).items():

@@ -282,7 +282,7 @@ def target_of_layers(image: Image, ref: Ref, opening: Opening) -> VerifyTarget:
     """The target for an open image, with the name ``ref``; closing the target closes it.
 
     Raises:
-        RemoteError: it is damaged.
+        RemoteError: the image is damaged.
         UsageError: its expected state is unknown, or it has no vLLM.
     """
     try:  # what is known of a layer from an earlier run does not say that it is still there

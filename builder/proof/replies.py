@@ -40,7 +40,7 @@ def reply_of(answer: object, form: type[T]) -> T:
     """Parse a probe's reply.
 
     Raises:
-        MalformedReply: it is malformed.
+        MalformedReply: the reply is malformed.
     """
     try:
         return read(answer, form)

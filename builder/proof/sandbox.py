@@ -195,7 +195,7 @@ class Sandbox:
         """This machine's build of the target's CuTe DSL, for releases whose selection imports it.
 
         Raises:
-            SandboxUnavailable: it cannot be installed.
+            SandboxUnavailable: this machine's build cannot be installed.
         """
         wanted = sorted(
             f"{name}=={version}"

@@ -359,7 +359,7 @@ class Release:
         """The configuration of a model on Hugging Face, read by its own client and settings.
 
         Raises:
-            RemoteError: it cannot be downloaded.
+            RemoteError: the configuration cannot be downloaded.
             UsageError: it is no model's configuration.
         """
         program = (

@@ -65,7 +65,7 @@ def sign(reference: Reference, trust: Trust) -> Signed:
 
     Raises:
         EngineError: cosign is not installed.
-        RemoteError: it failed.
+        RemoteError: cosign failed.
     """
     words = ["sign", "--yes", "--recursive", *_key(trust.key)]
     if trust.key and not trust.log:

@@ -227,7 +227,7 @@ class Tunnel:
         ``parts`` are digests of images with its lowest layers, to pull first.
 
         Raises:
-            RemoteError: it failed.
+            RemoteError: the node's engine failed to pull the image.
         """
         self._ready.wait(_ANSWER)
         if self._port is None:

@@ -157,7 +157,7 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
     """Parse the output of ``verify --json`` or ``image --json``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is the output of neither.
     """
     try:
         value = json.loads(data)

@@ -153,7 +153,7 @@ def open_source(ref: Ref, places: Locations) -> Iterator[Opened]:
 
     Raises:
         UsageError: it is malformed, or spark-build did not make it.
-        RemoteError: it does not exist.
+        RemoteError: there is no such image.
     """
     if ref.in_layout or ref.in_registry or ref.digest:
         yield _stored(ref, places)

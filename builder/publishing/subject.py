@@ -269,7 +269,7 @@ def read_blob(source: ImageSource, blob: Descriptor, limit: int = MANIFEST_LIMIT
     """A whole blob of at most ``limit`` bytes.
 
     Raises:
-        RemoteError: it is larger.
+        RemoteError: the blob is larger.
     """
     if blob.size > limit:
         raise RemoteError(

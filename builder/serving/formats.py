@@ -123,7 +123,7 @@ def refuse_files(recipe: Recipe, what: str) -> None:
     """Refuse a recipe with files of the machine, for a format that has no mounts.
 
     Raises:
-        UsageError: it has one.
+        UsageError: the recipe has such a file.
     """
     for plugin in recipe.plugins[:1]:
         if plugin.chosen:
@@ -325,7 +325,7 @@ def _refuse_two_nodes(topology: str) -> None:
     """Refuse one model over two nodes.
 
     Raises:
-        UsageError: it is that.
+        UsageError: the recipe has two nodes.
     """
     if topology not in ("solo", "two-solos"):
         raise UsageError(
@@ -518,7 +518,7 @@ def _refuse_launcher(topology: str, form: str) -> None:
     """Refuse a topology that these tools cannot start.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: these tools cannot start the topology.
     """
     if topology not in _TOPOLOGIES[form]:
         ray = topology == "tp2-ray"
@@ -533,7 +533,7 @@ def _refuse(recipe: Recipe, form: str) -> None:
     """Refuse recipes that these tools cannot start.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: these tools cannot start the recipe.
     """
     _refuse_launcher(recipe.topology, form)
     refuse_files(recipe, f"a recipe of {form}")
@@ -697,7 +697,7 @@ def refuse_topology(form: str, topology: str) -> None:
     """Refuse a topology that a format cannot express, before anything is read or asked for.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the format cannot express the topology.
     """
     if form in LAUNCHERS:
         _refuse_launcher(topology, form)

@@ -576,7 +576,7 @@ class Linter:
         """What the release of a command says of it.
 
         Raises:
-            SparkBuildError: it cannot be read.
+            SparkBuildError: the release cannot be read.
         """
         assert self.ask is not None
         ref, profile = self._vllm(checked.command)
@@ -599,7 +599,7 @@ class Linter:
 
         Raises:
             UsageError: neither the options nor the command's image name the release.
-            SparkBuildError: it cannot be read.
+            SparkBuildError: the release cannot be read.
         """
         ref, profile = self._vllm(command)
         if (ref, profile) not in self._interfaces:

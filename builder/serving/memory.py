@@ -350,7 +350,7 @@ def _refuse_cache_options(request: MemoryRequest) -> None:
     """Refuse options about the KV cache if there is no checkpoint.
 
     Raises:
-        UsageError: it was asked for.
+        UsageError: such an option is given.
     """
     given = {
         "--context": request.context is not None,

@@ -305,8 +305,8 @@ def model_folder(release: Release, model: str, folders: Sequence[Path]) -> Path:
     That of an id on Hugging Face is downloaded.
 
     Raises:
-        UsageError: there is none.
-        RemoteError: it cannot be downloaded.
+        UsageError: nothing has this model's ``config.json``.
+        RemoteError: ``config.json`` cannot be downloaded.
     """
     if is_path(model):
         return own_folder(Path(model))

@@ -221,7 +221,7 @@ def topology_named(name: str) -> Topology:
     """A topology by its name.
 
     Raises:
-        UsageError: no such name.
+        UsageError: no topology has this name.
     """
     for known in TOPOLOGIES:
         if known == name:
@@ -299,7 +299,7 @@ def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
     """Refuse Ray if the image does not have it.
 
     Raises:
-        UsageError: it is requested.
+        UsageError: the recipe needs Ray, which the image lacks.
     """
     if place.topology == "tp2-ray" and not served.has_ray:
         raise UsageError(
@@ -806,7 +806,7 @@ def _mounted(draft: Draft, text: str, key: str, value: str) -> str:
     """The path of a file in the container; mounts it there if it is one of this machine.
 
     Raises:
-        UsageError: it is a folder.
+        UsageError: the path is a folder.
     """
     there = Path(value)
     if there.is_dir():
@@ -837,7 +837,7 @@ def refuse_gpus(draft: Draft) -> None:
     """Refuse chosen sizes that need more GPUs than one server of the topology has.
 
     Raises:
-        UsageError: they do; vLLM would not start.
+        UsageError: the sizes need more GPUs; vLLM would not start.
     """
     sizes = {n: draft.flags[n] for n in _SIZES if n in draft.flags}
     numbers = [int(one.value or "") for one in sizes.values() if (one.value or "").isdecimal()]
@@ -858,7 +858,7 @@ def refuse_parsers(draft: Draft) -> None:
     """Refuse a chosen parser that the release lacks, unless its plugin was chosen too.
 
     Raises:
-        UsageError: there is one.
+        UsageError: a chosen parser is not in the release.
     """
     model, interface = draft.request.model, draft.request.served.interface
     brought = {c.name for c in (*model.reasoning_parsers, *model.tool_parsers) if c.plugin}

@@ -181,7 +181,7 @@ def _profiles(
     """The profiles that support a release.
 
     Raises:
-        UsageError: it has none.
+        UsageError: no profile supports the release.
     """
     found: list[ServedProfile] = []
     refusal = UsageError("no profile is known")

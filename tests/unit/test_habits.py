@@ -14,7 +14,13 @@ PATCH = re.compile(r"""setattr\(\s*["'](builder|tests)\.[\w.]+""")
 DURATION = re.compile(r"assert\b[^\n]*\b(monotonic|perf_counter|process_time|time)\(\) - \w+ <")
 
 #: "Raises: UsageError: that." sends the reader back to the sentence above.
-EMPTY = re.compile(r"^ +\w+: (?:that|this|so|it does(?: not)?|it is(?: not)?)[.;]", re.MULTILINE)
+EMPTY = re.compile(
+    r"^ +\w+: (?:that|this|so|it (?:does|has|is)(?: not| one| none| neither)?|it failed|"
+    r"they (?:are|do|cannot|differ)(?: not)?|no such \w+)[.;]",
+    re.MULTILINE,
+)
+#: A function, method or class that a docstring refers to.
+REFERENCE = re.compile(r":(?:func|meth|class):`~?([\w.]+)`")
 #: A name of ours in a docstring or a page.
 DOTTED = re.compile(r"(?:`|\"|-m )(builder(?:\.\w+)+)")
 
@@ -55,7 +61,22 @@ def test_what_is_raised_is_said() -> None:
     }
     assert not empty, "name the condition"
     assert EMPTY.search("    Raises:\n        UsageError: that.\n")
+    assert EMPTY.search("        UsageError: they do not.\n")
     assert not EMPTY.search("        UsageError: that reference is malformed.\n")
+
+
+def test_what_docstrings_refer_to_exists() -> None:
+    texts = {path: path.read_text("utf-8") for path in BUILDER.rglob("*.py")}
+    known = set(re.findall(r"\b(?:def|class) (\w+)", "\n".join(texts.values())))
+    assert "check_destination" in known
+    gone = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in texts.items()
+        for name in REFERENCE.findall(text)
+        if name.rpartition(".")[2] not in known
+    }
+    assert not gone
+    assert REFERENCE.findall("as for :func:`check_place`.") == ["check_place"]
 
 
 def exists(dotted: str) -> bool:

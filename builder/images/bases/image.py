@@ -520,7 +520,7 @@ def embedded_in(subject: OpenImage, name: str) -> Embedded:
     """The metadata in an open image; an image of others has none.
 
     Raises:
-        UsageError: it is damaged.
+        UsageError: the metadata is damaged.
     """
     plan = subject.read(f"{metadata.SHARE}/plan.json")
     layers = subject.read(f"{metadata.SHARE}/layers.json")

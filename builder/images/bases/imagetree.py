@@ -57,7 +57,7 @@ def survey_of(reply: str, ref: str) -> Survey:
     """The survey in the last line of a probe's output.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the output has no survey.
     """
     try:
         return read(parse_json(reply.strip().rpartition("\n")[2]), Survey)

@@ -174,7 +174,7 @@ def created(
     The SDK's own ``run`` leaves a container behind when it is interrupted.
 
     Raises:
-        BuildFailed: it cannot be created.
+        BuildFailed: the engine refuses to create the container.
     """
     from docker.errors import APIError
 
@@ -500,7 +500,7 @@ def run_isolated(
 
     Raises:
         subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
-        BuildFailed: it cannot be started.
+        BuildFailed: the container cannot be started.
     """
     import requests
     from docker.errors import APIError

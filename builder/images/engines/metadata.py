@@ -438,7 +438,7 @@ def read_plan(data: bytes, where: str) -> RecordedPlan:
     """Read a plan that was baked into an image.
 
     Raises:
-        UsageError: it is not one.
+        UsageError: the bytes are not a plan.
     """
     try:
         plan = _document(data)

@@ -445,7 +445,7 @@ def session_address(repository: RepositoryAccess, url: str, response: requests.R
     """The ``Location`` of a response, relative or absolute; https never becomes http.
 
     Raises:
-        RemoteError: it does not exist.
+        RemoteError: the response has no ``Location``.
     """
     location = response.headers.get("Location")
     if not location:

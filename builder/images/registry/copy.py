@@ -101,7 +101,7 @@ def layout_place(ref: Ref) -> tuple[Path, str]:
     A directory that exists is meant as a whole, whatever colons it has.
 
     Raises:
-        UsageError: it names no directory.
+        UsageError: the reference names no directory.
     """
     text, path, reference = ref.text, ref.place, ""
     if not Path(path).is_dir():

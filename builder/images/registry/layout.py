@@ -221,7 +221,7 @@ class LayoutDirectory:
         """Write a blob; nothing remains if its bytes do not match its digest.
 
         Raises:
-            RemoteError: they do not.
+            RemoteError: the bytes do not match the digest.
             UsageError: the disk does not take them.
         """
         target = self._place(blob.digest)

@@ -380,7 +380,7 @@ def entries(index: RawManifest) -> tuple[Descriptor, ...]:
     """The manifests and indexes that an index lists.
 
     Raises:
-        RemoteError: it is malformed.
+        RemoteError: the index is malformed.
     """
     return _descriptors(index.json().get("manifests"), f"index {index.digest}")
 
@@ -389,7 +389,7 @@ def blobs(manifest: RawManifest) -> tuple[Descriptor, ...]:
     """The config descriptor, then the layers, bottom first.
 
     Raises:
-        RemoteError: it is malformed.
+        RemoteError: the manifest is malformed.
     """
     where = f"manifest {manifest.digest}"
     value = manifest.json()

@@ -209,7 +209,7 @@ def refuse_wrong_kind(ref: Ref) -> None:
     """Refuse an image reference that is really a release or a folder, or of an unknown kind.
 
     Raises:
-        UsageError: it is one; the hint says what was probably meant.
+        UsageError: the reference is such a thing; the hint says what was probably meant.
     """
     if ref.has_scheme:
         return
@@ -234,7 +234,7 @@ def ask_for_plain_http(hosts: Iterable[str]) -> None:
     """Allow plain HTTP to these hosts in this run, replacing hosts of an earlier call.
 
     Raises:
-        UsageError: one is not ``HOST[:PORT]``.
+        UsageError: a host is not ``HOST[:PORT]``.
     """
     global _asked_for  # noqa: PLW0603 - one command line, one process
     _asked_for = frozenset()

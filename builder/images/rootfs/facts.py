@@ -98,7 +98,7 @@ class RecordedFiles:
         """The entry at a path.
 
         Raises:
-            NotRecorded: it is unknown.
+            NotRecorded: the facts say nothing about the path.
         """
         if path not in self.rows and not (path and self._absent(path)):
             raise NotRecorded(path)
@@ -108,7 +108,7 @@ class RecordedFiles:
         """Every entry below a folder.
 
         Raises:
-            NotRecorded: it is unknown.
+            NotRecorded: the facts do not have the whole folder.
         """
         if self._is_whole(directory):
             start = f"{directory}/" if directory else ""
@@ -121,7 +121,7 @@ class RecordedFiles:
         """Names in a folder.
 
         Raises:
-            NotRecorded: it is unknown.
+            NotRecorded: the facts do not have the whole folder.
         """
         if directory in self.names:
             return self.names[directory]

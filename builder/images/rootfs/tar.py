@@ -368,7 +368,7 @@ def check_times(records: dict[bytes, bytes]) -> None:
     """Times of a pax header: seconds, and perhaps a fraction.
 
     Raises:
-        DamagedHeader: one is malformed.
+        DamagedHeader: a time is malformed.
     """
     for key in _TIMES:
         seconds, _, fraction = records.get(key, b"0").partition(b".")
