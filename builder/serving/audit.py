@@ -260,8 +260,8 @@ class Module:
     @property
     def layer(self) -> int | None:
         """The number of its layer."""
-        found = _LAYER.search(self.name)
-        return int(found[3]) if found else None
+        match = _LAYER.search(self.name)
+        return int(match[3]) if match else None
 
 
 def checkpoint_modules(tensors: Iterable[Tensor], layers: int | None) -> list[Module]:
@@ -269,14 +269,16 @@ def checkpoint_modules(tensors: Iterable[Tensor], layers: int | None) -> list[Mo
     by_module: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_module[tensor.name.rpartition(".")[0]].append(tensor)
-    made = []
+    modules = []
     for name, own in by_module.items():
         dtypes: dict[str, int] = defaultdict(int)
         for tensor in own:
             dtypes[tensor.dtype] += tensor.bytes
         group = group_of(own[0].name, layers)
-        made.append(Module(name=name, method=_kind(own, group), group=group, dtypes=dict(dtypes)))
-    return made
+        modules.append(
+            Module(name=name, method=_kind(own, group), group=group, dtypes=dict(dtypes))
+        )
+    return modules
 
 
 def _kind(tensors: list[Tensor], group: str) -> str:
@@ -393,12 +395,12 @@ def _size(modules: Iterable[Module]) -> int:
 
 def _key(module: Module, name: str) -> _Key:
     zone = module.group if module.group in (VISION, DRAFT) else ""
-    found = _AFTER_LAYER.search(name)
-    if found is None or zone:
+    match = _AFTER_LAYER.search(name)
+    if match is None or zone:
         if module.group in (EMBEDDING, HEAD):
             return _Key("", None, module.group)
         return _Key(zone, module.layer, _without_root(name))
-    rest = _SHARED.sub(r"\1", found[1])
+    rest = _SHARED.sub(r"\1", match[1])
     if "shared" not in rest:
         rest = _EXPERTS.sub(r"\1experts", rest)
     return _Key(zone, module.layer, rest.replace("._shared", ".shared"))
@@ -418,9 +420,9 @@ def _parts(key: _Key, packed: Mapping[str, Sequence[str]]) -> Iterator[_Key]:
         yield key._replace(rest=f"{parent}{dot}{part}")
 
 
-def _differences(found: Iterable[tuple[Module, str, bool]]) -> Iterator[Difference]:
+def _differences(rows: Iterable[tuple[Module, str, bool]]) -> Iterator[Difference]:
     sums: dict[tuple[str, str, str, bool], list[Module]] = defaultdict(list)
-    for module, kinds, plain in found:
+    for module, kinds, plain in rows:
         sums[module.pattern, kinds, module.method, plain].append(module)
     for (name, kinds, method, plain), own in sorted(
         sums.items(), key=lambda one: (-_size(one[1]), one[0])
@@ -564,11 +566,11 @@ def _from_file(path: Path, against: Path | None) -> Audit:
             raise UsageError(f"--against {against} is not a folder", hint="--against DIR")
         stored, _share, _why = _checkpoint(against)
         compared = compare(str(against), stored, modules, loaded.packed, loaded.renamed)
-    made = _audit(
+    result = _audit(
         loaded.model or loaded.architecture, "vllm", modules, None, "as vLLM loaded them", unknown
     )
     return msgspec.structs.replace(
-        made, vllm=loaded.vllm, rank=loaded.rank, world_size=loaded.world_size, compared=compared
+        result, vllm=loaded.vllm, rank=loaded.rank, world_size=loaded.world_size, compared=compared
     )
 
 
@@ -589,7 +591,7 @@ def read_loaded(path: Path) -> LoadedModel:
 
 
 def _from_model(model: Model) -> Audit:
-    weights, made, unknown = weights_of_model(model)
+    weights, limit, unknown = weights_of_model(model)
     methods = tuple(
         Method(name=layers.kind, modules=None, bytes=None, read=None, source=layers.source)
         for layers in model.holds
@@ -602,7 +604,7 @@ def _from_model(model: Model) -> Audit:
     return Audit(
         model=model.name, source="model", bytes=weights.bytes if weights else None,
         at_least=weights is not None and weights.at_least, methods=methods, kept=(),
-        ceiling=made, unknown=tuple(unknown),
+        ceiling=limit, unknown=tuple(unknown),
     )  # fmt: skip
 
 
@@ -647,20 +649,20 @@ def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
     for one in read:
         if one.module.bytes or one.module.shares:
             sums[one.module.method, one.module.kernel].append(one)
-    made = []
+    rows = []
     for (name, kernel), own in sums.items():
         dtypes: dict[str, int] = defaultdict(int)
         for one in own:
             for dtype, size in one.module.dtypes.items():
                 dtypes[dtype] += size
-        made.append(
+        rows.append(
             Method(
                 name=name, kernel=kernel, modules=len(own),
                 bytes=sum(one.module.bytes for one in own), read=total(one.bytes for one in own),
                 dtypes=dict(sorted(dtypes.items(), key=lambda row: -row[1])),
             )
         )  # fmt: skip
-    return tuple(sorted(made, key=lambda row: (-(row.bytes or 0), row.name)))
+    return tuple(sorted(rows, key=lambda row: (-(row.bytes or 0), row.name)))
 
 
 def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
@@ -669,15 +671,15 @@ def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
     for one in read:
         if one.module.plain:
             sums[one.module.pattern, one.module.group].append(one)
-    made = []
+    rows = []
     for (name, group), own in sums.items():
         needed = total(one.bytes for one in own)
         share = None if needed is None or not per_token else round(needed / per_token, 4)
-        made.append(
+        rows.append(
             KeptLayers(
                 name=name, group=group, layers=ranges(one.module.layer for one in own),
                 modules=len(own), bytes=sum(one.module.bytes for one in own), read=needed,
                 share=share,
             )
         )  # fmt: skip
-    return tuple(sorted(made, key=lambda row: (-(row.read or 0), -row.bytes, row.name)))
+    return tuple(sorted(rows, key=lambda row: (-(row.read or 0), -row.bytes, row.name)))

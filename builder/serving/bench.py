@@ -243,7 +243,7 @@ def bench(request: BenchRequest) -> Measured:
         failures: dict[str, int] = {}
         prefill = _prefill_or_none(server, model, request.settings.prefill, failures)
         rows = _rows(server, model, request.settings, failures)
-        made = Bench(
+        results = Bench(
             url=url,
             model=model,
             vllm=vllm,
@@ -262,8 +262,8 @@ def bench(request: BenchRequest) -> Measured:
             why, hint = "the server's log may show why", f"curl {url}/v1/models"
         raise RemoteError(f"{url}: {error}; {why}", hint=hint) from None
     if other and request.against:
-        made = replace(made, against=compared(made, other, request.against))
-    return Measured(made, failures)
+        results = replace(results, against=compared(results, other, request.against))
+    return Measured(results, failures)
 
 
 class _Server(NamedTuple):
@@ -331,16 +331,16 @@ def _root(url: str) -> str:
 def _read_log(path: Path) -> Diagnosis:
     try:
         with path.open("rb") as stream:
-            found = diagnose(stream)
+            diagnosis = diagnose(stream)
     except OSError as error:
         hint = os_hint(error, "docker logs NAME > server.log 2>&1")
         raise UsageError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
-    if not found.dispatch:
+    if not diagnosis.dispatch:
         raise UsageError(
             f"no line of {path} shows the selected kernels; the log is needed from its start",
             hint=f"spark-build diagnose {shlex.quote(str(path))}",
         )
-    return found
+    return diagnosis
 
 
 def _model(server: _Server, wanted: str) -> str:
@@ -392,14 +392,14 @@ def _rows(
         return timing
 
     try:
-        for found in serve_client.measure(one, settings.concurrency, settings.rounds):
-            for reason in found["failures"]:
+        for measured_row in serve_client.measure(one, settings.concurrency, settings.rounds):
+            for reason in measured_row["failures"]:
                 failures[reason] = failures.get(reason, 0) + 1
             row = BenchRow(
-                concurrency=found["concurrency"],
-                tokens_per_second=found["tokens_per_second"],
-                first_token_ms=found["first_token_ms"],
-                failed=len(found["failures"]),
+                concurrency=measured_row["concurrency"],
+                tokens_per_second=measured_row["tokens_per_second"],
+                first_token_ms=measured_row["first_token_ms"],
+                failed=len(measured_row["failures"]),
                 short=len(short) - before,
             )
             before = len(short)
@@ -468,17 +468,17 @@ def _prefill(server: _Server, model: str, length: int) -> PrefillRow | None:
     return row
 
 
-def lines(made: Bench) -> Iterator[str]:
+def lines(results: Bench) -> Iterator[str]:
     """A bench as text."""
-    yield f"{' '.join(made.model.split())} at {made.url}" + (
-        f", vLLM {made.vllm}" if made.vllm else ""
+    yield f"{' '.join(results.model.split())} at {results.url}" + (
+        f", vLLM {results.vllm}" if results.vllm else ""
     )
-    if made.kernels:
-        yield f"selected: {', '.join(made.names())}"
+    if results.kernels:
+        yield f"selected: {', '.join(results.names())}"
     yield ""
-    ratios = {one.what: one for one in made.against.ratios} if made.against else {}
+    ratios = {one.what: one for one in results.against.ratios} if results.against else {}
     yield f"{'at once':>8}  {'tokens/s':>9}  {'first token':>11}" + ("  ratio" if ratios else "")
-    for what, row in made.figures():
+    for what, row in results.figures():
         ratio = f"  {ratios[what].tokens_per_second:.2f}x" if what in ratios else ""
         failed = f"  {row.failed} failed" if isinstance(row, BenchRow) and row.failed else ""
         long = f"  {row.prompt_tokens} tokens" if isinstance(row, PrefillRow) else ""
@@ -486,12 +486,12 @@ def lines(made: Bench) -> Iterator[str]:
             f"{what:>8}  {row.tokens_per_second:>9.1f}  {row.first_token_ms:>8.0f} ms"
             f"{ratio}{failed}{long}"
         )
-    if made.unmeasured:
-        yield f"\nnot measured: {', '.join(made.unmeasured)}"
-    if made.against:
-        known = ", ".join(made.against.kernels) or "unknown kernels"
-        release = f"vLLM {made.against.vllm}" if made.against.vllm else "unknown release"
-        yield f"\nratio: tokens/s divided by those of {made.against.file} ({release}, {known})"
+    if results.unmeasured:
+        yield f"\nnot measured: {', '.join(results.unmeasured)}"
+    if results.against:
+        known = ", ".join(results.against.kernels) or "unknown kernels"
+        release = f"vLLM {results.against.vllm}" if results.against.vllm else "unknown release"
+        yield f"\nratio: tokens/s divided by those of {results.against.file} ({release}, {known})"
 
 
 _WIDTH, _LEFT, _TRACK, _HEAD, _ROW = 400, 90, 230, 62, 26
@@ -509,22 +509,22 @@ text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1b1f24 }
 """
 
 
-def plot(made: Bench, other: Bench | None = None) -> str:
+def plot(results: Bench, other: Bench | None = None) -> str:
     """Tokens a second at each load; the same numbers give the same file."""
     theirs = {row.concurrency: row.tokens_per_second for row in other.rows} if other else {}
-    most = max([*theirs.values(), *(row.tokens_per_second for row in made.rows), 1e-9])
+    most = max([*theirs.values(), *(row.tokens_per_second for row in results.rows), 1e-9])
     bars: list[str] = []
     top = float(_HEAD)
-    for row in made.rows:
+    for row in results.rows:
         bars.append(f'<text x="8" y="{top + 15:.0f}">{row.concurrency} at once</text>')
         for kind, value in (("own", row.tokens_per_second), ("other", theirs.get(row.concurrency))):
             if value is not None:
                 bars += _bar(kind, value, value / most, top)
                 top += _ROW
         top += 6
-    release = f"vLLM {made.vllm}" if made.vllm else ""
-    below = ", ".join(part for part in (release, *made.names()) if part)
-    title = escape(f"{made.model}: tokens/s")
+    release = f"vLLM {results.vllm}" if results.vllm else ""
+    below = ", ".join(part for part in (release, *results.names()) if part)
+    title = escape(f"{results.model}: tokens/s")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top:.0f}" '
         f'viewBox="0 0 {_WIDTH} {top:.0f}" role="img">\n<title>{title}</title>\n'

@@ -102,13 +102,13 @@ def checkpoint_tensors(folder: Path) -> list[Tensor]:
     Raises:
         UsageError: there are none, one is missing, or one is malformed.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in _files(folder):
         for tensor in read_header(path):
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise UsageError(f"{path}: tensor {tensor.name[:200]!r} is in another file too")
-            found[tensor.name] = tensor
-    return list(found.values())
+            tensors[tensor.name] = tensor
+    return list(tensors.values())
 
 
 def _files(folder: Path) -> list[Path]:
@@ -119,12 +119,12 @@ def _files(folder: Path) -> list[Path]:
     """
     index = folder / INDEX
     if not index.is_file():
-        found = sorted(folder.glob("*.safetensors"))
-        if not found:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
             raise UsageError(
                 f"{folder} contains no *.safetensors", hint="name the folder of a checkpoint"
             )
-        return found
+        return files
     try:
         named = sorted(
             set(msgspec.json.decode(index.read_bytes(), type=_WeightMap).weight_map.values())
@@ -480,9 +480,11 @@ def kv_dtype_beside(config: ModelConfig) -> str:
     vLLM does not take it by itself: it needs ``--kv-cache-dtype``.
     """
     quantized = config.quantization_config or config.text.quantization_config
-    said = quantized is not None and (quantized.kv_cache_scheme or quantized.kv_cache_quant_algo)
+    is_stated = quantized is not None and (
+        quantized.kv_cache_scheme or quantized.kv_cache_quant_algo
+    )
     beside = config.hf_quant_config
-    return "fp8" if not said and beside is not None and _fp8_cache(beside) else ""
+    return "fp8" if not is_stated and beside is not None and _fp8_cache(beside) else ""
 
 
 def _fp8_cache(quantized: _Quantization) -> bool:
@@ -537,13 +539,13 @@ def _layer_kinds(text: ModelConfig) -> list[str]:
 
 
 def _known(names: Iterable[str], table: dict[str, str], what: str, count: int) -> list[str]:
-    found = list(names)
-    strange = sorted(set(found) - set(table))
+    kinds = list(names)
+    strange = sorted(set(kinds) - set(table))
     if strange:
         raise Unknown(f"{what} in {CONFIG} has {strange[0]!r}, which is not supported")
-    if len(found) != count:
-        raise Unknown(f"{what} in {CONFIG} has {len(found)} layers, num_hidden_layers is {count}")
-    return [table[name] for name in found]
+    if len(kinds) != count:
+        raise Unknown(f"{what} in {CONFIG} has {len(kinds)} layers, num_hidden_layers is {count}")
+    return [table[name] for name in kinds]
 
 
 def _values(text: ModelConfig, *, whole: bool) -> int:

@@ -518,7 +518,7 @@ def _in_container(
 
 def _scripts_in(words: Sequence[Word]) -> list[tuple[str, int]]:
     """The scripts among the words of a command, each with its line: ``bash -c SCRIPT``."""
-    found = []
+    scripts = []
     shells = False
     for at, word in enumerate(words):
         name = word.text.rpartition("/")[2]
@@ -529,8 +529,8 @@ def _scripts_in(words: Sequence[Word]) -> list[tuple[str, int]]:
             return [one.as_script() for one in islice(rest, 1)]
         shells = shells or name in _SHELLS
         if at and _SERVES.search(word.text):  # tmux new-session -d 'vllm serve ...'
-            found.append(word.as_script())
-    return found
+            scripts.append(word.as_script())
+    return scripts
 
 
 def _remote(words: Sequence[Word]) -> tuple[str, int] | None:
@@ -705,9 +705,9 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
     env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
     mods = tuple(word.text for word in _words(file, keys["mods"])) if "mods" in keys else ()
     block = _block(file, parts, values) if not entry else None
-    found = list(_script(file, *block)) if block else []
-    if found:  # a script of several commands
-        for one in found:
+    commands = list(_script(file, *block)) if block else []
+    if commands:  # a script of several commands
+        for one in commands:
             yield replace(
                 one, env=(*env, *one.env), image=one.image or ref.text,
                 image_line=one.image_line or ref.line, mods=mods,
@@ -739,8 +739,8 @@ def _words(file: _File, node: Node, values: Mapping[str, str] | None = None) -> 
     text = _filled(file, node.value, values)
     if node.style in ("|", ">"):
         first = _line(node) + 1
-        found = [word for one in file.script(text) for word in _placed(one, first - 1)]
-        return found if node.style == "|" else [Word(w.text, first, w.script) for w in found]
+        words = [word for one in file.script(text) for word in _placed(one, first - 1)]
+        return words if node.style == "|" else [Word(w.text, first, w.script) for w in words]
     return [Word(word, _line(node)) for word in _split(text)]
 
 

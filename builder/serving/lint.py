@@ -683,10 +683,10 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     asked_commands: list[AskedCommand] = []
     commands = ignored = 0
     for name, text in files:
-        found = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
+        findings_in = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
         served = serve_commands(name, text)
         commands += len(served)
-        if not served and not found:
+        if not served and not findings_in:
             skipped.append(name)
         for command in served:
             interface = linter.interface(command)
@@ -701,15 +701,15 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
                 asked_commands.append(_shown(checked, asked))
                 problems = [*_kept(problems, asked), *_refused(checked, asked)]
             for finding in problems:
-                found[finding] = None
-                if len(found) > _MOST_FINDINGS:
+                findings_in[finding] = None
+                if len(findings_in) > _MOST_FINDINGS:
                     break
         ignored_in = _Ignored(text)
-        once = sorted(found, key=lambda finding: finding.line)
-        kept = [finding for finding in once if not ignored_in.has(finding)]
-        ignored += len(once) - len(kept)
+        once = sorted(findings_in, key=lambda finding: finding.line)
+        reported = [finding for finding in once if not ignored_in.has(finding)]
+        ignored += len(once) - len(reported)
         cut += [name] if len(once) > _MOST_FINDINGS else []
-        findings += kept[:_MOST_FINDINGS]
+        findings += reported[:_MOST_FINDINGS]
     if len(skipped) == len(files):
         subject = skipped[0] if len(skipped) == 1 else f"none of {len(skipped)} files"
         found_in = "contains no" if len(skipped) == 1 else "contains a"
@@ -796,10 +796,10 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
 def serve_commands(name: str, text: str) -> list[ServeCommand]:
     """The serve commands of a file, with what its first line says, if ``recipe`` made it."""
     served = read_commands(name, text)
-    made = _MADE.search(text[:_HEAD])
-    if made is None:
+    origin = _MADE.search(text[:_HEAD])
+    if origin is None:
         return served
-    return [replace(one, vllm=made["vllm"], profile=made["profile"]) for one in served]
+    return [replace(one, vllm=origin["vllm"], profile=origin["profile"]) for one in served]
 
 
 def _by_id(models: Models) -> dict[str, Model]:
@@ -845,12 +845,12 @@ class _Ignored:
         near = self._lines[at : at + 1]
         if 0 < at <= len(self._lines) and self._lines[at - 1].lstrip().startswith("#"):
             near = [*near, self._lines[at - 1]]
-        found: set[str] = set()
+        rules: set[str] = set()
         for line in near:
             match = _IGNORE.search(line)
             if match:
-                found.update([_ALL] if match[1] is None else re.split(r"[,\s]+", match[1].strip()))
-        return found
+                rules.update([_ALL] if match[1] is None else re.split(r"[,\s]+", match[1].strip()))
+        return rules
 
 
 def linted_recipe(request: RecipeRequest) -> Recipe:
@@ -859,31 +859,31 @@ def linted_recipe(request: RecipeRequest) -> Recipe:
     Raises:
         UsageError: there is no such recipe, or ``lint`` finds an error in the user's settings.
     """
-    made = recipe_of(request)
-    node = made.nodes[0]
-    flags, variables = (*made.flags, *node.flags), (*made.env, *node.env)
+    recipe = recipe_of(request)
+    node = recipe.nodes[0]
+    flags, variables = (*recipe.flags, *node.flags), (*recipe.env, *node.env)
     settings = (*flags, *variables)
     command = ServeCommand(  # the line of a setting is its number here
-        file=made.model,
+        file=recipe.model,
         line=0,
         words=(
-            Word(made.id, 0),
+            Word(recipe.id, 0),
             *(Word(w, n) for n, flag in enumerate(flags, 1) for w in flag.words),
         ),
         env=tuple(
             GivenVariable(name=one.name, value=one.value or "", line=n)
             for n, one in enumerate(variables, 1 + len(flags))
         ),
-        image=made.image.ref,
+        image=recipe.image.ref,
     )
     notes = []
-    models = {made.id: request.model}
+    models = {recipe.id: request.model}
     findings = check(Checked.of(command, request.served.interface, models))
     for finding in sorted(findings, key=lambda finding: finding.line):
         if finding.severity == "error" and finding.line:
             _refuse(finding, settings[finding.line - 1])
         notes.append("; ".join(filter(None, (finding.message, finding.help))))
-    return msgspec.structs.replace(made, notes=(*made.notes, *notes))
+    return msgspec.structs.replace(recipe, notes=(*recipe.notes, *notes))
 
 
 def _refuse(finding: Finding, setting: Setting) -> None:

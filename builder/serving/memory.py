@@ -235,7 +235,7 @@ def _ceiling(size: int, source: str) -> Ceiling:
 
 def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None, list[str]]:
     """Weights and ceiling from a model's file, and the unknown values."""
-    weights = made = None
+    weights = limit = None
     unknown = []
     least = min((_PARAMETER_BYTES[kind] for kind in model.kinds()), default=None)
     if model.weight_bytes is not None:
@@ -252,23 +252,23 @@ def weights_of_model(model: Model) -> tuple[MemoryFigure | None, Ceiling | None,
     dense = whole is not None and active is not None and whole.value == active.value
     if model.token_bytes is not None:
         source = model.token_bytes.source
-        made = ceiling([model.token_bytes.value], f"by the model's file ({source})")
+        limit = ceiling([model.token_bytes.value], f"by the model's file ({source})")
     elif dense and model.weight_bytes is not None:
-        made = _ceiling(
+        limit = _ceiling(
             model.weight_bytes.value,
             "273 GB/s over all weights of a dense model; vision layers count too, although a token "
             "does not read them",
         )
     elif model.active_parameters is not None and least is not None:
         size = int(model.active_parameters.value * least)
-        made = _ceiling(
+        limit = _ceiling(
             size,
             f"estimated: 273 GB/s over {model.active_parameters.value} active parameters x "
             f"{least} bytes; layers in 8 or 16 bits make it lower",
         )
     else:
         unknown.append("ceiling: no source gives the active parameters")
-    return weights, made, unknown
+    return weights, limit, unknown
 
 
 UTILIZATION, KV_BYTES, KV_DTYPE = (
@@ -277,7 +277,7 @@ UTILIZATION, KV_BYTES, KV_DTYPE = (
 
 
 @dataclass
-class _Found:
+class _Parts:
     """The values from the checkpoint or from the model's file."""
 
     weights: MemoryFigure | None = None
@@ -308,7 +308,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
     base = release_base(request.release) if request.release is not None else ""
     folder = Path(request.subject)
     if folder.is_dir():
-        found = _from_folder(folder, request)
+        parts = _from_folder(folder, request)
     elif means_a_path(request.subject):
         raise UsageError(
             f"{request.subject} is not a folder: name a checkpoint's folder or a model",
@@ -316,13 +316,13 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
         )
     else:
         model = Models.discover(request.models).model(request.subject, or_folder=True)
-        found = _from_model(model)
+        parts = _from_model(model)
         if model.config is None:
             _refuse_cache_options(request)
         else:
-            _add_known_cache(found, model.config.value, request)
+            _add_known_cache(parts, model.config.value, request)
     interface = interface_of(base) if base else None
-    return _joined(request, found, interface)
+    return _joined(request, parts, interface)
 
 
 def _asked_share(request: MemoryRequest) -> float | None:
@@ -371,63 +371,63 @@ def estimate_of(model: Model, checkpoint: Path | None, request: MemoryRequest) -
     Raises:
         UsageError: the checkpoint cannot be read, or the context is beyond the model's.
     """
-    found = _from_model(model) if checkpoint is None else _from_folder(checkpoint, request)
-    return _joined(request, found, None)
+    parts = _from_model(model) if checkpoint is None else _from_folder(checkpoint, request)
+    return _joined(request, parts, None)
 
 
 def _joined(
-    request: MemoryRequest, found: _Found, interface: ServeInterface | None
+    request: MemoryRequest, parts: _Parts, interface: ServeInterface | None
 ) -> MemoryEstimate:
     cache = None
-    if found.need is not None:
+    if parts.need is not None:
         cache = KvCache(
-            dtype=found.need.dtype, source=found.need.source, context=found.context,
-            sequences=request.sequences, full_layers=found.need.full,
-            sliding_layers=found.need.sliding, recurrent_layers=found.need.recurrent,
-            state_bytes=found.need.state, bytes_per_token=found.need.bytes_per_token,
-            bytes=found.need.bytes * request.sequences,
+            dtype=parts.need.dtype, source=parts.need.source, context=parts.context,
+            sequences=request.sequences, full_layers=parts.need.full,
+            sliding_layers=parts.need.sliding, recurrent_layers=parts.need.recurrent,
+            state_bytes=parts.need.state, bytes_per_token=parts.need.bytes_per_token,
+            bytes=parts.need.bytes * request.sequences,
         )  # fmt: skip
     most = LARGEST_FRACTION
     overhead = ACTIVATIONS.bytes + GRAPHS.bytes
     least = room = None
     fits: Literal["yes", "no", "unknown"] = "unknown"
-    if found.weights is not None:
-        fixed = found.weights.bytes + overhead
+    if parts.weights is not None:
+        fixed = parts.weights.bytes + overhead
         room = int(most * TOTAL.bytes) - fixed
         least = math.ceil((fixed + (cache.reserved if cache else 0)) * 100 / TOTAL.bytes) / 100
         if least > most:
             fits = "no"
-        elif cache and not found.weights.at_least:
+        elif cache and not parts.weights.at_least:
             fits = "yes"
-    if cache is None or (found.weights is not None and found.weights.at_least):
+    if cache is None or (parts.weights is not None and parts.weights.at_least):
         least = None
-    share = _asked_share(request) or _share(found, least, most)
+    share = _asked_share(request) or _share(parts, least, most)
     own_room = None if room is None else room - int(most * TOTAL.bytes) + int(share * TOTAL.bytes)
     if own_room is not None and fits != "no":  # it may fit at most, but not at what was asked
         fits = "no" if own_room < (cache.bytes if cache else 1) else fits
-    pinned = cache is not None and request.utilization is None and found.share is None
+    pinned = cache is not None and request.utilization is None and parts.share is None
     flags, refused = _flags(cache, share, fits, interface, pinned=pinned)
     return MemoryEstimate(
-        model=request.subject, total=TOTAL, weights=found.weights, kv_cache=cache,
+        model=request.subject, total=TOTAL, weights=parts.weights, kv_cache=cache,
         activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
         utilization=Utilization(share=share, least=least, most=most),
-        room_for_kv_cache=own_room, room_at_most=room, flags=flags, ceiling=found.ceiling,
-        held=found.held, unknown=(*found.unknown, *refused), not_counted=tuple(found.not_counted),
+        room_for_kv_cache=own_room, room_at_most=room, flags=flags, ceiling=parts.ceiling,
+        held=parts.held, unknown=(*parts.unknown, *refused), not_counted=tuple(parts.not_counted),
     )  # fmt: skip
 
 
-def _share(found: _Found, least: float | None, most: float) -> float:
+def _share(parts: _Parts, least: float | None, most: float) -> float:
     """The share of the flags: what the model's file advises, and at least what is needed."""
-    if found.share is None:
+    if parts.share is None:
         return USUAL_FRACTION if least is None else min(least, most)
-    return max(found.share, min(least or 0, most))
+    return max(parts.share, min(least or 0, most))
 
 
-def next_step(made: MemoryEstimate) -> str:
+def next_step(estimate: MemoryEstimate) -> str:
     """The hint for a model that does not fit."""
-    cache, room = made.kv_cache, made.room_at_most
-    least, most = made.utilization.least, made.utilization.most
-    if made.utilization.share < (least or 0) <= most:
+    cache, room = estimate.kv_cache, estimate.room_at_most
+    least, most = estimate.utilization.least, estimate.utilization.most
+    if estimate.utilization.share < (least or 0) <= most:
         return f"{UTILIZATION} {least:.2f}"
     if cache is not None and room is not None and room > 0:
         if KV_DTYPES.get(cache.dtype) != 1 and cache.reserved // 2 <= room:
@@ -473,13 +473,13 @@ def _flags(
     return tuple(words), refused
 
 
-def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
-    found = _Found()
+def _from_folder(folder: Path, request: MemoryRequest) -> _Parts:
+    parts = _Parts()
     tensors = checkpoint_tensors(folder)
     config = read_config(folder)
     layers = config.text.num_hidden_layers if config else None
     summed = list(rows(tensors, layers))
-    found.weights = MemoryFigure(
+    parts.weights = MemoryFigure(
         bytes=sum(size for *_, size in summed), source="headers of its safetensors files"
     )
     groups = {group for group, *_ in summed}
@@ -487,27 +487,27 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Found:
     try:
         share = expert_share(config, groups)
     except Unknown as why:
-        found.unknown.append(f"ceiling: {why}")
-    found.held = tuple(
+        parts.unknown.append(f"ceiling: {why}")
+    parts.held = tuple(
         WeightsHeld(
             group=group, dtype=dtype, tensors=number, bytes=size,
             read=bytes_read(group, size, share, tied=HEAD not in groups),
         )
         for group, dtype, number, size in summed
     )  # fmt: skip
-    found.ceiling = ceiling((row.read for row in found.held), "by the headers")
+    parts.ceiling = ceiling((row.read for row in parts.held), "by the headers")
     if config is None:
-        found.unknown.append(f"KV cache: {folder} has no {CONFIG}")
-        return found
-    _add_cache(found, config, request, _context(config, request))
-    return found
+        parts.unknown.append(f"KV cache: {folder} has no {CONFIG}")
+        return parts
+    _add_cache(parts, config, request, _context(config, request))
+    return parts
 
 
-def _add_known_cache(found: _Found, raw: Mapping[str, Any], request: MemoryRequest) -> None:
+def _add_known_cache(parts: _Parts, raw: Mapping[str, Any], request: MemoryRequest) -> None:
     """The KV cache by the configuration in a model's file."""
-    found.unknown = [text for text in found.unknown if text != _NO_LAYERS]
+    parts.unknown = [text for text in parts.unknown if text != _NO_LAYERS]
     config = decoded_config(raw)
-    _add_cache(found, config, request, _context(config, request))
+    _add_cache(parts, config, request, _context(config, request))
 
 
 def _context(config: ModelConfig, request: MemoryRequest) -> int | None:
@@ -526,30 +526,30 @@ def _context(config: ModelConfig, request: MemoryRequest) -> int | None:
 
 
 def _add_cache(
-    found: _Found, config: ModelConfig, request: MemoryRequest, context: int | None
+    parts: _Parts, config: ModelConfig, request: MemoryRequest, context: int | None
 ) -> None:
     if not context:
-        found.unknown.append(f"KV cache: {CONFIG} has no max_position_embeddings; set --context")
+        parts.unknown.append(f"KV cache: {CONFIG} has no max_position_embeddings; set --context")
         return
     try:
-        found.need = kv_need(config, request.kv_cache_dtype, context)
+        parts.need = kv_need(config, request.kv_cache_dtype, context)
     except Unknown as why:
-        found.unknown.append(f"KV cache: {why}")
+        parts.unknown.append(f"KV cache: {why}")
         return
-    found.context = context
-    if found.need.recurrent:
-        found.not_counted.append("states that prefix caching keeps of earlier requests")
+    parts.context = context
+    if parts.need.recurrent:
+        parts.not_counted.append("states that prefix caching keeps of earlier requests")
 
 
 _NO_LAYERS = "KV cache: this model's file has no layers and heads; name a local folder"
 
 
-def _from_model(model: Model) -> _Found:
-    found = _Found()
-    found.share = USUAL_FRACTION
-    found.unknown.append(_NO_LAYERS)
-    found.weights, found.ceiling, unknown = weights_of_model(model)
-    found.unknown += unknown
+def _from_model(model: Model) -> _Parts:
+    parts = _Parts()
+    parts.share = USUAL_FRACTION
+    parts.unknown.append(_NO_LAYERS)
+    parts.weights, parts.ceiling, unknown = weights_of_model(model)
+    parts.unknown += unknown
     if model.gpu_memory_utilization is not None:
-        found.share = float(model.gpu_memory_utilization.value)
-    return found
+        parts.share = float(model.gpu_memory_utilization.value)
+    return parts

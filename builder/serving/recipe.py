@@ -1015,12 +1015,12 @@ def _shorten(draft: Draft, config: ModelConfig) -> None:
 
 def unlike(model: Model, config: ModelConfig, weights: int | None) -> Iterator[str]:
     """Notes if a checkpoint does not look like the model; ``weights`` are its bytes, if known."""
-    found = [*_layers(model, config), *_weights(model, weights)]
-    if found:
+    differences = [*_layers(model, config), *_weights(model, weights)]
+    if differences:
         named = (config.architectures or config.text.architectures or ["unknown"])[0]
         yield (
-            f"the checkpoint does not look like {model.name}: {'; '.join(found)} (its {CONFIG}: "
-            f"architecture {named[:60]!r}, {config.text.num_hidden_layers} layers)"
+            f"the checkpoint does not look like {model.name}: {'; '.join(differences)} "
+            f"(its {CONFIG}: architecture {named[:60]!r}, {config.text.num_hidden_layers} layers)"
         )
 
 
@@ -1081,22 +1081,22 @@ def judge(inputs: MemoryInputs) -> MemoryJudged:
     Raises:
         UsageError: the checkpoint cannot be read.
     """
-    made = _estimate(inputs)
+    estimate = _estimate(inputs)
     share, source = _share(inputs)
-    least, fits, room = made.utilization.least, *_fits(inputs, made, share)
+    least, fits, room = estimate.utilization.least, *_fits(inputs, estimate, share)
     flag = None
     mine = inputs.flags.get(UTILIZATION)
     free = (mine is None or mine.origin != SET) and KV_BYTES not in inputs.flags
     if fits == "no" and free and least is not None and share < least <= LARGEST_FRACTION:
-        source = f"memory: {_need(made)} do not fit at {share:g} ({source})"
+        source = f"memory: {_need(estimate)} do not fit at {share:g} ({source})"
         flag = Setting(name=UTILIZATION, value=f"{least:.2f}", origin=source)
         share = least
-        fits, room = _fits(inputs, made, share)
+        fits, room = _fits(inputs, estimate, share)
     memory = RecipeMemory(
         checkpoint=str(inputs.checkpoint or ""), utilization=share, source=source,
-        weights=made.weights, kv_cache=made.kv_cache, room=room, fits=fits,
+        weights=estimate.weights, kv_cache=estimate.kv_cache, room=room, fits=fits,
     )  # fmt: skip
-    return MemoryJudged(memory, flag, (_why(inputs, made, memory),) if fits == "no" else ())
+    return MemoryJudged(memory, flag, (_why(inputs, estimate, memory),) if fits == "no" else ())
 
 
 def _estimate(inputs: MemoryInputs) -> MemoryEstimate:
@@ -1138,47 +1138,47 @@ def _share(inputs: MemoryInputs) -> tuple[float, str]:
 
 
 def _fits(
-    inputs: MemoryInputs, made: MemoryEstimate, share: float
+    inputs: MemoryInputs, estimate: MemoryEstimate, share: float
 ) -> tuple[Literal["yes", "no", "unknown"], int | None]:
     """Whether it fits, and the bytes that are left for the KV cache."""
-    if made.weights is None:
+    if estimate.weights is None:
         return "unknown", None
-    room = int(share * TOTAL.bytes) - made.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
-    needed = made.kv_cache.reserved if made.kv_cache else 1
+    room = int(share * TOTAL.bytes) - estimate.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
+    needed = estimate.kv_cache.reserved if estimate.kv_cache else 1
     if (
         given := number_of(inputs.flags, KV_BYTES)
     ) is not None:  # vLLM then does not look at the share
         most = int(LARGEST_FRACTION * TOTAL.bytes) - int(share * TOTAL.bytes) + room
-        needed = made.kv_cache.bytes if made.kv_cache else 1
+        needed = estimate.kv_cache.bytes if estimate.kv_cache else 1
         room = min(given, most)
     if room < needed:
         return "no", room
-    return ("yes" if made.kv_cache else "unknown"), room
+    return ("yes" if estimate.kv_cache else "unknown"), room
 
 
-def _need(made: MemoryEstimate) -> str:
-    parts = [f"weights of {_gib(made.weights.bytes)}"] if made.weights else []
-    if cache := made.kv_cache:
+def _need(estimate: MemoryEstimate) -> str:
+    parts = [f"weights of {_gib(estimate.weights.bytes)}"] if estimate.weights else []
+    if cache := estimate.kv_cache:
         parts.append(
             f"{cache.sequences} x {cache.context} tokens of KV cache ({_gib(cache.reserved)})"
         )
     return " and ".join(parts)
 
 
-def _why(inputs: MemoryInputs, made: MemoryEstimate, memory: RecipeMemory) -> str:
+def _why(inputs: MemoryInputs, estimate: MemoryEstimate, memory: RecipeMemory) -> str:
     room = _gib(memory.room) if memory.room and memory.room > 0 else "nothing"
     given = f"{UTILIZATION} {memory.utilization:g}"
     if KV_BYTES in inputs.flags:
         given = f"{KV_BYTES} {inputs.flags[KV_BYTES].value}"
-    least = made.utilization.least
+    least = estimate.utilization.least
     if least is not None and least <= LARGEST_FRACTION:
         step = f"--set {UTILIZATION[2:]}={least:.2f}"
-        if KV_BYTES in inputs.flags and made.kv_cache:
-            step = f"--set {KV_BYTES[2:]}={made.kv_cache.reserved}"
+        if KV_BYTES in inputs.flags and estimate.kv_cache:
+            step = f"--set {KV_BYTES[2:]}={estimate.kv_cache.reserved}"
     else:
-        step = _step(next_step(made))
+        step = _step(next_step(estimate))
     return (
-        f"it does not fit: {_need(made)}, and {given} leaves {room} for the KV cache, besides "
+        f"it does not fit: {_need(estimate)}, and {given} leaves {room} for the KV cache, besides "
         f"{_gib(ACTIVATIONS.bytes + GRAPHS.bytes)} for activations and CUDA graphs; {step}"
     )
 

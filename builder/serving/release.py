@@ -168,8 +168,8 @@ def served_profile(
     planning = inputs.identify(ref)
     base = planning.base
     try:
-        if release is None and (found := base.identity.packages.get("vllm")):
-            refuse_old(found, f"{image} has", f"--image {official_image(_NEW)}")
+        if release is None and (version := base.identity.packages.get("vllm")):
+            refuse_old(version, f"{image} has", f"--image {official_image(_NEW)}")
         plan = planning.plan()
         try:
             refuse_unserved(plan, inputs.selection, subject)
