@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json
-from builder.common.hints import again
 from builder.common.options import Argument, Json, ModelFolders, Option
-from builder.errors import UsageError
 from builder.serving.options import ModelName, RecipeOptions
 
 if TYPE_CHECKING:
@@ -153,16 +151,25 @@ def show(name: ModelName, models: ModelFolders = (), *, json: Json = False) -> N
 
 @_models.sub(
     "add",
+    "spark-build models add Qwen/Qwen3-30B-A3B --models my-models",
     "spark-build models add ./checkpoint --id me/mine --models my-models",
     "spark-build models add ./checkpoint --id me/mine --dry-run",
 )
 def add(
-    folder: Annotated[
-        Path, Argument("A folder with a checkpoint; its weights are not read.", "DIR")
+    checkpoint: Annotated[
+        str,
+        Argument(
+            "A model's id on Hugging Face, or a folder with a checkpoint; weights are not read.",
+            "ID_OR_DIR",
+        ),
     ],
-    model_id: Annotated[str, Option("The model's id on Hugging Face.", "OWNER/NAME", "--id")],
+    model_id: Annotated[
+        str | None,
+        Option("The model's id on Hugging Face, if a folder is named.", "OWNER/NAME", "--id"),
+    ] = None,
     models: Annotated[Path, Option("The folder to write NAME.toml to.", "DIR")] = Path("models"),
     *,
+    force: Annotated[bool, Option("Replace a file that exists.")] = False,
     dry_run: Annotated[bool, Option("Print it, and write nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -171,39 +178,17 @@ def add(
     Reads config.json, hf_quant_config.json and the headers of safetensors files. What people
     measured is added by hand, with its source.
     """
-    from builder.serving.modelfile import model_of, model_text
-    from builder.serving.models import Models, ModelShown
+    from builder.serving.modelfile import added_model
+    from builder.serving.models import ModelShown
 
-    name = Models({}).model_or_generic(model_id).name
-    text = model_text(folder, model_id)
-    file = models / f"{name}.toml"
-    if not dry_run:
-        _write_new(file, text)
+    added = added_model(checkpoint, model_id, models, force=force, dry_run=dry_run)
     if json:
-        model = model_of(text, file.stem)
-        print_json(ModelShown(file=str(file), model=model, unknown=tuple(model.unknown())))
+        unknown = tuple(added.model.unknown())
+        print_json(ModelShown(file=str(added.file), model=added.model, unknown=unknown))
     elif dry_run:
-        print(text, end="")
+        print(added.text, end="")
     else:
-        print(file)
-
-
-def _write_new(file: Path, text: str) -> None:
-    """Write a file that does not exist yet.
-
-    Raises:
-        UsageError: it exists, or cannot be written.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise UsageError(
-            f"{file} exists, perhaps with what people measured", hint=again("--dry-run")
-        ) from None
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
+        print(added.file)
 
 
 def _lines(name: str, part: "Part") -> Iterator[str]:

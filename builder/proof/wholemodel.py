@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
 from dataclasses import dataclass, field
@@ -32,7 +31,8 @@ from builder.common.leftovers import making
 from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
-from builder.errors import RemoteError, SparkBuildError, UsageError
+from builder.errors import SparkBuildError, UsageError
+from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
 from builder.proof.isolation import SandboxUnavailable, call, install_command
 from builder.proof.modelserver import ask_server
 from builder.proof.replies import ProbeReply, Results
@@ -57,18 +57,8 @@ if TYPE_CHECKING:
 
 #: Seconds for the questions that are asked together.
 _TIMEOUT = 1800.0
-#: What a checkpoint's page on Hugging Face is asked for: configuration, never weights or code.
-CONFIGURATION = (
-    "config.json", "hf_quant_config.json", "quantize_config.json", "generation_config.json",
-    "preprocessor_config.json", "processor_config.json", "params.json",
-    "model.safetensors.index.json",
-)  # fmt: skip
-#: The largest of them; the index of a checkpoint of a trillion parameters has about 20 MB.
-_MOST_BYTES = 64 << 20
 #: Cached replies: one has about 20 kB.
 _RESULTS = Results("preflight", (PREFLIGHT,), 1000)
-#: Seconds to download the configuration of a model, and those without an answer.
-_DOWNLOAD, _SILENCE = 300.0, 20
 #: Flags whose value may name a draft model.
 _SPECULATIVE = ("--speculative-config", "-sc")
 #: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
@@ -362,32 +352,7 @@ class Release:
             RemoteError: the configuration cannot be downloaded.
             UsageError: it is no model's configuration.
         """
-        program = (
-            "import resource, sys; from huggingface_hub import snapshot_download; "
-            "most = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); "
-            "print(snapshot_download(sys.argv[2], allow_patterns=sys.argv[3:], max_workers=4))"
-        )
-        python = self.python
-        # isolated: no module of the current folder is run
-        words = [str(python), "-I", "-c", program, str(_MOST_BYTES), name, *CONFIGURATION]
-        silence = {"HF_HUB_DOWNLOAD_TIMEOUT": str(_SILENCE), "HF_HUB_ETAG_TIMEOUT": str(_SILENCE)}
-        last = f"no answer in {_DOWNLOAD:.0f} s"
-        with console.progress(f"reading the configuration of {name}"):
-            try:
-                done = subprocess.run(
-                    words, capture_output=True, text=True, check=False, timeout=_DOWNLOAD,
-                    env={**silence, **os.environ},
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                done = None
-        if done is not None and done.returncode == 0:
-            return own_folder(Path(done.stdout.strip().splitlines()[-1]))
-        if done is not None:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RemoteError(
-            f"cannot read the configuration of {name}: {last}",
-            hint="name a folder with its config.json",
-        )
+        return own_folder(hub_checkpoint(name, python=self.python).folder)
 
 
 def is_path(model: str) -> bool:
@@ -425,7 +390,7 @@ def _configuration(file: Path) -> bytes:
         UsageError: it cannot be read, is no regular file or too large.
     """
     try:
-        return read_regular(file, _MOST_BYTES)
+        return read_regular(file, MOST_BYTES)
     except OSError as error:
         needed = ": a model's folder has a config.json" if file.name == "config.json" else ""
         raise UsageError(f"{file}: {error.strerror}{needed}") from None

@@ -9,27 +9,34 @@ import json
 import math
 import re
 import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from builder.common.console import console
+from builder.common.hints import again
 from builder.common.paths import read_regular
+from builder.common.pypi import write_atomically
 from builder.errors import UsageError
+from builder.proof.hub import hub_checkpoint
+from builder.proof.wholemodel import is_path
 from builder.serving.audit import checkpoint_modules
 from builder.serving.checkpoint import (
     CONFIG,
     QUANT_CONFIG,
+    Tensor,
     checkpoint_tensors,
     kv_dtype_beside,
     read_config,
 )
-from builder.serving.models import Activation, LayerKind, Model
+from builder.serving.models import Activation, LayerKind, Model, Models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
-    from builder.serving.checkpoint import ModelConfig, Tensor
+    from builder.serving.checkpoint import ModelConfig
 
 _KINDS: tuple[str, ...] = get_args(LayerKind)
 _MOST_BYTES = 64 << 20
@@ -55,8 +62,66 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
-def model_text(folder: Path, id_: str) -> str:
-    """The file of a model, as TOML.
+@dataclass(frozen=True, kw_only=True)
+class AddedModel:
+    """The file of a model."""
+
+    file: Path
+    text: str
+    model: Model
+
+
+def added_model(
+    subject: str, id_: str | None, models: Path, *, force: bool, dry_run: bool
+) -> AddedModel:
+    """Write the file of a checkpoint, a folder or an id on Hugging Face, to a folder of models.
+
+    Raises:
+        UsageError: it is no checkpoint, or its file exists and ``force`` is not set.
+        RemoteError: Hugging Face does not give it.
+    """
+    if is_path(subject):
+        if id_ is None:
+            raise UsageError(f"{subject} needs a name", hint=again("--id", "ME/NAME"))
+        folder, tensors = Path(subject), None
+    else:
+        checkpoint = hub_checkpoint(subject, headers=True)
+        folder, tensors = checkpoint.folder, [Tensor(*one) for one in checkpoint.tensors]
+        id_ = id_ or subject
+        if checkpoint.without_headers:
+            console.warn(
+                f"the headers of {subject} were not read, so the bytes of its weights are not "
+                f"known: {checkpoint.without_headers}"
+            )
+            tensors = None
+    name = Models({}).model_or_generic(id_).name
+    text = model_text(folder, id_, tensors)
+    file = models / f"{name}.toml"
+    if not dry_run:
+        _write(file, text, force=force)
+    return AddedModel(file=file, text=text, model=model_of(text, name))
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    """Write a model's file.
+
+    Raises:
+        UsageError: it exists and is not to be replaced, or it cannot be written.
+    """
+    if file.exists() and not force:
+        raise UsageError(
+            f"{file} exists, perhaps with what people measured; --force replaces it",
+            hint=again("--dry-run"),
+        )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text.encode())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+
+
+def model_text(folder: Path, id_: str, tensors: list[Tensor] | None = None) -> str:
+    """The file of a model, as TOML; without ``tensors``, those of the folder count.
 
     Raises:
         UsageError: the folder has no ``config.json``, or one of its files is malformed.
@@ -66,7 +131,8 @@ def model_text(folder: Path, id_: str) -> str:
     assert config is not None
     beside = folder / QUANT_CONFIG
     quantised = _raw(beside).get("quantization") if beside.exists() else None
-    tensors = checkpoint_tensors(folder) if any(folder.glob("*.safetensors")) else []
+    if tensors is None:
+        tensors = checkpoint_tensors(folder) if any(folder.glob("*.safetensors")) else []
     tables = [
         _table("[id]", id_, "the name that it was added with"),
         *_weights(raw, config, quantised, tensors),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from builder.proof.hub import HubCheckpoint
+from builder.serving import modelfile
 from builder.serving.models import Models, read_model
 from tests.unit.caller import Call
 
@@ -127,3 +129,50 @@ def test_kinds_come_from_the_headers(call: Call) -> None:
     assert model["weight-bytes"] == {"value": 16, "source": "headers of the safetensors files"}
     assert [one["kind"] for one in model["holds"]] == ["unquantized"]
     assert not Path("models").exists()
+
+
+def test_a_file_is_replaced_with_force(call: Call) -> None:
+    added(call, BASE)
+    words = ("models", "add", "checkpoint", "--id", "me/My_Model", "--models", "own")
+    (file,) = Path("own").iterdir()
+    file.write_text("# by hand")
+    assert call(*words).code == 2
+    assert file.read_text() == "# by hand"
+    assert call(*words, "--force").code == 0
+    assert read_model(file).id.value == "me/My_Model"
+
+
+def test_a_folder_needs_an_id(call: Call) -> None:
+    Path("checkpoint").mkdir()
+    done = call("models", "add", "./checkpoint")
+    assert done.code == 2
+    assert "--id" in done.err
+
+
+@pytest.mark.parametrize("why", ["", "HF_HUB_OFFLINE is set"])
+def test_an_id_on_hugging_face(call: Call, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Its headers give the bytes of the weights; without them its configuration is used."""
+    folder = Path("snapshot")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**BASE, "quantization_config": NVFP4}))
+    tensors = () if why else (("lm_head.weight", "BF16", 16),)
+    read = HubCheckpoint(folder=folder.resolve(), tensors=tensors, without_headers=why)
+    asked: list[object] = []
+
+    def given(name: str, *, headers: bool) -> HubCheckpoint:
+        asked.append((name, headers))
+        return read
+
+    monkeypatch.setattr(modelfile, "hub_checkpoint", given)
+    done = call("models", "add", "me/Mine", "--models", "own")
+    assert done.code == 0, done.err
+    model = read_model(Path("own/mine.toml"))
+    assert asked == [("me/Mine", True)]
+    assert model.id.value == "me/Mine"
+    assert why in done.err
+    if why:
+        assert model.weight_bytes is None
+        assert model.kinds() == {"nvfp4-linear"}
+    else:
+        assert model.weight_bytes is not None
+        assert model.weight_bytes.value == 16
