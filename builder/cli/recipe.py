@@ -78,6 +78,13 @@ def export(
         Option("The output of `tags --json`: use your images by digest instead of mods.", "FILE"),
     ] = None,
     *,
+    ask: Annotated[
+        bool,
+        Option(
+            "Ask the release about each (preflight): no recipe that it refuses, and no patches "
+            "that change nothing for the model."
+        ),
+    ] = False,
     check: Annotated[bool, Option("Write nothing; exit 9 if files are stale.")] = False,
     models: ModelFolders = (),
     json: Json = False,
@@ -98,6 +105,7 @@ def export(
         tags=tags,
         check=check,
         folders=models,
+        ask=ask,
     )
     for one in exported.without:
         console.say(f"  no recipe for {one.model}: {one.reason}")

@@ -23,7 +23,8 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
-from builder.serving.release import release_base
+from builder.serving.recipe import RecipeImage
+from builder.serving.release import official_image, release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
 if TYPE_CHECKING:
@@ -294,13 +295,60 @@ def asked_recipe(request: RecipeRequest, recipe: Recipe, ask: Ask = preflight) -
         console.warn(f"{vllm} was not asked: {text}")
     if not asked.starts or not asked.own or asked.answer is None:
         return recipe
-    chosen = in_short(recipe.profile, asked.answer)
-    kernels = {
+    chosen = _kernels(asked.answer)
+    words = "; ".join(f"{name} {', '.join(one)}" for name, one in chosen.items() if one)
+    note = f"{vllm} builds the model with these settings, on a simulated GB10: {words}"
+    recipe = replace(recipe, notes=(*recipe.notes, note))
+    return _unpatched(request, recipe, chosen, ask) or recipe
+
+
+def _kernels(answer: Preflight) -> dict[str, tuple[str, ...]]:
+    """The kernels of a model by kind of layer."""
+    chosen = in_short("", answer)
+    return {
         "linear layers": chosen.linear, "experts": chosen.experts, "attention": chosen.attention,
     }  # fmt: skip
-    words = "; ".join(f"{name} {', '.join(one)}" for name, one in kernels.items() if one)
-    note = f"{vllm} builds the model with these settings, on a simulated GB10: {words}"
-    return replace(recipe, notes=(*recipe.notes, note))
+
+
+#: Layers of ours -> the kernels whose code they change; without one, they change only which kernel
+#: is selected.  All other layers may change anything.
+_CHANGED: dict[str, tuple[str, str] | None] = {
+    "flashinfer-b12x-moe-barrier": ("experts", r"(?i)b12x"),
+    "flashinfer-narrow-experts": ("experts", r"(?i)b12x"),
+    "vllm-b12x-experts-scales": ("experts", r"(?i)b12x"),
+    "flashinfer-b12x-store-wait": ("linear layers", r"(?i)b12x"),
+    "vllm-b12x-reachable": ("linear layers", r"(?i)b12x"),
+    "flashinfer-w4a16-store-wait": ("linear layers", r"(?i)flashinfer.*w4a16"),
+    "vllm-linear-fallback": None,
+    "vllm-marlin-fp8": None,
+}
+
+
+def _unpatched(
+    request: RecipeRequest, recipe: Recipe, chosen: Mapping[str, tuple[str, ...]], ask: Ask
+) -> Recipe | None:
+    """The recipe on the official image, if the profile's changes give this model nothing.
+
+    None of its kernels is changed, and the release as it is selects the same ones.
+    """
+    changed = request.served.changed
+    if not (recipe.image.build and changed) or request.served.named_image:
+        return None
+    for layer in changed:
+        kernels = _CHANGED.get(layer, ("", ""))
+        named = chosen.get(kernels[0], ("any",)) if kernels else ()
+        if kernels and any(re.search(kernels[1], kernel) for kernel in named):
+            return None
+    official = RecipeImage(ref=official_image(recipe.vllm))
+    plain = replace(recipe, image=official)
+    asked = ask_release(question_of(request, plain), _known(request), ask)
+    if not asked.starts or asked.answer is None or _kernels(asked.answer) != chosen:
+        return None
+    note = (
+        f"{recipe.profile} changes files on vLLM {recipe.vllm} ({', '.join(changed)}), and this "
+        "model gets the same kernels without: the official image serves the same"
+    )
+    return replace(plain, notes=(*plain.notes, note))
 
 
 def question_of(request: RecipeRequest, recipe: Recipe) -> Question:

@@ -140,8 +140,9 @@ def export_recipes(
     tags: Path | None,
     check: bool,
     folders: Sequence[Path] = (),
+    ask: bool = False,
 ) -> ExportedRecipes:
-    """Write a registry, or with ``check`` only compare.
+    """Write a registry, or with ``check`` only compare; with ``ask`` what the release takes.
 
     Raises:
         UsageError: no release is known, the file of tags is malformed, no model can be served, or
@@ -151,7 +152,7 @@ def export_recipes(
     root = directory or (data_dir("mods").parent if in_checkout() else Path.cwd())
     vllm = release or newest_release()
     images = images_of(tags, vllm) if tags else {}
-    made = make_export(models, vllm, _profiles(served, vllm, images))
+    made = make_export(models, vllm, _profiles(served, vllm, images), _asked if ask else recipe_of)
     try:
         stale = made.stale(root) if check else []
         if not check:
@@ -164,7 +165,7 @@ def export_recipes(
         raise SparkBuildError(
             f"stale below {root}: {', '.join(stale)}",
             Exit.STALE,
-            hint=_again(release, directory, tags, folders),
+            hint=_again(release, directory, tags, folders, ask=ask),
         )
     return ExportedRecipes(
         directory=str(root),
@@ -196,13 +197,14 @@ def _profiles(
 
 
 def _again(
-    release: str | None, directory: Path | None, tags: Path | None, folders: Sequence[Path]
-) -> str:
+    release: str | None, directory: Path | None, tags: Path | None, folders: Sequence[Path],
+    *, ask: bool,
+) -> str:  # fmt: skip
     """The command line that writes the compared files."""
     given = [("--release", release), ("--in", directory), ("--tags", tags)]
     given += [("--models", folder) for folder in folders]
     words = [word for name, value in given if value is not None for word in (name, str(value))]
-    return shlex.join(["spark-build", "recipes", "export", *words])
+    return shlex.join(["spark-build", "recipes", "export", *words, *(["--ask"] if ask else [])])
 
 
 def newest_release() -> str:
@@ -216,7 +218,25 @@ def newest_release() -> str:
     return read_records(data_dir("docs") / "evidence")[-1].vllm
 
 
-def make_export(models: Models, vllm: str, profiles: Sequence[ServedProfile]) -> Export:
+def _asked(request: RecipeRequest) -> Recipe:
+    """The recipe if the release takes it, which is asked where the model's configuration is known.
+
+    Raises:
+        RecipeRefused: it does not.
+    """
+    recipe = recipe_of(request)
+    if request.model.config is None:
+        console.warn(f"{request.model.name}: the release was not asked: no configuration is known")
+        return recipe
+    return asked_recipe(request, recipe)
+
+
+def make_export(
+    models: Models,
+    vllm: str,
+    profiles: Sequence[ServedProfile],
+    take: Callable[[RecipeRequest], Recipe] = recipe_of,
+) -> Export:
     """Make the files of a registry.
 
     Raises:
@@ -229,14 +249,14 @@ def make_export(models: Models, vllm: str, profiles: Sequence[ServedProfile]) ->
         try:
             model = models.model(name)
             places = [place for place in PLACES if may_fit(model, place)]
-            found = [best_recipe(model, profiles, place) for place in places]
+            found = [best_recipe(model, profiles, place, take) for place in places]
             texts = {
                 f"{folder}/{file}": (MARK + text).encode()
                 for recipe in found
                 for form, folder in FOLDERS.items()
                 for file, text in rendered(recipe, form).items()
             }
-        except UsageError as error:
+        except (UsageError, RecipeRefused) as error:
             without.append(ModelWithout(model=name, reason=str(error)))
             continue
         if not places:
@@ -267,22 +287,28 @@ def _exported(recipe: Recipe) -> ExportedRecipe:
     )
 
 
-def best_recipe(model: Model, profiles: Sequence[ServedProfile], place: Place) -> Recipe:
-    """The recipe of the first profile that serves a model.
+def best_recipe(
+    model: Model,
+    profiles: Sequence[ServedProfile],
+    place: Place,
+    take: Callable[[RecipeRequest], Recipe] = recipe_of,
+) -> Recipe:
+    """The recipe of the first profile that serves a model, and that ``take`` does not refuse.
 
     A model without layers that profiles select kernels for gets the image with the fewest changes.
 
     Raises:
         UsageError: no profile serves it.
+        RecipeRefused: the release refuses each recipe.
     """
     ordered = list(profiles)
     if not selects_for(model):
         ordered.sort(key=lambda profile: bool(profile.build) or profile.named_image)
-    refusal = UsageError(f"no profile can serve {model.name}")
+    refusal: SparkBuildError = UsageError(f"no profile can serve {model.name}")
     for served in ordered:
         try:
-            return recipe_of(RecipeRequest(model=model, served=served, place=place))
-        except UsageError as error:
+            return take(RecipeRequest(model=model, served=served, place=place))
+        except (UsageError, RecipeRefused) as error:
             refusal = error
     raise refusal
 

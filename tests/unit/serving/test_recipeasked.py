@@ -14,7 +14,7 @@ from builder.serving import recipefiles
 from builder.serving.asked import RecipeRefused, asked_recipe, question_of
 from builder.serving.lint import linted_recipe
 from builder.serving.options import RecipeOptions
-from builder.serving.recipe import Place, recipe_of
+from builder.serving.recipe import Place, RecipeImage, recipe_of
 
 from .served import request, served
 from .test_asked import FakeRelease
@@ -29,12 +29,16 @@ CLAMPED = request("deepseek-v4-flash-nvfp4", place=Place(topology="tp2", launche
 
 @dataclass
 class Building(FakeRelease):
-    """A release that builds a layer."""
+    """A release that builds a layer of experts, with another kernel if its files are patched."""
+
+    kernel: str = "FLASHINFER_B12X"
+    patched: str = ""
 
     def __call__(self, request: PreflightRequest) -> Preflight:
+        kernel = self.patched if self.patched and request.plan.layers else self.kernel
         row = LayerRow(
             pattern="model.layers.*.experts", layer="FusedMoE", quantisation="NvFp4",
-            kernels=("FLASHINFER_B12X",), attention="", experts=(8, 128), count=1, bytes=1,
+            kernels=(kernel,), attention="", experts=(8, 128), count=1, bytes=1,
             token_bytes=1,
         )  # fmt: skip
         return replace(super().__call__(request), layers=(row,))
@@ -113,3 +117,43 @@ def test_experts_with_a_clamp_do_not_get_b12x() -> None:
     """vLLM 0.33.0 refuses it: its kernels do not apply ``swiglu_limit``."""
     left_out = {one.name: one.reason for one in linted_recipe(CLAMPED).left_out}
     assert "does not apply the clamp" in left_out["--moe-backend"]
+
+
+EXPERTS, LINEAR, FALLBACK = (
+    "vllm-b12x-experts-scales", "flashinfer-b12x-store-wait", "vllm-linear-fallback"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "release", "official"),
+    [
+        # the code of its kernel is changed
+        ((EXPERTS,), Building(), False),
+        # none of its kernels is, and the release selects the same
+        ((EXPERTS, LINEAR), Building(kernel="MARLIN"), True),
+        ((LINEAR, FALLBACK), Building(), True),
+        # the release as it is selects another one, or refuses
+        ((FALLBACK,), Building(kernel="CUTLASS", patched="MARLIN"), False),
+        # a layer of which nothing is known may change anything
+        (("mine", FALLBACK), Building(kernel="MARLIN"), False),
+        ((), Building(kernel="MARLIN"), False),
+    ],
+)
+def test_no_patched_image_where_it_changes_nothing(
+    changed: tuple[str, ...], release: Building, official: bool
+) -> None:
+    made = request("qwen3-30b-a3b", served=served(changed=changed))
+    recipe = replace(linted_recipe(made), image=RecipeImage(ref="own", build="x", mod="m"))
+    asked = asked_recipe(made, recipe, release)
+    assert (asked.image.ref == "vllm/vllm-openai:v0.33.0") == official
+    assert bool(asked.image.build) != official
+    assert any("gets the same kernels" in note for note in asked.notes) == official
+
+
+def test_an_image_that_the_user_names_stays() -> None:
+    named = request(
+        "qwen3-30b-a3b",
+        served=served(changed=(FALLBACK,), named_image=True, unread=True, image="me/vllm:1"),
+    )
+    recipe = linted_recipe(named)
+    assert asked_recipe(named, recipe, Building(kernel="MARLIN")).image == recipe.image

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from builder.errors import Exit, NotServed, SparkBuildError, UsageError
 from builder.serving import recipefiles
-from builder.serving.models import KnownCount, Models
+from builder.serving.asked import RecipeRefused
+from builder.serving.models import KnownCount, Models, read_model
 from builder.serving.recipe import selects_for
 from builder.serving.recipefiles import (
     FOLDERS,
@@ -30,6 +31,7 @@ from tests.documents import validated
 from .served import served
 
 if TYPE_CHECKING:
+    from builder.serving.recipe import Recipe, RecipeRequest
     from builder.serving.release import ServedProfile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,6 +111,36 @@ def test_a_model_that_nothing_serves_is_named() -> None:
     assert "needs vLLM" in found.without[0].reason
     with pytest.raises(UsageError, match="no model has a recipe"):
         make_export(Models.discover(), "0.18.0", [])
+
+
+def test_what_a_release_refuses_is_not_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each model with a configuration is asked about, with each profile until one is taken."""
+    asked: list[tuple[str, str]] = []
+
+    def taken(request: RecipeRequest, recipe: Recipe) -> Recipe:
+        asked.append((recipe.model, recipe.profile))
+        if recipe.model == "qwen3-30b-a3b" and recipe.profile == "b12x-full":
+            raise RecipeRefused("no b12x")
+        if recipe.model == "nemotron-3-super":
+            raise RecipeRefused("not at all")
+        return recipe
+
+    monkeypatch.setattr(recipefiles, "asked_recipe", taken)
+    done = export(tmp_path, ask=True)
+    profiles = {one.model: one.profile for one in done.recipes}
+    assert profiles["qwen3-30b-a3b"] == "marlin"
+    assert {one.model: one.reason for one in done.without}["nemotron-3-super"] == "not at all"
+    assert not (tmp_path / SUPER).exists()
+    known = {name for name, path in Models.discover().files.items() if read_model(path).config}
+    assert {model for model, _ in asked} <= known
+    assert "gemma-4-31b: the release was not asked" in capsys.readouterr().err
+    assert ("nemotron-3-super", "marlin") in asked
+    with pytest.raises(SparkBuildError) as stale:
+        export(tmp_path, check=True)
+    assert "--ask" not in (stale.value.hint or "")
+    assert not export(tmp_path, check=True, ask=True).written
 
 
 def test_stale_files_are_named_and_mended(tmp_path: Path) -> None:
