@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
-FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "trtllm")
+FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "vllm", "trtllm")
 PLATFORMS = ("linux/arm64", "linux/amd64")
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 import yaml
 from msgspec.structs import replace
 
+from builder import settings
+from builder.common.hints import again
 from builder.errors import UsageError, did_you_mean
+from builder.serving.checkpoint import decoded_config
 from builder.serving.recipe import RAY_PORT
+from builder.serving.release import official_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -437,7 +443,9 @@ REGISTRY = "@spark-build"
 _PLATFORM = ("CUTE_DSL_ARCH",)
 #: The topologies of each tool; two servers are two recipes.  eugr's launcher starts Ray with
 #: ``--ray``, and removes Ray's flag from commands otherwise (``launch-cluster.sh``).
-_TOPOLOGIES = {"sparkrun": ("solo", "tp2", "tp2-ray"), "eugr": ("solo", "tp2")}
+_TOPOLOGIES = {
+    "sparkrun": ("solo", "tp2", "tp2-ray"), "eugr": ("solo", "tp2"), "vllm": ("solo", "tp2"),
+}  # fmt: skip
 #: sparkrun's names for them.
 _RUNTIMES = {"tp2-ray": "vllm-ray"}
 #: A value that no shell reads as something else.
@@ -522,7 +530,8 @@ def _refuse_launcher(topology: str, form: str) -> None:
     """
     if topology not in _TOPOLOGIES[form]:
         ray = topology == "tp2-ray"
-        why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if ray else ""
+        own = ray and form == "eugr"
+        why = ": its launcher starts Ray itself (launch-cluster.sh --ray)" if own else ""
         raise UsageError(
             f"a recipe of {form} cannot describe topology {topology}{why}",
             hint="--topology tp2" if ray else "--format docker",
@@ -610,6 +619,160 @@ def _launcher_command(
     return re.sub(rf"\b{mark}\w+\b", lambda match: places.get(match[0], match[0]), text)
 
 
+#: The form of vllm-project/recipes, which also describes the model.
+VLLM = "vllm"
+#: What its command builder adds itself.
+_BUILT = {"--host", "--port", "--tensor-parallel-size", _EXECUTOR, "--trust-remote-code"}
+#: Flags of a feature that users of its page turn on and off.
+_FEATURES = {
+    "tool_calling": ("Tool calls in the form of this model",
+                     ("--enable-auto-tool-choice", "--tool-call-parser", "--tool-parser-plugin")),
+    "reasoning": ("Thoughts apart from the answer",
+                  ("--reasoning-parser", "--reasoning-parser-plugin")),
+    "spec_decoding": ("Speculative decoding", ("--speculative-config",)),
+}  # fmt: skip
+#: The start of a kind of layer -> its name of the precision, and bytes of a parameter; the first
+#: that a model has counts.
+_PRECISIONS = (
+    ("nvfp4", "nvfp4", 0.5), ("w4a16", "nvfp4", 0.5), ("mxfp4", "mxfp4", 0.5),
+    ("int4", "int4", 0.5), ("mxfp8", "fp8", 1), ("fp8", "fp8", 1), ("", "bf16", 2),
+)  # fmt: skip
+#: Its strategy for each topology.
+_STRATEGIES = {"solo": "single_node_tp", "tp2": "multi_node_tp"}
+
+
+def vllm_recipe(recipe: Recipe, model: Model, day: date) -> dict[str, str]:
+    """A recipe of vllm-project/recipes (its CONTRIBUTING.md, September 2026) for one model on GB10.
+
+    Raises:
+        UsageError: it cannot express the recipe, or a value that it requires is not known.
+    """
+    _refuse(recipe, VLLM)
+    if recipe.image.build:
+        raise UsageError(
+            f"a recipe of vllm-project/recipes names an image that everybody can pull, and "
+            f"{recipe.profile} changes files for {recipe.model}",
+            hint=again("--image", "HOST/NAME:TAG"),
+        )
+    parameters, context = model.parameters, _context(model)
+    if parameters is None or context is None:
+        what = "number of parameters" if parameters is None else "longest context"
+        raise UsageError(
+            f"the {what} of {model.name} is not known, and vllm-project/recipes needs it",
+            hint=f"spark-build models show {model.name}",
+        )
+    owner, _, name = recipe.id.partition("/")
+    kinds = model.kinds()
+    experts = any(kind.endswith("-moe") for kind in kinds) or model.experts is not None
+    active = model.active_parameters or parameters
+    document: dict[str, Value] = {
+        "meta": {
+            "title": name, "slug": name.lower(), "provider": owner,
+            "description": f"{model.summary}; settings for a DGX Spark",
+            "date_added": str(day), "date_updated": str(day),
+            "difficulty": "beginner" if recipe.topology == "solo" else "intermediate",
+            "tasks": ["multimodal" if _sees(model) else "text"],
+        },
+        "model": {
+            "model_id": recipe.id, "min_vllm_version": _oldest(model, recipe),
+            "architecture": "moe" if experts else "dense",
+            "parameter_count": _billions(parameters.value),
+            "active_parameters": _billions(active.value if experts else parameters.value),
+            "context_length": context,
+            "base_args": [f.name for f in recipe.flags if f.name == "--trust-remote-code"],
+            "base_env": {},
+        },
+        **_features(recipe),
+        "variants": {"default": _variant(recipe, kinds, parameters.value)},
+        "compatible_strategies": [_STRATEGIES[recipe.topology]],
+        "hardware_overrides": {},
+        "strategy_overrides": {},
+        "guide": Block(_guide(recipe)),
+    }  # fmt: skip
+    return {f"{name}.yaml": header(recipe) + yaml_text(document)}
+
+
+def _features(recipe: Recipe) -> dict[str, Value]:
+    """The features of a recipe; its page turns all of them on but speculative decoding."""
+    found: dict[str, Value] = {}
+    for name, (description, flags) in _FEATURES.items():
+        words = [word for flag in recipe.flags if flag.name in flags for word in flag.words]
+        if words:
+            found[name] = {"description": description, "args": words}
+    return {
+        "features": found, "opt_in_features": [n for n in ("spec_decoding",) if n in found],
+    }  # fmt: skip
+
+
+def _variant(recipe: Recipe, kinds: set[str], parameters: int) -> dict[str, Value]:
+    """The checkpoint, and the settings of a GB10."""
+    _, precision, size = next(
+        row for row in _PRECISIONS if any(kind.startswith(row[0]) for kind in kinds or {""})
+    )
+    apart = {flag for _, flags in _FEATURES.values() for flag in flags} | _BUILT
+    own: dict[str, Value] = {
+        "extra_args": [word for f in recipe.flags if f.name not in apart for word in f.words],
+        "extra_env": {one.name: one.value or "" for one in recipe.env},
+        "docker_image": recipe.image.ref,
+    }
+    if recipe.image.ref != official_image(recipe.vllm):
+        own["install"] = {"pip": False}  # its kernels may be in no wheel
+    return {
+        "precision": precision,
+        "vram_minimum_gb": math.ceil(parameters / 10**9 * size * 1.2),
+        "description": f"As published; profile {recipe.profile} on a DGX Spark",
+        "hardware_overrides": {"dgx_spark_gb10": own},
+    }
+
+
+def _context(model: Model) -> int | None:
+    """The longest context of a model, by its file or its configuration."""
+    if model.maximum_context is not None:
+        return model.maximum_context.value
+    config = None if model.config is None else decoded_config(model.config.value)
+    return None if config is None else config.longest
+
+
+def _oldest(model: Model, recipe: Recipe) -> str:
+    """The oldest release that serves a model; without a known one, the recipe's."""
+    bound = re.search(r">=\s*(\d[\d.]*\d)", model.needs.vllm if model.needs else "")
+    return bound[1] if bound else recipe.vllm
+
+
+def _sees(model: Model) -> bool:
+    """Whether a model reads pictures or sound, by its configuration."""
+    config = {} if model.config is None else model.config.value
+    return any(key in config for key in ("vision_config", "audio_config"))
+
+
+def _billions(count: int) -> str:
+    return f"{count / 10**9:.3g}B"
+
+
+def _guide(recipe: Recipe) -> str:
+    """The text of the page: what was checked, what others measured, and what fails."""
+    place = "one DGX Spark" if len(recipe.nodes) == 1 else f"{len(recipe.nodes)} DGX Sparks"
+    overview = (
+        f"{recipe.id} on {place} (GB10), vLLM {recipe.vllm}. Flags and variables were checked "
+        "against the code of the release, without the hardware; so `meta.hardware` names none."
+    )
+    lines = ["## Overview", "", overview]
+    measured = [
+        f"- {one.tokens_per_second:g} tokens/s at {one.concurrency} "
+        f"{'request' if one.concurrency == 1 else 'requests'}: {one.setup} ({one.source})"
+        for one in recipe.measured
+    ]
+    failures = [f"- {one.what}: {one.helps} ({one.source})" for one in recipe.failures]
+    for title, rows in (
+        ("Measured by others", measured),
+        ("Troubleshooting", failures),
+        ("References", [f"- [{recipe.id}](https://huggingface.co/{recipe.id})"]),
+    ):
+        if rows:
+            lines += ["", f"## {title}", "", *rows]
+    return "\n".join(lines) + "\n"
+
+
 OPTIONS = "trtllm-options.yaml"
 #: The path of the options file in the container.
 _OPTIONS_PATH = f"/app/{OPTIONS}"
@@ -674,7 +837,7 @@ FORMATS: dict[str, Callable[[Recipe], dict[str, str]]] = {
 
 
 #: Formats of tools that find the nodes of a model themselves.
-LAUNCHERS = ("sparkrun", "eugr")
+LAUNCHERS = ("sparkrun", "eugr", VLLM)
 #: TensorRT-LLM's format, which needs only the model.
 TRTLLM = "trtllm"
 
@@ -685,12 +848,19 @@ def refuse_format(form: str) -> None:
     Raises:
         UsageError: no format has this name.
     """
-    if form not in FORMATS:
-        known = (*FORMATS, TRTLLM)
+    known = (*FORMATS, VLLM, TRTLLM)
+    if form not in known:
         raise UsageError(
             f"unknown format {form!r}{did_you_mean(form, known)} (known: {', '.join(known)})",
             hint=f"--format {known[0]}",
         )
+
+
+def today() -> date:
+    """The day of ``SOURCE_DATE_EPOCH``, or today."""
+    text = settings.EPOCH.value
+    moment = datetime.fromtimestamp(int(text), UTC) if text.isdigit() else datetime.now(UTC)
+    return moment.date()
 
 
 def refuse_topology(form: str, topology: str) -> None:
@@ -705,11 +875,14 @@ def refuse_topology(form: str, topology: str) -> None:
         _refuse_two_nodes(topology)
 
 
-def rendered(recipe: Recipe, form: str) -> dict[str, str]:
-    """The files of a format, the main one first.
+def rendered(recipe: Recipe, form: str, model: Model | None = None) -> dict[str, str]:
+    """The files of a format, the main one first; that of vllm-project/recipes needs the model.
 
     Raises:
         UsageError: there is no such format, or it cannot express this recipe.
     """
     refuse_format(form)
+    if form == VLLM and model is not None:
+        made = replace(recipe, made_by=f"{recipe.made_by} --format {form}")
+        return vllm_recipe(made, model, today())
     return FORMATS[form](replace(recipe, made_by=f"{recipe.made_by} --format {form}"))

@@ -9,7 +9,7 @@ from builder.common.options import Argument, Fields, Option
 from builder.pipeline.options import PlanOptions
 
 TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
-FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "trtllm")
+FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "vllm", "trtllm")
 
 ModelName = Annotated[
     str, Argument("Name of a model, or its id on Hugging Face.", "MODEL", complete="models")

@@ -413,7 +413,7 @@ def recipe_text(options: RecipeOptions) -> RecipeText:
             patches=options.patches,
         )
         made = _taken(options, request) if options.ask else linted_recipe(request)
-        files = rendered(made, options.form)
+        files = rendered(made, options.form, model)
     written = _write(files, options.output, force=options.force) if options.output else []
     return RecipeText(
         format=options.form, recipe=made, files=files, written=tuple(map(str, written))

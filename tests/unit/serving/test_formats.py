@@ -621,3 +621,80 @@ def test_tensorrt_llm_has_a_value_byte_for_byte(value: str) -> None:
     assert f"A={value}" in words
     assert words[words.index("--a") + 1] == value
     assert yaml.safe_load(files["trtllm-options.yaml"]) == {"a": value}
+
+
+MARLIN: dict[str, Any] = {
+    "name": "marlin", "env": {"VLLM_DISABLED_KERNELS": "X"},
+    "flags": ("--linear-backend", "marlin"), "moe_flags": ("--moe-backend", "marlin"),
+    "build": "", "mod": "",
+    "image": "vllm/vllm-openai:v0.33.0",
+}  # fmt: skip
+
+
+def for_vllm(model: str = "nemotron-3-super", topology: str = "solo", **changed: Any) -> Any:
+    """The document of vllm-project/recipes for one of our models."""
+    place = Place(topology=topology, launcher="vllm")  # type: ignore[arg-type]
+    known = Models.discover().model(model)
+    profile = served(**{**MARLIN, **changed})
+    recipe = recipe_of(request(known, place=place, served=profile, speculate=True))
+    ((name, text),) = rendered(recipe, "vllm", known).items()
+    assert name == f"{recipe.id.partition('/')[2]}.yaml"
+    return yaml.safe_load(text), recipe
+
+
+def test_a_recipe_of_vllm_has_the_settings_of_a_gb10(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All flags and variables are there once; what its command builder adds is not."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1800000000")
+    document, recipe = for_vllm()
+    own = document["variants"]["default"]["hardware_overrides"]["dgx_spark_gb10"]
+    features = [word for one in document["features"].values() for word in one["args"]]
+    given = [word for flag in recipe.flags for word in flag.words]
+    for name in ("--host", "--port", "--tensor-parallel-size"):
+        if name in given:
+            del given[given.index(name) : given.index(name) + 2]
+    assert sorted([*own["extra_args"], *features, *document["model"]["base_args"]]) == sorted(given)
+    assert own["extra_args"][-4:] == ["--linear-backend", "marlin", "--moe-backend", "marlin"]
+    assert own["extra_env"]["VLLM_DISABLED_KERNELS"] == "X"
+    assert own["docker_image"] == "vllm/vllm-openai:v0.33.0"
+    assert "install" not in own
+    assert document["features"]["spec_decoding"]["args"][0] == "--speculative-config"
+    assert document["opt_in_features"] == ["spec_decoding"]
+    assert document["compatible_strategies"] == ["single_node_tp"]
+    assert document["meta"]["date_added"] == "2027-01-15"
+    assert "hardware" not in document["meta"], "nobody ran exactly this on a GB10"
+    model = document["model"]
+    assert (model["model_id"], model["architecture"]) == (recipe.id, "moe")
+    assert model["active_parameters"] == "12B"
+    assert document["variants"]["default"]["precision"] == "nvfp4"
+    measured = recipe.measured[0]
+    assert f"{measured.tokens_per_second:g} tokens/s" in document["guide"]
+    assert measured.source in document["guide"]
+
+
+def test_a_recipe_of_vllm_for_two_sparks() -> None:
+    document, _ = for_vllm(topology="tp2")
+    assert document["compatible_strategies"] == ["multi_node_tp"]
+    assert "--tensor-parallel-size" not in str(document["variants"])
+
+
+def test_an_image_of_ones_own_has_no_wheel() -> None:
+    document, _ = for_vllm(image="me/vllm:1", named_image=True)
+    own = document["variants"]["default"]["hardware_overrides"]["dgx_spark_gb10"]
+    assert (own["docker_image"], own["install"]) == ("me/vllm:1", {"pip": False})
+
+
+def test_what_a_recipe_of_vllm_cannot_say_is_refused() -> None:
+    known = Models.discover().model("nemotron-3-super")
+    patched = made()
+    with pytest.raises(UsageError, match="an image that everybody can pull"):
+        rendered(patched, "vllm", known)
+    official = structs.replace(patched, image=structs.replace(patched.image, build=""))
+    for field in ("parameters", "maximum_context"):
+        unknown = structs.replace(known, config=None, **{field: None})
+        with pytest.raises(UsageError, match="is not known, and vllm-project/recipes needs it"):
+            rendered(official, "vllm", unknown)
+    with pytest.raises(UsageError, match="cannot describe topology two-solos"):
+        rendered(structs.replace(official, topology="two-solos"), "vllm", known)
+    other = structs.replace(known, config=None, needs=None)
+    (text,) = rendered(official, "vllm", other).values()
+    assert yaml.safe_load(text)["model"]["min_vllm_version"] == "0.33.0"
