@@ -222,7 +222,7 @@ def _asked(request: RecipeRequest) -> Recipe:
     """The recipe if the release takes it, which is asked where the model's configuration is known.
 
     Raises:
-        RecipeRefused: it does not.
+        RecipeRefused: the release refuses the recipe.
     """
     recipe = recipe_of(request)
     if request.model.config is None:
