@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
+TOPOLOGIES = ("solo", "tp2", "tp2-ray", "pp3", "tp4", "two-solos")
 FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "vllm", "trtllm")
 PLATFORMS = ("linux/arm64", "linux/amd64")
 

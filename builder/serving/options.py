@@ -8,7 +8,7 @@ from builder.common import options as opt
 from builder.common.options import Argument, Fields, Option
 from builder.pipeline.options import PlanOptions
 
-TOPOLOGIES = ("solo", "tp2", "tp2-ray", "two-solos")
+TOPOLOGIES = ("solo", "tp2", "tp2-ray", "pp3", "tp4", "two-solos")
 FORMATS = ("docker", "compose", "sparkrun", "eugr", "kubernetes", "shell", "vllm", "trtllm")
 
 ModelName = Annotated[
@@ -32,7 +32,8 @@ class RecipeOptions:
     topology: Annotated[
         str,
         Option(
-            "solo; tp2 and tp2-ray (one model over two nodes); two-solos (behind LiteLLM).",
+            "solo; one model over two nodes (tp2, tp2-ray), three (pp3) or four (tp4); two-solos "
+            "(behind LiteLLM).",
             "|".join(TOPOLOGIES),
             complete=TOPOLOGIES,
         ),

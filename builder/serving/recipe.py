@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 #: One Spark; two that share a model, without or with Ray; two, each with the whole model.
-Topology = Literal["solo", "tp2", "tp2-ray", "two-solos"]
+Topology = Literal["solo", "tp2", "tp2-ray", "pp3", "tp4", "two-solos"]
 
 
 class Setting(Part, frozen=True, kw_only=True):
@@ -147,9 +147,9 @@ class Recipe(Document, frozen=True, kw_only=True):
     env: Annotated[tuple[Setting, ...], Meta(description="variables, on every node")]
     nodes: Annotated[tuple[RecipeNode, ...], Meta(min_length=1)]
     plugins: tuple[PluginFile, ...] = ()
-    memory: Annotated[RecipeMemory | None, Meta(description="absent: one model over two nodes")] = (
-        None
-    )
+    memory: Annotated[
+        RecipeMemory | None, Meta(description="absent: one model over several nodes")
+    ] = None
     left_out: tuple[LeftOut, ...] = ()
     unknown: Annotated[
         tuple[str, ...], Meta(description="values of the model that no source gives")
@@ -185,7 +185,18 @@ class RecipeText(Document, frozen=True, kw_only=True):
 
 
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
-_TWO = ("tp2", "tp2-ray", "two-solos")
+#: The flag that spreads one model over the nodes of a topology, and their number.
+SPREAD: dict[str, tuple[str, int]] = {
+    "tp2": ("--tensor-parallel-size", 2), "tp2-ray": ("--tensor-parallel-size", 2),
+    "pp3": ("--pipeline-parallel-size", 3), "tp4": ("--tensor-parallel-size", 4),
+}  # fmt: skip
+
+
+def node_count(topology: str) -> int:
+    """The machines of a topology."""
+    return 2 if topology == "two-solos" else SPREAD.get(topology, ("", 1))[1]
+
+
 #: The port where the ranks of a model meet.  vLLM's default, written out for firewall rules
 #: (vllm/config/parallel.py, master_port).
 MASTER_PORT = 29501
@@ -206,11 +217,8 @@ class Place:
     launcher: str = ""
 
 
-#: The missing options, by the number of given addresses.
-_ADDRESSES = (
-    "--address HEAD --address OTHER",
-    "--address OTHER",
-)
+#: In words, for messages.
+_NUMBERS = {2: "two", 3: "three", 4: "four"}
 #: IPv4, IPv6 and host names (RFC 1123), without the brackets of a URL.
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:-]*")
 #: Linux allows 15 characters (IFNAMSIZ), but no slash and no space.
@@ -239,11 +247,11 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
     Raises:
         UsageError: an address or the interface is missing, or the release does not support it.
     """
-    two = place.topology in _TWO
-    if not two:
+    nodes = node_count(place.topology)
+    if nodes == 1:
         if place.addresses or place.interface:
             raise UsageError(
-                f"--address and --interface are for two nodes; topology {place.topology} has one",
+                f"--address and --interface are for several nodes; {place.topology} has one",
                 hint="--topology tp2"
                 if len(place.addresses) == 2 and place.interface
                 else "leave --address and --interface out",
@@ -251,17 +259,20 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
         return (RecipeNode(rank=0),)
     if place.launcher:
         return _found_later(place, served)
-    if len(place.addresses) != 2:
+    if len(place.addresses) != nodes:
+        missing = ["--address OTHER"] * (nodes - len(place.addresses))
+        hint = " ".join(["--address HEAD", *missing[1:]] if not place.addresses else missing)
         raise UsageError(
-            f"topology {place.topology} needs the addresses of two nodes on the fast link, as "
-            f"`ip -4 addr` shows them, not {len(place.addresses)}",
-            hint=(*_ADDRESSES, "set --address twice")[min(len(place.addresses), 2)],
+            f"topology {place.topology} needs the addresses of {_NUMBERS[nodes]} nodes on the "
+            f"fast link, as `ip -4 addr` shows them, not {len(place.addresses)}",
+            hint=hint or f"set --address {'twice' if nodes == 2 else f'{nodes} times'}",
         )
     _refuse_names(place)
-    if place.addresses[0] == place.addresses[1]:
+    if len({*place.addresses}) < nodes:
+        twice = next(one for one in place.addresses if place.addresses.count(one) > 1)
         raise UsageError(
-            f"both nodes have the address {place.addresses[0]}",
-            hint="set the address of the head first, then that of the other node",
+            f"{'both' if nodes == 2 else 'two'} nodes have the address {twice}",
+            hint="set the address of the head first, then that of each other node",
         )
     if place.topology == "two-solos":
         if place.interface:
@@ -281,7 +292,7 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
 
 
 def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
-    """Two nodes whose addresses the launcher finds.
+    """Nodes whose addresses the launcher finds.
 
     Raises:
         UsageError: addresses are given, or the release does not support it.
@@ -292,7 +303,7 @@ def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             hint="leave --address and --interface out",
         )
     _refuse_without_ray(place, served)
-    return tuple(RecipeNode(rank=rank) for rank in range(2))
+    return tuple(RecipeNode(rank=rank) for rank in range(node_count(place.topology)))
 
 
 def _refuse_without_ray(place: Place, served: ServedProfile) -> None:
@@ -341,9 +352,9 @@ def _rank(place: Place, rank: int, address: str) -> RecipeNode:
         "VLLM_HOST_IP": address,
     }
     flags: tuple[Setting, ...] = ()
-    if place.topology == "tp2":
+    if place.topology in SPREAD and place.topology != "tp2-ray":
         flags = (
-            flag("--nnodes", "2"),
+            flag("--nnodes", str(node_count(place.topology))),
             flag("--node-rank", str(rank)),
             flag("--master-addr", place.addresses[0]),
             flag("--master-port", str(MASTER_PORT)),
@@ -356,14 +367,12 @@ def _rank(place: Place, rank: int, address: str) -> RecipeNode:
 def common_flags(topology: Topology) -> tuple[Setting, ...]:
     """Flags that every node of a topology has."""
     origin = _ORIGIN.format(topology)
-    if topology == "tp2":
-        return (Setting(name="--tensor-parallel-size", value="2", origin=origin),)
-    if topology == "tp2-ray":
-        return (
-            Setting(name="--tensor-parallel-size", value="2", origin=origin),
-            Setting(name="--distributed-executor-backend", value="ray", origin=origin),
-        )
-    return ()
+    if topology not in SPREAD:
+        return ()
+    name, nodes = SPREAD[topology]
+    ray = Setting(name="--distributed-executor-backend", value="ray", origin=origin)
+    size = Setting(name=name, value=str(nodes), origin=origin)
+    return (size, ray) if topology == "tp2-ray" else (size,)
 
 
 SET = "--set"
@@ -726,7 +735,6 @@ _SIZES = {
     "--tensor-parallel-size": "tp2", "--pipeline-parallel-size": "tp2",
     "--data-parallel-size": "two-solos",
 }  # fmt: skip
-_GPUS = {"solo": 1, "two-solos": 1, "tp2": 2, "tp2-ray": 2}
 
 
 def choose(draft: Draft, text: str) -> None:
@@ -841,7 +849,8 @@ def refuse_gpus(draft: Draft) -> None:
     """
     sizes = {n: draft.flags[n] for n in _SIZES if n in draft.flags}
     numbers = [int(one.value or "") for one in sizes.values() if (one.value or "").isdecimal()]
-    needed, there = math.prod(numbers), _GPUS[draft.request.place.topology]
+    needed = math.prod(numbers)
+    there = SPREAD.get(draft.request.place.topology, ("", 1))[1]
     for name, one in sizes.items():
         if one.origin != SET or one.value == "1" or needed <= there:
             continue

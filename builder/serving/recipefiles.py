@@ -37,6 +37,7 @@ from builder.serving.lint import linted_recipe
 from builder.serving.memory import ACTIVATIONS, GRAPHS, SYSTEM, TOTAL
 from builder.serving.models import Models
 from builder.serving.recipe import (
+    SPREAD,
     Place,
     RecipeRequest,
     RecipeText,
@@ -271,7 +272,7 @@ def make_export(
 
 def may_fit(model: Model, place: Place) -> bool:
     """Whether the weights leave some memory free on the nodes that share them; true if unknown."""
-    nodes = 1 if place.topology in ("solo", "two-solos") else 2
+    nodes = SPREAD.get(place.topology, ("", 1))[1]
     free = TOTAL.bytes - SYSTEM.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
     return model.weight_bytes is None or model.weight_bytes.value < nodes * free
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
+from builder.serving.formats import rendered
 from builder.serving.lint import linted_recipe
 from builder.serving.models import Models
 from builder.serving.recipe import Place, recipe_of
@@ -449,7 +450,7 @@ def test_ray_only_where_there_is_ray() -> None:
         (Place(topology="tp2", addresses=("a", "b")), "needs the network interface"),
         (Place(topology="tp2", addresses=("a", "a"), interface="x"), "both nodes have"),
         (Place(topology="two-solos", addresses=("a",)), "not 1"),
-        (Place(topology="solo", addresses=("a",)), "are for two nodes"),
+        (Place(topology="solo", addresses=("a",)), "are for several nodes"),
         (Place(topology="two-solos", addresses=("a", "b\nrm -rf /")), "not an IP address"),
         (Place(topology="tp2", addresses=("a", "b; c"), interface="x"), "not an IP address"),
         (
@@ -500,3 +501,31 @@ def test_flags_that_the_recipe_repeats_elsewhere_are_not_set(text: str) -> None:
         UsageError, match="it cannot be set here, because other parts of the recipe repeat it"
     ):
         recipe_of(request(chosen=(text,)))
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "flag"),
+    [("pp3", 3, "--pipeline-parallel-size"), ("tp4", 4, "--tensor-parallel-size")],
+)
+def test_one_model_over_three_or_four_sparks(topology: Any, nodes: int, flag: str) -> None:
+    addresses = tuple(f"10.0.0.{n}" for n in range(nodes))
+    place = Place(topology=topology, addresses=addresses, interface="enp1s0f0np0")
+    recipe = recipe_of(request(place=place))
+    assert flags(recipe)[flag] == str(nodes)
+    assert [node.address for node in recipe.nodes] == list(addresses)
+    words = [recipe.command(node) for node in recipe.nodes]
+    for rank, command in enumerate(words):
+        assert command[command.index("--nnodes") + 1] == str(nodes)
+        assert command[command.index("--node-rank") + 1] == str(rank)
+        assert command[command.index("--master-addr") + 1] == addresses[0]
+        assert ("--headless" in command) == bool(rank)
+    files = rendered(recipe, "docker")
+    assert list(files) == [f"run-{rank}.sh" for rank in range(nodes)]
+    with pytest.raises(UsageError, match=f"addresses of .* nodes .* not {nodes - 1}") as missing:
+        recipe_of(request(place=replace(place, addresses=addresses[1:])))
+    assert missing.value.hint == "--address OTHER"
+    with pytest.raises(UsageError, match=r"two nodes have the address 10\.0\.0\.0"):
+        recipe_of(request(place=replace(place, addresses=(addresses[0], *addresses[:-1]))))
+    for form in ("sparkrun", "eugr", "kubernetes"):
+        with pytest.raises(UsageError, match=f"cannot describe topology {topology}"):
+            rendered(recipe, form)
