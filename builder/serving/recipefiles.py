@@ -247,27 +247,40 @@ def make_export(
     recipes: list[ExportedRecipe] = []
     without: list[ModelWithout] = []
     for name in sorted(models.files):
+        refused: dict[str, str] = {}
         try:
             model = models.model(name)
-            places = [place for place in PLACES if may_fit(model, place)]
-            found = [best_recipe(model, profiles, place, take) for place in places]
-            texts = {
-                f"{folder}/{file}": (MARK + text).encode()
-                for recipe in found
-                for form, folder in FOLDERS.items()
-                for file, text in rendered(recipe, form).items()
-            }
-        except (UsageError, RecipeRefused) as error:
+        except UsageError as error:
             without.append(ModelWithout(model=name, reason=str(error)))
             continue
+        places = [place for place in PLACES if may_fit(model, place)]
         if not places:
-            reason = f"its weights do not fit into {len(PLACES)} Sparks"
-            without.append(ModelWithout(model=name, reason=reason))
-        files |= texts
-        recipes += map(_exported, found)
+            refused[""] = f"its weights do not fit into {len(PLACES)} Sparks"
+        for place in places:
+            try:
+                recipe = best_recipe(model, profiles, place, take)
+                files |= _texts(recipe)
+                recipes.append(_exported(recipe))
+            except (UsageError, RecipeRefused) as error:
+                refused[place.topology] = str(error)
+        if len(set(refused.values())) == 1 and len(refused) >= len(places):
+            refused = {"": next(iter(refused.values()))}
+        without += [
+            ModelWithout(model=name, reason=f"{place}: {reason}" if place else reason)
+            for place, reason in refused.items()
+        ]
     if not recipes:
         raise UsageError(f"no model has a recipe on vLLM {vllm}: {without[0].reason}")
     return Export(vllm=vllm, files=files, recipes=tuple(recipes), without=tuple(without))
+
+
+def _texts(recipe: Recipe) -> dict[str, bytes]:
+    """A recipe in each form, by path in the registry."""
+    return {
+        f"{folder}/{file}": (MARK + text).encode()
+        for form, folder in FOLDERS.items()
+        for file, text in rendered(recipe, form).items()
+    }
 
 
 def may_fit(model: Model, place: Place) -> bool:

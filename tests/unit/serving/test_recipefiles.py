@@ -125,6 +125,8 @@ def test_what_a_release_refuses_is_not_exported(
             raise RecipeRefused("no b12x")
         if recipe.model == "nemotron-3-super":
             raise RecipeRefused("not at all")
+        if recipe.model == "nemotron-3-nano" and recipe.topology == "tp2":
+            raise RecipeRefused("576 does not divide")
         return recipe
 
     monkeypatch.setattr(recipefiles, "asked_recipe", taken)
@@ -133,6 +135,11 @@ def test_what_a_release_refuses_is_not_exported(
     assert profiles["qwen3-30b-a3b"] == "marlin"
     assert {one.model: one.reason for one in done.without}["nemotron-3-super"] == "not at all"
     assert not (tmp_path / SUPER).exists()
+    nano = [one.topology for one in done.recipes if one.model == "nemotron-3-nano"]
+    assert nano == ["solo"], "what is refused on two Sparks may start on one"
+    assert ("nemotron-3-nano", "tp2: 576 does not divide") in {
+        (one.model, one.reason) for one in done.without
+    }
     known = {name for name, path in Models.discover().files.items() if read_model(path).config}
     assert {model for model, _ in asked} <= known
     assert "gemma-4-31b: the release was not asked" in capsys.readouterr().err
