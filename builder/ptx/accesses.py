@@ -649,8 +649,17 @@ def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
 
 
 _FLAG = typed("pred")
-#: Modifiers of mbarrier operations that are the same in one block.
-_SCOPES = {"shared", "shared::cta", "b64", "release", "acquire", "cta"}
+#: Modifiers of mbarrier operations that are the same in one block, which is its own cluster.
+_SCOPES = {
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "b64",
+    "release",
+    "acquire",
+    "cta",
+    "cluster",
+}
 
 
 def _mbarrier(d: Decoder, i: Instruction) -> Step:
@@ -788,9 +797,19 @@ def _copy(d: Decoder, i: Instruction) -> Step:
             return _load_tile(d, i)
         if rest == ["global", "shared::cta", "bulk_group"]:
             return _store_tile(d, i)
-    rest = [m for m in words[2:] if m != "L2::cache_hint"]
-    if rest == ["shared::cta", "global", "mbarrier::complete_tx::bytes"]:
+    return _copy_bytes(d, i)
+
+
+def _copy_bytes(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.bulk`` of bytes that are no tensor's."""
+    rest = [m for m in i.modifiers[2:] if m != "L2::cache_hint"]
+    if rest[1:] == ["global", "mbarrier::complete_tx::bytes"] and rest[0] in (
+        "shared::cta",
+        "shared::cluster",
+    ):
         return _load_bytes(d, i)
+    if rest == ["global", "shared::cta", "bulk_group"]:
+        return _store_bytes(d, i)
     raise d.unknown(i)
 
 
@@ -819,6 +838,38 @@ def _load_bytes(d: Decoder, i: Instruction) -> Step:
             block.shared.bytes[first : first + count] = region.data[at : at + count]
 
         _load_bulk(w, lane, place, signal, count, write, line)
+
+    return _each_lane(start)
+
+
+def _store_bytes(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.bulk``: bytes from shared to global memory, as part of the lane's bulk group.
+
+    The addresses and the size are multiples of 16.
+    """
+    to, source = d.address(i, i.operands[0], 64), d.address(i, i.operands[1])
+    size, line = d.source(i, i.operands[2], _WORD), i.line
+
+    def start(w: Warp, lane: int) -> None:
+        block, count = w.block, int(w.views[U32][size][lane])
+        target, place = int(to(w)[lane]), int(source(w)[lane])
+        first = place - SHARED_BASE
+        if count % 16 or place % 16 or target % 16:
+            raise Fault(f"a copy of {count} bytes from offset {first} to {target:#x}: not by 16")
+        _check_fits(f"a copy of {count} bytes from", first, count, block)
+        races = block.races
+        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
+
+        def act() -> None:
+            region = block.state.memory.find(target, target + count, write=True)
+            at = target - region.address
+            if races and copy:
+                races.copy_reads(copy, races.shared.span(first, count))
+                races.copy_global(copy, region, np.array([at]), count, write=True)
+            region.data[at : at + count] = block.shared.bytes[first : first + count]
+
+        operation = block.issue(Operation(STORE, act, line, copy=copy))
+        block.groups(STORE, w.number).add(operation, lane)
 
     return _each_lane(start)
 

@@ -857,6 +857,33 @@ def _which_space(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _map_to_block(d: Decoder, i: Instruction) -> Step:
+    """``mapa`` and ``getctarank``: a block is a cluster of its own, and its only block is 0.
+
+    Raises:
+        PtxError: the form is unknown.
+    """
+    rank = i.opcode == "getctarank"
+    if i.modifiers not in (("shared::cluster", "u32"), ("u32",), ("u64",)):
+        raise d.unknown(i)
+    kind = d.type(i)
+    wide = "u32" if i.has("shared::cluster") else "u64"
+    out = d.out(i, i.operands[0], typed("u32") if rank else kind)
+    a = d.source(i, i.operands[1], typed(wide if rank else kind.name))
+    block = -1 if rank else d.source(i, i.operands[2], typed("u32"))
+
+    def run(w: Warp, m: Mask) -> None:
+        if rank:
+            put(w.views[U32][out], 0, m)
+            return
+        if np.any(w.views[U32][block][w.lanes(m)]):
+            raise Fault("mapa to another block: clusters of several blocks are not simulated")
+        rows = w.views[kind.view]
+        put(rows[out], rows[a], m)
+
+    return run
+
+
 #: Emitters by opcode.
 INTEGER: dict[str, Emitter] = {
     "add": _plain(np.add),
@@ -882,6 +909,8 @@ INTEGER: dict[str, Emitter] = {
     "prmt": _permute,
     "set": _set,
     "isspacep": _which_space,
+    "mapa": _map_to_block,
+    "getctarank": _map_to_block,
 }
 INTEGER |= {name: _table for name in _SIMPLE if name not in INTEGER}
 

@@ -357,11 +357,11 @@ def _reduced_at(
     return arrive
 
 
-def _trap(_d: Decoder, _i: Instruction) -> Step:
-    """``trap``: the kernel aborts."""
+def _trap(_d: Decoder, i: Instruction) -> Step:
+    """``trap`` and ``brkpt``: the kernel aborts, or stops where no debugger is."""
 
     def run(_w: Warp, _m: Mask) -> Target:
-        raise Fault("the kernel executed trap")
+        raise Fault(f"the kernel executed {i.opcode}")
 
     return run
 
@@ -421,6 +421,7 @@ WARP: dict[str, Emitter] = {
     "brx": _branch_by_index,
     "exit": _end,
     "trap": _trap,
+    "brkpt": _trap,
     "shfl": _shuffle,
     "vote": _vote,
     "elect": _elect,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from builder.ptx.findings import UNWAITED
 from builder.ptx.grid import Schedule
 from builder.ptx.machine import Fault, PtxError
+from builder.ptx.memory import Region
 from tests.unit.ptxworld import run
 
 EAGER, LAZY = Schedule("eager"), Schedule("lazy")
@@ -160,3 +163,34 @@ def test_unknown_forms_are_named(one: str) -> None:
     name = one.split(maxsplit=1)[0].rstrip(";")
     with pytest.raises(PtxError, match=f"PTX line 12: unknown instruction {name}"):
         run(body(one))
+
+
+#: Each lane writes its words, and lane 0 copies those of all lanes to another array.
+STORE_BYTES = (
+    "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
+    "st.shared.v4.b32 [%r9], {%r1, %r2, %r3, %r4}; fence.proxy.async; bar.sync 0;"
+    "mov.b64 %rd5, 0xa0000; setp.eq.u32 %p1, %r0, 0; mov.b32 %r11, 512;"
+    "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd5], [dynamic], %r11;"
+    "@%p1 cp.async.bulk.commit_group; @%p1 cp.async.bulk.wait_group 0;"
+)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_bytes_of_shared_memory_are_stored(schedule: Schedule) -> None:
+    far = np.zeros(512, np.uint8)
+    memory = (Region(0xA0000, far, True, "far"),)
+    found = run(STORE_BYTES, GIVEN, schedule=schedule, watch=True, memory=memory)
+    assert far.view(np.uint32).reshape(32, 4).tolist() == GIVEN
+    assert found.outcome.races == []
+
+
+def test_what_a_store_of_bytes_lacks_is_seen() -> None:
+    far = Region(0xA0000, np.zeros(512, np.uint8), True, "far")
+    unfenced = STORE_BYTES.replace("fence.proxy.async;", "")
+    assert run(unfenced, GIVEN, watch=True, memory=(far,)).kinds
+    alone = STORE_BYTES.replace("@%p1 cp.async.bulk.wait_group 0;", "")
+    assert UNWAITED in run(alone, GIVEN, watch=True, memory=(far,)).kinds
+    with pytest.raises(Fault, match="not by 16"):
+        run(STORE_BYTES.replace("512;", "24;"), GIVEN, memory=(far,))
+    with pytest.raises(Fault):
+        run(STORE_BYTES, GIVEN, memory=(Region(0xA0000, far.data, False, "far"),))

@@ -376,6 +376,21 @@ def test_sync_instructions_need_the_lanes_that_they_name() -> None:
 def test_a_kernel_that_traps() -> None:
     with pytest.raises(Fault, match="PTX line 12, block 0,0,0, warp 0: the kernel executed trap"):
         run("\ntrap;")
+    with pytest.raises(Fault, match="the kernel executed brkpt"):
+        run("brkpt;")
+
+
+def test_a_block_is_a_cluster_of_its_own() -> None:
+    body = (
+        "mov.b32 %r9, dynamic; mov.b32 %r10, 0; mapa.shared::cluster.u32 %r5, %r9, %r10;"
+        "getctarank.shared::cluster.u32 %r6, %r9; sub.s32 %r5, %r5, %r9;"
+        "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r9], 32; bar.sync 0;"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r9];"
+        "WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r9], 0; @!%p2 bra WAIT;"
+    )
+    assert run(body).out[:, :2].tolist() == [[0, 0]] * 32
+    with pytest.raises(Fault, match="mapa to another block"):
+        run(body.replace("mov.b32 %r10, 0;", "mov.b32 %r10, 1;"))
 
 
 #: Lanes that have nothing to do come back to the top of the loop, which lies before what others do.
