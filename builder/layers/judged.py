@@ -1,8 +1,9 @@
 """How the layers of a plan were judged on a base, kept by the digests of what decides it.
 
-A judgement depends on the layers, the content of the base, its platform and variables, and the code
-that judges: nothing else, so it is never made twice.  The bytes of changed files are not kept: what
-needs them judges again, and a file is what its digest in the plan says or an error.
+A judgement depends on the layers, the content of the base and who served it, its platform and
+variables, and the code that judges: nothing else, so it is never made twice.  The bytes of changed
+files are not kept: what needs them judges again, and a file is what its digest in the plan says or
+an error.
 """
 
 from __future__ import annotations
@@ -89,10 +90,15 @@ def version() -> str:
     return sha256_hex(b"\0".join(path.read_bytes() for path in paths))
 
 
-def judged(base: Subject, layers: Sequence[Layer], sources: Sources) -> list[Step]:
+def judged(
+    base: Subject, layers: Sequence[Layer], sources: Sources, indexes: Mapping[str, str]
+) -> list[Step]:
     """The steps of :func:`builder.applier.judging.judge_in_order`, from the cache if they are kept.
 
     ``base`` must have the content that its identity's digest says, and no other layer over it.
+    ``indexes``: the key of the index that served each package of the base.  Parts of a wheel are
+    read without the whole, so an index that serves other bytes than a hash says is believed for
+    itself alone.
 
     Raises:
         ApplyError: an input is not pinned, cannot be downloaded, or does not match its digest.
@@ -103,7 +109,7 @@ def judged(base: Subject, layers: Sequence[Layer], sources: Sources) -> list[Ste
         target = identity.platform.target
         return list(judge_in_order(layers, base.tree, sources, target, identity.env))
 
-    key = _key(base, layers)
+    key = _key(base, layers, indexes)
     kept = _read(key)
     if kept is not None:
         with suppress(ValueError, TypeError, KeyError, ApplyError):
@@ -115,12 +121,12 @@ def judged(base: Subject, layers: Sequence[Layer], sources: Sources) -> list[Ste
     return steps
 
 
-def _key(base: Subject, layers: Sequence[Layer]) -> str:
+def _key(base: Subject, layers: Sequence[Layer], indexes: Mapping[str, str]) -> str:
     identity = base.identity
     where = [identity.platform.oci, list(identity.platform.python_version), identity.site_packages]
     parts = [
         version(), identity.kind, identity.digest, where, dict(identity.packages),
-        dict(identity.env), [layer.digest for layer in layers],
+        dict(identity.env), dict(indexes), [layer.digest for layer in layers],
     ]  # fmt: skip
     return sha256_hex(canonical_json(parts))
 

@@ -387,7 +387,9 @@ class Planning:
         by_digest = base.identity.is_wheels or base.in_layers is not None
         if not by_digest or self.noting or inputs.lock or inputs.stages or inputs.resolved.pulled:
             return None
-        return judged(base, inputs.selection.layers, inputs.sources)
+        packages = base.identity.packages if base.identity.is_wheels else ()
+        indexes = {name: inputs.index.key_of(name) for name in packages}
+        return judged(base, inputs.selection.layers, inputs.sources, indexes)
 
     def entry_for(self, plan: BuildPlan) -> LockEntry:
         """The lock entry for a plan."""

@@ -31,7 +31,8 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # lazily: this process holds the lock of a cache there until it has another
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_disks_are_counted_separately(tmp_path: Path) -> None:

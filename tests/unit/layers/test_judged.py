@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from builder.images.subject import Subject
 
 SOURCES = FakeSources()
+INDEXES = {"vllm": "0123456789ab"}
 LAYERS = [
     make_layer("backend", BACKEND, env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin")),
     make_layer("more", replace_op("BACKEND = 'b12x'", "BACKEND = 'c'"), copy_op("vllm/n.py", b"1")),
@@ -82,8 +83,8 @@ def plain(steps: Sequence[Step]) -> list[Any]:
 
 
 def test_the_second_time_nothing_is_judged_and_all_is_the_same(asked: list[int]) -> None:
-    first = judged(base(), LAYERS, SOURCES)
-    second = judged(base(), LAYERS, SOURCES)
+    first = judged(base(), LAYERS, SOURCES, INDEXES)
+    second = judged(base(), LAYERS, SOURCES, INDEXES)
     assert asked == [1]
     assert [s.outcome.state for s in second] == ["needed", "needed", "drift"]
     assert [s.receipt for s in second] == [s.receipt for s in first]
@@ -91,8 +92,8 @@ def test_the_second_time_nothing_is_judged_and_all_is_the_same(asked: list[int])
 
 
 def test_bytes_are_those_of_another_judgement(asked: list[int]) -> None:
-    first = judged(base(), LAYERS, SOURCES)
-    second = judged(base(), LAYERS, SOURCES)
+    first = judged(base(), LAYERS, SOURCES, INDEXES)
+    second = judged(base(), LAYERS, SOURCES, INDEXES)
     states = {step.layer.name: step.outcome.changes for step in first}
     assert states["backend"]
     for one, two in zip(first, second, strict=True):
@@ -115,16 +116,16 @@ def test_inputs_of_wheels_are_the_same() -> None:
     sources = FakeSources(wheel)
     op = {"op": "wheel", "distribution": "lib", "version": "2"}
     layers = [make_layer("lib", op, wheels=[wheel])]
-    first, second = (judged(base(), layers, sources) for _ in range(2))
+    first, second = (judged(base(), layers, sources, INDEXES) for _ in range(2))
     assert first[0].outcome.inputs
     assert second[0].outcome.inputs == first[0].outcome.inputs
     assert plain(second) == plain(first)
 
 
-def test_another_base_layer_order_or_code_is_judged(
+def test_another_base_layer_order_index_or_code_is_judged(
     asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged(base(), LAYERS, SOURCES)
+    judged(base(), LAYERS, SOURCES, INDEXES)
     others: list[tuple[Subject, list[Layer]]] = [
         (fake_base(vllm_files(), digest="sha256:other"), LAYERS),
         (fake_base(vllm_files(), env={"A": "b"}), LAYERS),
@@ -133,11 +134,13 @@ def test_another_base_layer_order_or_code_is_judged(
         (base(), [make_layer("backend", BACKEND), *LAYERS[1:]]),
     ]
     for number, (one, layers) in enumerate(others, 2):
-        judged(one, layers, SOURCES)
+        judged(one, layers, SOURCES, INDEXES)
         assert len(asked) == number
     monkeypatch.setattr(module, "version", lambda: "other")
-    judged(base(), LAYERS, SOURCES)
+    judged(base(), LAYERS, SOURCES, INDEXES)
     assert len(asked) == len(others) + 2
+    judged(base(), LAYERS, SOURCES, {"vllm": "another"})  # it may serve other bytes
+    assert len(asked) == len(others) + 3
 
 
 @pytest.mark.parametrize(
@@ -150,22 +153,22 @@ def test_another_base_layer_order_or_code_is_judged(
     ],
 )
 def test_a_damaged_entry_is_judged_again(asked: list[int], damage: Any) -> None:
-    judged(base(), LAYERS, SOURCES)
+    judged(base(), LAYERS, SOURCES, INDEXES)
     (entry,) = entries()
     entry.write_bytes(damage(entry.read_bytes()))
-    again = judged(base(), LAYERS, SOURCES)
+    again = judged(base(), LAYERS, SOURCES, INDEXES)
     assert asked == [1, 1]
     assert again[0].outcome.state == "needed"
-    judged(base(), LAYERS, SOURCES)
+    judged(base(), LAYERS, SOURCES, INDEXES)
     assert asked == [1, 1]
 
 
 def test_a_base_that_is_not_what_its_digest_says_gives_no_wrong_bytes() -> None:
     """The files of a plan are what its digests say, or an error."""
     files = vllm_files()
-    judged(fake_base(files, digest="sha256:x"), LAYERS, SOURCES)
+    judged(fake_base(files, digest="sha256:x"), LAYERS, SOURCES, INDEXES)
     changed = {**files, "vllm/core.py": files["vllm/core.py"] + b"# more\n"}
-    steps = judged(fake_base(changed, digest="sha256:x"), LAYERS, SOURCES)
+    steps = judged(fake_base(changed, digest="sha256:x"), LAYERS, SOURCES, INDEXES)
     content = steps[0].changes["vllm/core.py"]
     assert content is not None
     with pytest.raises(ApplyError, match="sha256"):
@@ -174,9 +177,9 @@ def test_a_base_that_is_not_what_its_digest_says_gives_no_wrong_bytes() -> None:
 
 def test_a_layer_that_now_writes_less_is_an_error() -> None:
     files = vllm_files()
-    judged(fake_base(files, digest="sha256:x"), LAYERS, SOURCES)
+    judged(fake_base(files, digest="sha256:x"), LAYERS, SOURCES, INDEXES)
     less = {**files, "vllm/core.py": b"BACKEND = 'b12x'\n"}
-    steps = judged(fake_base(less, digest="sha256:x"), LAYERS, SOURCES)
+    steps = judged(fake_base(less, digest="sha256:x"), LAYERS, SOURCES, INDEXES)
     content = steps[0].changes["vllm/core.py"]
     assert content is not None
     with pytest.raises(ApplyError, match="does not write"):
