@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from builder.proof.numbersrecorded import cell, versions
+from builder.proof.recorded import kernel_versions, number_cell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,13 +33,17 @@ PACKAGE = "package b12x, "
 
 def table(given: Sequence[Mapping[str, Any]]) -> str:
     """A row for each kernel, a column for each release."""
-    made = sorted(given, key=lambda record: Version(versions(record)[0]))
-    heads = ["FlashInfer", *(versions(record)[0] for record in made)]
-    lines = [heads, ["---"] * len(heads), ["CuTe DSL", *(versions(record)[1] for record in made)]]
+    made = sorted(given, key=lambda record: Version(kernel_versions(record)[0]))
+    heads = ["FlashInfer", *(kernel_versions(record)[0] for record in made)]
+    lines = [
+        heads,
+        ["---"] * len(heads),
+        ["CuTe DSL", *(kernel_versions(record)[1] for record in made)],
+    ]
     by = [{check["name"]: check for check in record["checks"]} for record in made]
     # the latest release has all kernels, in their order
     for name in dict.fromkeys(name for checks in reversed(by) for name in checks):
-        row = [cell(checks[name]) if name in checks else "" for checks in by]
+        row = [number_cell(checks[name]) if name in checks else "" for checks in by]
         if any(row):
             lines.append([name, *row])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -64,7 +68,9 @@ def package_table(given: Sequence[Mapping[str, Any]]) -> str:
     heads = ["package b12x", *releases]
     lines = [heads, ["---"] * len(heads), ["CuTe DSL", *(dsl[release] for release in releases)]]
     for name in dict.fromkeys(name for release in reversed(releases) for name in by[release]):
-        cells = (cell(by[release][name]) if name in by[release] else "" for release in releases)
+        cells = (
+            number_cell(by[release][name]) if name in by[release] else "" for release in releases
+        )
         lines.append([name, *cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -25,8 +25,7 @@ from builder.pipeline import layerexport
 from builder.pipeline.mods import export, mod_files, outdated
 from builder.pipeline.options import HOME
 from builder.proof.checks import LEVELS
-from builder.proof.numbersrecorded import records
-from builder.proof.recorded import read_records, render, stale_records
+from builder.proof.recorded import number_records, read_records, render, stale_records
 from builder.ptx import supported
 from builder.serving.lint import RULES
 
@@ -119,8 +118,8 @@ def _dispatch(root: Path) -> str:
 def _defects(root: Path) -> str:
     folder = root / "docs" / "evidence" / "numbers"
     text = (root / "docs" / "kernel-defects.md").read_text("utf-8")
-    text = kernel_defects.page(text, kernel_defects.table(records(folder)))
-    package = kernel_defects.package_table(records(folder, "b12x-*.json"))
+    text = kernel_defects.page(text, kernel_defects.table(number_records(folder)))
+    package = kernel_defects.package_table(number_records(folder, "b12x-*.json"))
     return kernel_defects.page(text, package, kernel_defects.BEGIN_PACKAGE)
 
 

@@ -17,8 +17,13 @@ from builder.common.document import load_toml
 from builder.common.paths import data_dir, package_file
 from builder.common.pypi import write_atomically
 from builder.proof.checks import KINDS
-from builder.proof.numbersrecorded import cell, records, versions
-from builder.proof.recorded import read_records, rows
+from builder.proof.recorded import (
+    kernel_versions,
+    number_cell,
+    number_records,
+    read_records,
+    rows,
+)
 from builder.proof.report import now, render_page
 
 if TYPE_CHECKING:
@@ -427,8 +432,8 @@ def _numbers(page: _Page, document: Matrix) -> None:
     if not folder.is_dir():  # an installed package has no records
         return
     by = {
-        versions(record)[0]: {check["name"]: check for check in record["checks"]}
-        for record in records(folder)
+        kernel_versions(record)[0]: {check["name"]: check for check in record["checks"]}
+        for record in number_records(folder)
     }
     rows = [row for row in document.rows if row.name in by]
     names = dict.fromkeys(name for row in reversed(rows) for name in by[row.name])
@@ -461,7 +466,7 @@ def _numbers_line(
     slug = re.sub(r"[^A-Za-z0-9]+", "-", check)
     for name in (row.name for row in rows):
         found = by[name].get(check)
-        text = cell(found) if found else ""
+        text = number_cell(found) if found else ""
         mark = _COMPUTED.get(text) or Mark("✕", text, "needed")
         detail = f"at:numbers:{slug}:{name}" if found and text else ""
         if found and text:

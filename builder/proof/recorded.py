@@ -1,9 +1,10 @@
-"""What each release selects, recorded."""
+"""What each release selects, and what level ``numbers`` reports about it, recorded."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -524,3 +525,45 @@ def simulated_parts(records: Sequence[Record]) -> list[tuple[str, str]]:
         present = ranges(records, [part in record.simulated for record in records])
         parts.append((part, ", ".join(where for where, there in present if there)))
     return parts
+
+
+# ------------------------------------------------------------------------------ level numbers
+
+
+def number_records(folder: Path, pattern: str = "vllm-*.json") -> list[dict[str, Any]]:
+    """The evidence, a record for each release of vLLM or of the package.
+
+    Raises:
+        ValueError: a file is no such record.
+    """
+    read_records = []
+    for path in sorted(folder.glob(pattern)):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            kernel_versions(record)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is not what verify --json prints: {error}") from None
+        read_records.append(record)
+    if not read_records:
+        raise ValueError(f"{folder} has no {pattern}")
+    return read_records
+
+
+def kernel_versions(record: Mapping[str, Any]) -> tuple[str, str]:
+    """FlashInfer and CuTe DSL."""
+    where = str(record["checks"][0]["where"])
+    match = re.match(r"FlashInfer (\S+) \+ CuTe DSL (\S+) of", where)
+    if match is None:
+        raise ValueError(f"its first check names no FlashInfer and CuTe DSL: {where!r}")
+    return match[1], match[2]
+
+
+def number_cell(check: Mapping[str, Any]) -> str:
+    """One result in a few words; nothing where a release has no such kernel."""
+    if check.get("moot"):
+        return ""
+    if check["status"] != "fail":
+        return {"pass": "right", "not-run": "not run"}[check["status"]]
+    wrong = "wrong values" if check["seen"].startswith("wrong values") else ""
+    race = "race" if "race, " in check["seen"] else ""
+    return " and ".join(part for part in (wrong, race) if part) or "does not run"

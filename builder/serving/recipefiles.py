@@ -23,16 +23,6 @@ from builder.errors import Exit, SparkBuildError, UsageError
 from builder.proof.recorded import read_records
 from builder.publishing.tags import Listing
 from builder.serving.asked import RecipeRefused, asked_recipe
-from builder.serving.formats import (
-    LAUNCHERS,
-    TRTLLM,
-    refuse_format,
-    refuse_settings,
-    refuse_topology,
-    rendered,
-    trtllm,
-    yaml_text,
-)
 from builder.serving.lint import linted_recipe
 from builder.serving.memory import ACTIVATIONS, GRAPHS, SYSTEM, TOTAL
 from builder.serving.models import Models
@@ -45,6 +35,16 @@ from builder.serving.recipe import (
     recipe_of,
     selects_for,
     topology_named,
+)
+from builder.serving.recipeformats import (
+    LAUNCHERS,
+    TRTLLM,
+    refuse_format,
+    refuse_settings,
+    refuse_topology,
+    rendered,
+    trtllm,
+    yaml_text,
 )
 from builder.serving.release import served_profile
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.formats import rendered
 from builder.serving.recipe import recipe_of
+from builder.serving.recipeformats import rendered
 from tests.unit.serving.served import HARD, request, with_hard_values
 
 from .programs import compose, environment

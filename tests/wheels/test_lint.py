@@ -10,10 +10,10 @@ import pytest
 
 from builder.__main__ import run
 from builder.errors import SparkBuildError, UsageError
-from builder.serving.formats import rendered
 from builder.serving.lint import Linter, lint, linted_recipe
 from builder.serving.models import Models
 from builder.serving.recipe import Place, RecipeRequest
+from builder.serving.recipeformats import rendered
 from builder.serving.release import served_profile
 
 from .test_serveflags import ALL

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from builder.serving.formats import rendered
 from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
+from builder.serving.recipeformats import rendered
 from tests.unit.serving.served import request, served, with_hard_values
 from tests.unit.serving.test_formats import PLACES
 

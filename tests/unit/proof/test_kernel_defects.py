@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks import kernel_defects
 from benchmarks.kernel_defects import EVIDENCE, PAGE, package_table, table
-from builder.proof.numbersrecorded import records, versions
+from builder.proof.recorded import kernel_versions, number_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-RECORDS = records(EVIDENCE)
+RECORDS = number_records(EVIDENCE)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_evidence_that_is_none_is_named(tmp_path: Path, content: str | None, wor
     if content is not None:
         (tmp_path / "vllm-0.1.json").write_text(content)
     with pytest.raises(ValueError, match=re.escape(words)):
-        records(tmp_path)
+        number_records(tmp_path)
 
 
 def test_a_page_without_a_place_for_the_table_is_named() -> None:
@@ -48,7 +48,7 @@ def test_a_record_without_the_package_is_named() -> None:
 
 def test_every_failure_of_the_package_is_a_known_defect() -> None:
     rows = PAGE.read_text("utf-8").partition("## The package b12x")[2].splitlines()
-    (record,) = records(EVIDENCE, pattern="b12x-*.json")
+    (record,) = number_records(EVIDENCE, pattern="b12x-*.json")
     of_package = [c for c in record["checks"] if c["name"].startswith(kernel_defects.PACKAGE)]
     failed = [check for check in of_package if check["status"] == "fail"]
     assert failed
@@ -84,7 +84,7 @@ def test_every_failure_is_a_known_defect(record: Mapping[str, Any]) -> None:
         for row in PAGE.read_text("utf-8").partition("## Defects")[2].splitlines()
         if row.startswith("| ")
     ]
-    flashinfer = versions(record)[0]
+    flashinfer = kernel_versions(record)[0]
     failed = [check for check in record["checks"] if check["status"] == "fail"]
     assert failed
     for check in failed:

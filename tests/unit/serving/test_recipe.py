@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.formats import rendered
 from builder.serving.lint import linted_recipe
 from builder.serving.models import Models
 from builder.serving.recipe import Place, recipe_of
+from builder.serving.recipeformats import rendered
 from builder.serving.release import refuse_old, refuse_unpatched, served_profile
 from builder.serving.serveflags import replaced
 

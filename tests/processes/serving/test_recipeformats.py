@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.serving.formats import rendered
+from builder.serving.recipeformats import rendered
 from tests.unit.serving.served import with_hard_values
 from tests.unit.serving.test_formats import PLACES, made
 

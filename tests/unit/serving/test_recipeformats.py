@@ -15,9 +15,9 @@ from msgspec import structs
 
 from builder.common.document import plain
 from builder.errors import UsageError
-from builder.serving.formats import Block, rendered, trtllm, yaml_text
 from builder.serving.models import Models
 from builder.serving.recipe import MASTER_PORT, Place, RecipeText, explanation, recipe_of
+from builder.serving.recipeformats import Block, rendered, trtllm, yaml_text
 from tests.documents import validated
 
 from .served import HARD, TWO, interface, request, served, with_hard_values
