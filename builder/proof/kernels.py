@@ -473,12 +473,6 @@ LAUNCHED = (
         serves="nvfp4-moe",
         request={"kind": "moe-b12x", "tokens": [1]},
     ),
-    # the most for which FlashInfer takes the same kernel
-    Launched(
-        name="b12x MoE, 8 tokens",
-        serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": [8], "experts": 3},
-    ),
     Launched(
         name="b12x MoE, 64 tokens",
         serves="nvfp4-moe",
