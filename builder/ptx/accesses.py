@@ -104,9 +104,9 @@ class Strength:
             offsets = w.block.shared.offsets(at, size)
             races.strong(w.number, lanes, offsets, size, line, self.scope)
 
-    def swap(self, w: Warp, lanes: Any, at: Any, wrote: Any, *, shared: bool) -> None:
+    def swap(self, w: Warp, lanes: Any, at: Any, writes: Any, *, shared: bool) -> None:
         """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing."""
-        for lane, place, changes in zip(lanes, at, wrote, strict=True):
+        for lane, place, changes in zip(lanes, at, writes, strict=True):
             one, where = np.array([lane]), np.array([place])
             self.load(w, one, where, shared=shared)
             if changes:
@@ -142,19 +142,19 @@ _SPACES = {
 
 def space_of(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
     """``shared``, ``local``, ``param``, ``global`` or ``generic``, of words without the type."""
-    left = [m for m in words if m not in _ORDER and m not in _VECTORS and m not in _CACHING]
-    left = [m for m in left if not m.startswith(("L1::", "L2::")) and m != "cache_hint"]
-    if not left:
+    spaces = [m for m in words if m not in _ORDER and m not in _VECTORS and m not in _CACHING]
+    spaces = [m for m in spaces if not m.startswith(("L1::", "L2::")) and m != "cache_hint"]
+    if not spaces:
         return "generic"
-    if len(left) > 1 or left[0] not in _SPACES:
+    if len(spaces) > 1 or spaces[0] not in _SPACES:
         raise d.unknown(i)
-    return _SPACES[left[0]]
+    return _SPACES[spaces[0]]
 
 
-def _count(d: Decoder, i: Instruction, given: int) -> int:
+def _count(d: Decoder, i: Instruction, registers: int) -> int:
     count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)
-    if given != count:
-        raise d.unknown(i, f"{given} registers for {count} elements")
+    if registers != count:
+        raise d.unknown(i, f"{registers} registers for {count} elements")
     return count
 
 
@@ -191,20 +191,20 @@ def read_rows(
     """``size`` bytes from the address of each lane, one row each."""
     match space:
         case "shared":
-            found = w.block.shared.load(at, size, w.number, lanes, line, order.scope)
+            rows = w.block.shared.load(at, size, w.number, lanes, line, order.scope)
             if order.scope:
                 order.load(w, lanes, at, shared=True)
-            return found
+            return rows
         case "local":
             return w.local[_local(w, lanes, at, size)]
         case "global":
             at, memory, races = at.astype(np.int64), w.block.state.memory, w.block.races
             if races:
                 races.reads(w.number, lanes, at, size, line, order.scope, memory)
-            found = memory.load(at, size)
+            rows = memory.load(at, size)
             if order.scope:
                 order.load(w, lanes, at, shared=False)
-            return found
+            return rows
         case "param":
             return _parameter_bytes(w, at, size)
         case "generic":
@@ -295,8 +295,8 @@ def _load(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         w.yielded |= yields
         at = address(w) if m is True else address(w)[m]
-        found = read_rows(w, space, w.lanes(m), at, size, line, order)
-        values = np.ascontiguousarray(found).view(read)
+        rows = read_rows(w, space, w.lanes(m), at, size, line, order)
+        values = np.ascontiguousarray(rows).view(read)
         for number, slot in enumerate(slots):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
             row[... if m is True else m] = values[:, number].astype(row.dtype)
@@ -311,16 +311,16 @@ def _store(d: Decoder, i: Instruction) -> Step:
     size = kind.bytes * _count(d, i, len(parts))
     sources = [stored(d, i, kind, part) for part in parts]
     address = d.address(i, i.operands[0], 32 if space == "shared" else 64)
-    wanted = np.dtype(f"u{kind.bytes}")
+    element = np.dtype(f"u{kind.bytes}")
     _note_size(d, space, kind.bytes)
     order, line = strength(i), i.line
 
     def run(w: Warp, m: Mask) -> None:
         at = address(w) if m is True else address(w)[m]
-        rows = np.empty((len(at), len(sources)), wanted)
+        rows = np.empty((len(at), len(sources)), element)
         for number, (view, index) in enumerate(sources):
             value = w.views[view][index]
-            rows[:, number] = (value if m is True else value[m]).astype(wanted)
+            rows[:, number] = (value if m is True else value[m]).astype(element)
         data = rows.view(np.uint8).reshape(len(at), size)
         write_rows(w, space, w.lanes(m), at, data, line, order)
 
@@ -393,8 +393,8 @@ def _in_halves(operation: str, name: str) -> Callable[[Any, Any, Any], Any]:
 
     def of(old: Any, a: Any, _b: Any) -> Any:
         parts = (decode(np.ascontiguousarray(one).view(np.uint16)) for one in (old, a))
-        found = encode(function(*parts))
-        return found.astype(np.uint16).view(old.dtype)
+        result = encode(function(*parts))
+        return result.astype(np.uint16).view(old.dtype)
 
     return of
 
@@ -453,11 +453,11 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     to = d.parts(i.operands[0]) if gives else ()
     outs = [d.out(i, one, kind) if one != Name("_") else -1 for one in to]
     address = d.address(i, operands[0], 32 if space == "shared" else 64)
-    wanted = 2 if operation == "cas" else 1
-    given = [d.parts(one) for one in operands[1 : 1 + wanted]]
-    if any(len(one) != count for one in [*given, *([outs] if gives else [])]):
+    inputs = 2 if operation == "cas" else 1
+    sources = [d.parts(one) for one in operands[1 : 1 + inputs]]
+    if any(len(one) != count for one in [*sources, *([outs] if gives else [])]):
         raise d.unknown(i, f"no {count} elements")
-    values = [[d.source(i, one, kind) for one in part] for part in given]
+    values = [[d.source(i, one, kind) for one in part] for part in sources]
     size, view, line = element.itemsize * count, kind.view, i.line
     _note_size(d, space, min(4, element.itemsize))
     order = strength(i)
@@ -481,10 +481,10 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
                 _cells(w, kind_of, lanes[mine], place, size, data)
                 w.block.state.events += int(np.count_nonzero(data != raw))
                 if w.block.races and kind_of != "local":
-                    wrote = (
+                    writes = (
                         (old == parts[0][mine]).all(1) if operation == "cas" else np.ones(len(mine))
                     )
-                    order.swap(w, lanes[mine], place, wrote, shared=kind_of == "shared")
+                    order.swap(w, lanes[mine], place, writes, shared=kind_of == "shared")
                 for number, out in enumerate(outs):
                     if out >= 0:
                         rows[out][lanes[mine]] = old[:, number].view(rows[out].dtype)
@@ -512,11 +512,11 @@ def _cells(w: Warp, space: str, lanes: Any, at: Any, size: int, data: Any = None
     """Read, or write ``data``, as a part of an atomic operation."""
     memory, shared = w.block.state.memory, w.block.shared
     places: Any
-    held: Any
+    cells: Any
     if space == "shared":
-        places, held = shared.offsets(at, size)[:, None] + np.arange(size), shared.bytes
+        places, cells = shared.offsets(at, size)[:, None] + np.arange(size), shared.bytes
     elif space == "local":
-        places, held = _local(w, lanes, at, size), w.local
+        places, cells = _local(w, lanes, at, size), w.local
     elif space == "global" and data is None:
         return memory.load(at, size)
     elif space == "global":
@@ -525,8 +525,8 @@ def _cells(w: Warp, space: str, lanes: Any, at: Any, size: int, data: Any = None
     else:
         raise Fault(f"an atomic in a {space}, at {int(at[0]):#x}")
     if data is not None:
-        held[places] = data
-    return held[places]
+        cells[places] = data
+    return cells[places]
 
 
 #: Emitters by opcode.
@@ -564,7 +564,7 @@ def _copy_elements(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
         raise d.unknown(i)
     count, line = size.value, i.line
     to, source = d.address(i, i.operands[0]), d.address(i, i.operands[1], 64)
-    taken = d.source(i, i.operands[3], _WORD) if len(i.operands) == 4 else None
+    length = d.source(i, i.operands[3], _WORD) if len(i.operands) == 4 else None
     d.shared_sizes.add(4)
 
     def run(w: Warp, m: Mask) -> None:
@@ -572,12 +572,12 @@ def _copy_elements(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
         lanes = w.lanes(m)
         offsets = block.shared.offsets(to(w)[lanes], count)
         origin = source(w)[lanes].astype(np.int64)
-        kept = None if taken is None else np.minimum(w.views[U32][taken][lanes], count)
+        lengths = None if length is None else np.minimum(w.views[U32][length][lanes], count)
         races = block.races
         copy = races.issue(w.number, lanes, (_ELEMENTS,), line, generic=True) if races else None
 
         def act() -> None:
-            rows = _read_elements(block, origin, count, kept)
+            rows = _read_elements(block, origin, count, lengths)
             if races and copy:
                 races.copy_scatters(copy, lanes, offsets, count)
             elements = block.shared.elements[count]
@@ -590,17 +590,17 @@ def _copy_elements(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
     return run
 
 
-def _read_elements(block: Block, origin: Any, count: int, kept: Any) -> NDArray[np.uint8]:
-    """``count`` bytes from each address of global memory, of which only ``kept`` are read."""
+def _read_elements(block: Block, origin: Any, count: int, lengths: Any) -> NDArray[np.uint8]:
+    """``count`` bytes from each address of global memory, only the first ``lengths`` are read."""
     memory = block.state.memory
-    if kept is None:
+    if lengths is None:
         return memory.load(origin, count)
     rows = np.zeros((len(origin), count), np.uint8)
-    whole = kept == count
+    whole = lengths == count
     rows[whole] = memory.load(origin[whole], count) if np.count_nonzero(whole) else 0
-    for row in np.flatnonzero(~whole & (kept > 0)):
-        places = origin[row] + np.arange(int(kept[row]))
-        rows[row, : int(kept[row])] = memory.load(places, 1)[:, 0]
+    for row in np.flatnonzero(~whole & (lengths > 0)):
+        places = origin[row] + np.arange(int(lengths[row]))
+        rows[row, : int(lengths[row])] = memory.load(places, 1)[:, 0]
     return rows
 
 
@@ -665,7 +665,7 @@ _SCOPES = {
 def _mbarrier(d: Decoder, i: Instruction) -> Step:
     """``mbarrier.init``, ``arrive``, ``expect_tx``, ``test_wait`` and ``try_wait``."""
     words = [m for m in i.modifiers if m not in _SCOPES]
-    known: dict[tuple[str, ...], Emitter] = {
+    forms: dict[tuple[str, ...], Emitter] = {
         ("init",): _initialise,
         ("inval",): _invalidate,
         ("arrive",): _arrive,
@@ -674,9 +674,9 @@ def _mbarrier(d: Decoder, i: Instruction) -> Step:
         ("try_wait", "parity"): _wait,
         ("test_wait", "parity"): _wait,
     }
-    if tuple(words) not in known:
+    if tuple(words) not in forms:
         raise d.unknown(i)
-    return known[tuple(words)](d, i)
+    return forms[tuple(words)](d, i)
 
 
 def _initialise(d: Decoder, i: Instruction) -> Step:
@@ -723,7 +723,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
     state = d.out(i, operands[0], typed("b64")) if returns else -1
     place, *rest = operands[1:] if arrives else operands
     address = d.address(i, place)
-    given = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
+    amount = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
 
     def run(w: Warp, m: Mask) -> None:
         races, lanes, places = w.block.races, w.lanes(m), address(w)
@@ -734,7 +734,7 @@ def _arrive(d: Decoder, i: Instruction) -> Step:
                 here = lanes[places[lanes] == place]
                 clocks[place] = races.released(w.number, here)
         for lane in lanes:
-            at, number = int(places[lane]), int(w.views[U32][given][lane])
+            at, number = int(places[lane]), int(w.views[U32][amount][lane])
             if expects:
                 w.block.expect(at, number)
             if state >= 0:
@@ -763,8 +763,8 @@ def _wait(d: Decoder, i: Instruction) -> Step:
             w.views[PRED][flag][...] = one
             w.yielded |= not one
             return
-        asked = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
-        passed = {pair: w.block.passed(*pair) for pair in asked}
+        pairs = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
+        passed = {pair: w.block.passed(*pair) for pair in pairs}
         for lane in w.lanes(m):
             pair = int(places[lane]), int(parities[lane])
             w.views[PRED][flag][lane] = passed[pair]
@@ -921,13 +921,13 @@ def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int
 
 def _map_at(block: Block, address: int) -> TensorMap:
     """The tensor map in the parameter space at a generic address."""
-    found = block.maps.get(address)
-    if found is None:
+    tensor_map = block.maps.get(address)
+    if tensor_map is None:
         place, data = address - PARAMETERS, block.state.launch.parameters
         if not 0 <= place <= len(data) - 128 or place % 64:
             raise Fault("a tensor map that is not a parameter, or not at a multiple of 64 bytes")
-        found = block.maps[address] = TensorMap.of(data[place : place + 128])
-    return found
+        tensor_map = block.maps[address] = TensorMap.of(data[place : place + 128])
+    return tensor_map
 
 
 def _coordinate(values: Any, lane: int) -> int:

@@ -35,18 +35,18 @@ def _call(d: Decoder, i: Instruction) -> Step:
     assert isinstance(frame, Number)
     if isinstance(target, Name) and target.text in RUNTIME:
         return _runtime(d, target.text, frame.value)
-    known = {FUNCTIONS + one.entry: one for one in d.kernel.functions}
-    given = d.source(i, target, typed("b64"))
+    functions = {FUNCTIONS + one.entry: one for one in d.kernel.functions}
+    callee = d.source(i, target, typed("b64"))
     pointer, added = d.source(i, Name(FRAME), typed("b64")), frame.value
-    ranges = {one.entry: _ranges(d, one) for one in known.values() if one.recursive}
+    ranges = {one.entry: _ranges(d, one) for one in functions.values() if one.recursive}
     place = next(at for at, one in enumerate(d.kernel.code) if one is i)
 
     def run(w: Warp, m: Mask) -> Target:
         lanes = w.lanes(m)
-        addresses = w.views[U64][given]
+        addresses = w.views[U64][callee]
         targets = np.zeros(LANES, np.int64)
         for address in {*addresses[lanes].tolist()}:
-            function = known.get(address)
+            function = functions.get(address)
             if function is None:
                 raise Fault(f"a call of {address:#x}, which is no function")
             mine = lanes[addresses[lanes] == address]
@@ -66,20 +66,20 @@ def _call(d: Decoder, i: Instruction) -> Step:
 
 def _ranges(d: Decoder, function: Function) -> list[tuple[int, int, int]]:
     """The view, the first and the last register of each width that a function has."""
-    found: dict[int, list[int]] = {}
+    indices: dict[int, list[int]] = {}
     for name in function.registers:
         slot = d.slots[name]
-        found.setdefault(_FILES[slot.width], []).append(slot.index)
-    return [(view, min(some), max(some) + 1) for view, some in found.items()]
+        indices.setdefault(_FILES[slot.width], []).append(slot.index)
+    return [(view, min(some), max(some) + 1) for view, some in indices.items()]
 
 
-def _grow(w: Warp, wanted: int) -> None:
-    held = w.local.shape[1]
-    if wanted > _MOST_LOCAL:
-        raise Fault(f"the stack overflows: {wanted} bytes of local memory")
-    if wanted > held:
-        more = np.full((LANES, max(wanted, 2 * held)), POISON, np.uint8)
-        more[:, :held] = w.local
+def _grow(w: Warp, needed: int) -> None:
+    size = w.local.shape[1]
+    if needed > _MOST_LOCAL:
+        raise Fault(f"the stack overflows: {needed} bytes of local memory")
+    if needed > size:
+        more = np.full((LANES, max(needed, 2 * size)), POISON, np.uint8)
+        more[:, :size] = w.local
         w.local = more
 
 
@@ -100,8 +100,8 @@ def _return(d: Decoder, i: Instruction) -> Step:
         for lane in lanes:
             targets[lane], added, saved = w.calls[lane].pop()
             w.views[U64][pointer][lane] -= np.uint64(added)
-            for view, first, held in saved or ():
-                w.files[view][first : first + len(held), lane] = held[:, lane]
+            for view, first, rows in saved or ():
+                w.files[view][first : first + len(rows), lane] = rows[:, lane]
         return _one_or_all(targets, lanes)
 
     return run
@@ -123,15 +123,15 @@ def _runtime(d: Decoder, name: str, frame: int) -> Step:
     return run
 
 
-def _given(w: Warp, lane: int, at: int, size: int = 8) -> int:
+def _argument(w: Warp, lane: int, at: int, size: int = 8) -> int:
     return int.from_bytes(local_row(w, lane, at, size).tobytes(), "little")
 
 
 def _text(w: Warp, lane: int, address: int) -> str:
-    found = bytearray()
-    while (byte := int(read_generic(w, lane, address + len(found), 1)[0])) and len(found) < 4096:
-        found.append(byte)
-    return found.decode("utf-8", "replace")
+    data = bytearray()
+    while (byte := int(read_generic(w, lane, address + len(data), 1)[0])) and len(data) < 4096:
+        data.append(byte)
+    return data.decode("utf-8", "replace")
 
 
 _FORM = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d+|\*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp%])")
@@ -139,26 +139,26 @@ _FORM = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d+|\*))?(hh|h|ll|l|z|j|t)?([diou
 
 def _print(w: Warp, lane: int, at: int) -> None:
     """``printf``: each argument at a multiple of its size of 4 or 8 bytes."""
-    form, held = _text(w, lane, _given(w, lane, at + 8)), _given(w, lane, at + 16)
-    w.block.state.printed.append("".join(_formatted(w, lane, form, held)))
+    form, address = _text(w, lane, _argument(w, lane, at + 8)), _argument(w, lane, at + 16)
+    w.block.state.printed.append("".join(_formatted(w, lane, form, address)))
     local_row(w, lane, at, 4)[...] = np.frombuffer((1).to_bytes(4, "little"), np.uint8)
 
 
-def _formatted(w: Warp, lane: int, form: str, held: int) -> Iterator[str]:
+def _formatted(w: Warp, lane: int, form: str, address: int) -> Iterator[str]:
     def argument(size: int) -> bytes:
-        nonlocal held
-        held = -(-held // size) * size
-        held += size
-        return bytes(read_generic(w, lane, held - size, size))
+        nonlocal address
+        address = -(-address // size) * size
+        address += size
+        return bytes(read_generic(w, lane, address - size, size))
 
     def whole(size: int, *, signed: bool) -> int:
         return int.from_bytes(argument(size), "little", signed=signed)
 
     end = 0
-    for found in _FORM.finditer(form):
-        yield form[end : found.start()]
-        end = found.end()
-        flags, width, places, size, kind = found.groups()
+    for match in _FORM.finditer(form):
+        yield form[end : match.start()]
+        end = match.end()
+        flags, width, places, size, kind = match.groups()
         width = str(whole(4, signed=True)) if width == "*" else width or ""
         places = str(whole(4, signed=True)) if places == "*" else places
         how = f"%{flags}{width}" + (f".{places}" if places is not None else "")
@@ -168,8 +168,8 @@ def _formatted(w: Warp, lane: int, form: str, held: int) -> Iterator[str]:
             value = float(np.frombuffer(argument(8), np.float64)[0])
             yield value.hex() if kind in "aA" else f"{how}{kind}" % value
         elif kind in "sp":
-            given = whole(8, signed=False)
-            yield f"{how}s" % (_text(w, lane, given) if kind == "s" else hex(given))
+            pointer = whole(8, signed=False)
+            yield f"{how}s" % (_text(w, lane, pointer) if kind == "s" else hex(pointer))
         elif kind == "c":
             yield f"{how}c" % (whole(4, signed=False) & 0xFF)
         else:
@@ -180,14 +180,14 @@ def _formatted(w: Warp, lane: int, form: str, held: int) -> Iterator[str]:
 
 def _assert(w: Warp, lane: int, at: int) -> None:
     """``assert`` that failed."""
-    message, file, function = (_text(w, lane, _given(w, lane, at + n)) for n in (0, 8, 24))
-    line = _given(w, lane, at + 16, 4)
+    message, file, function = (_text(w, lane, _argument(w, lane, at + n)) for n in (0, 8, 24))
+    line = _argument(w, lane, at + 16, 4)
     raise Fault(f"assertion {message!r} failed in {function}, {file}:{line}")
 
 
 def _allocate(w: Warp, lane: int, at: int) -> None:
     """``malloc``: memory that is not initialised, at a multiple of 16."""
-    memory, size = w.block.state.memory, _given(w, lane, at + 8)
+    memory, size = w.block.state.memory, _argument(w, lane, at + 8)
     free = max((r.end for r in memory.regions if HEAP <= r.address < 2 * HEAP), default=HEAP)
     address = -(-free // FRAME_ALIGN) * FRAME_ALIGN + FRAME_ALIGN
     data = np.full(size, POISON, np.uint8)
@@ -197,7 +197,7 @@ def _allocate(w: Warp, lane: int, at: int) -> None:
 
 def _free(w: Warp, lane: int, at: int) -> None:
     """``free``: of an address that ``malloc`` gave, or of zero."""
-    memory, address = w.block.state.memory, _given(w, lane, at)
+    memory, address = w.block.state.memory, _argument(w, lane, at)
     region = next((r for r in memory.regions if r.address == address >= HEAP), None)
     if region is not None:
         memory.regions[:] = [one for one in memory.regions if one is not region]

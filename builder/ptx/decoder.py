@@ -81,9 +81,9 @@ def type_named(name: str) -> Type | None:
         return Type(name, PRED, 1)
     if bits not in SIZES or bits == "128" or kind not in "busf" or (kind, bits) == ("f", "16"):
         return None
-    held = max(int(bits), 16)
+    width = max(int(bits), 16)
     number = {"b": 0, "u": 0, "s": 1, "f": 2}[kind]
-    return Type(name, _WIDTHS[held][number], int(bits)) if number < len(_WIDTHS[held]) else None
+    return Type(name, _WIDTHS[width][number], int(bits)) if number < len(_WIDTHS[width]) else None
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Decoder:
         self.counts = {1: 0, 16: 0, 32: 0, 64: 0}
         self.slots: dict[str, Slot] = {}
         for name, declared in kernel.registers.items():
-            found = type_named(declared) or (Type(declared, U16, 16) if declared == "f16" else None)
-            if found is None:
+            kind = type_named(declared) or (Type(declared, U16, 16) if declared == "f16" else None)
+            if kind is None:
                 raise PtxError(f"registers of type .{declared} are not known")
-            self.slots[name] = self._new(1 if found.bits == 1 else max(found.bits, 16))
-        named = {word for one in kernel.code for word in one.names if word.startswith("%")}
+            self.slots[name] = self._new(1 if kind.bits == 1 else max(kind.bits, 16))
+        used = {word for one in kernel.code for word in one.names if word.startswith("%")}
         for name in SPECIAL:
-            if name in named:
+            if name in used:
                 self.slots[name] = self._new(32)
         self.constants: dict[int, dict[int, int]] = {1: {}, 16: {}, 32: {}, 64: {}}
         self.shared_bytes, shared = _lay_out(kernel.shared, SHARED_BASE)
@@ -130,10 +130,10 @@ class Decoder:
 
     def type(self, i: Instruction, at: int = -1) -> Type:
         """The type that a modifier names."""
-        found = type_named(i.modifiers[at]) if i.modifiers else None
-        if found is None:
+        kind = type_named(i.modifiers[at]) if i.modifiers else None
+        if kind is None:
             raise self.unknown(i)
-        return found
+        return kind
 
     @staticmethod
     def unknown(i: Instruction, why: str = "") -> PtxError:
@@ -175,10 +175,10 @@ class Decoder:
 
     def constant(self, value: int, width: int) -> int:
         """The index of a constant, the same for all lanes."""
-        known = self.constants[width]
+        constants = self.constants[width]
         bits = value & ((1 << width) - 1)
-        known.setdefault(bits, len(known))
-        return self.counts[width] + known[bits]
+        constants.setdefault(bits, len(constants))
+        return self.counts[width] + constants[bits]
 
     def address(self, i: Instruction, operand: Operand, width: int = 32) -> Callable[[Warp], Any]:
         """The computation of an address: shared ones are 32 bits wide, others 64."""

@@ -78,26 +78,28 @@ def odd(a: Any, b: Any, c: Any) -> Any:
 def odd_sum(product: Any, addend: Any) -> Any:
     """The sum of float64 values rounded to odd."""
     total = product + addend
-    # what the addition lost (Knuth's two-sum); with it the second rounding is by odd bits right
+    # what the addition rounded away (Knuth's two-sum); with it the second rounding is right, by
+    # odd bits
     part = total - product
-    lost = (product - (total - part)) + (addend - part)
+    residue = (product - (total - part)) + (addend - part)
     bits = total.view(np.int64)
-    inexact = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)
-    away = (lost > 0) == (total > 0)
+    inexact = (residue != 0) & np.isfinite(total) & (bits & 1 == 0)
+    away = (residue > 0) == (total > 0)
     return np.where(inexact, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 
 
-def directed(values: Any, mode: str, lost: Any = 0, kind: Any = np.float32) -> Any:
+def directed(values: Any, mode: str, residue: Any = 0, kind: Any = np.float32) -> Any:
     """float64 values as float32 or float16, rounded once.
 
-    ``lost`` is the sign of what the values themselves lost, where they are numbers of the result.
+    ``residue`` is the sign of what rounding took from the values themselves, where they are
+    numbers of the result.
     """
     near = values.astype(kind)
     if mode == "rn":
         return near
     with np.errstate(all="ignore"):
         off = np.sign(values - near.astype(np.float64))
-    off = np.where(off == 0, lost, off)
+    off = np.where(off == 0, residue, off)
     return _moved(near, off, mode)
 
 
@@ -149,8 +151,8 @@ def _tf32(values: Any, mode: str) -> Any:
     elif mode == "rn":
         bits = bits + (np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)))
     bits = np.where(np.isinf(values), values.astype(np.float32).view(np.uint32), bits)
-    kept = values.astype(np.float32).view(np.uint32) if mode == "rna" else np.uint32(0x7FFFFFFF)
-    return np.where(np.isnan(values), kept, bits) & np.uint32(0xFFFFE000)
+    nans = values.astype(np.float32).view(np.uint32) if mode == "rna" else np.uint32(0x7FFFFFFF)
+    return np.where(np.isnan(values), nans, bits) & np.uint32(0xFFFFE000)
 
 
 # ------------------------------------------------------------------- operations of the four formats
@@ -177,16 +179,16 @@ _BELOW, _HALF, _NORMAL = np.int64(2**29 - 1), np.int64(2**28), 2.0**-126
 def _quotient(a: Any, b: Any) -> tuple[Any, Any]:
     """a / b in float64, and the sign of what it lost where it is a number of float32."""
     x, y = a.astype(np.float64), b.astype(np.float64)
-    found = x / y
-    rest = x - found * y
-    return found, np.where(np.isfinite(rest), np.sign(rest) * np.sign(y), 0)
+    quotient = x / y
+    rest = x - quotient * y
+    return quotient, np.where(np.isfinite(rest), np.sign(rest) * np.sign(y), 0)
 
 
 def _root(a: Any) -> tuple[Any, Any]:
     x = a.astype(np.float64)
-    found = np.sqrt(x)
-    rest = x - found * found
-    return found, np.where(np.isfinite(rest), np.sign(rest), 0)
+    root = np.sqrt(x)
+    rest = x - root * root
+    return root, np.where(np.isfinite(rest), np.sign(rest), 0)
 
 
 def _zero_down(result: Any, exact: Any, *parts: Any) -> Any:
@@ -282,8 +284,8 @@ def _arithmetic(d: Decoder, i: Instruction) -> Step:
     if i.modifiers[-2:-1] == ("f32",) and name in _DECODED:
         return _mixed(d, i)
     words = "".join(f"{word}." for word in i.modifiers[:-1])
-    known = (p for p, names in _FORMS[i.opcode] if name in names.split())
-    if not any(re.fullmatch(pattern, words) for pattern in known):
+    patterns = (p for p, names in _FORMS[i.opcode] if name in names.split())
+    if not any(re.fullmatch(pattern, words) for pattern in patterns):
         raise d.unknown(i)
     register, view, numbers = _REGISTERS[name]
     kind = typed(register)
@@ -316,13 +318,13 @@ def _function(opcode: str, name: str, words: frozenset[str]) -> Callable[..., An
     operation, ftz = _OPERATIONS[opcode], "ftz" in words
     wide = operation.wide
 
-    def of(*given: Any) -> Any:
-        values = [flush(v) for v in given] if ftz else given
+    def of(*operands: Any) -> Any:
+        values = [flush(v) for v in operands] if ftz else operands
         if mode == "rn" or wide is None:
             result = operation.nearest(*values)
         else:
-            exact, lost = wide(*values)
-            result = directed(exact, mode, lost)
+            exact, residue = wide(*values)
+            result = directed(exact, mode, residue)
             if mode == "rm" and operation.parts:
                 result = _zero_down(result, exact, *operation.parts(*values))
         if ftz:
@@ -374,24 +376,24 @@ def _of_halves(opcode: str, name: str, words: frozenset[str]) -> Callable[..., A
     def zeroed(values: Any) -> Any:
         return np.where(np.abs(values) < tiny, np.copysign(values.dtype.type(0), values), values)
 
-    def of(*given: Any) -> Any:
-        values = [decode(v) for v in given]
+    def of(*operands: Any) -> Any:
+        values = [decode(v) for v in operands]
         if "ftz" in words and name == "f16":
             values = [zeroed(v) for v in values]
         if opcode == "fma":
             bits = narrowed(odd(*values), name)
         else:
             if "xorsign" in words:  # decoding loses the sign of a NaN
-                values = [_signed(v, bits) for v, bits in zip(values, given, strict=True)]
+                values = [_signed(v, bits) for v, bits in zip(values, operands, strict=True)]
             result = _limited(operation.nearest(*values), values, opcode, words)
             bits = encode(result.astype(np.float32)).astype(np.uint16)
         if not words & {"sat", "relu", "ftz"}:
             return bits
-        found = decode(bits)
-        found = zeroed(found) if "ftz" in words else found
-        found = saturated(found) if "sat" in words else found
-        found = _positive(found) if "relu" in words else found
-        return encode(found).astype(np.uint16)
+        decoded = decode(bits)
+        decoded = zeroed(decoded) if "ftz" in words else decoded
+        decoded = saturated(decoded) if "sat" in words else decoded
+        decoded = _positive(decoded) if "relu" in words else decoded
+        return encode(decoded).astype(np.uint16)
 
     return of
 
@@ -461,10 +463,10 @@ def fused_doubles(a: Any, b: Any, c: Any) -> Any:
     low = a0 * b0 - (((product - a1 * b1) - a0 * b1) - a1 * b0)
     high, part = _two_sum(c, low)
     total, rest = _two_sum(product, high)
-    found = total + odd_sum(rest, part)
+    result = total + odd_sum(rest, part)
     if some(~safe):
-        found = np.where(safe, found, _exactly("fma", "rn", (a, b, c), product + c))
-    return found
+        result = np.where(safe, result, _exactly("fma", "rn", (a, b, c), product + c))
+    return result
 
 
 def _moderate(values: Any) -> Any:
@@ -486,34 +488,34 @@ def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
 
 def _exactly(opcode: str, mode: str, values: Any, plain: Any) -> Any:
     """Lane by lane with fractions; where an operand or the result is not finite, as it is."""
-    found = plain.copy()
+    results = plain.copy()
     exact = _OPERATIONS[opcode].exact
     for lane in range(len(plain)):
-        given = [float(v[lane]) for v in values]
-        if not all(map(math.isfinite, given)):
+        operands = [float(v[lane]) for v in values]
+        if not all(map(math.isfinite, operands)):
             continue
-        if opcode == "sqrt" and given[0] >= 0:
-            near = math.sqrt(given[0])
-            off = (Fraction(given[0]) > Fraction(near) ** 2) - (
-                Fraction(given[0]) < Fraction(near) ** 2
+        if opcode == "sqrt" and operands[0] >= 0:
+            near = math.sqrt(operands[0])
+            off = (Fraction(operands[0]) > Fraction(near) ** 2) - (
+                Fraction(operands[0]) < Fraction(near) ** 2
             )
-        elif exact is None or opcode == "sqrt" or (opcode in ("div", "rcp") and given[-1] == 0):
+        elif exact is None or opcode == "sqrt" or (opcode in ("div", "rcp") and operands[-1] == 0):
             continue
         else:
-            value = exact(*map(Fraction, given))
+            value = exact(*map(Fraction, operands))
             near, off = _nearest_double(value)
             if value == 0:  # with the sign of the plain sum or product
                 near = float(plain[lane])
                 if mode == "rm" and _OPERATIONS[opcode].parts and near == 0:
-                    near = _signed_zero(opcode, given)
-        found[lane] = _moved(np.array([near]), np.array([off]), mode)[0]
-    return found
+                    near = _signed_zero(opcode, operands)
+        results[lane] = _moved(np.array([near]), np.array([off]), mode)[0]
+    return results
 
 
-def _signed_zero(opcode: str, given: list[float]) -> float:
+def _signed_zero(opcode: str, operands: list[float]) -> float:
     parts = _OPERATIONS[opcode].parts
     assert parts is not None
-    return 0.0 if all(math.copysign(1, part) > 0 for part in parts(*given)) else -0.0
+    return 0.0 if all(math.copysign(1, part) > 0 for part in parts(*operands)) else -0.0
 
 
 def _nearest_double(value: Fraction) -> tuple[float, int]:
@@ -781,9 +783,9 @@ def _pack_integers(d: Decoder, i: Instruction) -> Step:
     return run
 
 
-def _unpacked(d: Decoder, i: Instruction, table: Any, held: str) -> Step:
+def _unpacked(d: Decoder, i: Instruction, table: Any, packed: str) -> Step:
     """``cvt.rn`` of ``e4m3x2`` or ``e2m1x2`` to two halves: exact; the low part goes to the low."""
-    source, word = type_named(held), type_named("b32")
+    source, word = type_named(packed), type_named("b32")
     assert source is not None
     assert word is not None
     out, a = d.out(i, i.operands[0], word), d.source(i, i.operands[1], source)
@@ -832,7 +834,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
     if to in _FLOATS:
         return _to_float(d, i, read, mode, frozenset(words))
     kind, register = d.type(i, -2), d.register(i, i.operands[0])
-    held = typed(f"{kind.name[0]}{register.width}")
+    destination = typed(f"{kind.name[0]}{register.width}")
     wide = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
     limits, whole = np.iinfo(wide), _WHOLE.get(mode)
     limited = "sat" in words
@@ -847,7 +849,7 @@ def _numeric(d: Decoder, i: Instruction) -> Step:
             value = np.where(nan, none, value)
         elif limited:
             value = _limited_to(value, limits)
-        put(w.views[held.view][register.index], value.astype(wide), m)
+        put(w.views[destination.view][register.index], value.astype(wide), m)
 
     return run
 
@@ -877,8 +879,8 @@ def _reader(d: Decoder, i: Instruction, name: str, *, ftz: bool) -> Callable[[Wa
     if name == "bf16":
         return lambda w: from_bf16(w.views[view][a]).astype(np.float64)
     if name in _FLOATS:
-        held = (lambda v: one_nan(flush(v))) if ftz and name == "f32" else lambda v: v
-        return lambda w: held(w.views[view][a]).astype(np.float64)
+        prepare = (lambda v: one_nan(flush(v))) if ftz and name == "f32" else lambda v: v
+        return lambda w: prepare(w.views[view][a]).astype(np.float64)
     if kind.name[0] not in "us":
         raise d.unknown(i)
     narrow = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
@@ -892,9 +894,9 @@ def _quieted(values: Any) -> Any:
 
 def _narrow_nan(values: Any, name: str) -> Any:
     """The bits of a half for a NaN of float64: its sign and its first bits."""
-    bits, kept = _quiet(values).view(np.uint64), 10 if name == "f16" else 7
+    bits, fraction = _quiet(values).view(np.uint64), 10 if name == "f16" else 7
     exponent = 0x7C00 if name == "f16" else 0x7F80
-    first = (bits >> np.uint64(52 - kept)).astype(np.uint16) & np.uint16((1 << kept) - 1)
+    first = (bits >> np.uint64(52 - fraction)).astype(np.uint16) & np.uint16((1 << fraction) - 1)
     return (
         (bits >> np.uint64(48)).astype(np.uint16) & np.uint16(0x8000) | np.uint16(exponent) | first
     )
@@ -952,8 +954,8 @@ def _float_of(values: Any, name: str, mode: str) -> Any:
     high = (values >> values.dtype.type(32)).astype(np.float64) * 2.0**32
     if name != "f64":
         return odd_sum(high, low)
-    total, lost = _two_sum(high, low)
-    return _moved(total, np.sign(lost), mode)
+    total, residue = _two_sum(high, low)
+    return _moved(total, np.sign(residue), mode)
 
 
 #: Emitters by opcode.

@@ -153,8 +153,8 @@ def _nearest(values: Lanes, middles: Lanes) -> Lanes:
     size = np.abs(values).astype(np.float64)
     code = np.searchsorted(middles, size, side="left")
     tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == size)
-    found: Lanes = code + (tie & (code % 2 == 1))
-    return found
+    nearest: Lanes = code + (tie & (code % 2 == 1))
+    return nearest
 
 
 def to_e2m1(values: Lanes) -> NDArray[np.uint16]:
@@ -167,8 +167,8 @@ def to_e2m1(values: Lanes) -> NDArray[np.uint16]:
 def to_e4m3(values: Lanes) -> NDArray[np.uint16]:
     """Codes of float32 values (``cvt.rn.satfinite.e4m3x2``); NaN stays NaN."""
     nan = np.isnan(values)
-    held = np.clip(np.where(nan, 0, values), -_E4M3_MAX, _E4M3_MAX)
-    code = np.where(nan, _E4M3_NAN, _nearest(held, _E4M3_MIDDLES))
+    clipped = np.clip(np.where(nan, 0, values), -_E4M3_MAX, _E4M3_MAX)
+    code = np.where(nan, _E4M3_NAN, _nearest(clipped, _E4M3_MIDDLES))
     return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
 
 
@@ -182,8 +182,8 @@ def from_e4m3(codes: NDArray[np.uint8]) -> Lanes:
 def to_e5m2(values: Lanes) -> NDArray[np.uint16]:
     """Codes of float32 values (``cvt.rn.satfinite.e5m2x2``); NaN stays NaN, as 127."""
     nan = np.isnan(values)
-    held = np.clip(np.where(nan, 0, values), -_E5M2[-1], _E5M2[-1])
-    code = np.where(nan, 0x7F, _nearest(held, (_E5M2[1:] + _E5M2[:-1]) / 2))
+    clipped = np.clip(np.where(nan, 0, values), -_E5M2[-1], _E5M2[-1])
+    code = np.where(nan, 0x7F, _nearest(clipped, (_E5M2[1:] + _E5M2[:-1]) / 2))
     return (code | np.where(np.signbit(values) & ~nan, 0x80, 0)).astype(np.uint16)
 
 

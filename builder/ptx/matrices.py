@@ -78,8 +78,8 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
         matrices = rows.view(np.uint16).reshape(count, 8, 8)
         if trans:
             matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
-        found = matrices.reshape(count, 64).view(np.uint32)
-        w.files[U32][outs] = found
+        words = matrices.reshape(count, 64).view(np.uint32)
+        w.files[U32][outs] = words
 
     return run
 
@@ -128,16 +128,16 @@ class Decoded:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[bytes, Any] = {}
+        self._values: dict[bytes, Any] = {}
 
     def of(self, key: bytes, make: Callable[[], Any]) -> Any:
         """The decoded value of these bits, from the cache if possible."""
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            found = self._known[key] = make()
-        return found
+        value = self._values.get(key)
+        if value is None:
+            if len(self._values) >= self._most:
+                self._values.clear()
+            value = self._values[key] = make()
+        return value
 
 
 _FRAGMENTS_OF_A, _FRAGMENTS_OF_B = Decoded(_FRAGMENTS), Decoded(_FRAGMENTS)
@@ -237,8 +237,8 @@ def _selectors(d: Decoder, i: Instruction, operand: Any) -> Callable[[Warp], tup
         raise d.unknown(i, "scale selectors")
     byte, thread = operand.parts
     if isinstance(byte, Number) and isinstance(thread, Number):
-        known = byte.value, thread.value
-        return lambda _w: known
+        constants = byte.value, thread.value
+        return lambda _w: constants
     first, second = (d.source(i, one, half) for one in operand.parts)
     return lambda w: (int(w.views[U16][first][0]), int(w.views[U16][second][0]))
 
@@ -276,7 +276,7 @@ class _Element:
     """A type of the elements of A and B: its bits, numpy's type of these, and their values."""
 
     bits: int
-    held: str
+    storage: str
     values: Callable[[Any], Any]
 
 
@@ -308,7 +308,7 @@ def left(words: Any, element: _Element, rows: int, depth: int) -> Any:
     """A by the registers of the lanes: register r of lane 4*g+t holds row g+8*(r % (rows/8)),
     and of the columns a group of four lanes' elements."""
     values = element.values(
-        np.ascontiguousarray(words).view(element.held).reshape(*words.shape, -1)
+        np.ascontiguousarray(words).view(element.storage).reshape(*words.shape, -1)
     )
     each = values.shape[-1]
     laid = values.reshape(depth // (4 * each), rows // 8, 8, 4, each)
@@ -353,8 +353,8 @@ def _multiply_bytes(d: Decoder, i: Instruction) -> Step:
         columns = right(words[b], y, 32).astype(np.float64)
         rows = rows * from_ue8m0(codes_a & np.uint32(255))[:, None]
         total = rows @ (columns * from_ue8m0(codes_b & np.uint32(255))[None, :])
-        found = total.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
-        reals[outs] = one_nan((found + reals[added]).astype(np.float32))
+        by_lane = total.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2).reshape(4, LANES)
+        reals[outs] = one_nan((by_lane + reals[added]).astype(np.float32))
 
     return run
 
@@ -404,27 +404,27 @@ def _multiply_plain(d: Decoder, i: Instruction) -> Step:
     kind, (x, y) = form[3].partition(".")[0], (_ELEMENTS[form[n]] for n in (4, 5))
     word = typed("f64" if x.bits == 64 else "b32")
     register, numbers = _SUMS[kind]
-    held = typed(register)
-    outs = [d.out(i, one, held) for one in d.parts(i.operands[0])]
+    sum_type = typed(register)
+    outs = [d.out(i, one, sum_type) for one in d.parts(i.operands[0])]
     a, b, c = (
         [d.source(i, one, k) for one in d.parts(i.operands[n])]
-        for n, k in ((1, word), (2, word), (3, held))
+        for n, k in ((1, word), (2, word), (3, sum_type))
     )
     each = max(32, x.bits)
-    sums = rows * 8 * np.dtype(numbers).itemsize // (LANES * held.bytes)
-    wanted = (
+    sums = rows * 8 * np.dtype(numbers).itemsize // (LANES * sum_type.bytes)
+    sizes = (
         sums,
         rows * depth * x.bits // (LANES * each),
         8 * depth * y.bits // (LANES * each),
         sums,
     )
-    if (len(outs), len(a), len(b), len(c)) != wanted:
+    if (len(outs), len(a), len(b), len(c)) != sizes:
         raise d.unknown(i, "fragments of other sizes")
     outs, a, b, c = map(_rows, (outs, a, b, c))
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, w, m)
-        words, reals = w.files[word.view], w.files[held.view]
+        words, reals = w.files[word.view], w.files[sum_type.view]
         # register v1*2+v0 of lane 4*t1+t0 holds row t1+8*v1, column 2*t0+v0; two halves are one
         added = np.ascontiguousarray(reals[c]).view(numbers).reshape(rows // 8, -1, LANES)
         if kind == "f16":
@@ -435,12 +435,14 @@ def _multiply_plain(d: Decoder, i: Instruction) -> Step:
             left(words[a], x, rows, depth), right(words[b], y, depth), laid, kind,
             limited=bool(form[2]),
         )  # fmt: skip
-        found = total.reshape(rows // 8, 8, 4, 2).transpose(0, 3, 1, 2).reshape(rows // 8, 2, LANES)
+        by_lane = (
+            total.reshape(rows // 8, 8, 4, 2).transpose(0, 3, 1, 2).reshape(rows // 8, 2, LANES)
+        )
         if kind == "f16":
-            pairs = np.ascontiguousarray(found.transpose(0, 2, 1)).astype(np.uint16)
+            pairs = np.ascontiguousarray(by_lane.transpose(0, 2, 1)).astype(np.uint16)
             reals[outs] = pairs.view(np.uint32).reshape(rows // 8, LANES)
         else:
-            reals[outs] = found.reshape(-1, LANES).astype(numbers)
+            reals[outs] = by_lane.reshape(-1, LANES).astype(numbers)
 
     return run
 
@@ -479,14 +481,14 @@ def _move_matrix(d: Decoder, i: Instruction) -> Step:
     form = _WMMA_MOVE.fullmatch(".".join(i.modifiers[1:]))
     if form is None:
         raise d.unknown(i)
-    (rows, columns), (held, register) = _sides(form[3], form[1]), _matrix_bits(form[5])
+    (rows, columns), (element, register) = _sides(form[3], form[1]), _matrix_bits(form[5])
     kind = typed(register)
     place, fragment = (i.operands[0], i.operands[1]) if stores else (i.operands[1], i.operands[0])
     registers = [d.source(i, one, kind) for one in d.parts(fragment)]
     stride = d.source(i, i.operands[2], typed("b32")) if len(i.operands) > 2 else -1
     space = memory_of(form[4])
     address, line = d.address(i, place, 32 if space == "shared" else 64), i.line
-    d.shared_sizes.add(min(4, held.itemsize))
+    d.shared_sizes.add(min(4, element.itemsize))
     down, across = np.divmod(np.arange(rows * columns), columns)
     first, second = (down, across) if form[2] == "row" else (across, down)
     least, count = columns if form[2] == "row" else rows, rows * columns
@@ -495,18 +497,18 @@ def _move_matrix(d: Decoder, i: Instruction) -> Step:
         whole_warp(i, w, m)
         step = int(w.views[U32][stride][0]) if stride >= 0 else least
         base = np.int64(address(w)[0]) if space == "shared" else address(w)[0].astype(np.uint64)
-        offsets = (first * step + second) * held.itemsize
+        offsets = (first * step + second) * element.itemsize
         at = base + offsets.astype(base.dtype)
         words = w.files[kind.view]
         lanes = np.arange(count) % LANES
         if stores:
-            data = np.ascontiguousarray(words[registers].T).view(held).reshape(-1)[:count]
+            data = np.ascontiguousarray(words[registers].T).view(element).reshape(-1)[:count]
             rows_of = data.view(np.uint8).reshape(count, -1)
             write_rows(w, space, lanes, at, rows_of, line)
             return
-        data = read_rows(w, space, lanes, at, held.itemsize, line)
-        whole = np.ascontiguousarray(data).view(held).reshape(-1)
-        room = len(registers) * LANES * kind.bytes // held.itemsize
+        data = read_rows(w, space, lanes, at, element.itemsize, line)
+        whole = np.ascontiguousarray(data).view(element).reshape(-1)
+        room = len(registers) * LANES * kind.bytes // element.itemsize
         laid = np.tile(whole, room // count).view(words.dtype).reshape(LANES, len(registers))
         words[registers] = laid.T
 
@@ -523,22 +525,22 @@ def _multiply_moved(d: Decoder, i: Instruction) -> Step:
     sides = [_sides(shape, which) for which in ("d", "a", "b", "c")]
     forms = [_matrix_bits(kind) for kind in kinds]
     registers = [
-        [d.source(i, one, typed(held)) for one in d.parts(operand)]
-        for operand, (_, held) in zip(i.operands, forms, strict=True)
+        [d.source(i, one, typed(register)) for one in d.parts(operand)]
+        for operand, (_, register) in zip(i.operands, forms, strict=True)
     ]
 
-    def taken(w: Warp, n: int) -> Any:
+    def matrix(w: Warp, n: int) -> Any:
         words = w.files[typed(forms[n][1]).view][registers[n]]
         raw = np.ascontiguousarray(words.T).view(forms[n][0]).reshape(-1)
         raw = raw[: sides[n][0] * sides[n][1]]
         if kinds[n] in ("f32", "s32"):
             return raw.view(np.float32 if kinds[n] == "f32" else np.int32).reshape(sides[n])
         element = _ELEMENTS[kinds[n]]
-        return np.asarray(element.values(raw.view(element.held))).reshape(sides[n])
+        return np.asarray(element.values(raw.view(element.storage))).reshape(sides[n])
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, w, m)
-        total = product(taken(w, 1), taken(w, 2), taken(w, 3), to, limited=bool(form[6]))
+        total = product(matrix(w, 1), matrix(w, 2), matrix(w, 3), to, limited=bool(form[6]))
         numbers = _SUMS[to][1]
         words = w.files[typed(forms[0][1]).view]
         flat = np.ascontiguousarray(total.astype(numbers)).reshape(-1).view(words.dtype)

@@ -106,17 +106,17 @@ class GlobalMemory:
         if np.count_nonzero(rest):
             wrong = int(addresses[rest != 0][0])
             raise Fault(f"global address {wrong:#x} is not a multiple of {size}")
-        left = np.arange(len(addresses))
-        while len(left):
-            first = int(addresses[left[0]])
+        remaining = np.arange(len(addresses))
+        while len(remaining):
+            first = int(addresses[remaining[0]])
             region = self.find(first, first + size, write=write)
-            offsets = addresses[left] - region.address
+            offsets = addresses[remaining] - region.address
             inside = (offsets >= 0) & (offsets + size <= len(region.data))
-            if np.count_nonzero(inside) == len(left):
-                yield left, offsets, region
+            if np.count_nonzero(inside) == len(remaining):
+                yield remaining, offsets, region
                 return
-            yield left[inside], offsets[inside], region
-            left = left[~inside]
+            yield remaining[inside], offsets[inside], region
+            remaining = remaining[~inside]
 
     def _whole(
         self, addresses: NDArray[np.int64], size: int, *, write: bool
@@ -144,10 +144,10 @@ class GlobalMemory:
         if fast is not None:
             elements, places = fast
             return elements[places].view(np.uint8).reshape(-1, size)
-        found = np.empty((len(addresses), size), np.uint8)
+        rows = np.empty((len(addresses), size), np.uint8)
         for lanes, offsets, data in self.groups(addresses, size):
-            found[lanes] = data[offsets[:, None] + np.arange(size)]
-        return found
+            rows[lanes] = data[offsets[:, None] + np.arange(size)]
+        return rows
 
     def store(self, addresses: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Store each row at its address; if lanes share an address, the last one wins."""
@@ -168,9 +168,9 @@ class Watcher(Protocol):
         """Lanes read."""
 
     def shared_stores(
-        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, held: Any
+        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, memory: Any
     ) -> None:
-        """Lanes are about to store rows of bytes, where these are held."""
+        """Lanes are about to store rows of bytes at offsets of a memory."""
 
 
 class SharedMemory:
@@ -190,18 +190,18 @@ class SharedMemory:
         Raises:
             Fault: one is outside, or not a multiple of ``size``.
         """
-        found = np.asarray(addresses).astype(np.int64) - SHARED_BASE
+        offsets = np.asarray(addresses).astype(np.int64) - SHARED_BASE
         # as unsigned numbers, negative ones are large
-        if size > self.size or some(found.view(np.uint64) > self.size - size):
-            wrong = found[(found < 0) | (found + size > self.size)][0]
+        if size > self.size or some(offsets.view(np.uint64) > self.size - size):
+            wrong = offsets[(offsets < 0) | (offsets + size > self.size)][0]
             raise Fault(
                 f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "
                 f"{self.size} bytes"
             )
-        if np.count_nonzero(found & (size - 1)):  # sizes are powers of two
-            wrong = found[found % size != 0][0]
+        if np.count_nonzero(offsets & (size - 1)):  # sizes are powers of two
+            wrong = offsets[offsets % size != 0][0]
             raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
-        return found
+        return offsets
 
     def load(
         self, addresses: Lanes, size: int, warp: int, lanes: Lanes, line: int, scope: int = 0
@@ -298,20 +298,20 @@ class TensorMap:
 
     def gather(self, memory: GlobalMemory, at: Sequence[int]) -> NDArray[np.uint8]:
         """A box's bytes, with zeros outside of the tensor."""
-        found, unit = np.zeros(self.size, np.uint8), self._unit(at)
+        box, unit = np.zeros(self.size, np.uint8), self._unit(at)
         offsets, inside = self.cover(at, unit)
         if inside.any():
             data, places = self._reached(memory, offsets[inside], unit, write=False)
-            found.view(data.dtype)[inside] = data[places]
-        return found
+            box.view(data.dtype)[inside] = data[places]
+        return box
 
     def scatter(self, memory: GlobalMemory, at: Sequence[int], data: NDArray[np.uint8]) -> None:
         """Store a box's bytes, those inside of the tensor."""
         unit = self._unit(at)
         offsets, inside = self.cover(at, unit)
         if inside.any():
-            held, places = self._reached(memory, offsets[inside], unit, write=True)
-            held[places] = data.view(held.dtype)[inside]
+            elements, places = self._reached(memory, offsets[inside], unit, write=True)
+            elements[places] = data.view(elements.dtype)[inside]
 
     def _reached(
         self, memory: GlobalMemory, offsets: NDArray[np.int64], unit: int, *, write: bool
@@ -358,13 +358,13 @@ class TensorMap:
 
     def _places(self, start: int) -> NDArray[np.int64]:
         """The offsets of a box's parts; cached, as a kernel uses few boxes."""
-        found = self._known.get(start)
-        if found is None:
-            found = self._known[start] = (self.place(start)[::_PART] - SHARED_BASE) // _PART
-        return found
+        places = self._cached.get(start)
+        if places is None:
+            places = self._cached[start] = (self.place(start)[::_PART] - SHARED_BASE) // _PART
+        return places
 
     @cached_property
-    def _known(self) -> dict[int, NDArray[np.int64]]:
+    def _cached(self) -> dict[int, NDArray[np.int64]]:
         return {}
 
     def place(self, start: int) -> NDArray[np.int64]:

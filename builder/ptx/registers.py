@@ -69,9 +69,9 @@ _JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 def typed(name: str) -> Type:
     """The type, which must be set."""
-    found = type_named(name)
-    assert found is not None
-    return found
+    kind = type_named(name)
+    assert kind is not None
+    return kind
 
 
 def _move(d: Decoder, i: Instruction) -> Step:
@@ -124,15 +124,15 @@ _PARTS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
     part, count = typed(f"b{kind.bits // len(to.parts)}"), len(to.parts)
     source = d.source(i, i.operands[1], typed(f"b{kind.bits}"))
-    view, held = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
-    if held is None:
+    view, element = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
+    if element is None:
         raise d.unknown(i)
     outs = [
         (number, d.out(i, one, part)) for number, one in enumerate(to.parts) if one != Name("_")
     ]
 
     def run(w: Warp, m: Mask) -> None:
-        parts, rows = w.views[view][source].view(held), w.views[part.view]
+        parts, rows = w.views[view][source].view(element), w.views[part.view]
         for number, out in outs:
             put(rows[out], parts[number::count], m)
 
@@ -142,13 +142,13 @@ def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
 def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
     part, count = typed(f"b{kind.bits // len(source.parts)}"), len(source.parts)
     out = d.out(i, i.operands[0], typed(f"b{kind.bits}"))
-    view, held = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
-    if held is None:
+    view, element = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
+    if element is None:
         raise d.unknown(i)
     sources = [d.source(i, one, part) for one in source.parts]
 
     def run(w: Warp, m: Mask) -> None:
-        parts, rows = w.views[view][out].view(held), w.views[part.view]
+        parts, rows = w.views[view][out].view(element), w.views[part.view]
         for number, one in enumerate(sources):
             put(parts[number::count], rows[one], m)
 
@@ -202,8 +202,8 @@ def _compare(d: Decoder, i: Instruction) -> Step:
     name, words = i.modifiers[-1] if i.modifiers else "", list(i.modifiers[:-1])
     half, packed = name.removesuffix("x2") in _FROM_HALF, name.endswith("x2")
     kind = typed("b32" if packed else "b16") if half else d.type(i)
-    known = _COMPARE_FLOATS if half or kind.name[0] == "f" else _COMPARE
-    function = known.get(words[0]) if words else None
+    comparisons = _COMPARE_FLOATS if half or kind.name[0] == "f" else _COMPARE
+    function = comparisons.get(words[0]) if words else None
     if kind.bits in (1, 8) or function is None:
         raise d.unknown(i)
     ftz = words[-1] == "ftz" and name in ("f32", "f16", "f16x2")
@@ -217,8 +217,8 @@ def _compare(d: Decoder, i: Instruction) -> Step:
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
     third = i.operands[3] if join else None
     negated = isinstance(third, Negated)
-    named = third.name if isinstance(third, Negated) else third
-    c = d.source(i, named, pred) if named is not None else 0
+    flag = third.name if isinstance(third, Negated) else third
+    c = d.source(i, flag, pred) if flag is not None else 0
     view, read = kind.view, _read_as(name, ftz=ftz)
     plain = read is None and join is None and other < 0 and isinstance(function, np.ufunc)
 
@@ -229,14 +229,14 @@ def _compare(d: Decoder, i: Instruction) -> Step:
             return
         if packed:
             parts = zip(_halves_of(rows[a]), _halves_of(rows[b]), strict=True)
-            found = [function(read(x), read(y)) for x, y in parts]  # type: ignore[misc]
+            results = [function(read(x), read(y)) for x, y in parts]  # type: ignore[misc]
         else:
             holds = function(*(rows[s] if read is None else read(rows[s]) for s in (a, b)))
-            found = [holds, ~holds]
+            results = [holds, ~holds]
         if join is not None:
             joins = ~flags[c] if negated else flags[c].copy()
-            found = [join(one, joins) for one in found]
-        for place, value in zip((out, other), found, strict=True):
+            results = [join(one, joins) for one in results]
+        for place, value in zip((out, other), results, strict=True):
             if place >= 0:
                 put(flags[place], value, m)
 
@@ -377,8 +377,8 @@ def _plain(function: Any, logical: Any = None) -> Emitter:
         if chosen is None or i.modifiers[-1][0] == "f":
             raise d.unknown(i)
         out, *sources = i.operands
-        found = tuple(d.source(i, s, kind) for s in sources)
-        return elementwise(chosen, kind, d.out(i, out, kind), found)
+        operands = tuple(d.source(i, s, kind) for s in sources)
+        return elementwise(chosen, kind, d.out(i, out, kind), operands)
 
     return emit
 
@@ -540,7 +540,7 @@ def _logic3(d: Decoder, i: Instruction) -> Step:
     kind = typed("b32")
     first, flag = (to.first, to.second) if isinstance(to, Pair) else (to, None)
     out = -1 if first == Name("_") else d.out(i, first, kind)
-    told = d.out(i, flag, pred) if flag is not None else -1
+    nonzero = d.out(i, flag, pred) if flag is not None else -1
     other = d.source(i, i.operands[5], pred) if flag is not None else -1
     a, b, c, table = (d.source(i, s, kind) for s in i.operands[1:5])
 
@@ -557,7 +557,7 @@ def _logic3(d: Decoder, i: Instruction) -> Step:
             put(rows[out], value, m)
         if joined is not None:
             flags = w.views[PRED]
-            put(flags[told], joined(value != 0, flags[other]), m)
+            put(flags[nonzero], joined(value != 0, flags[other]), m)
 
     return run
 
@@ -624,8 +624,8 @@ def _highest(form: Form, a: Any) -> Any:
     bits = 8 * a.itemsize
     plain = a.view(f"u{a.itemsize}")
     top = _top(np.where(a < 0, ~plain, plain) if form.kind.signed else plain)
-    found = np.where(top < 0, -1, bits - 1 - top if "shiftamt" in form.words else top)
-    return found.astype(np.int64) & 0xFFFFFFFF
+    position = np.where(top < 0, -1, bits - 1 - top if "shiftamt" in form.words else top)
+    return position.astype(np.int64) & 0xFFFFFFFF
 
 
 def _mask_of(count: Any, bits: int) -> Any:
@@ -637,8 +637,8 @@ def _mask_of(count: Any, bits: int) -> Any:
 
 def _field(bits: int, first: Any, count: Any) -> tuple[Any, Any]:
     """Position and length: of 8 bits each; the H100 uses all bits in the forms of 64."""
-    kept = 255 if bits == 32 else 0xFFFFFFFF
-    return first.astype(np.int64) & kept, count.astype(np.int64) & kept
+    mask = 255 if bits == 32 else 0xFFFFFFFF
+    return first.astype(np.int64) & mask, count.astype(np.int64) & mask
 
 
 def _extracted(form: Form, a: Any, b: Any, c: Any) -> Any:
@@ -657,8 +657,8 @@ def _inserted(form: Form, a: Any, b: Any, c: Any, e: Any) -> Any:
     bits = form.kind.bits
     first, count = _field(bits, c, e)
     by = np.minimum(first, 63).astype(_U64)
-    held = np.where(first < bits, _mask_of(count, bits) << by, _U64(0))
-    return (b.astype(_U64) & ~held) | (a.astype(_U64) << by & held)
+    mask = np.where(first < bits, _mask_of(count, bits) << by, _U64(0))
+    return (b.astype(_U64) & ~mask) | (a.astype(_U64) << by & mask)
 
 
 def _funnel(form: Form, a: Any, b: Any, c: Any) -> Any:
@@ -688,10 +688,10 @@ def _bit_mask(form: Form, a: Any, b: Any) -> Any:
 
 def _sign_extended(form: Form, a: Any, b: Any) -> Any:
     count = np.minimum(b, 32) if "clamp" in form.words else b & 31
-    held, value = _mask_of(count, 32), a.view(np.uint32).astype(_U64)
+    mask, value = _mask_of(count, 32), a.view(np.uint32).astype(_U64)
     sign = value >> np.maximum(count.astype(np.int64) - 1, 0).astype(_U64) & _U64(1) == 1
     negative = form.kind.signed & sign & (count > 0)
-    return np.where(negative, value | ~held, value & held)
+    return np.where(negative, value | ~mask, value & mask)
 
 
 def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
@@ -701,8 +701,8 @@ def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
         if n == 0:
             return first if bits >> first & 1 else 0xFFFFFFFF
         order = range(first, 32) if n > 0 else range(first, -1, -1)
-        held = [place for place in order if bits >> place & 1]
-        return held[abs(n) - 1] if len(held) >= abs(n) else 0xFFFFFFFF
+        places = [place for place in order if bits >> place & 1]
+        return places[abs(n) - 1] if len(places) >= abs(n) else 0xFFFFFFFF
 
     return np.array([one(*map(int, three)) for three in zip(mask, base, offset, strict=True)])
 
@@ -719,22 +719,22 @@ def _joined(parts: Any, bits: int) -> Any:
 
 def _halves_of_words(form: Form, a: Any, b: Any) -> Any:
     kind = form.name[0]
-    found = _BY_PART[form.opcode](*(_parts(v, kind, 16) for v in (a, b)))
+    results = _BY_PART[form.opcode](*(_parts(v, kind, 16) for v in (a, b)))
     low = -(2**15) if kind == "s" else 0
-    return _joined(np.clip(found, low, low + 65535) if "sat" in form.words else found, 16)
+    return _joined(np.clip(results, low, low + 65535) if "sat" in form.words else results, 16)
 
 
 def _video(form: Form, a: Any, b: Any, c: Any) -> Any:
     """``vadd2`` ... ``vmax4``: each part by itself; ``.add`` sums them up with c."""
     operation, bits = form.opcode[1:-1], 32 // int(form.opcode[-1])
     to, left, right, *more = form.words
-    found = _BY_PART[operation](_parts(a, left, bits), _parts(b, right, bits))
+    results = _BY_PART[operation](_parts(a, left, bits), _parts(b, right, bits))
     if more == ["add"]:
-        return found.sum(1) + c
+        return results.sum(1) + c
     if more == ["sat"]:
         low = -(1 << bits - 1) if to[0] == "s" else 0
-        found = np.clip(found, low, low + (1 << bits) - 1)
-    return _joined(found, bits)
+        results = np.clip(results, low, low + (1 << bits) - 1)
+    return _joined(results, bits)
 
 
 def _saturated_sum(form: Form, a: Any, b: Any) -> Any:
@@ -787,10 +787,10 @@ _HALF_WORDS = ("u16x2", "s16x2")
 def _table(d: Decoder, i: Instruction) -> Step:
     """An instruction of the table above."""
     packed = ".".join(i.modifiers)
-    known = [form for form in _SIMPLE[i.opcode] if re.fullmatch(form[0], packed)]
-    if not known:
+    forms = [form for form in _SIMPLE[i.opcode] if re.fullmatch(form[0], packed)]
+    if not forms:
         raise d.unknown(i)
-    _, types, function = known[0]
+    _, types, function = forms[0]
     name = i.modifiers[-1]
     own = type_named(name) or typed("u32")
     to, *kinds = (own if word == "T" else typed(word) for word in types.split())

@@ -71,10 +71,10 @@ def _members(w: Warp, m: Mask, index: int, i: Instruction) -> Any:
     row = w.views[U32][index]
     if m is True and (row == _ALL).all():
         return lanes, None
-    named = row[lanes]
+    masks = row[lanes]
     live, here = _bits(w.live), int(_BIT[lanes].sum())
-    for one in {*named.tolist()}:
-        group = int(_BIT[lanes[named == one]].sum())
+    for one in {*masks.tolist()}:
+        group = int(_BIT[lanes[masks == one]].sum())
         if group & ~one or one & live & ~group:
             raise Fault(f"{i.name} of lanes {one:#010x} by lanes {here:#010x}")
     return lanes, row
@@ -85,9 +85,9 @@ def _groups(lanes: Any, row: Any) -> Iterator[Any]:
     if row is None:
         yield lanes
         return
-    named = row[lanes]
-    for one in {*named.tolist()}:
-        yield lanes[named == one]
+    masks = row[lanes]
+    for one in {*masks.tolist()}:
+        yield lanes[masks == one]
 
 
 _BIT = 1 << np.arange(LANES, dtype=np.int64)
@@ -103,9 +103,9 @@ def ready(w: Warp, here: Any, row: Any) -> Any:
     if row is None:
         return here if not (live & ~here).any() else here & False
     bits, can = _bits(live), np.zeros(LANES, np.bool_)
-    named = np.where(here, row, 0)
+    masks = np.where(here, row, 0)
     for one in {*row[here].tolist()}:
-        group = here & (named == one)
+        group = here & (masks == one)
         if one & bits & ~_bits(group) == 0:
             can |= group
     return can
@@ -141,8 +141,8 @@ def _end(_d: Decoder, _i: Instruction) -> Step:
 def _others(mode: str, by: bytes, control: bytes) -> tuple[Any, Any]:
     """The lane that each lane reads, and whether it exists; cached."""
     step = np.frombuffer(by, np.uint32).astype(np.int64) & 31
-    given = np.frombuffer(control, np.uint32).astype(np.int64)
-    segment, clamp = given >> 8 & 31, given & 31
+    controls = np.frombuffer(control, np.uint32).astype(np.int64)
+    segment, clamp = controls >> 8 & 31, controls & 31
     first = _LANE & segment
     last = first | clamp & ~segment
     if mode == "idx":
@@ -192,9 +192,9 @@ def _vote(d: Decoder, i: Instruction) -> Step:
         ("all", "pred"), ("any", "pred"), ("uni", "pred"), ("ballot", "b32"),
     ):  # fmt: skip
         raise d.unknown(i)
-    mode, given = i.modifiers[1], i.operands[1]
-    negated = isinstance(given, Negated)
-    a = d.source(i, given.name if isinstance(given, Negated) else given, _FLAG)
+    mode, predicate = i.modifiers[1], i.operands[1]
+    negated = isinstance(predicate, Negated)
+    a = d.source(i, predicate.name if isinstance(predicate, Negated) else predicate, _FLAG)
     out = d.out(i, i.operands[0], _WORD if mode == "ballot" else _FLAG)
     members = d.source(i, i.operands[2], _WORD)
 
@@ -266,12 +266,12 @@ def _match(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         values = w.views[kind.view][a]
         for group in _groups(*_members(w, m, members, i)):
-            held = values[group]
-            same = held[:, None] == held[None, :]
-            found = (same * _BIT[group]).sum(1)
+            own = values[group]
+            same = own[:, None] == own[None, :]
+            masks = (same * _BIT[group]).sum(1)
             if mode == "all":
-                found = np.where(same.all(), found, 0)
-            w.views[U32][out][group] = found
+                masks = np.where(same.all(), masks, 0)
+            w.views[U32][out][group] = masks
             if flag >= 0:
                 w.views[PRED][flag][group] = same.all()
 
@@ -295,9 +295,9 @@ def _together(d: Decoder, i: Instruction) -> Step:
     members = d.source(i, i.operands[0], _WORD)
 
     def run(w: Warp, m: Mask) -> None:
-        found = _members(w, m, members, i)
+        participants = _members(w, m, members, i)
         if w.block.races:
-            for lanes in _groups(*found):
+            for lanes in _groups(*participants):
                 w.block.races.barrier([(w.number, lanes)], [(w.number, lanes)])
 
     return run
@@ -328,31 +328,31 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
         if which > 15:
             raise Fault(f"barrier {which}: a block has 16")
         count = int(w.views[U32][threads][w.lanes(m)[0]]) if threads >= 0 else None
-        named = w.block.meet(w, lanes, which, count, wait=waits)
+        barrier = w.block.meet(w, lanes, which, count, wait=waits)
         if result:
-            result(w, lanes, named)
+            result(w, lanes, barrier)
         w.block.settle(which)
 
     return run
 
 
 def _reduced_at(
-    d: Decoder, i: Instruction, words: list[str], to: Any, given: Any
+    d: Decoder, i: Instruction, words: list[str], to: Any, predicate: Any
 ) -> Callable[[Warp, Any, NamedBarrier], None]:
     """``barrier.red``: the number of threads whose predicate holds, or whether all or any do."""
     if words not in (["popc", "u32"], ["and", "pred"], ["or", "pred"]):
         raise d.unknown(i)
-    kind, negated = _WORD if words[0] == "popc" else _FLAG, isinstance(given, Negated)
-    out, a = d.out(i, to, kind), d.source(i, given.name if negated else given, _FLAG)
+    kind, negated = _WORD if words[0] == "popc" else _FLAG, isinstance(predicate, Negated)
+    out, a = d.out(i, to, kind), d.source(i, predicate.name if negated else predicate, _FLAG)
 
-    def arrive(w: Warp, lanes: Any, named: NamedBarrier) -> None:
-        named.count += int(((w.views[PRED][a] ^ negated) & lanes).sum())
+    def arrive(w: Warp, lanes: Any, barrier: NamedBarrier) -> None:
+        barrier.count += int(((w.views[PRED][a] ^ negated) & lanes).sum())
 
         def tell(count: int, threads: int) -> None:
             value = {"popc": count, "and": count == threads, "or": count > 0}[words[0]]
             w.views[kind.view][out][lanes] = value
 
-        named.results.append(tell)
+        barrier.results.append(tell)
 
     return arrive
 
