@@ -133,8 +133,8 @@ class LaneGroups:
         """By operation, the lanes in which it is in an earlier group than the latest ones."""
         last = self.committed - latest
         lanes = np.array([one.lanes for one in self.issued])
-        found: NDArray[np.bool_] = lanes & (np.array([one.group for one in self.issued]) < last)
-        return found
+        earlier: NDArray[np.bool_] = lanes & (np.array([one.group for one in self.issued]) < last)
+        return earlier
 
     def due(self, mask: NDArray[np.bool_] | bool, latest: int) -> list[Operation]:
         """The operations in all but the latest groups of these lanes."""
@@ -205,13 +205,13 @@ class Warp:
         #: the position of each lane, if they have diverged
         self.pcs: NDArray[np.int64] | None = None
         #: lanes that wait at a barrier
-        self.held = np.zeros(LANES, np.bool_)
+        self.at_barrier = np.zeros(LANES, np.bool_)
         #: how often each lane jumped back while it waited for others: those with less go first
         self.spins = np.zeros(LANES, np.int64)
         #: it yielded since it last jumped back
         self.waited = False
         #: the lanes that ran last, if they have diverged
-        self.ran = self.held
+        self.latest_lanes = self.at_barrier
         #: the carry flag of each lane
         self.carry = np.zeros(LANES, np.uint64)
         #: no other lane can continue, so that an instruction does not wait for them
@@ -349,36 +349,36 @@ class Block:
         """
         if threads is not None and threads % LANES:
             raise Fault(f"barrier {number} wants {threads} threads, not a multiple of {LANES}")
-        named = self.named_barriers.setdefault(number, NamedBarrier(threads))
-        named.threads = threads
-        before = named.arrived.get(warp.number)
+        barrier = self.named_barriers.setdefault(number, NamedBarrier(threads))
+        barrier.threads = threads
+        before = barrier.arrived.get(warp.number)
         if before is not None and (before & lanes).any():
-            raise Fault(f"barrier {number}: more than {self._wanted(named)} threads arrived")
-        named.arrived[warp.number] = lanes if before is None else before | lanes
+            raise Fault(f"barrier {number}: more than {self._expected(barrier)} threads arrived")
+        barrier.arrived[warp.number] = lanes if before is None else before | lanes
         if wait:
-            held = named.waiting.get(warp.number)
-            named.waiting[warp.number] = lanes if held is None else held | lanes
-            warp.held |= lanes
+            waiting = barrier.waiting.get(warp.number)
+            barrier.waiting[warp.number] = lanes if waiting is None else waiting | lanes
+            warp.at_barrier |= lanes
             warp.yielded = True
-            if lanes is ALL or warp.held[warp.live].all():
+            if lanes is ALL or warp.at_barrier[warp.live].all():
                 warp.blocked = f"waits at barrier {number}"
-        return named
+        return barrier
 
     def settle(self, number: int) -> None:
         """Open a barrier if all threads have arrived."""
-        named = self.named_barriers[number]
-        wanted, here = self._wanted(named), sum(map(self._arrived(named), named.arrived))
-        if named.threads is not None and here > wanted:
-            raise Fault(f"barrier {number}: more than {wanted} threads arrived")
-        if here < wanted:
+        barrier = self.named_barriers[number]
+        expected, here = self._expected(barrier), sum(map(self._arrived(barrier), barrier.arrived))
+        if barrier.threads is not None and here > expected:
+            raise Fault(f"barrier {number}: more than {expected} threads arrived")
+        if here < expected:
             return
         if self.races:
-            self.races.barrier(self._agents(named.arrived), self._agents(named.waiting))
-        for tell in named.results:
-            tell(named.count, sum(int(lanes.sum()) for lanes in named.arrived.values()))
-        for one, lanes in named.waiting.items():
+            self.races.barrier(self._agents(barrier.arrived), self._agents(barrier.waiting))
+        for tell in barrier.results:
+            tell(barrier.count, sum(int(lanes.sum()) for lanes in barrier.arrived.values()))
+        for one, lanes in barrier.waiting.items():
             warp = self.warps[one]
-            warp.held &= ~lanes
+            warp.at_barrier &= ~lanes
             warp.blocked = ""
         del self.named_barriers[number]
         self.state.events += 1
@@ -392,21 +392,21 @@ class Block:
         for number in [*self.named_barriers]:
             self.settle(number)
 
-    def _arrived(self, named: NamedBarrier) -> Callable[[int], int]:
+    def _arrived(self, barrier: NamedBarrier) -> Callable[[int], int]:
         def threads(one: int) -> int:
-            if named.arrived[one] is ALL:
+            if barrier.arrived[one] is ALL:
                 return LANES
-            lanes, live = named.arrived[one], self.warps[one].live
+            lanes, live = barrier.arrived[one], self.warps[one].live
             return int(lanes.sum()) if (live & ~lanes).any() else LANES
 
         return threads
 
-    def _wanted(self, named: NamedBarrier) -> int:
+    def _expected(self, barrier: NamedBarrier) -> int:
         """The threads that a barrier waits for; without a number, all that have not ended."""
-        if named.threads is not None:
-            return named.threads
+        if barrier.threads is not None:
+            return barrier.threads
         live = {warp.number for warp in self.warps if not warp.done}
-        return LANES * len(live | named.arrived.keys())
+        return LANES * len(live | barrier.arrived.keys())
 
     # ------------------------------------------------------------------------------------ mbarriers
 

@@ -21,7 +21,7 @@ typedef double f64;
 
 #define LANES 32
 /* Results of run(): so many basic blocks ran, an instruction is left to Python, or no block is here. */
-enum { LIMIT, DECLINED, LEFT };
+enum { LIMIT, DECLINED, NO_BLOCK };
 
 struct op {
     s32 code, guard, negated, out, a, b, c, d;
@@ -56,7 +56,7 @@ struct launch {
     const s64 *ends;
     /* by basic block: whether lanes wait at its start for others of their warp */
     const u8 *gathers;
-    s64 *taken;
+    s64 *executions;
     struct region *regions;
     s64 region_count;
     struct events *events;
@@ -324,12 +324,12 @@ static int watch_read(struct warp *w, const struct op *o, const struct shadow *s
 }
 
 static int watch_write(struct warp *w, const struct op *o, const struct shadow *s,
-                       struct access *x, int size, const u8 *held, const u8 *rows) {
+                       struct access *x, int size, const u8 *memory, const u8 *rows) {
     u8 changed[LANES];
     if (!s || !w->knows) return 0;
     granules(x, s, size);
     for (int k = 0; k < x->n; k++)
-        changed[k] = memcmp(held + x->offset[k], rows + k * size, size) != 0;
+        changed[k] = memcmp(memory + x->offset[k], rows + k * size, size) != 0;
     /* two lanes that write different values to one place */
     int ascending = 1;
     for (int k = 1; k < x->n; k++) ascending &= x->offset[k - 1] < x->offset[k];
@@ -527,16 +527,16 @@ static int matrix(struct warp *w, const struct op *o, int write) {
     if (o->c)
         for (int k = 0; k < x.n; k++)
             for (int j = 0; j < 8; j++) turned[(k & 24) | j][k & 7] = rows[k][j];
-    u16(*held)[8] = o->c ? turned : rows;
+    u16(*matrices)[8] = o->c ? turned : rows;
     if (w->block->launch->events &&
-        !(write ? watch_write(w, o, shadow, &x, 16, base, (u8 *)held)
+        !(write ? watch_write(w, o, shadow, &x, 16, base, (u8 *)matrices)
                 : watch_read(w, o, shadow, &x, 16))) return 0;
     if (write)
-        for (int k = 0; k < x.n; k++) memcpy(base + x.offset[k], held[k], 16);
+        for (int k = 0; k < x.n; k++) memcpy(base + x.offset[k], matrices[k], 16);
     else
         for (int n = 0; n < o->count; n++)
             for (int l = 0; l < LANES; l++)
-                memcpy(w->word + list[n] * LANES + l, &held[8 * n + l / 4][2 * (l % 4)], 4);
+                memcpy(w->word + list[n] * LANES + l, &matrices[8 * n + l / 4][2 * (l % 4)], 4);
     return 1;
 }
 
@@ -648,10 +648,10 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
         const A *a_ = ROW(A, o->a);                                                     \
         const B *b_ = ROW(B, o->b);                                                     \
         const C *c_ = ROW(C, o->c);                                                     \
-        R found[LANES];                                                                 \
-        EACH { A a = a_[l]; B b = b_[l]; C c = c_[l]; (void)b; (void)c; found[l] = value; } \
-        if (whole) memcpy(out, found, sizeof found);                                    \
-        else for (int l = 0; l < LANES; l++) if (m[l]) out[l] = found[l];               \
+        R results[LANES];                                                               \
+        EACH { A a = a_[l]; B b = b_[l]; C c = c_[l]; (void)b; (void)c; results[l] = value; }\
+        if (whole) memcpy(out, results, sizeof results);                                \
+        else for (int l = 0; l < LANES; l++) if (m[l]) out[l] = results[l];             \
         return 1;                                                                       \
     }
 #include "core.h"
@@ -722,32 +722,32 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
         return 1;
     }
     case EX2: case EX2FTZ: {
-        f32 found[LANES];
+        f32 results[LANES];
         for (int l = 0; l < LANES; l++) {
             f32 a = ROW(f32, o->a)[l];
             if (o->code == EX2FTZ) a = flush(a);
             f64 exact = exp2((f64)a);
             if (m[l] && a != 0 && exact == exact && exact != 0 && exact < 1e300 && unsure(exact)) return 0;
-            found[l] = one_nan(o->code == EX2FTZ ? flush((f32)exact) : (f32)exact);
+            results[l] = one_nan(o->code == EX2FTZ ? flush((f32)exact) : (f32)exact);
         }
-        for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = found[l];
+        for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = results[l];
         return 1;
     }
     case FMAFTZ: {
-        f32 found[LANES];
+        f32 results[LANES];
         for (int l = 0; l < LANES; l++) {
             f32 a = flush(ROW(f32, o->a)[l]), b = flush(ROW(f32, o->b)[l]), c = flush(ROW(f32, o->c)[l]);
             f64 near = (f64)a * b + c;
             if (m[l] && fabs(near) == 0x1p-126) return 0;
-            found[l] = one_nan(flushed(fmaf(a, b, c), near));
+            results[l] = one_nan(flushed(fmaf(a, b, c), near));
         }
-        for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = found[l];
+        for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = results[l];
         return 1;
     }
     case SHFL: { /* o->d: idx, up, down, bfly; of all lanes */
         const u32 *members = ROW(u32, o->count), *a = ROW(u32, o->a);
         const u32 *by = ROW(u32, o->b), *control = ROW(u32, o->c);
-        u32 found[LANES];
+        u32 results[LANES];
         u8 valid[LANES];
         if (!whole || members[0] != 0xFFFFFFFF) return 0;
         for (int l = 0; l < LANES; l++) {
@@ -758,9 +758,9 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
             valid[l] = o->d == 1 ? other >= last : other <= last;
             if (!valid[l]) other = l;
             if (other < 0 || other >= LANES) return 0;
-            found[l] = a[other];
+            results[l] = a[other];
         }
-        memcpy(ROW(u32, o->out), found, sizeof found);
+        memcpy(ROW(u32, o->out), results, sizeof results);
         if (o->extend >= 0) memcpy(ROW(u8, o->extend), valid, sizeof valid);
         return 1;
     }
@@ -809,9 +809,9 @@ int run(struct warp *w, int some) {
         s64 end = g->ends[w->pc], next;
         if (at < 0) {
             if (!w->limit) return LIMIT;
-            if (!end) return LEFT;
+            if (!end) return NO_BLOCK;
             w->limit--;
-            g->taken[w->pc]++;
+            g->executions[w->pc]++;
             at = w->pc;
         }
         next = end;

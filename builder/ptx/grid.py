@@ -82,8 +82,8 @@ class Outcome:
 
 def _own_regions(layout: Layout) -> Iterable[Region]:
     """The variables of the kernel's module, with their first values."""
-    for address, held, one in layout.data:
-        data = np.frombuffer(held, np.uint8).copy()
+    for address, contents, one in layout.data:
+        data = np.frombuffer(contents, np.uint8).copy()
         yield Region(address, data, one.writable, one.name)
 
 
@@ -122,7 +122,7 @@ class Grid:
         self._room = _RESIDENT
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
-        self._taken = np.zeros(len(program.steps) + 1, np.int64)
+        self._executions = np.zeros(len(program.steps) + 1, np.int64)
         self._ends = np.zeros(len(program.steps) + 1, np.int64)
         #: whether lanes wait there for others
         self._gathers = np.zeros(len(program.steps) + 1, np.uint8)
@@ -134,17 +134,17 @@ class Grid:
         for start, one in program.blocks.items():
             self._ends[start], self._gathers[start] = one.end, one.gathers
         self._core = (
-            LaunchCore(program.table, self._state, self._ends, self._gathers, self._taken)
+            LaunchCore(program.table, self._state, self._ends, self._gathers, self._executions)
             if fast and core()
             else None
         )
 
     def _late(self, block: Block) -> bool:
         """No warp can continue: perform the first copy that one may be waiting for."""
-        wanted = [o for o in block.queue if o.kind == "load" or o.awaited]
-        if wanted:
-            block.perform(wanted[0])
-        return bool(wanted)
+        copies = [o for o in block.queue if o.kind == "load" or o.awaited]
+        if copies:
+            block.perform(copies[0])
+        return bool(copies)
 
     # -------------------------------------------------------------------------------------- running
 
@@ -158,9 +158,11 @@ class Grid:
         with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
             self._run()
         self.outcome.races, self.outcome.printed = self.races(), self._state.printed
-        ran = np.flatnonzero(self._taken)
-        self.outcome.covered = {*ran.tolist()} - self._added
-        self.outcome.instructions = int((self._taken[ran] * (self._ends[ran] - ran)).sum())
+        starts = np.flatnonzero(self._executions)
+        self.outcome.covered = {*starts.tolist()} - self._added
+        self.outcome.instructions = int(
+            (self._executions[starts] * (self._ends[starts] - starts)).sum()
+        )
         return self.outcome
 
     def _fill(self, live: dict[int, Block], waiting: deque[int]) -> None:
@@ -208,7 +210,7 @@ class Grid:
         apart = [w for block in live for w in block.warps if w.pcs is not None]
         if apart and idle < _PATIENCE + 2 * LANES:
             for warp in apart:  # let those go first that did not run last
-                warp.spins[warp.ran] += _SPINS
+                warp.spins[warp.latest_lanes] += _SPINS
             return True
         return self._computes(live, idle)
 
@@ -216,15 +218,15 @@ class Grid:
         """Whether registers are not as in an earlier round: a loop may end without an event."""
         warps = [w for block in live for w in block.warps if not w.done and not w.blocked]
         pcs = [b"" if w.pcs is None else w.pcs.tobytes() for w in warps]
-        held = [w.files[view].tobytes() for w in warps for view in (U16, U32, U64, PRED)]
-        state = hash((*pcs, *(w.pc for w in warps), *held))
+        registers = [w.files[view].tobytes() for w in warps for view in (U16, U32, U64, PRED)]
+        state = hash((*pcs, *(w.pc for w in warps), *registers))
         new = state not in self._states
         self._states.add(state)
         return new and idle < _ROUNDS
 
     def races(self) -> list[Race]:
         """The races found so far, even if the run did not end."""
-        return self._state.races.found if self._state.races else []
+        return self._state.races.races if self._state.races else []
 
     def _ended(self, block: Block) -> bool:
         if not all(warp.done for warp in block.warps):
@@ -269,7 +271,7 @@ class Grid:
                     warp.pcs, mask = None, True
                     warp.spins[...] = 0
                 else:
-                    warp.ran = mask
+                    warp.latest_lanes = mask
             if warp.pc >= EXIT or not self._ends[warp.pc]:
                 warp.done = True
                 self._state.events += 1
@@ -278,7 +280,7 @@ class Grid:
             if self._core:
                 limit = self._run_core(warp, mask, limit)
             else:
-                self._taken[warp.pc] += 1
+                self._executions[warp.pc] += 1
                 target = self._steps(warp, mask, range(warp.pc, int(self._ends[warp.pc])))
                 self._finish(warp, mask, target)
                 limit -= 1
@@ -333,7 +335,7 @@ class Grid:
         """The position before which lanes go on alone: of others, who go first or meet them."""
         if mask is True or warp.pcs is None or warp.waited or some(warp.spins >= _SPINS):
             return -1
-        others = warp.pcs[~mask & ~warp.held]
+        others = warp.pcs[~mask & ~warp.at_barrier]
         return int(others.min()) if len(others) else EXIT
 
     def _wait_apart(self, warp: Warp, mask: Any, place: int) -> None:
@@ -353,10 +355,10 @@ class Grid:
         they wait for others, come later.  Lanes wait where an instruction is one of several lanes.
         """
         blocks, warp.alone = self._blocks, False
-        free = (pcs < EXIT) & ~warp.held
+        free = (pcs < EXIT) & ~warp.at_barrier
         places = {*pcs[free].tolist()}
         if not places:
-            if warp.held.any():
+            if warp.at_barrier.any():
                 warp.yielded = True
                 return None
             warp.pc = EXIT
@@ -375,7 +377,7 @@ class Grid:
                     continue
             warp.pc = place
             return here
-        if some(warp.held):  # a barrier of the block may free the lanes that these wait for
+        if some(warp.at_barrier):  # a barrier of the block may free the lanes that these wait for
             warp.yielded = True
             return None
         warp.pc, warp.alone = order[0], True

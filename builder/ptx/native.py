@@ -112,14 +112,14 @@ def _conversions() -> Iterator[tuple[str, str, str]]:
     sizes = [f"{sign}{bits}" for bits in (8, 16, 32, 64) for sign in "us"]
     for to in sizes:
         for source in sizes:
-            held = f"u{max(16, int(source[1:]))}"
+            register = f"u{max(16, int(source[1:]))}"
             for width in (16, 32, 64):
                 if width >= int(to[1:]):
                     value = f"({to[0]}{width})({to})({source})a"
-                    yield f"cvt.{to}.{source}>{width}", f"u{width} {held}", value
+                    yield f"cvt.{to}.{source}>{width}", f"u{width} {register}", value
     for source in sizes:
-        held = f"{source[0]}{max(16, int(source[1:]))}"
-        yield f"cvt.rn.f32.{source}>32", f"f32 {held}", f"(f32)({source})a"
+        register = f"{source[0]}{max(16, int(source[1:]))}"
+        yield f"cvt.rn.f32.{source}>32", f"f32 {register}", f"(f32)({source})a"
     for mode, function in (
         ("rni", "rint"),
         ("rzi", "trunc"),
@@ -264,7 +264,7 @@ _CODE = {
 }
 
 #: Why a run stopped, as in core.c.
-LIMIT, DECLINED, LEFT = range(3)
+LIMIT, DECLINED, NO_BLOCK = range(3)
 
 # ------------------------------------------------------------------------------------ the library
 
@@ -299,11 +299,11 @@ def core() -> Any:
     if not path.exists() and (compiler is None or not _compile(compiler, table, path)):
         return None
     try:
-        found = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError:
         return None
-    found.run.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    return found.run
+    library.run.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    return library.run
 
 
 def _compile(compiler: str, table: str, path: Path) -> bool:
@@ -369,7 +369,7 @@ class _Events(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("gathers", _PTR),
-                ("taken", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
+                ("executions", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
                 ("parameters", _PTR), ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
 
 
@@ -408,10 +408,10 @@ class Translator:
     def add(self, i: Instruction) -> None:
         """Describe an instruction that has been decoded."""
         try:
-            found = self._form(i)
+            fields = self._form(i)
         except (PtxError, LookupError, ValueError, TypeError, AttributeError):
-            found = None
-        values = dict(guard=-1, negated=0, line=i.line, **(found or {"code": 0}))
+            fields = None
+        values = dict(guard=-1, negated=0, line=i.line, **(fields or {"code": 0}))
         if i.guard is not None:
             negated = isinstance(i.guard, Negated)
             name = i.guard.name if isinstance(i.guard, Negated) else i.guard
@@ -428,8 +428,8 @@ class Translator:
 
     def _form(self, i: Instruction) -> dict[str, int] | None:
         special = getattr(self, f"_{i.opcode}", None)
-        found: dict[str, int] | None = special(i) if special else None
-        return found or self._elementwise(i)
+        fields: dict[str, int] | None = special(i) if special else None
+        return fields or self._elementwise(i)
 
     def _elementwise(self, i: Instruction) -> dict[str, int] | None:
         name, to = i.name, i.operands[0]
@@ -437,21 +437,21 @@ class Translator:
             name += f">{self.d.register(i, to).width}"
         if name not in _FORMS or isinstance(to, Pair):
             return None
-        (held, *sources), value = _FORMS[name]
+        (destination, *sources), value = _FORMS[name]
         if len(i.operands) != len(sources) + 1:
             return None
-        found = {
-            "code": _CODE[_codes()[(held, *sources, value)]],
-            "out": self._index(i, to, held),
+        fields = {
+            "code": _CODE[_codes()[(destination, *sources, value)]],
+            "out": self._index(i, to, destination),
         }
         for field, operand, kind in zip("abc", i.operands[1:], sources, strict=False):
             if kind == "u8" and isinstance(operand, Number):
                 operand = Number(int(operand.value != 0))
-            found[field] = self._index(i, operand, kind)
+            fields[field] = self._index(i, operand, kind)
         if i.opcode == "cvta":
             window = _WINDOW.get(next(m for m in i.modifiers if m != "to"), 0)
-            found["immediate"] = -window if i.has("to") else window
-        return found
+            fields["immediate"] = -window if i.has("to") else window
+        return fields
 
     def _index(self, i: Instruction, operand: Operand, kind: str) -> int:
         return self.d.source(i, operand, _FLAG if kind == "u8" else typed(f"b{kind[1:]}"))
@@ -475,33 +475,33 @@ class Translator:
         d, kind = self.d, self.d.type(i)
         space = space_of(d, i, i.modifiers[:-1])
         slots = [stored(d, i, kind, one) for one in parts]
-        found = {"bytes": kind.bytes, "count": len(parts), "extend": int(kind.signed)}
-        found["out"] = self._list(n for view, index in slots for n in (_WIDTH[view], index))
+        fields = {"bytes": kind.bytes, "count": len(parts), "extend": int(kind.signed)}
+        fields["out"] = self._list(n for view, index in slots for n in (_WIDTH[view], index))
         base = place.base if isinstance(place, Address) else None
         if space == "param" and isinstance(base, Name) and base.text in d.kernel.parameters:
             assert isinstance(place, Address)
             first = d.kernel.parameters[base.text].offset + place.offset
-            return {**found, "code": _CODE["LDPARAM"], "immediate": first}
+            return {**fields, "code": _CODE["LDPARAM"], "immediate": first}
         address = self._address(i, place, 32 if space == "shared" else 64)
-        return {**found, **address, "c": _SPACE[space]}
+        return {**fields, **address, "c": _SPACE[space]}
 
     def _ld(self, i: Instruction) -> dict[str, int] | None:
-        found = self._memory(i, i.operands[1], self.d.parts(i.operands[0]))
-        return found and {"code": _CODE["LD"], **found}
+        fields = self._memory(i, i.operands[1], self.d.parts(i.operands[0]))
+        return fields and {"code": _CODE["LD"], **fields}
 
     def _st(self, i: Instruction) -> dict[str, int] | None:
-        found = self._memory(i, i.operands[0], self.d.parts(i.operands[1]))
-        return found and {"code": _CODE["ST"], **found}
+        fields = self._memory(i, i.operands[0], self.d.parts(i.operands[1]))
+        return fields and {"code": _CODE["ST"], **fields}
 
     def _matrix(self, i: Instruction, place: Operand, words: Operand, code: str) -> dict[str, int]:
-        found = self._address(i, place, 32)
+        fields = self._address(i, place, 32)
         registers = self._words(i, words)
-        found |= {
+        fields |= {
             "out": self._list(registers),
             "count": len(registers),
             "c": int(i.has("trans")),
         }
-        return {**found, "code": _CODE[code]}
+        return {**fields, "code": _CODE[code]}
 
     def _ldmatrix(self, i: Instruction) -> dict[str, int]:
         return self._matrix(i, i.operands[1], i.operands[0], "LDMATRIX")
@@ -608,9 +608,9 @@ class Translator:
                 "a": self.d.source(i, i.operands[1], _WORD)}  # fmt: skip
 
     def _vote(self, i: Instruction) -> dict[str, int]:
-        mode, given = i.modifiers[1], i.operands[1]
-        negated = isinstance(given, Negated)
-        a = self.d.source(i, given.name if isinstance(given, Negated) else given, _FLAG)
+        mode, predicate = i.modifiers[1], i.operands[1]
+        negated = isinstance(predicate, Negated)
+        a = self.d.source(i, predicate.name if isinstance(predicate, Negated) else predicate, _FLAG)
         out = self.d.source(i, i.operands[0], _WORD if mode == "ballot" else _FLAG)
         members = self.d.source(i, i.operands[2], _WORD)
         return {"code": _CODE["VOTE"], "out": out, "a": a, "b": members, "c": int(negated),
@@ -626,8 +626,8 @@ class Translator:
 
 def _at(array: Any) -> int:
     """The address of an array's data."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class LaunchCore:
@@ -639,10 +639,10 @@ class LaunchCore:
         state: LaunchState,
         ends: Any,
         gathers: Any,
-        taken: Any,
+        executions: Any,
     ) -> None:
         self.state, self.races = state, state.races
-        self._kept: list[Any] = [table, ends, gathers, taken]
+        self._references: list[Any] = [table, ends, gathers, executions]
         ops, lists = table
         self.count = len(ops)
         self.launch = _Launch(
@@ -650,11 +650,11 @@ class LaunchCore:
             lists=_at(lists),
             ends=_at(ends),
             gathers=_at(gathers),
-            taken=_at(taken),
+            executions=_at(executions),
         )
         self._set_regions(state.memory.regions)
         data = np.frombuffer(state.launch.parameters or b"\0", np.uint8)
-        self._kept.append(data)
+        self._references.append(data)
         self.launch.parameters = _at(data)
         self.launch.parameter_bytes = len(state.launch.parameters)
         self._events = _Events()
@@ -673,7 +673,7 @@ class LaunchCore:
             one.data, one.writable = _at(region.data), region.writable
             if self.races and region.writable:
                 one.shadow = self._shadow(self.races.shadow(region))
-        self._kept.append(table)
+        self._references.append(table)
         self.launch.regions, self.launch.region_count = (
             ctypes.addressof(table),
             len(regions),
@@ -681,25 +681,25 @@ class LaunchCore:
 
     def _shadow(self, shadow: Shadow) -> int:
         """The address of a shadow's tables, which changes as they are made."""
-        found = _Shadow(size=shadow.size, shift=shadow.shift, warps=shadow.warps)
+        struct = _Shadow(size=shadow.size, shift=shadow.shift, warps=shadow.warps)
 
         def update() -> None:
             for name in ("writes", "reads", "atomics", "copies"):
                 table = getattr(shadow, name)
-                setattr(found, name, None if table is None else _at(table))
+                setattr(struct, name, None if table is None else _at(table))
 
         update()
         shadow.updated = update
-        return ctypes.addressof(found)
+        return ctypes.addressof(struct)
 
     def block(self, block: Block) -> _Block:
         """A block as core.c sees it."""
-        found = _Block(launch=ctypes.addressof(self.launch), shared=_at(block.shared.bytes),
+        struct = _Block(launch=ctypes.addressof(self.launch), shared=_at(block.shared.bytes),
                        shared_bytes=block.shared.size)  # fmt: skip
         if block.races:
-            found.shadow = self._shadow(block.races.shared)
-            found.times, found.number = _at(block.races.times), block.races.number
-        return found
+            struct.shadow = self._shadow(block.races.shared)
+            struct.times, struct.number = _at(block.races.times), block.races.number
+        return struct
 
     def begin(self) -> None:
         """Before instructions run: the events so far."""
@@ -737,7 +737,7 @@ class WarpCore:
         if block.core is None:
             block.core = launch.block(block)
         rows = np.zeros(2 * launch.count, np.int32) if block.races else np.zeros(0, np.int32)
-        self._kept = rows
+        self._rows = rows
         half, word, wide, pred = (warp.files[view] for view in (U16, U32, U64, PRED))
         self.struct = _Warp(
             block=ctypes.addressof(block.core), pred=_at(pred), half=_at(half), word=_at(word),
@@ -762,9 +762,9 @@ class WarpCore:
             self.launch.begin()
         if mask is not True:
             ctypes.memmove(struct.mask, mask.tobytes(), 32)
-        found: int = self._run(self._address, mask is not True)
+        reason: int = self._run(self._address, mask is not True)
         self.launch.end()
-        return found
+        return reason
 
     def _learn(self, knows: Any, block: int) -> None:
         """What the lanes know of their own block: the same, or each its own."""

@@ -178,14 +178,14 @@ class Program:
         for one in self.kernel.data:
             values = (symbols[v] if isinstance(v, str) else v for v in one.values)
             most = (1 << 8 * one.element) - 1
-            held = b"".join((v & most).to_bytes(one.element, "little") for v in values)
-            yield symbols[one.name], held.ljust(one.size or 0, b"\0"), one
+            contents = b"".join((v & most).to_bytes(one.element, "little") for v in values)
+            yield symbols[one.name], contents.ljust(one.size or 0, b"\0"), one
 
     def _constants(self) -> dict[int, NDArray[Any]]:
         """The constants by width: one row of equal lanes for each."""
         kinds = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-        found = {}
+        rows = {}
         for width, kind in kinds.items():
             values: NDArray[Any] = np.array(list(self.decoder.constants[width]), dtype=kind)
-            found[width] = np.repeat(values[:, None], LANES, axis=1)
-        return found
+            rows[width] = np.repeat(values[:, None], LANES, axis=1)
+        return rows

@@ -102,16 +102,16 @@ def joined(clocks: Iterable[VectorClocks]) -> VectorClocks:
 
 
 def _larger(maps: Sequence[Mapping[int, NDArray[np.int32]]]) -> _Map:
-    found: _Map = {}
+    largest: _Map = {}
     for one in maps:
         for block, clock in one.items():
-            held = found.get(block)
-            if held is None:
-                found[block] = clock
-            elif held is not clock:
-                size = max(len(held), len(clock))
-                found[block] = np.maximum(_grown(held, size), _grown(clock, size))
-    return found
+            before = largest.get(block)
+            if before is None:
+                largest[block] = clock
+            elif before is not clock:
+                size = max(len(before), len(clock))
+                largest[block] = np.maximum(_grown(before, size), _grown(clock, size))
+    return largest
 
 
 def _grown(clock: Any, size: int) -> Any:
@@ -171,15 +171,15 @@ class Events:
 
     def row(self, *values: int) -> int:
         """The row of an access, by its values in the order of the columns."""
-        found = self._rows.get(values)
-        if found is None:
-            found = self._rows[values] = self.count
+        row = self._rows.get(values)
+        if row is None:
+            row = self._rows[values] = self.count
             self.count += 1
-            if found == len(self.clock):
+            if row == len(self.clock):
                 self.grow()
             for name, value in zip(self.KINDS, values, strict=True):
-                getattr(self, name)[found] = value
-        return found
+                getattr(self, name)[row] = value
+        return row
 
     def grow(self) -> None:
         """Make room for as many more."""
@@ -217,8 +217,8 @@ class Shadow:
 
     def places(self, offsets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """The granules of accesses; one may occur more than once."""
-        found, parts = offsets >> self.shift, size >> self.shift
-        return found if parts < 2 else (found[:, None] + _COUNT[:parts]).reshape(-1)
+        first, parts = offsets >> self.shift, size >> self.shift
+        return first if parts < 2 else (first[:, None] + _COUNT[:parts]).reshape(-1)
 
     def span(self, first: int, size: int) -> NDArray[np.int64]:
         """The granules of adjacent bytes."""
@@ -240,9 +240,9 @@ class Shadow:
         if some(other):
             another[places[other]] = before[other]
         latest[places] = mine
-        lost = latest[places] != mine
-        if some(lost):
-            another[places[lost]] = mine[lost]
+        overwritten = latest[places] != mine
+        if some(overwritten):
+            another[places[overwritten]] = mine[overwritten]
 
     def note_atomics(self, places: Any, mine: Any, events: Events) -> None:
         """Remember strong writes."""
@@ -275,9 +275,9 @@ def _note(table: NDArray[np.int32], places: Any, mine: Any, events: Events) -> N
             differs &= before != 0
             table[row][places[differs]] = before[differs]
     table[0][places] = mine
-    lost = table[0][places] != mine
-    if some(lost):
-        table[1][places[lost]] = mine[lost]
+    overwritten = table[0][places] != mine
+    if some(overwritten):
+        table[1][places[overwritten]] = mine[overwritten]
 
 
 # ----------------------------------------------------------------------------------------- launches
@@ -296,7 +296,7 @@ class LaunchRaces:
 
     #: bytes of global memory that are tracked together
     granule: int = 4
-    found: list[Race] = field(default_factory=list)
+    races: list[Race] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     blocks: list[Races] = field(default_factory=list)
     #: by the address of a place in global memory, or the block and offset in shared memory
@@ -308,12 +308,12 @@ class LaunchRaces:
 
     def shadow(self, region: Region) -> Shadow:
         """What is known of a region of global memory."""
-        found = self._shadows.get(region.address)
-        if found is None:
+        shadow = self._shadows.get(region.address)
+        if shadow is None:
             name = region.name or f"global memory at {region.address:#x}"
-            found = Shadow(name, len(region.data), self.granule)
-            self._shadows[region.address] = found
-        return found
+            shadow = Shadow(name, len(region.data), self.granule)
+            self._shadows[region.address] = shadow
+        return shadow
 
     def is_new(self, kind: str, line: int, other: int, missing: str) -> bool:
         """Whether a race with these lines was not found before."""
@@ -383,11 +383,6 @@ class Races:
         #: mbarriers that were initialised, but not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
 
-    @property
-    def found(self) -> list[Race]:
-        """The races of all blocks so far."""
-        return self.launch.found
-
     def close(self) -> None:
         """The block has ended: only its name is wanted from now on."""
         self.shared.updated = lambda: None
@@ -398,18 +393,18 @@ class Races:
 
     def _parts(self, warp: int, lanes: NDArray[Any]) -> Iterator[tuple[VectorClocks, Any]]:
         """Groups of lanes that know the same: their clocks, and which of the given they are."""
-        known = self.knows[warp]
-        if isinstance(known, VectorClocks):
-            yield known, slice(None)
+        clocks = self.knows[warp]
+        if isinstance(clocks, VectorClocks):
+            yield clocks, slice(None)
             return
-        ids = np.array([id(known[lane]) for lane in lanes.tolist()])
+        ids = np.array([id(clocks[lane]) for lane in lanes.tolist()])
         for one in dict.fromkeys(ids.tolist()):
             which = np.flatnonzero(ids == one)
-            yield known[int(lanes[which[0]])], which
+            yield clocks[int(lanes[which[0]])], which
 
     def _each(self, warp: int) -> list[VectorClocks]:
-        known = self.knows[warp]
-        return [known] * LANES if isinstance(known, VectorClocks) else known
+        clocks = self.knows[warp]
+        return [clocks] * LANES if isinstance(clocks, VectorClocks) else clocks
 
     def _with_own(
         self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
@@ -430,17 +425,17 @@ class Races:
         chosen = _ALL if lanes is None else lanes
         common = joined(clocks for clocks, _ in self._parts(warp, chosen))
         threads = warp * LANES + chosen
-        found = self._with_own(common, threads, self.times[warp], self._fenced[:, threads])
+        released = self._with_own(common, threads, self.times[warp], self._fenced[:, threads])
         self.times[warp] += 1
-        return found
+        return released
 
     def acquire(self, warp: int, clocks: VectorClocks | None, lanes: Lanes = None) -> None:
         """Lanes see what others have handed over."""
         if clocks is None:
             return
-        known = self.knows[warp]
-        if isinstance(known, VectorClocks) and (lanes is None or len(lanes) == LANES):
-            self.knows[warp] = joined((known, clocks))
+        own = self.knows[warp]
+        if isinstance(own, VectorClocks) and (lanes is None or len(lanes) == LANES):
+            self.knows[warp] = joined((own, clocks))
             return
         each, cache = list(self._each(warp)), dict[int, VectorClocks]()
         for lane in (_ALL if lanes is None else lanes).tolist():
@@ -454,8 +449,8 @@ class Races:
         self, arrived: Sequence[tuple[int, Lanes]], waiting: Sequence[tuple[int, Lanes]]
     ) -> None:
         """Warps met, with these lanes: those that wait see what all that arrived have done."""
-        all_known = [self._parts(w, _ALL if lanes is None else lanes) for w, lanes in arrived]
-        whole = joined(clocks for parts in all_known for clocks, _ in parts)
+        parts_of_warps = [self._parts(w, _ALL if lanes is None else lanes) for w, lanes in arrived]
+        whole = joined(clocks for parts in parts_of_warps for clocks, _ in parts)
         threads = np.concatenate(
             [warp * LANES + (_ALL if lanes is None else lanes) for warp, lanes in arrived]
         )
@@ -474,7 +469,7 @@ class Races:
 
     # ------------------------------------------------------------------------------------ detection
 
-    def _known(self, clocks: VectorClocks, block: int, shadow: Shadow, *, fenced: bool) -> Any:
+    def _latest(self, clocks: VectorClocks, block: int, shadow: Shadow, *, fenced: bool) -> Any:
         """The clocks up to which a block's accesses are known; ``fenced``: to the copies, too."""
         return (
             clocks.fenced.get(2 * block + (not shadow.warps)) if fenced else clocks.seen.get(block)
@@ -486,10 +481,10 @@ class Races:
         """The clock up to which the given agents' accesses are known."""
         limit = np.zeros(index.shape, np.int32)
         for number in {*block.ravel().tolist()}:
-            known = self._known(clocks, number, shadow, fenced=fenced)
-            if known is not None:
+            latest = self._latest(clocks, number, shadow, fenced=fenced)
+            if latest is not None:
                 which = block == number
-                wide = _grown(known, self.launch.blocks[number]._width)
+                wide = _grown(latest, self.launch.blocks[number]._width)
                 limit[which] = wide[index[which]]
         return limit
 
@@ -502,8 +497,8 @@ class Races:
         index, mine = events.base[rows] + (slots & 31), access.mine >> 5
         block = events.block[rows]
         if shadow.warps:
-            known = self._known(access.clocks, self.number, shadow, fenced=fenced)
-            limit = 0 if known is None else _grown(known, self._width)[index]
+            latest = self._latest(access.clocks, self.number, shadow, fenced=fenced)
+            limit = 0 if latest is None else _grown(latest, self._width)[index]
         else:
             limit = self._limit(access.clocks, block, index, shadow, fenced=fenced)
         late = clock > limit
@@ -525,9 +520,9 @@ class Races:
         late &= ~(same & (events.whole[rows] | events.whole[mine]))
         forgiven = []
         for row in {*rows[late & events.whole[rows]].tolist()}:
-            known = self._known(access.clocks, int(events.block[row]), shadow, fenced=fenced)
+            latest = self._latest(access.clocks, int(events.block[row]), shadow, fenced=fenced)
             base = int(events.base[row])
-            lanes = None if known is None else known[base : base + LANES]
+            lanes = None if latest is None else latest[base : base + LANES]
             if lanes is not None and len(lanes) and lanes.max() >= events.clock[row]:
                 forgiven.append(row)
         if forgiven:
@@ -590,11 +585,11 @@ class Races:
     def _half_known(self, access: _Access, other: int) -> str:
         """What is missing if another lane of the other's warp handed over, but not this one."""
         events, row = self.launch.events, other >> 5
-        known = access.clocks.seen.get(int(events.block[row]))
-        if known is None or events.copy[row] or self._relation(int(access.mine[0]), other):
+        latest = access.clocks.seen.get(int(events.block[row]))
+        if latest is None or events.copy[row] or self._relation(int(access.mine[0]), other):
             return ""
         first = int(events.base[row])
-        handed = np.flatnonzero(known[first : first + LANES] >= events.clock[row])
+        handed = np.flatnonzero(latest[first : first + LANES] >= events.clock[row])
         if not len(handed):
             return ""
         return (
@@ -622,7 +617,7 @@ class Races:
         if not self.launch.is_new(kind, line, before, missing):
             return
         hit = np.unique(places)
-        self.found.append(
+        self.launch.races.append(
             Race(
                 kind, line, before, (self._name(mine, other), self._name(other or mine, mine)),
                 int(hit[0]) * shadow.granule, len(hit), missing or self._missing(mine, other),
@@ -650,12 +645,12 @@ class Races:
         if relation == " in another block":
             both = (int(events.block[other >> 5]), int(events.block[mine >> 5]))
             strong = events.scope[mine >> 5] or events.scope[other >> 5]
-            said = (
+            remedy = (
                 "a release at gpu scope after the first access and an acquire before the second"
                 f"{', or both accesses atomic at gpu scope' if strong else ''}"
             )
             narrow = both in self.launch.narrow or self._both_strong(mine, other)
-            return f"{said}; scope cta orders only the threads of one block" if narrow else said
+            return f"{remedy}; scope cta orders only the threads of one block" if narrow else remedy
         if events.copy[other >> 5]:
             return "a wait for the copy, and a barrier after it for threads that did not wait"
         if events.copy[mine >> 5]:
@@ -750,14 +745,14 @@ class Races:
         for number, offset in enumerate(offsets.tolist()):
             before = first.setdefault(offset, number)
             if (rows[before] != rows[number]).any():
-                self._lost(warp, (lanes[before], lanes[number]), offset, line, shadow)
+                self._report_conflict(warp, (lanes[before], lanes[number]), offset, line, shadow)
                 return
 
     def shared_stores(
-        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, held: Any
+        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, memory: Any
     ) -> None:
         """Lanes are about to store rows of bytes to shared memory."""
-        self.stores(warp, lanes, offsets, rows, line, scope, held, self.shared)
+        self.stores(warp, lanes, offsets, rows, line, scope, memory, self.shared)
 
     def reads(
         self, warp: int, lanes: Lanes, at: Any, size: int, line: int, scope: int,
@@ -787,7 +782,9 @@ class Races:
             shadow = self.launch.shadow(region)
             self.strong(warp, lanes[which], offsets, size, line, scope, shadow)
 
-    def _lost(self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow) -> None:
+    def _report_conflict(
+        self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow
+    ) -> None:
         """Two lanes wrote different values to one place in one instruction."""
         row = self.launch.events.row(
             self.number, warp * LANES, int(self.times[warp]), line, WEAK, False, False, True
@@ -856,9 +853,9 @@ class Races:
             late &= ~unordered
         if some(late):
             hit = np.flatnonzero(late)
-            done = "read of a write" if access.verb == "read" else "write after a write"
+            action = "read of a write" if access.verb == "read" else "write after a write"
             self._report(
-                _UNFENCED.format(done), access.places[hit], shadow,
+                _UNFENCED.format(action), access.places[hit], shadow,
                 int(access.mine[0]), int(slots[hit[0]]),
                 "fence.proxy.async in the thread that wrote, before it hands over",
             )  # fmt: skip
@@ -956,7 +953,7 @@ class Races:
 
     def fence_initialised(self, warp: int) -> None:
         """``fence.mbarrier_init``: copies see the mbarriers that the warp initialised."""
-        self._unfenced = {a: made for a, made in self._unfenced.items() if made[0] != warp}
+        self._unfenced = {a: origin for a, origin in self._unfenced.items() if origin[0] != warp}
 
     def fence_proxy(self, warp: int, lanes: Lanes, spaces: Sequence[int]) -> None:
         """``fence.proxy.async``: the asynchronous proxy sees what the lanes have seen.
