@@ -55,7 +55,7 @@ def run(
     if out is not None:
         for name, data in user_run.files.items():
             write_atomically(out / name, data)
-    result = user_run.found
+    result = user_run.kernel_runs
     if json:
         print_json(result)
     else:
@@ -79,7 +79,7 @@ def races(file: File, launch: Launch, schedule: Schedules = (), *, json: Json = 
     """
     from builder.ptx.runs import KernelRaces, run_user_kernel
 
-    result = KernelRaces.of(run_user_kernel(file, launch, schedule).found)
+    result = KernelRaces.of(run_user_kernel(file, launch, schedule).kernel_runs)
     once, stopped = result.races, result.stopped
     if json:
         print_json(result)

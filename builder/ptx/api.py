@@ -82,7 +82,7 @@ class Result:
 
     kernel: str
     runs: tuple[ScheduleRun, ...]
-    _given: tuple[NDArray[Any], ...]
+    _arrays: tuple[NDArray[Any], ...]
 
     def __getitem__(self, array: NDArray[Any]) -> NDArray[Any]:
         """An array that was given, after the first schedule."""
@@ -90,9 +90,9 @@ class Result:
 
     def after(self, array: NDArray[Any], run: int) -> NDArray[Any]:
         """An array that was given, after a schedule by its number."""
-        for one, left in zip(self._given, self.runs[run].arrays, strict=True):
+        for one, contents in zip(self._arrays, self.runs[run].arrays, strict=True):
             if one is array:
-                return left
+                return contents
         raise KeyError("the array is no argument of the kernel")
 
     @property
@@ -108,8 +108,8 @@ class Result:
     @property
     def differ(self) -> bool:
         """Whether schedules left different bytes."""
-        left = {tuple(a.tobytes() for a in run.arrays) for run in self.runs if not run.fault}
-        return len(left) > 1
+        outcomes = {tuple(a.tobytes() for a in run.arrays) for run in self.runs if not run.fault}
+        return len(outcomes) > 1
 
     def check(self) -> None:
         """Check that there is no race and no fault.
@@ -156,21 +156,23 @@ def run(
     sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
     file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
     program = program_of(file, Path("kernel"))
-    given, memory = _arrays(values, names)
-    parameters = _parameters(values, program.kernel, given, memory)
+    arrays, memory = _arrays(values, names)
+    parameters = _parameters(values, program.kernel, arrays, memory)
     file = LaunchFile("launch", text, kernel, file.grid, file.block, shared, parameters, memory)
     runs = []
     for schedule in schedules_of(schedules):
         single = run_once(file, program, schedule, watch=True)
-        left = tuple(
+        contents = tuple(
             np.frombuffer(region.data.tobytes(), array.dtype).reshape(array.shape)
-            for region, array in zip(single.memory.regions, given, strict=True)
+            for region, array in zip(single.memory.regions, arrays, strict=True)
         )
         one = single.run
         runs.append(
-            ScheduleRun(str(schedule), one.fault, one.deadlock, one.races, one.instructions, left)
+            ScheduleRun(
+                str(schedule), one.fault, one.deadlock, one.races, one.instructions, contents
+            )
         )
-    return Result(program.kernel.name, tuple(runs), tuple(given))
+    return Result(program.kernel.name, tuple(runs), tuple(arrays))
 
 
 def _full_name(text: str, kernel: str) -> str:
@@ -200,40 +202,40 @@ def _arrays(
     values: Sequence[Any], names: Sequence[str] | None
 ) -> tuple[list[NDArray[Any]], tuple[Array, ...]]:
     """The distinct arrays among arguments, and the memory that they become."""
-    given: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     memory: list[Array] = []
     address = FIRST
     for place, value in enumerate(values):
         array = _array_of(value)
-        if array is None or any(one is array for one in given):
+        if array is None or any(one is array for one in arrays):
             continue
         if not array.flags.c_contiguous or not array.size:
             raise UsageError(f"argument {place} is not an array in C order with elements")
         name = names[place] if names else f"argument {place}"
-        given.append(array)
+        arrays.append(array)
         data = array.tobytes()
         memory.append(Array(name, address, data, array.flags.writeable, "u8", (len(data),)))
         address += -(-len(data) // APART) * APART + APART
-    return given, tuple(memory)
+    return arrays, tuple(memory)
 
 
 def _parameters(
-    values: Sequence[Any], kernel: Kernel, given: Sequence[Any], memory: Sequence[Array]
+    values: Sequence[Any], kernel: Kernel, arrays: Sequence[Any], memory: Sequence[Array]
 ) -> tuple[bytes, ...]:
     sizes = [one.size for one in kernel.parameters.values()]
     if len(values) != len(sizes):
         raise UsageError(f"{len(values)} arguments; {kernel.name[:60]} takes {len(sizes)}")
-    found = []
+    parameters = []
     for place, (value, size) in enumerate(zip(values, sizes, strict=True)):
         array = _array_of(value)
         address = 0
         if array is not None:
-            address = next(m.address for m, one in zip(memory, given, strict=True) if one is array)
+            address = next(m.address for m, one in zip(memory, arrays, strict=True) if one is array)
         data = _bytes(value, size, address, f"argument {place}")
         if len(data) != size:
             raise UsageError(f"argument {place} has {len(data)} bytes; the parameter has {size}")
-        found.append(data)
-    return tuple(found)
+        parameters.append(data)
+    return tuple(parameters)
 
 
 def _bytes(value: Any, size: int, address: int, what: str) -> bytes:

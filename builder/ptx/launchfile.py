@@ -58,7 +58,7 @@ class Array:
     shape: tuple[int, ...]
 
 
-def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
+def fields(value: Any, what: str, allowed: Sequence[str]) -> Mapping[str, Any]:
     """Check that a JSON object has no other keys than these.
 
     Raises:
@@ -68,9 +68,9 @@ def fields(value: Any, what: str, known: Sequence[str]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{what} is not a JSON object: {str(value)[:60]}")
     for key in value:
-        if key not in known:
+        if key not in allowed:
             raise ValueError(
-                f"{what} has a key {key!r} that is not known{did_you_mean(key, known)}"
+                f"{what} has a key {key!r} that is not known{did_you_mean(key, allowed)}"
             )
     return value
 
@@ -95,13 +95,13 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
     """
     if not isinstance(document, list):
         raise TypeError("memory is not a list of arrays")
-    found = [_array(folder, one, place) for place, one in enumerate(document)]
-    names = [one.name for one in found]
+    arrays = [_array(folder, one, place) for place, one in enumerate(document)]
+    names = [one.name for one in arrays]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"two arrays have the name {twice}")
-    free = max([FIRST, *(one.address + len(one.data) for one in found)])
+    free = max([FIRST, *(one.address + len(one.data) for one in arrays)])
     placed = []
-    for one in found:
+    for one in arrays:
         address = one.address
         if not address:
             address = -(-free // APART) * APART
@@ -136,29 +136,29 @@ def contents(
         ValueError: none is given, or it does not have the type and shape.
         OSError: a file cannot be read.
     """
-    given = [key for key in _CONTENTS if key in document]
-    if len(given) != 1:
-        raise ValueError(f"{what} has {' and '.join(given) or 'none'} of {', '.join(_CONTENTS)}")
+    keys = [key for key in _CONTENTS if key in document]
+    if len(keys) != 1:
+        raise ValueError(f"{what} has {' and '.join(keys) or 'none'} of {', '.join(_CONTENTS)}")
     if kind is not None and kind not in TYPES:
         raise ValueError(f"{what}: type {kind!r} is not known; types are {', '.join(TYPES)}")
     sizes = None if shape is None else _shape(shape, what)
-    if given == ["file"]:
-        data, found, size = _from_file(folder / str(document["file"]), kind, what)
+    if keys == ["file"]:
+        data, actual, size = _from_file(folder / str(document["file"]), kind, what)
     else:
         if kind is None:
             raise ValueError(f"{what} has no type; types are {', '.join(TYPES)}")
-        values = document[given[0]]
-        if given == ["fill"]:
+        values = document[keys[0]]
+        if keys == ["fill"]:
             if sizes is None:
                 raise ValueError(f"{what} has no shape to fill")
             values = np.full(sizes, values)
-        made = encoded(values, kind, what)
-        data, found, size = made.tobytes(), kind, made.shape
+        array = encoded(values, kind, what)
+        data, actual, size = array.tobytes(), kind, array.shape
     if not data and sizes is not None:
         raise ValueError(f"{what} is empty")
-    if sizes is not None and int(np.prod(sizes)) * TYPES[found].itemsize != len(data):
-        raise ValueError(f"{what}: {len(data)} bytes are not {list(sizes)} elements of {found}")
-    return data, found, size if sizes is None else sizes
+    if sizes is not None and int(np.prod(sizes)) * TYPES[actual].itemsize != len(data):
+        raise ValueError(f"{what}: {len(data)} bytes are not {list(sizes)} elements of {actual}")
+    return data, actual, size if sizes is None else sizes
 
 
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
@@ -177,11 +177,11 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"{what}: {path.name} has more than {_MOST_BYTES} bytes")
     if path.suffix != ".npy":
-        data, found = path.read_bytes(), kind or "u8"
-        count, rest = divmod(len(data), TYPES[found].itemsize)
+        data, actual = path.read_bytes(), kind or "u8"
+        count, rest = divmod(len(data), TYPES[actual].itemsize)
         if rest:
-            raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {found}")
-        return data, found, (count,)
+            raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {actual}")
+        return data, actual, (count,)
     try:
         with path.open("rb") as file:
             if file.read(6) != np.lib.format.MAGIC_PREFIX:
@@ -189,11 +189,11 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{what}: {path.name} is not an .npy file: {error}") from None
-    held = array.dtype.newbyteorder("<")
-    own = next((name for name, dtype in TYPES.items() if dtype == held), None)
-    if own is None or TYPES[kind or own] != held:
+    element = array.dtype.newbyteorder("<")
+    own = next((name for name, dtype in TYPES.items() if dtype == element), None)
+    if own is None or TYPES[kind or own] != element:
         raise ValueError(f"{what}: {path.name} holds {array.dtype}, not {kind or 'a known type'}")
-    return np.ascontiguousarray(array.astype(held)).tobytes(), kind or own, array.shape
+    return np.ascontiguousarray(array.astype(element)).tobytes(), kind or own, array.shape
 
 
 def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
@@ -204,26 +204,26 @@ def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
     """
     if kind not in TYPES:
         raise ValueError(f"{what}: type {kind!r} is not known; types are {', '.join(TYPES)}")
-    given, dtype = np.array(values), TYPES[kind]
-    if given.dtype.kind not in "iuf":
+    numbers, dtype = np.array(values), TYPES[kind]
+    if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{what}: these are not numbers: {str(values)[:60]}")
     with np.errstate(over="ignore"):
         if kind == "bf16":
-            return to_bf16(np.atleast_1d(given.astype(np.float32))).astype(dtype)
+            return to_bf16(np.atleast_1d(numbers.astype(np.float32))).astype(dtype)
         if dtype.kind == "f":
-            return np.atleast_1d(given.astype(dtype))
+            return np.atleast_1d(numbers.astype(dtype))
     limits = np.iinfo(dtype)
-    if given.size and (given.dtype.kind == "f" or given.min() < limits.min):
+    if numbers.size and (numbers.dtype.kind == "f" or numbers.min() < limits.min):
         raise ValueError(f"{what}: {kind} cannot represent {str(values)[:60]}")
-    if given.size and given.max() > limits.max:
+    if numbers.size and numbers.max() > limits.max:
         raise ValueError(f"{what}: {kind} cannot represent {str(values)[:60]}")
-    return np.atleast_1d(given.astype(dtype))
+    return np.atleast_1d(numbers.astype(dtype))
 
 
 def as_numbers(data: bytes, kind: str) -> NDArray[np.float64]:
     """The values in bytes of a type."""
-    held = np.frombuffer(data, TYPES[kind])
-    return (from_bf16(held) if kind == "bf16" else held).astype(np.float64)
+    elements = np.frombuffer(data, TYPES[kind])
+    return (from_bf16(elements) if kind == "bf16" else elements).astype(np.float64)
 
 
 def parameter(value: Any, place: int, arrays: Sequence[Array]) -> bytes:
@@ -257,12 +257,12 @@ def array_named(name: Any, what: str, arrays: Sequence[Array]) -> Array:
     Raises:
         ValueError: it does not exist.
     """
-    found = next((one for one in arrays if one.name == name), None)
-    if found is None:
+    array = next((one for one in arrays if one.name == name), None)
+    if array is None:
         names = [one.name for one in arrays]
-        said = did_you_mean(str(name), names) or f"; there is {', '.join(names) or 'none'}"
-        raise ValueError(f"{what} names an array {name!r}{said}")
-    return found
+        suggestion = did_you_mean(str(name), names) or f"; there is {', '.join(names) or 'none'}"
+        raise ValueError(f"{what} names an array {name!r}{suggestion}")
+    return array
 
 
 # --------------------------------------------------------------------------------------- the launch
@@ -313,28 +313,33 @@ class Comparison:
         """The comparison as text."""
         if self.worst is None:
             return f"{self.values} values right"
-        place, got, exact, bound = self.worst
+        place, value, exact, bound = self.worst
         nans = f", {self.nans} of them NaN" if self.nans else ""
         where = ",".join(map(str, place))
         return (
-            f"{self.wrong} of {self.values} values wrong{nans}; worst at [{where}]: {got:.7g} "
+            f"{self.wrong} of {self.values} values wrong{nans}; worst at [{where}]: {value:.7g} "
             f"instead of {exact:.7g} +- {bound:.2g}"
         )
 
 
-def compare(got: NDArray[np.float64], expected: ExpectedResult) -> Comparison:
+def compare(actual: NDArray[np.float64], expected: ExpectedResult) -> Comparison:
     """Compare each value with its bound."""
-    nans = int(np.isnan(got).sum())
+    nans = int(np.isnan(actual).sum())
     with np.errstate(invalid="ignore"):
-        error = np.where(np.isfinite(got), np.abs(got - expected.exact), np.inf)
+        error = np.where(np.isfinite(actual), np.abs(actual - expected.exact), np.inf)
         over = ~(error <= expected.bound)  # where either is no number, too
     wrong = int(over.sum())
     if not wrong:
-        return Comparison(got.size, 0, nans)
+        return Comparison(actual.size, 0, nans)
     excess = np.where(over, error - expected.bound, -1.0)
-    place = tuple(int(n) for n in np.unravel_index(int(excess.argmax()), got.shape))
-    worst = (place, float(got[place]), float(expected.exact[place]), float(expected.bound[place]))
-    return Comparison(got.size, wrong, nans, worst)
+    place = tuple(int(n) for n in np.unravel_index(int(excess.argmax()), actual.shape))
+    worst = (
+        place,
+        float(actual[place]),
+        float(expected.exact[place]),
+        float(expected.bound[place]),
+    )
+    return Comparison(actual.size, wrong, nans, worst)
 
 
 @dataclass(frozen=True)
@@ -389,8 +394,8 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
         if document["schema"] != SCHEMA:
             raise UsageError(f"{path}: schema {document['schema']}, not {SCHEMA}")
         memory = read_arrays(path.parent, document["memory"])
-        given = document["parameters"]
-        if not isinstance(given, list):
+        parameters = document["parameters"]
+        if not isinstance(parameters, list):
             raise TypeError("parameters is not a list")
         return LaunchFile(
             name=str(document.get("name", path.name)),
@@ -399,7 +404,7 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
             grid=_triple(document["grid"], "grid", MOST_BLOCKS),
             block=_triple(document["block"], "block", MOST_THREADS),
             shared=_shared(document.get("shared", 0)),
-            parameters=tuple(parameter(one, place, memory) for place, one in enumerate(given)),
+            parameters=tuple(parameter(one, place, memory) for place, one in enumerate(parameters)),
             memory=memory,
             expected=_expected(path.parent, document["result"], memory)
             if document.get("result")
@@ -408,8 +413,8 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise UsageError(f"{path} is not a launch: {said}") from None
+        message = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"{path} is not a launch: {message}") from None
 
 
 def read_text(path: Path) -> str:

@@ -101,15 +101,15 @@ class CarriedMemory:
     """
 
     def __init__(self) -> None:
-        self._left: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        self._changes: dict[tuple[int, int], tuple[bytes, bytes]] = {}
 
     def memory_for(self, file: LaunchFile) -> GlobalMemory:
         """The memory at the start of a launch."""
         memory = file.fresh_memory()
         for array, region in zip(file.memory, memory.regions, strict=True):
-            before, left = self._left.get((array.address, len(array.data)), (b"", b""))
+            before, after = self._changes.get((array.address, len(array.data)), (b"", b""))
             if before:
-                old, new = (np.frombuffer(data, np.uint8) for data in (before, left))
+                old, new = (np.frombuffer(data, np.uint8) for data in (before, after))
                 region.data[...] = np.where(region.data == old, new, region.data)
         return memory
 
@@ -117,7 +117,7 @@ class CarriedMemory:
         """Store the memory after a launch."""
         for array, region in zip(file.memory, memory.regions, strict=True):
             key = (array.address, len(array.data))
-            self._left[key] = (array.data, region.data.tobytes())
+            self._changes[key] = (array.data, region.data.tobytes())
 
 
 def program_of(file: LaunchFile, path: Path) -> Program:
@@ -166,7 +166,7 @@ def run_once(
         UsageError: its parameters do not match the kernel's.
     """
     memory = memory or file.fresh_memory()
-    found: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
+    fields: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
     grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
     places = program.kernel.places
     outcome = None
@@ -174,32 +174,32 @@ def run_once(
         outcome = grid.run()
     except Fault as fault:
         fault.source = places.at(fault.line)
-        found.update(fault=str(fault), deadlock=isinstance(fault, Deadlock))
+        fields.update(fault=str(fault), deadlock=isinstance(fault, Deadlock))
     races = grid.races()
-    found["races"] = tuple(found_races(races, file.ptx.split("\n"), places)) if races else ()
+    fields["races"] = tuple(distinct_races(races, file.ptx.split("\n"), places)) if races else ()
     if outcome is None:
-        return SingleRun(Run(**found), memory)
-    found["instructions"] = outcome.instructions
-    found["covered"] = tuple(sorted(outcome.covered))
+        return SingleRun(Run(**fields), memory)
+    fields["instructions"] = outcome.instructions
+    fields["covered"] = tuple(sorted(outcome.covered))
     if file.expected is not None:
         comparison = compare(file.expected.read(memory), file.expected)
-        found.update(values=comparison.values, wrong=comparison.wrong)
-        found["said"] = str(comparison) if comparison.wrong else ""
-    return SingleRun(Run(**found), memory)
+        fields.update(values=comparison.values, wrong=comparison.wrong)
+        fields["said"] = str(comparison) if comparison.wrong else ""
+    return SingleRun(Run(**fields), memory)
 
 
-def found_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
+def distinct_races(races: Sequence[Race], text: Sequence[str], places: Places) -> list[FoundRace]:
     """Races with the lines of their PTX, each pair once, because it occurs in many blocks."""
-    found: dict[object, FoundRace] = {}
+    by_key: dict[object, FoundRace] = {}
     for race in races:
         numbers = [race.line, race.other] if race.other else [race.line]
         lines = tuple(Line(n, text[n - 1].strip(), places.at(n)) for n in numbers)
-        made = FoundRace(
+        described = FoundRace(
             race.kind, lines, race.agents[: len(lines)], race.offset, race.words,
             race.memory, race.missing,
         )  # fmt: skip
-        found[made.key] = made
-    return list(found.values())
+        by_key[described.key] = described
+    return list(by_key.values())
 
 
 def run_folders(folders: Sequence[str]) -> CallRuns:
@@ -222,10 +222,10 @@ def run_calls(calls: Sequence[Sequence[str]], jobs: int) -> list[CallRuns]:
     order = [[calls[number] for number in numbers] for numbers in groups.values()]
     # not forked: numpy may have threads here
     with ProcessPoolExecutor(max(1, jobs), mp_context=get_context("spawn")) as pool:
-        found = [one for many in pool.map(_run_each, order) for one in many]
+        results = [one for many in pool.map(_run_each, order) for one in many]
     numbers = [number for numbers in groups.values() for number in numbers]
-    ran = dict(zip(numbers, found, strict=True))
-    return [ran[number] for number in range(len(calls))]
+    by_number = dict(zip(numbers, results, strict=True))
+    return [by_number[number] for number in range(len(calls))]
 
 
 def _run_each(calls: Sequence[Sequence[str]]) -> list[CallRuns]:
@@ -306,23 +306,25 @@ class KernelRaces(RunKernel, frozen=True, kw_only=True):
     stopped: Annotated[tuple[Stopped, ...], Meta(description="schedules that did not end")]
 
     @classmethod
-    def of(cls, ran: KernelRuns) -> KernelRaces:
+    def of(cls, kernel_runs: KernelRuns) -> KernelRaces:
         """Each race once, by its kind and lines, with the schedules in which it was found."""
-        found: dict[object, tuple[FoundRace, list[str]]] = {}
-        for run in ran.runs:
+        by_key: dict[object, tuple[FoundRace, list[str]]] = {}
+        for run in kernel_runs.runs:
             for race in run.races:
-                _, names = found.setdefault(race.key, (race, []))
+                _, names = by_key.setdefault(race.key, (race, []))
                 names.append(run.schedule)
         return cls(
-            kernel=ran.kernel,
-            ptx=ran.ptx,
-            blocks=ran.blocks,
-            schedules=tuple(run.schedule for run in ran.runs),
+            kernel=kernel_runs.kernel,
+            ptx=kernel_runs.ptx,
+            blocks=kernel_runs.blocks,
+            schedules=tuple(run.schedule for run in kernel_runs.runs),
             races=tuple(
-                SeenRace(**asdict(race), schedules=tuple(names)) for race, names in found.values()
+                SeenRace(**asdict(race), schedules=tuple(names)) for race, names in by_key.values()
             ),
             stopped=tuple(
-                Stopped(run.schedule, run.fault, run.deadlock) for run in ran.runs if run.fault
+                Stopped(run.schedule, run.fault, run.deadlock)
+                for run in kernel_runs.runs
+                if run.fault
             ),
         )
 
@@ -331,7 +333,7 @@ class KernelRaces(RunKernel, frozen=True, kw_only=True):
 class UserRun:
     """The findings, and the arrays that the kernel wrote: ``SCHEDULE/NAME.npy``."""
 
-    found: KernelRuns
+    kernel_runs: KernelRuns
     files: dict[str, bytes]
 
 
@@ -382,14 +384,14 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
                    run.said, run.instructions, len(run.covered), tuple(outputs))
         )  # fmt: skip
     digest = hashlib.sha256(file.ptx.encode()).hexdigest()
-    found = KernelRuns(
+    kernel_runs = KernelRuns(
         kernel=program.kernel.name,
         ptx=f"sha256:{digest}",
         blocks=len(program.blocks),
         runs=tuple(runs),
         differ=_differ(runs),
     )
-    return UserRun(found, files)
+    return UserRun(kernel_runs, files)
 
 
 def _differ(runs: Sequence[OwnRun]) -> tuple[str, ...]:

@@ -52,14 +52,14 @@ class Places:
         self._lines: list[int] = []
         self._places: list[_Place] = []
         line, read = 1, 0
-        for found in _DIRECTIVES.finditer(text):
-            line, read = line + text.count("\n", read, found.start()), found.start()
-            if found["name"] is not None:
-                self._files[int(found["number"])] = found["name"]
-            elif found["file"] is not None:
-                numbers = (int(found[name] or 0) for name in ("file", "line", "outer", "at"))
+        for match in _DIRECTIVES.finditer(text):
+            line, read = line + text.count("\n", read, match.start()), match.start()
+            if match["name"] is not None:
+                self._files[int(match["number"])] = match["name"]
+            elif match["file"] is not None:
+                numbers = (int(match[name] or 0) for name in ("file", "line", "outer", "at"))
                 self._begin(line, _Place(*numbers))
-            elif found["begins"]:  # what the function before said does not hold here
+            elif match["begins"]:  # what the function before said does not hold here
                 self._begin(line, _Place())
 
     def _begin(self, line: int, place: _Place) -> None:
@@ -316,23 +316,23 @@ def module_of(text: str) -> Module:
     Raises:
         PtxError: it is not PTX.
     """
-    plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    plain = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     target = re.search(r"^\s*\.target\s+([^\s,]+)", plain, re.MULTILINE)
     if target is None:
         raise PtxError("there is no .target directive: is this PTX?")
     outer, texts, at, line, counted = [], {}, 0, 1, 0
-    for found in _CODE.finditer(plain):
-        if found.start() < at:
+    for match in _CODE.finditer(plain):
+        if match.start() < at:
             continue
-        outer.append(plain[at : found.start()])
-        at = found.end()
-        if found[0].endswith("{"):
-            at = _closing(plain, found.end() - 1)
-            line += plain.count("\n", counted, found.start())
-            first = line + found[0].count("\n")
-            body, counted = plain[found.end() : at], found.start()
-            texts[found[3]] = _Text(
-                found[3], found[2] or "", found[4] or "", body, line, first, bool(found[1])
+        outer.append(plain[at : match.start()])
+        at = match.end()
+        if match[0].endswith("{"):
+            at = _closing(plain, match.end() - 1)
+            line += plain.count("\n", counted, match.start())
+            first = line + match[0].count("\n")
+            body, counted = plain[match.end() : at], match.start()
+            texts[match[3]] = _Text(
+                match[3], match[2] or "", match[4] or "", body, line, first, bool(match[1])
             )
             at += 1
     variables = {v.name: (space, v) for space, v in _variables("".join([*outer, plain[at:]]))}
@@ -368,7 +368,7 @@ class _Linker:
     def _reached(self) -> list[str]:
         """The names of functions and variables that the kernel uses, in the module's order."""
         module, names, new = self.module, set[str](), {self.entry.name}
-        known = module.texts.keys() | module.variables.keys()
+        symbols = module.texts.keys() | module.variables.keys()
         while new:
             names |= new
             words: set[str] = set()
@@ -377,17 +377,17 @@ class _Linker:
                     words |= module.texts[name].words
                 else:
                     words |= {v for v in module.variables[name][1].values if isinstance(v, str)}
-            new = (words & known) - names
+            new = (words & symbols) - names
         return [name for name in (*module.texts, *module.variables) if name in names]
 
     def kernel(self) -> Kernel:
         """The kernel with its functions."""
         entry = self.entry
         parameters = _parameters(entry.parameters, entry.line)
-        called = [n for n in self.names if n in self.module.texts and n != entry.name]
-        stack = self._add(entry, {}, "" if called else None)
+        callees = [n for n in self.names if n in self.module.texts and n != entry.name]
+        stack = self._add(entry, {}, "" if callees else None)
         functions = []
-        for name in called:
+        for name in callees:
             text = self.module.texts[name]
             start, before = len(self.code), len(self.registers)
             formal = _laid_out(_variables_of(text.returns, text.line), 0)
@@ -418,7 +418,7 @@ class _Linker:
 
     def _below(self, name: str) -> set[str]:
         """The functions that one may call; by a pointer, all whose address is taken."""
-        taken = {
+        addressed = {
             v for n in self.names if n in self.module.variables
             for v in self.module.variables[n][1].values if isinstance(v, str)
         }  # fmt: skip
@@ -427,7 +427,7 @@ class _Linker:
             words: set[str] = set()
             for one in new & self.module.texts.keys():
                 text = self.module.texts[one]
-                words |= text.words | (taken if ".callprototype" in text.body else set())
+                words |= text.words | (addressed if ".callprototype" in text.body else set())
             new = (words & self.module.texts.keys()) - names
             names |= new
         return names
@@ -436,9 +436,9 @@ class _Linker:
         """Append the code of the kernel, or of a function; return the bytes that it needs."""
         reader = _Body(text.body, text.first, tag or "")
         base, code = len(self.code), reader.resolved(len(self.code))
-        found = list(_variables(text.body))
-        self.shared += [v for space, v in found if space == "shared"]
-        local = [v for space, v in found if space == "local"]
+        variables = list(_variables(text.body))
+        self.shared += [v for space, v in variables if space == "shared"]
+        local = [v for space, v in variables if space == "local"]
         offsets = dict(formal)
         if tag:
             offsets |= _laid_out(local, _end_of(formal))
@@ -469,12 +469,12 @@ class _Linker:
 
 def _laid_out(variables: Iterable[Variable], at: int) -> dict[str, Parameter]:
     """Place variables one after the other."""
-    found = {}
+    placed = {}
     for one in variables:
         at = -(-at // one.align) * one.align
-        found[one.name] = Parameter(at, one.size or 0)
+        placed[one.name] = Parameter(at, one.size or 0)
         at += one.size or 0
-    return found
+    return placed
 
 
 def _end_of(offsets: dict[str, Parameter]) -> int:
@@ -519,7 +519,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _parameters(text: str, line: int) -> dict[str, Parameter]:
-    offset, found = 0, {}
+    offset, parameters = 0, {}
     for part in filter(None, map(str.strip, text.split(","))):
         match = _PARAMETER.fullmatch(part)
         if match is None:
@@ -527,21 +527,21 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
         element = int(match[2]) // 8
         align, size = int(match[1] or element), element * int(match[4] or 1)
         offset = -(-offset // align) * align
-        found[match[3]] = Parameter(offset, size)
+        parameters[match[3]] = Parameter(offset, size)
         offset += size
-    return found
+    return parameters
 
 
 def _variables_of(text: str, line: int) -> list[Variable]:
     """The parameters of a function."""
-    found = []
+    variables = []
     for part in filter(None, map(str.strip, text.split(","))):
         match = _PARAMETER.fullmatch(part)
         if match is None:
             raise PtxError(f"an unknown form of parameter: {' '.join(part.split())}", line)
         element = int(match[2]) // 8
-        found.append(Variable(match[3], int(match[1] or element), element * int(match[4] or 1)))
-    return found
+        variables.append(Variable(match[3], int(match[1] or element), element * int(match[4] or 1)))
+    return variables
 
 
 def _variables(text: str) -> Iterator[tuple[str, Variable]]:
@@ -637,10 +637,10 @@ class _Body:
             if statement.startswith(".reg"):
                 self._declare(statement)
             elif statement.startswith(".param"):
-                scope, known = self._scopes[-1]
+                scope, renamed = self._scopes[-1]
                 for one in _variables_of(statement, self.line):
-                    known[one.name] = self._unique(one.name, scope)
-                    self.variables[known[one.name]] = replace(one, name=known[one.name])
+                    renamed[one.name] = self._unique(one.name, scope)
+                    self.variables[renamed[one.name]] = replace(one, name=renamed[one.name])
             elif not statement.startswith("."):
                 self._instruction(statement)
             elif not statement.startswith((".shared", ".local", ".pragma")):
@@ -655,30 +655,30 @@ class _Body:
         match = _REGISTERS.fullmatch(statement)
         if match is None:
             raise PtxError(f"an unknown form of register: {statement[:80]}", self.line)
-        scope, known = self._scopes[-1]
+        scope, renamed = self._scopes[-1]
         for part in split(match[2]):
             many = _RANGE.fullmatch(part)
             names = [f"{many[1]}{n}" for n in range(int(many[2]))] if many else [part]
             for name in names:
-                known[name] = self._unique(name, scope)
-                self.registers[known[name]] = match[1]
+                renamed[name] = self._unique(name, scope)
+                self.registers[renamed[name]] = match[1]
 
     def _unique(self, name: str, scope: int) -> str:
         return f"{name}@{self.tag}{scope}" if scope or self.tag else name
 
     def _instruction(self, statement: str) -> None:
         guard: Name | Negated | None = None
-        if found := _GUARD.match(statement):
-            register = Name(self._known(found[2]))
-            guard = Negated(register) if found[1] else register
-            statement = statement[found.end() :]
+        if match := _GUARD.match(statement):
+            register = Name(self._renamed(match[2]))
+            guard = Negated(register) if match[1] else register
+            statement = statement[match.end() :]
         name, _, rest = statement.partition(" ")
         opcode, *modifiers = name.split(".")
         operands = tuple(self.operand(part) for part in split(rest))
-        made = Instruction(opcode, tuple(modifiers), operands, guard, self.line)
-        self.code.append((made, tuple(number for number, _ in self._scopes)))
+        instruction = Instruction(opcode, tuple(modifiers), operands, guard, self.line)
+        self.code.append((instruction, tuple(number for number, _ in self._scopes)))
 
-    def _known(self, name: str) -> str:
+    def _renamed(self, name: str) -> str:
         for _, names in reversed(self._scopes):
             if name in names:
                 return names[name]
@@ -691,7 +691,7 @@ class _Body:
         if text.startswith("["):
             return self._address(text)
         if text.startswith("!"):
-            return Negated(Name(self._known(text[1:].strip())))
+            return Negated(Name(self._renamed(text[1:].strip())))
         if "|" in text:
             first, _, second = text.partition("|")
             return Pair(self.operand(first.strip()), self.operand(second.strip()))
@@ -703,7 +703,7 @@ class _Body:
         if _INTEGER.fullmatch(text):
             return Number(int(text.rstrip("U"), 0))
         if _NAME.fullmatch(text):
-            return Name(self._known(text))
+            return Name(self._renamed(text))
         raise PtxError(f"an unknown form of operand: {text[:80]}", self.line)
 
     def _address(self, text: str) -> Address:
@@ -718,24 +718,26 @@ class _Body:
     def resolved(self, base: int) -> list[Instruction]:
         """The code, with the targets of branches resolved; its first position is ``base``."""
         code = []
-        for made, scopes in self.code:
-            if made.opcode == "bra":
-                target = made.operands[0] if made.operands else None
-                made = replace(made, target=base + self._label(made, target, scopes))
-            elif made.opcode == "brx":
-                index, table = made.operands
-                named = table.text if isinstance(table, Name) else ""
-                names = (self.branches.get(self._unique(named, s)) for s in reversed(scopes))
+        for instruction, scopes in self.code:
+            if instruction.opcode == "bra":
+                target = instruction.operands[0] if instruction.operands else None
+                instruction = replace(
+                    instruction, target=base + self._label(instruction, target, scopes)
+                )
+            elif instruction.opcode == "brx":
+                index, table = instruction.operands
+                label = table.text if isinstance(table, Name) else ""
+                names = (self.branches.get(self._unique(label, s)) for s in reversed(scopes))
                 targets = next((one for one in names if one is not None), ())
-                places = (Number(base + self._label(made, one, scopes)) for one in targets)
-                made = replace(made, operands=(index, *places))
-            code.append(made)
+                places = (Number(base + self._label(instruction, one, scopes)) for one in targets)
+                instruction = replace(instruction, operands=(index, *places))
+            code.append(instruction)
         return code
 
-    def _label(self, made: Instruction, target: Operand | None, scopes: tuple[int, ...]) -> int:
-        named = target.text if isinstance(target, Name) else ""
-        places = (self.labels.get(self._unique(named, s)) for s in reversed(scopes))
+    def _label(self, branch: Instruction, target: Operand | None, scopes: tuple[int, ...]) -> int:
+        label = target.text if isinstance(target, Name) else ""
+        places = (self.labels.get(self._unique(label, s)) for s in reversed(scopes))
         place = next((p for p in places if p is not None), None)
         if place is None:
-            raise PtxError(f"a branch to a label that does not exist: {named}", made.line)
+            raise PtxError(f"a branch to a label that does not exist: {label}", branch.line)
         return place

@@ -391,8 +391,8 @@ def _register(kind: str, number: int) -> str:
 
 def _operand(letter: str, name: str, number: int) -> str:
     """The text of an operand of an instruction."""
-    types = [_WIDTH.get(found[1] or "32", "q") if found[0] != ".pred" else "p"
-             for found in _TYPE.finditer(name)] or ["r"]  # fmt: skip
+    types = [_WIDTH.get(match[1] or "32", "q") if match[0] != ".pred" else "p"
+             for match in _TYPE.finditer(name)] or ["r"]  # fmt: skip
     if letter.isdigit():
         return letter
     if letter[0].isdigit():
@@ -418,8 +418,8 @@ def _operand(letter: str, name: str, number: int) -> str:
 def instruction(name: str, operands: str) -> str:
     """The text of an instruction."""
     letters = [one for one in operands.split() if one != "_"]
-    given = ", ".join(_operand(one, name, 4 * n + 1) for n, one in enumerate(letters))
-    return f"{name} {given};" if given else f"{name};"
+    operand_list = ", ".join(_operand(one, name, 4 * n + 1) for n, one in enumerate(letters))
+    return f"{name} {operand_list};" if operand_list else f"{name};"
 
 
 def _known(texts: Sequence[str]) -> list[bool]:
@@ -445,10 +445,10 @@ def _tried(kind: str, line: str) -> Form:
     form, _, operands = line.partition(" ")
     names = list(_expanded(form))
     known = _known([instruction(name, operands) for name in names])
-    found: dict[bool, list[str]] = {True: [], False: []}
+    by_support: dict[bool, list[str]] = {True: [], False: []}
     for name, there in zip(names, known, strict=True):
-        found[there].append(name)
-    return Form(kind, form, tuple(found[True]), tuple(found[False]))
+        by_support[there].append(name)
+    return Form(kind, form, tuple(by_support[True]), tuple(by_support[False]))
 
 
 def missing_in(path: Path) -> Instructions:
@@ -466,12 +466,12 @@ def missing_in(path: Path) -> Instructions:
     if not kernels:
         raise UsageError(f"{path}: no kernel (.entry)")
     lines = text.split("\n")
-    found: dict[tuple[str, str], Missing] = {}
+    missing: dict[tuple[str, str], Missing] = {}
     for name, kernel in kernels.items():
         for lacking in missing_of(kernel).values():
             one = Missing(name, lacking.line, lines[lacking.line - 1].strip(), lacking.what)
-            found.setdefault((name, lacking.what), one)
-    return Instructions((), tuple(kernels), tuple(found.values()))
+            missing.setdefault((name, lacking.what), one)
+    return Instructions((), tuple(kernels), tuple(missing.values()))
 
 
 def page() -> str:
@@ -491,12 +491,12 @@ _NAMED = 6
 
 def _row(form: Form) -> str:
     total = len(form.known) + len(form.unknown)
-    ran = "all" if not form.unknown else f"{len(form.known)} of {total}" if form.known else "no"
-    named = [f"`{name}`" for name in form.unknown[:_NAMED]] if form.known else []
-    more = len(form.unknown) - len(named)
-    lacking = ", ".join(named) + (f" and {more} more" if named and more else "")
-    shown = form.form.replace("|", "\\|")
-    return f"| `{shown}` | {ran} | {lacking} |\n"
+    share = "all" if not form.unknown else f"{len(form.known)} of {total}" if form.known else "no"
+    examples = [f"`{name}`" for name in form.unknown[:_NAMED]] if form.known else []
+    more = len(form.unknown) - len(examples)
+    lacking = ", ".join(examples) + (f" and {more} more" if examples and more else "")
+    escaped = form.form.replace("|", "\\|")
+    return f"| `{escaped}` | {share} | {lacking} |\n"
 
 
 _BEGIN = """# Instructions that run
