@@ -639,7 +639,7 @@ def _audit(
     return Audit(
         model=name, source=source, bytes=sum(module.bytes for module in modules),
         buffers=sum(module.buffers for module in modules), methods=_methods(read),
-        kept=_kept(read, limit.bytes_per_token if limit else 0), ceiling=limit,
+        kept=_unquantised(read, limit.bytes_per_token if limit else 0), ceiling=limit,
         unknown=tuple(unknown),
     )  # fmt: skip
 
@@ -665,7 +665,7 @@ def _methods(read: Iterable[_Read]) -> tuple[Method, ...]:
     return tuple(sorted(rows, key=lambda row: (-(row.bytes or 0), row.name)))
 
 
-def _kept(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
+def _unquantised(read: Iterable[_Read], per_token: int) -> tuple[KeptLayers, ...]:
     """Modules that are not quantised, by name; the most read first."""
     sums: dict[tuple[str, str], list[_Read]] = defaultdict(list)
     for one in read:

@@ -547,7 +547,7 @@ _ALL = "*"  # no rule's name
 RELEASED_IMAGE = re.compile(r"vllm/vllm-openai:v(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)")
 _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
 #: The first line of a file that ``recipe`` writes.
-_MADE = re.compile(
+_ORIGIN = re.compile(
     r"^# \S+ on vLLM (?P<vllm>\d[\w.+]*), profile (?P<profile>[\w.-]+), [\w-]+$", re.MULTILINE
 )
 #: Variables that a release reads when it builds a model.
@@ -699,7 +699,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             if linter.ask is not None:
                 asked = linter.asked(checked)
                 asked_commands.append(_shown(checked, asked))
-                problems = [*_kept(problems, asked), *_refused(checked, asked)]
+                problems = [*_unanswered(problems, asked), *_refused(checked, asked)]
             for finding in problems:
                 findings_in[finding] = None
                 if len(findings_in) > _MOST_FINDINGS:
@@ -712,8 +712,8 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         findings += reported[:_MOST_FINDINGS]
     if len(skipped) == len(files):
         subject = skipped[0] if len(skipped) == 1 else f"none of {len(skipped)} files"
-        found_in = "contains no" if len(skipped) == 1 else "contains a"
-        raise UsageError(f"{subject} {found_in} vllm serve command", hint=READS)
+        contains = "contains no" if len(skipped) == 1 else "contains a"
+        raise UsageError(f"{subject} {contains} vllm serve command", hint=READS)
     return LintReport(
         vllm=releases.pop() if len(releases) == 1 else "",
         files=tuple(name for name, _ in files),
@@ -744,7 +744,7 @@ def _groups(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
     return (tuple(group) for group in groups if not any(UNKNOWN in text for text in group))
 
 
-def _kept(problems: Sequence[Finding], asked: Asked) -> list[Finding]:
+def _unanswered(problems: Sequence[Finding], asked: Asked) -> list[Finding]:
     """The problems that a release did not answer for itself."""
     everything = asked.answer is not None and asked.answer.starts == "yes"
     answered = _PARSER_SAYS if asked.parsed else set()
@@ -796,7 +796,7 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
 def serve_commands(name: str, text: str) -> list[ServeCommand]:
     """The serve commands of a file, with what its first line says, if ``recipe`` made it."""
     served = read_commands(name, text)
-    origin = _MADE.search(text[:_HEAD])
+    origin = _ORIGIN.search(text[:_HEAD])
     if origin is None:
         return served
     return [replace(one, vllm=origin["vllm"], profile=origin["profile"]) for one in served]

@@ -286,7 +286,7 @@ class _Parts:
     ceiling: Ceiling | None = None
     #: the share that the model's file advises; None: of a folder, as little as it needs
     share: float | None = None
-    held: tuple[WeightsHeld, ...] = ()
+    weight_groups: tuple[WeightsHeld, ...] = ()
     unknown: list[str] = field(default_factory=list)
     not_counted: list[str] = field(default_factory=list)
 
@@ -412,7 +412,8 @@ def _joined(
         activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
         utilization=Utilization(share=share, least=least, most=most),
         room_for_kv_cache=own_room, room_at_most=room, flags=flags, ceiling=parts.ceiling,
-        held=parts.held, unknown=(*parts.unknown, *refused), not_counted=tuple(parts.not_counted),
+        held=parts.weight_groups, unknown=(*parts.unknown, *refused),
+        not_counted=tuple(parts.not_counted),
     )  # fmt: skip
 
 
@@ -488,14 +489,14 @@ def _from_folder(folder: Path, request: MemoryRequest) -> _Parts:
         share = expert_share(config, groups)
     except Unknown as why:
         parts.unknown.append(f"ceiling: {why}")
-    parts.held = tuple(
+    parts.weight_groups = tuple(
         WeightsHeld(
             group=group, dtype=dtype, tensors=number, bytes=size,
             read=bytes_read(group, size, share, tied=HEAD not in groups),
         )
         for group, dtype, number, size in summed
     )  # fmt: skip
-    parts.ceiling = ceiling((row.read for row in parts.held), "by the headers")
+    parts.ceiling = ceiling((row.read for row in parts.weight_groups), "by the headers")
     if config is None:
         parts.unknown.append(f"KV cache: {folder} has no {CONFIG}")
         return parts

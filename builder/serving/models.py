@@ -275,13 +275,13 @@ class Models:
         for place in extra:
             if not place.is_dir():
                 raise UsageError(f"models folder {place} does not exist")
-            found = {p.stem: p for p in sorted(place.glob("*.toml"))}
-            if not found:
+            of_place = {p.stem: p for p in sorted(place.glob("*.toml"))}
+            if not of_place:
                 raise UsageError(
                     f"{place} contains no model (NAME.toml) like the built-in ones",
                     hint="spark-build models show nemotron-3-super",
                 )
-            files |= found
+            files |= of_place
         return cls(files)
 
     def model(self, name: str, *, or_folder: bool = False) -> Model:

@@ -431,7 +431,7 @@ def _diff_command(watch: _Watch, name: str, vllm: str) -> str:
 
 def _beyond(watch: _Watch, old: MatrixRow, new: MatrixRow) -> dict[str, Decision]:
     """Layers that were needed and whose ranges end: their decisions without the ranges."""
-    found: dict[str, Decision] = {}
+    beyond: dict[str, Decision] = {}
     asking = Asking(watch.index, watch.asked.store, watch.options.platform)
     for selection in watch.chosen:
         ended = {
@@ -444,8 +444,8 @@ def _beyond(watch: _Watch, old: MatrixRow, new: MatrixRow) -> dict[str, Decision
         layers = tuple(ended.get(layer.name, layer) for layer in selection.layers)
         base = asking.base(f"pypi:vllm=={new.vllm}", selection)
         decisions = decide(base, Selection(layers, ()), asking.sources)
-        found |= {d.layer: d for d in decisions if d.layer in ended}
-    return found
+        beyond |= {d.layer: d for d in decisions if d.layer in ended}
+    return beyond
 
 
 def _without_range(layer: Layer, old: MatrixRow) -> Layer:
@@ -484,7 +484,7 @@ def _new_lines(watch: _Watch, file: str, old: MatrixRow, new: MatrixRow) -> set[
 
 def _added(layer: Layer, old: MatrixRow) -> dict[str, set[str]]:
     """The telling lines that the layer adds to each file of the old release."""
-    found: dict[str, set[str]] = {}
+    added: dict[str, set[str]] = {}
     fitting = (v for v in layer.variants if all_match(v.when, old.packages))
     for op in (op for variant in fitting for op in variant.ops):
         pairs = [(op.file, op.old, op.new)] if isinstance(op, Replace) else []
@@ -494,8 +494,8 @@ def _added(layer: Layer, old: MatrixRow) -> dict[str, set[str]]:
         for file, was, now in pairs:
             lines = {x.strip() for x in now.splitlines()} - {x.strip() for x in was.splitlines()}
             telling = {x for x in lines if len(x) >= _TELLING and not x.startswith("#")}
-            found.setdefault(file, set()).update(telling)
-    return found
+            added.setdefault(file, set()).update(telling)
+    return added
 
 
 def _commits(
@@ -511,11 +511,11 @@ def _commits(
     path = folder + file.removeprefix(becomes)
     try:
         forge, _ = watch.forges.for_repository(project.repository)
-        found = forge.commits_of(project.repository, path, f"v{versions[0]}", f"v{versions[1]}")
+        commits = forge.commits_of(project.repository, path, f"v{versions[0]}", f"v{versions[1]}")
     except SparkBuildError as error:
         watch.forge_failed(error)
         return
-    for commit, title in found[:_MOST_COMMITS]:
+    for commit, title in commits[:_MOST_COMMITS]:
         number = re.search(r"\(#(\d+)\)$", title)
         pull = f"{project.repository}#{number[1]}" if number else ""
         yield FileCommit(commit=commit[:12], title=title or commit[:12], pull=pull)
@@ -695,8 +695,8 @@ def _mentioned(text: str) -> list[str]:
     >>> _mentioned("vLLM #48536 builds on FlashInfer #3932; see a/b#7, and vLLM #48536")
     ['vllm-project/vllm#48536', 'flashinfer-ai/flashinfer#3932', 'a/b#7']
     """
-    found = (f"{_PROJECTS.get(name, name)}#{number}" for name, number in _MENTION.findall(text))
-    return list(dict.fromkeys(found))
+    threads = (f"{_PROJECTS.get(name, name)}#{number}" for name, number in _MENTION.findall(text))
+    return list(dict.fromkeys(threads))
 
 
 def _page(watch: _Watch, layer: Layer) -> str:
@@ -747,43 +747,43 @@ def _threads(watch: _Watch) -> Iterator[WatchedThread]:
 # -------------------------------------------------------------------------------------- as Markdown
 
 
-def markdown(found: Outdated) -> str:
+def markdown(report: Outdated) -> str:
     """The report as the text of a pull request."""
-    parts = [f"# vLLM since {found.since}", *_head(found)]
+    parts = [f"# vLLM since {report.since}", *_head(report)]
     for title, lines in (
         ("Wheels that are not what they were", [
-            f"`{w.filename}`: **{w.what}**: {w.detail}" for w in found.wheels
+            f"`{w.filename}`: **{w.what}**: {w.detail}" for w in report.wheels
         ]),
         ("Layers", []),
-        ("Kernels on SM121", list(map(_of_kernel, found.kernels))),
-        (f"Flags and variables of {found.newest}", list(_of_flags(found.flags))),
-        ("Recipes", list(_of_recipes(found))),
-        ("Threads", list(map(_of_thread, found.threads))),
+        ("Kernels on SM121", list(map(_of_kernel, report.kernels))),
+        (f"Flags and variables of {report.newest}", list(_of_flags(report.flags))),
+        ("Recipes", list(_of_recipes(report))),
+        ("Threads", list(map(_of_thread, report.threads))),
         ("Ready to send", [
-            f"`{one.layer}`, {one.state} on {one.vllm}: `{one.command}`" for one in found.ready
+            f"`{one.layer}`, {one.state} on {one.vllm}: `{one.command}`" for one in report.ready
         ]),
-        ("Not looked up", list(found.notes)),
+        ("Not looked up", list(report.notes)),
     ):  # fmt: skip
-        blocks = [_of_change(c) for c in found.changes] if title == "Layers" else []
+        blocks = [_of_change(c) for c in report.changes] if title == "Layers" else []
         blocks += ["\n".join(f"- {line}" for line in lines)] if lines else []
         parts += [f"## {title}", *blocks] if blocks else []
     return "\n\n".join(parts) + "\n"
 
 
-def _head(found: Outdated) -> Iterator[str]:
-    if not found.releases:
+def _head(report: Outdated) -> Iterator[str]:
+    if not report.releases:
         yield "No release since then."
         return
-    yield "\n".join(f"- {_of_release(release)}" for release in found.releases)
-    if found.newest:
-        ended = [c.layer for c in found.changes if c.would == "needed"]
-        stuck = [c.layer for c in found.changes if c.after in DRIFTED or c.would in DRIFTED]
-        dead = [c.layer for c in found.changes if c.after in ("upstream", "applied")]
+    yield "\n".join(f"- {_of_release(release)}" for release in report.releases)
+    if report.newest:
+        ended = [c.layer for c in report.changes if c.would == "needed"]
+        stuck = [c.layer for c in report.changes if c.after in DRIFTED or c.would in DRIFTED]
+        dead = [c.layer for c in report.changes if c.after in ("upstream", "applied")]
         words = [f"to mend: {', '.join(dict.fromkeys(stuck))}"] if stuck else []
         words += [f"to widen: {', '.join(dict.fromkeys(ended))}"] if ended else []
         words += [f"no longer needed: {', '.join(dict.fromkeys(dead))}"] if dead else []
-        words += [] if found.changes else ["every layer is as before"]
-        yield f"The newest release to go to is **{found.newest}**; {'; '.join(words)}."
+        words += [] if report.changes else ["every layer is as before"]
+        yield f"The newest release to go to is **{report.newest}**; {'; '.join(words)}."
 
 
 def _of_release(release: NewRelease) -> str:
@@ -843,10 +843,10 @@ def _of_flags(changes: Sequence[FlagChange]) -> Iterator[str]:
                 yield f"{what}s that {word}: {', '.join(f'`{c.name}`' for c in plain)}"
 
 
-def _of_recipes(found: Outdated) -> Iterator[str]:
-    if found.linted and not found.recipes:
-        yield f"`lint` finds nothing new in {found.linted} recipes on {found.newest}"
-    for one in found.recipes:
+def _of_recipes(report: Outdated) -> Iterator[str]:
+    if report.linted and not report.recipes:
+        yield f"`lint` finds nothing new in {report.linted} recipes on {report.newest}"
+    for one in report.recipes:
         yield f"`{one.file}:{one.line}`: {one.message} ({one.rule})"
 
 

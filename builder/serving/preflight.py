@@ -339,10 +339,10 @@ def models_to_build(
     )
     chosen: dict[frozenset[str], Model] = {}
     for model in known_ones:
-        held = frozenset(model.kinds())
+        model_kinds = frozenset(model.kinds())
         served = model.needs is None or model.needs.holds_for(vllm)
-        if model.config is not None and served and (not kinds or held & set(kinds)):
-            chosen.setdefault(held, model)
+        if model.config is not None and served and (not kinds or model_kinds & set(kinds)):
+            chosen.setdefault(model_kinds, model)
     return tuple(_to_build(model, model.name, named=False) for model in chosen.values())
 
 

@@ -90,20 +90,20 @@ def _chosen(name: str, text: str, line: int | None) -> ServeCommand:
     Raises:
         UsageError: it has none, or several that differ.
     """
-    found = serve_commands(name, text)
+    commands = serve_commands(name, text)
     if line is not None:
-        found = [one for one in found if one.line == line]
-    if not found:
+        commands = [one for one in commands if one.line == line]
+    if not commands:
         at = f" on line {line}" if line is not None else ""
         raise UsageError(f"{name} contains no vllm serve command{at}", hint=READS)
-    asked = {(tuple(w.text for w in one.words), one.env, one.image): one for one in found}
+    asked = {(tuple(w.text for w in one.words), one.env, one.image): one for one in commands}
     if len(asked) > 1:
         lines = ", ".join(f"{one.line} ({one.model or 'no model'})" for one in asked.values())
         raise UsageError(
             f"{name} has {len(asked)} different serve commands, on lines {lines}",
             hint=f"spark-build preflight {name}:{next(iter(asked.values())).line}",
         )
-    return found[0]
+    return commands[0]
 
 
 def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
@@ -181,10 +181,10 @@ def _request(
 # ---------------------------------------------------------------------------- the page of an answer
 
 
-def preflight_page(document: Preflight | ModelMatrix, made: datetime.datetime | None = None) -> str:
+def preflight_page(document: Preflight | ModelMatrix, when: datetime.datetime | None = None) -> str:
     """A page for people; everything from the release and the model is escaped."""
     command = shlex.join(["vllm", "serve", document.model, *document.flags])
-    page = {"model": document.model, "made": made or now(), "command": command, "gib": gibibytes}
+    page = {"model": document.model, "made": when or now(), "command": command, "gib": gibibytes}
     if isinstance(document, ModelMatrix):
         more = {"rows": document.rows, "starting": document.starting, "layers": document.layers}
         return render_page("preflight.html.j2", document=None, **page, **more)

@@ -258,7 +258,7 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
             )
         return (RecipeNode(rank=0),)
     if place.launcher:
-        return _found_later(place, served)
+        return _nodes_of_launcher(place, served)
     if len(place.addresses) != nodes:
         missing = ["--address OTHER"] * (nodes - len(place.addresses))
         hint = " ".join(["--address HEAD", *missing[1:]] if not place.addresses else missing)
@@ -291,7 +291,7 @@ def nodes_of(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
     return tuple(_rank(place, rank, address) for rank, address in enumerate(place.addresses))
 
 
-def _found_later(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
+def _nodes_of_launcher(place: Place, served: ServedProfile) -> tuple[RecipeNode, ...]:
     """Nodes whose addresses the launcher finds.
 
     Raises:

@@ -123,10 +123,10 @@ class Export:
             (root / name).unlink()
 
     def _extra(self, root: Path) -> set[str]:
-        found = (path for folder in FOLDERS.values() for path in (root / folder).glob("*.yaml"))
+        paths = (path for folder in FOLDERS.values() for path in (root / folder).glob("*.yaml"))
         names = {
             path.relative_to(root).as_posix()
-            for path in found
+            for path in paths
             if path.read_bytes().startswith(MARK.encode())
         }
         return names - set(self.files)
@@ -153,11 +153,13 @@ def export_recipes(
     root = directory or (data_dir("mods").parent if in_checkout() else Path.cwd())
     vllm = release or newest_release()
     images = images_of(tags, vllm) if tags else {}
-    made = make_export(models, vllm, _profiles(served, vllm, images), _asked if ask else recipe_of)
+    export = make_export(
+        models, vllm, _profiles(served, vllm, images), _asked if ask else recipe_of
+    )
     try:
-        stale = made.stale(root) if check else []
+        stale = export.stale(root) if check else []
         if not check:
-            made.write(root)
+            export.write(root)
     except OSError as error:
         raise UsageError(
             f"{root} cannot be the folder of a registry: {error.strerror}", hint="--in DIR"
@@ -171,8 +173,8 @@ def export_recipes(
     return ExportedRecipes(
         directory=str(root),
         vllm=vllm,
-        recipes=made.recipes,
-        without=made.without,
+        recipes=export.recipes,
+        without=export.without,
         written=not check,
     )
 
@@ -185,16 +187,16 @@ def _profiles(
     Raises:
         UsageError: no profile supports the release.
     """
-    found: list[ServedProfile] = []
+    profiles: list[ServedProfile] = []
     refusal = UsageError("no profile is known")
     for name in PROFILES:
         try:
-            found.append(served(name, vllm, images.get(name)))
+            profiles.append(served(name, vllm, images.get(name)))
         except UsageError as error:
             refusal = error
-    if not found:
+    if not profiles:
         raise refusal
-    return found
+    return profiles
 
 
 def _again(
@@ -357,19 +359,19 @@ def images_of(tags: Path, vllm: str) -> dict[str, str]:
         raise UsageError(f"cannot read {tags}: {error.strerror}", hint=hint) from None
     except ValueError as error:
         raise UsageError(f"{tags} is not what `tags --json` prints: {error}", hint=hint) from None
-    found: dict[str, str] = {}
+    images: dict[str, str] = {}
     for row in listing.images:  # the newest first
         current = any(tag.kind in ("immutable", "moving") for tag in row.tags)
         runs = _PLATFORM in row.plans and not row.overlay
         if row.verified and current and runs and row.version == vllm and len(row.profiles) == 1:
-            found.setdefault(row.profiles[0], f"{listing.repository}@{row.digest}")
-    if not set(found) & set(PROFILES):
+            images.setdefault(row.profiles[0], f"{listing.repository}@{row.digest}")
+    if not set(images) & set(PROFILES):
         raise UsageError(
             f"{tags}: none of the {len(listing.images)} images in {listing.repository} is a "
             f"verified one of {' or '.join(PROFILES)} on vLLM {vllm} for {_PLATFORM}",
             hint="leave --tags out",
         )
-    return found
+    return images
 
 
 #: The default profile of a recipe, and the one that is tried if a release refuses that.
@@ -399,7 +401,7 @@ def recipe_text(options: RecipeOptions) -> RecipeText:
             hint=f"spark-build recipe MODEL --checkpoint {shlex.quote(options.model)}",
         )
     model = Models.discover(options.models).model_or_generic(options.model)
-    made: Recipe | None = None
+    recipe: Recipe | None = None
     if options.form == TRTLLM:
         given = {
             "--profile": options.profile, "--release": options.release,
@@ -426,11 +428,11 @@ def recipe_text(options: RecipeOptions) -> RecipeText:
             models=options.models,
             patches=options.patches,
         )
-        made = _taken(options, request) if options.ask else linted_recipe(request)
-        files = rendered(made, options.form, model)
+        recipe = _taken(options, request) if options.ask else linted_recipe(request)
+        files = rendered(recipe, options.form, model)
     written = _write(files, options.output, force=options.force) if options.output else []
     return RecipeText(
-        format=options.form, recipe=made, files=files, written=tuple(map(str, written))
+        format=options.form, recipe=recipe, files=files, written=tuple(map(str, written))
     )
 
 
@@ -450,9 +452,9 @@ def _taken(options: RecipeOptions, request: RecipeRequest) -> Recipe:
         if options.profile is not None or options.image is not None:
             raise
         other = replace(request, served=_served(options, NEXT))
-        made = asked_recipe(other, linted_recipe(other))
+        recipe = asked_recipe(other, linted_recipe(other))
         console.say(f"  {DEFAULT} is refused; this recipe has the profile {NEXT}")
-        return made
+        return recipe
 
 
 def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:

@@ -571,11 +571,11 @@ def _is_default(name: str, value: str | None, names: Mapping[str, str]) -> bool:
 
 
 def _defaults(recipe: Recipe, names: Mapping[str, str]) -> dict[str, Value]:
-    found: dict[str, Value] = {"tensor_parallel": len(recipe.nodes)}
+    defaults: dict[str, Value] = {"tensor_parallel": len(recipe.nodes)}
     for flag in recipe.flags:
         if flag.value is not None and _is_default(flag.name, flag.value, names):
-            found[names[flag.name]] = _number(flag.value)
-    return found
+            defaults[names[flag.name]] = _number(flag.value)
+    return defaults
 
 
 def _number(text: str) -> int | float | str:
@@ -694,13 +694,13 @@ def vllm_recipe(recipe: Recipe, model: Model, day: date) -> dict[str, str]:
 
 def _features(recipe: Recipe) -> dict[str, Value]:
     """The features of a recipe; its page turns all of them on but speculative decoding."""
-    found: dict[str, Value] = {}
+    features: dict[str, Value] = {}
     for name, (description, flags) in _FEATURES.items():
         words = [word for flag in recipe.flags if flag.name in flags for word in flag.words]
         if words:
-            found[name] = {"description": description, "args": words}
+            features[name] = {"description": description, "args": words}
     return {
-        "features": found, "opt_in_features": [n for n in ("spec_decoding",) if n in found],
+        "features": features, "opt_in_features": [n for n in ("spec_decoding",) if n in features],
     }  # fmt: skip
 
 
@@ -882,7 +882,7 @@ def rendered(recipe: Recipe, form: str, model: Model | None = None) -> dict[str,
         UsageError: there is no such format, or it cannot express this recipe.
     """
     refuse_format(form)
+    recipe = replace(recipe, made_by=f"{recipe.made_by} --format {form}")
     if form == VLLM and model is not None:
-        made = replace(recipe, made_by=f"{recipe.made_by} --format {form}")
-        return vllm_recipe(made, model, today())
-    return FORMATS[form](replace(recipe, made_by=f"{recipe.made_by} --format {form}"))
+        return vllm_recipe(recipe, model, today())
+    return FORMATS[form](recipe)
