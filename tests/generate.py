@@ -250,7 +250,7 @@ def missing_rows(root: Path = ROOT) -> Iterator[str]:
     yield from (f"docs/evidence is of another profile: {record}" for record in records[:6])
     for name in layerexport.reports(catalog):
         path = root / "docs" / "upstream" / name / "change.patch"
-        if not path.is_file() or not layerexport.is_made_from(
+        if not path.is_file() or not layerexport.is_current(
             catalog.layer(name), path.read_text("utf-8")
         ):
             yield f"docs/upstream/{name}/change.patch is not of the layer as it is"

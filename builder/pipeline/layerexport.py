@@ -81,8 +81,8 @@ class Change:
             UsageError: a file's change has no place of its own.
         """
         edits = (EditedFile(path=p, before=a, after=b) for p, (a, b) in self.files.items())
-        made_from = f"{self.layer.digest}, made on {self.layer.package} {self.release}"
-        head = f"Layer {self.layer.name}, {made_from}\n\n"
+        origin = f"{self.layer.digest}, made on {self.layer.package} {self.release}"
+        head = f"Layer {self.layer.name}, {origin}\n\n"
         return head + "".join(unified(edit, blobs=True) for edit in edits)
 
 
@@ -196,7 +196,7 @@ def pull_request(layer: Layer, home: Path, patch: str, repository: str) -> str:
     return f"{text.rstrip()}\n\n{_applied(patch)}"
 
 
-def is_made_from(layer: Layer, patch: str) -> bool:
+def is_current(layer: Layer, patch: str) -> bool:
     """Whether a patch was made from the layer as it is now."""
     return patch.startswith(f"Layer {layer.name}, {layer.digest}, ")
 

@@ -251,8 +251,8 @@ class Asked:
         try:
             for platform in platforms:
                 asking = Asking(self.index, self.store, platform)
-                found = self._rows(chosen, asking, options)
-                rows += (row for row in found if not _is_repeated(row, rows))
+                of_platform = self._rows(chosen, asking, options)
+                rows += (row for row in of_platform if not _is_repeated(row, rows))
         finally:
             self.store.save()
         names = dict.fromkeys(layer.name for s in chosen for layer in s.layers)
@@ -276,14 +276,14 @@ class Asked:
         asking = Asking(self.index, self.store, row.platform)
         refs = [_ref(package, one) for one in (before, row)]
         digests = [asking.known(ref, chosen[0]).digest for ref in refs]
-        found = []
+        diffs = []
         for file in list(dict.fromkeys(place.file for place in places))[:_FILES]:
             anchors = sorted({p.anchor for p in places if p.file == file and p.anchor})
             key = sha256_hex(canonical_json(["diff", *digests, file, anchors]))
             text = self.store.text(key, partial(self._diff, asking, refs, chosen[0], file, anchors))
             if text:
-                found.append((file, text))
-        return found
+                diffs.append((file, text))
+        return diffs
 
     def _diff(
         self,

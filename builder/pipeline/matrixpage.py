@@ -465,16 +465,16 @@ def _numbers_line(
     runs = []
     slug = re.sub(r"[^A-Za-z0-9]+", "-", check)
     for name in (row.name for row in rows):
-        found = by[name].get(check)
-        text = number_cell(found) if found else ""
+        result = by[name].get(check)
+        text = number_cell(result) if result else ""
         mark = _COMPUTED.get(text) or Mark("✕", text, "needed")
-        detail = f"at:numbers:{slug}:{name}" if found and text else ""
-        if found and text:
+        detail = f"at:numbers:{slug}:{name}" if result and text else ""
+        if result and text:
             page.details.append(
                 Detail(
                     id=detail, title=check, mark=mark, heading=f"FlashInfer {name}",
-                    about=f"Expected: {found['expected']}",
-                    facts=(("seen", found["seen"]), ("where", found["where"])),
+                    about=f"Expected: {result['expected']}",
+                    facts=(("seen", result["seen"]), ("where", result["where"])),
                 )
             )  # fmt: skip
         runs.append(Run(first=name, last=name, span=1, mark=mark, text=mark.word, id=detail))

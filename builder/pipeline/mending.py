@@ -114,7 +114,7 @@ class _Workplace:
     packages: Mapping[str, str]
     target: Target
     env: Mapping[str, str]
-    kept: set[int] = field(default_factory=set)
+    unchanged: set[int] = field(default_factory=set)
     left: dict[int, OpResult] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
 
@@ -154,19 +154,19 @@ def _workplace(
             console.warn(f"layer {step.layer.name} does not fit the base either")
     variant = _variant_for(layer, base.identity.packages)
     run = Ops(layer, below, sources, target, env, SharedStage(last=1, carrier=layer.name))
-    kept: set[int] = set()
+    unchanged: set[int] = set()
     left: dict[int, OpResult] = {}
     files: dict[str, None] = {}
     start = OverlayTree(run.view)
     for number, op in enumerate(variant.ops if variant else ()):
         files.update(dict.fromkeys(_files_of(op)))
         if not all_match(op.when, run.packages):
-            kept.add(number)
+            unchanged.add(number)
             continue
         result = Ops(layer, start, sources, target, env, run.together).judged(op)
         textual = bool(_files_of(op))
         if result.form in (PRE, SKIP) and not (scratch and textual):
-            kept.add(number)
+            unchanged.add(number)
             run.view.update(result.changes)
         elif result.form == PRE:
             start.update(result.changes)
@@ -174,12 +174,12 @@ def _workplace(
             left[number] = result
             _apply_parts(op, start)
         else:
-            kept.add(number)
+            unchanged.add(number)
     tree = below
     tree.update(run.view.changes)
     return _Workplace(
         layer=layer, variant=variant, tree=tree, start=start, packages=run.packages, target=target,
-        env=env, kept=kept, left=left, files=files,
+        env=env, unchanged=unchanged, left=left, files=files,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def mend(options: DiffOptions) -> LayerDiff:
         place = _workplace(whole, others, base, sources, scratch=has_pulls(layer))
         if has_pulls(layer) and place.variant:
             own = next(v for v in layer.variants if v.name == place.variant.name)
-            place.kept = {n for n, op in enumerate(own.ops) if not _edits_text(op)}
+            place.unchanged = {n for n, op in enumerate(own.ops) if not _edits_text(op)}
         _add_files(place, options.file)
         work = _Work(options, catalog.folders[layer.name], place, others, index, sources, base)
         if not (place.left or options.file or has_pulls(layer)):
@@ -331,7 +331,7 @@ class _Work:
             state=state,
             folder=str(folder),
             files=tuple(self.place.files),
-            kept=len(self.place.kept),
+            kept=len(self.place.unchanged),
             redone=tuple(self.place.redone()),
         )
 
@@ -351,9 +351,10 @@ class _Work:
         return self.document("unpacked", folder)
 
     def _readme(self) -> str:
+        fitting = len(self.place.unchanged)
         lines = [
             f"Layer {self.layer.name} on {self.options.base}, {self.layer.package} {self.version}.",
-            f"Edit the files below edit/. {len(self.place.kept)} ops fit and are in them already.",
+            f"Edit the files below edit/. {fitting} ops fit and are in them already.",
             "Those that do not fit:",
         ]
         ops = self.place.variant.ops if self.place.variant else ()
@@ -420,8 +421,9 @@ class _Work:
         there = {p.relative_to(place).as_posix() for p in place.rglob("*") if p.is_file()}
         for path in dict.fromkeys([*self.place.files, *sorted(there)]):
             data = self.place.tree.read(path)
-            kept = folder / "before" / path
-            if path in self.place.files and data != (kept.read_bytes() if kept.exists() else None):
+            file = folder / "before" / path
+            before = file.read_bytes() if file.exists() else None
+            if path in self.place.files and data != before:
                 raise UsageError(
                     f"{folder} is of another base: {path} differs from {self.options.base}",
                     hint="name another folder with --edit",
@@ -437,8 +439,8 @@ class _Work:
         condition = self.place.condition()
         if not condition:
             return ops
-        made = (replace(op, keys={**op.keys, "if": dict(condition)}) for op in ops.ops)
-        return replace(ops, ops=tuple(made))
+        conditional = (replace(op, keys={**op.keys, "if": dict(condition)}) for op in ops.ops)
+        return replace(ops, ops=tuple(conditional))
 
     def _variant_name(self) -> str:
         """The old name with this release: ``vllm-0.28`` becomes ``vllm-0.34``."""
@@ -458,9 +460,9 @@ class _Work:
             index=self.index,
             platform=self.options.platform,
         )
-        found = dict(released.trees(self.options.releases))
-        found[self.version] = self.base.tree
-        return {version: found[version] for version in sorted(found, key=Version)}
+        trees = dict(released.trees(self.options.releases))
+        trees[self.version] = self.base.tree
+        return {version: trees[version] for version in sorted(trees, key=Version)}
 
     def _donors(self, path: str) -> Iterator[tuple[str, str]]:
         """The text of a file in each other release, the nearest first."""
@@ -474,7 +476,7 @@ class _Work:
 
     def _fits(self, ops: EditOps) -> dict[str, bool]:
         """Whether each release needs the new variant: it fits, and the layer as it is does not."""
-        found: dict[str, bool] = {}
+        fits: dict[str, bool] = {}
         with tempfile.TemporaryDirectory(prefix="spark-build-") as name:
             home = Path(name) / self.layer.name
             keep = self._candidate("every", ops, "0rc0", "99999rc0", list(self._trees))
@@ -490,12 +492,12 @@ class _Work:
             console.detail(f"judging {self.layer.package} {version}")
             states = [self._state(one, tree) for one in (alone, self.layer)]
             newer = Version(version) >= Version(self.version)
-            found[version] = states[0] == NEEDED and (
+            fits[version] = states[0] == NEEDED and (
                 states[1] in (DRIFT, AMBIGUOUS) or (newer and states[1] != NEEDED)
             )
-        if not found[self.version]:
+        if not fits[self.version]:
             self._refuse(alone)
-        return found
+        return fits
 
     def _state(self, layer: Layer, tree: Tree) -> str:
         steps = judge_in_order(
@@ -545,7 +547,7 @@ class _Work:
             when = {**when, **others}
             new = [_renamed(parts[at], name).setting(
                 "when", edited.when_line(package, when[package], others))]  # fmt: skip
-            new += [parts[p] for n, p in enumerate(of_ops) if n in self.place.kept]
+            new += [parts[p] for n, p in enumerate(of_ops) if n in self.place.unchanged]
             end = max([place for _, ofs in places.values() for place in (_, *ofs)]) + 1
             new[0] = self._with_origin(new[0], run)
         new += [Section(header="variant.op", lines=(f"{edited.op_text(op)}\n",)) for op in ops.ops]
@@ -620,12 +622,12 @@ class _Work:
         pieces = _pieces(variant.when, package, low, high)
         if pieces == [variant.when.get(package)]:
             return [part, *own]
-        made: list[Section] = []
+        sections: list[Section] = []
         for number, piece in enumerate(pieces):
             line = edited.when_line(package, piece, _others_of(variant.when, package))
             head = part if not number else _renamed(part, f"{name}-again")
-            made += [head.setting("when", line), *own]
-        return made
+            sections += [head.setting("when", line), *own]
+        return sections
 
     # -- the layer's folder
 
@@ -665,13 +667,13 @@ class _Work:
             after = judge(layer, patched, self.sources, self.place.target, self.place.env)
             wrong = [edit.path for edit in edits if not _has(patched, edit)]
             if outcome.state != NEEDED or after.state != APPLIED or wrong:
-                said = f"{outcome.state}: {outcome.reason}" if outcome.state != NEEDED else (
+                problem = f"{outcome.state}: {outcome.reason}" if outcome.state != NEEDED else (
                     f"{', '.join(wrong)} would differ from the edit" if wrong
                     else f"applied, it is {after.state}: {after.reason}"
                 )  # fmt: skip
                 raise SparkBuildError(
-                    f"layer {layer.name} with the edit on {self.options.base}: {said}; nothing was "
-                    "written",
+                    f"layer {layer.name} with the edit on {self.options.base}: {problem}; nothing "
+                    "was written",
                     Exit.DRIFT,
                     hint="edit other lines than those that the layer's other ops change",
                 )

@@ -221,8 +221,8 @@ def _reported(
     )
     alone = options.prove_necessary
     key = "" if alone or inputs.selection is not None else evidence.key_of_layout(ref)
-    if kept := evidence.get(key):
-        report = report_of(kept, ref.text, told)
+    if cached := evidence.get(key):
+        report = report_of(cached, ref.text, told)
         inputs.check(report.plan)
         return report
     target = open_target(ref, opening)
@@ -231,8 +231,8 @@ def _reported(
         if alone:
             return _proven(_with_models(target, levels, models), levels, told)
         key = key or evidence.key_of(target, ref)
-        if kept := evidence.get(key):
-            return report_of(kept, ref.text, told, target.plan)
+        if cached := evidence.get(key):
+            return report_of(cached, ref.text, told, target.plan)
         report = _run(_with_models(target, levels, models), levels, told)
         evidence.put(key, report, ref)
         return report
@@ -272,8 +272,8 @@ def verify_built(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOption
         refresh=options.plan.refresh,
     )
     key = evidence.key_of_layout(ref)
-    if kept := evidence.get(key):
-        report = report_of(kept, ref.text, CheckLines())
+    if cached := evidence.get(key):
+        report = report_of(cached, ref.text, CheckLines())
     else:
         report = _verified(ref, opening, evidence, key)
     show_report(report)
@@ -284,8 +284,8 @@ def _verified(ref: Ref, opening: Opening, evidence: EvidenceCache, key: str) -> 
     target = open_target(ref, opening)
     try:
         key = key or evidence.key_of(target, ref)
-        if kept := evidence.get(key):
-            return report_of(kept, ref.text, CheckLines(), target.plan)
+        if cached := evidence.get(key):
+            return report_of(cached, ref.text, CheckLines(), target.plan)
         report = verify(target, DEFAULT_LEVELS, CheckLines())
         evidence.put(key, report, ref)
         return report

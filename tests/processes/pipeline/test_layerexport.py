@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common.paths import data_dir
-from builder.pipeline.layerexport import is_made_from
+from builder.pipeline.layerexport import is_current
 from tests.unit.fakes import vllm_files
 from tests.wheels.fakeindex import FakeIndex
 
@@ -204,7 +204,7 @@ def test_a_patch_names_its_layer(spark_build: Run, index: FakeIndex, tmp_path: P
 
     folder = write(tmp_path, TEXT)
     patch = export(spark_build, folder).out
-    assert is_made_from(load_layer(folder), patch)
+    assert is_current(load_layer(folder), patch)
     folder = write(tmp_path, TEXT.replace("# all", "# of all"))
-    assert not is_made_from(load_layer(folder), patch)
-    assert not is_made_from(load_layer(data_dir("patches") / "ray"), patch)
+    assert not is_current(load_layer(folder), patch)
+    assert not is_current(load_layer(data_dir("patches") / "ray"), patch)
