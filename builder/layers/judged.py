@@ -78,7 +78,7 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     changes: dict[str, _File | None]
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     key: str
     steps: list[_Step]
 
@@ -110,14 +110,16 @@ def judged(
         return list(judge_in_order(layers, base.tree, sources, target, identity.env))
 
     key = _key(base, layers, indexes)
-    kept = _read(key)
-    if kept is not None:
+    entry = _read(key)
+    if entry is not None:
         with suppress(ValueError, TypeError, KeyError, ApplyError):
             again = _Again(judge)
-            return [_step(one, layer, again) for one, layer in zip(kept.steps, layers, strict=True)]
+            return [
+                _step(one, layer, again) for one, layer in zip(entry.steps, layers, strict=True)
+            ]
     steps = judge()
     if all(step.outcome.compiled is None for step in steps):
-        _write(_Kept(key, [_kept(step) for step in steps]))
+        _write(_Entry(key, [_stored(step) for step in steps]))
     return steps
 
 
@@ -138,28 +140,28 @@ def _file(key: str) -> Path:
     return cache_dir() / "judged" / f"{key}.json"
 
 
-def _read(key: str) -> _Kept | None:
+def _read(key: str) -> _Entry | None:
     """An entry; None if there is none, or it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         digest, _, data = _file(key).read_bytes().partition(b"\n")
         if digest.decode() == sha256_hex(data):
-            kept = msgspec.json.decode(data, type=_Kept)
-            return kept if kept.key == key else None
+            entry = msgspec.json.decode(data, type=_Entry)
+            return entry if entry.key == key else None
     return None
 
 
-def _write(kept: _Kept) -> None:
+def _write(entry: _Entry) -> None:
     """Keep an entry.
 
     Raises:
         UsageError: the cache cannot be written.
     """
-    data, file = msgspec.json.encode(kept), _file(kept.key)
+    data, file = msgspec.json.encode(entry), _file(entry.key)
     write_atomically(file, sha256_hex(data).encode() + b"\n" + data)
     keep_latest(file.parent.glob("*.json"), most=_MOST)
 
 
-def _kept(step: Step) -> _Step:
+def _stored(step: Step) -> _Step:
     outcome = step.outcome
     return _Step(
         outcome=_Outcome(
@@ -216,7 +218,7 @@ class _Again:
         return content.read()
 
 
-def _step(kept: _Step, layer: Layer, again: _Again) -> Step:
+def _step(stored: _Step, layer: Layer, again: _Again) -> Step:
     """A step as it was, whose files are read on demand."""
 
     def changes(files: Mapping[str, _File | None]) -> Changes:
@@ -225,23 +227,23 @@ def _step(kept: _Step, layer: Layer, again: _Again) -> Step:
             for path, file in files.items()
         }
 
-    said = kept.outcome
+    judgement = stored.outcome
     outcome = Outcome(
-        layer=said.layer,
-        state=said.state,
-        reason=said.reason,
-        variant=said.variant,
-        since=said.since,
-        changes=changes(said.files),
-        env=said.env,
-        serve_flags=said.serve_flags,
-        moe_serve_flags=said.moe_serve_flags,
-        notes=said.notes,
-        inputs=[_PINS[kind](**fields) for kind, fields in said.inputs],
-        ops=said.ops,
+        layer=judgement.layer,
+        state=judgement.state,
+        reason=judgement.reason,
+        variant=judgement.variant,
+        since=judgement.since,
+        changes=changes(judgement.files),
+        env=judgement.env,
+        serve_flags=judgement.serve_flags,
+        moe_serve_flags=judgement.moe_serve_flags,
+        notes=judgement.notes,
+        inputs=[_PINS[kind](**fields) for kind, fields in judgement.inputs],
+        ops=judgement.ops,
     )
-    receipt = None if kept.receipt is None else _receipt(layer.name, kept.receipt.encode())
-    return Step(layer, outcome, receipt, changes(kept.changes))
+    receipt = None if stored.receipt is None else _receipt(layer.name, stored.receipt.encode())
+    return Step(layer, outcome, receipt, changes(stored.changes))
 
 
 def _content(layer: str, path: str, file: _File, again: _Again) -> Content:
