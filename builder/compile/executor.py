@@ -428,7 +428,7 @@ class ContainerExecutor:
     def compile(
         self, work: Path, batch: Sequence[Compilation], at_once: int, headers: Sequence[Path]
     ) -> dict[str, float]:
-        seconds = _kept(work)
+        seconds = _compile_times(work)
         left = [
             one for one in batch if one.object not in seconds or not (work / one.object).is_file()
         ]
@@ -575,7 +575,7 @@ def _unit(number: int) -> str:
     return f"unit{number}"
 
 
-def _kept(work: Path) -> dict[str, float]:
+def _compile_times(work: Path) -> dict[str, float]:
     """Finished objects, with their compile times."""
     with contextlib.suppress(OSError, ValueError):
         seconds: dict[str, float] = json.loads((work / "seconds.json").read_bytes())

@@ -228,7 +228,7 @@ def instructions_of(file: Path, wanted: frozenset[str]) -> dict[str, dict[str, i
         ToolMissing: ``cuobjdump`` or ``nvdisasm`` is not installed.
         BadBinary, BadCubin: the library cannot be read.
     """
-    return code_of(file, wanted.__contains__, _kept)
+    return code_of(file, wanted.__contains__, _telling_or_writing)
 
 
 def prove_kernels(
@@ -255,7 +255,7 @@ def prove_kernels(
         file.write_bytes(library)
         every = images(file)
         cubins = [image for image in every if image.kind == "elf"]
-        code = code_of(file, lambda _: True, _kept) if cubins else {}
+        code = code_of(file, lambda _: True, _telling_or_writing) if cubins else {}
     by_target: Counter[str] = Counter()
     for image in (image for image in cubins if image.kernels):
         by_target[str(image.arch)] += len(image.kernels)
@@ -311,7 +311,7 @@ def _machine_code(file: Path) -> list[Image]:
     return [image for image in images(file) if image.kind == "elf"]
 
 
-def _kept(counts: Mapping[str, int]) -> dict[str, int]:
+def _telling_or_writing(counts: Mapping[str, int]) -> dict[str, int]:
     """Instructions that show real code, and those that write to memory."""
     writes = {name: number for name, number in counts.items() if _writes(name)}
     return telling(counts) | writes

@@ -284,7 +284,7 @@ class InstalledLibraries:
         for part in self._tree.children("nvidia"):
             yield f"nvidia/{part}/lib/{soname}"
 
-    def held_against(self, module: str, symbols: Iterable[str]) -> AbiBase:
+    def abi_base(self, module: str, symbols: Iterable[str]) -> AbiBase:
         """The base for an ABI check of these symbols.
 
         Args:
@@ -495,7 +495,7 @@ def link(
         inputs = run.take(objects)
         first = read_elf(run.link("first", inputs))
         open_symbols = [s for s, (lib, _) in first.undefined.items() if not SYSTEM.fullmatch(lib)]
-        against = base.held_against(module, open_symbols)
+        against = base.abi_base(module, open_symbols)
         stand_ins, before = run.stand_ins(_offers(against, open_symbols))
         library = run.link("second", [*inputs, *stand_ins], before)
         facts = read_elf(library)

@@ -392,7 +392,7 @@ class Stages:
         request = self._request(ops, decided, compiler, packages.get("torch", ""), target, beside)
         self._work[_folder(request).name] = decided, compiler
         sources = None if ops[-1].change else decided.sources  # what it is, the layer says
-        return Stage(request, self._made(request), sources, decided.refusal)
+        return Stage(request, self._cached(request), sources, decided.refusal)
 
     def _compiler(self, platform: str) -> Compiler:
         """The compiler, found once: this queries versions, or resolves an image's tag."""
@@ -519,7 +519,7 @@ class Stages:
         refuse_machine(cost, *free_here())
         return cost
 
-    def _made(self, request: StageRequest) -> InputPin | None:
+    def _cached(self, request: StageRequest) -> InputPin | None:
         """The pin of a stage's wheel, if it is cached and intact."""
         folder = _folder(request)
         try:
@@ -555,7 +555,7 @@ class Stages:
         cost = self.refuse_small(request)
         folder = _folder(request)
         with locked(f"extension wheel {folder.name}"):
-            if self._made(request) is not None:
+            if self._cached(request) is not None:
                 return
             console.say(f"  {request.change} for {request.arch}: {cost}")
             wheel = build(request, *self._work[folder.name], base, self._index)

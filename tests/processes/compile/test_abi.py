@@ -71,7 +71,7 @@ def base(workshop: Workshop) -> InstalledLibraries:
 
 
 def against(base: InstalledLibraries, facts: ElfFacts) -> AbiBase:
-    return base.held_against(base.module("vllm/_C"), facts.undefined)
+    return base.abi_base(base.module("vllm/_C"), facts.undefined)
 
 
 def faults(
