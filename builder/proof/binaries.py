@@ -91,7 +91,7 @@ def _judge(kernel: Kernel, holder: Summary | None, modules: Modules, name: str) 
         kernel.name,
         kernel.expected,
         "fail" if reason else "pass",
-        seen="; ".join([f"{_count(readings)}: {_ways(readings)}", *_said(counts, readings)]),
+        seen="; ".join([f"{_count(readings)}: {_ways(readings)}", *_in_words(counts, readings)]),
         where=f"{holder.path} of {name}",
         reason=reason or _jit_note(readings),
         figures=counts,
@@ -128,7 +128,7 @@ def _counts(kernel: Kernel, readings: Sequence[KernelSummary]) -> dict[str, int]
     return dict(total.most_common())
 
 
-def _said(counts: Mapping[str, int], readings: Sequence[KernelSummary]) -> list[str]:
+def _in_words(counts: Mapping[str, int], readings: Sequence[KernelSummary]) -> list[str]:
     if all(reading.how == "none" for reading in readings):
         return []
     instructions = ", ".join(f"{number} x {name}" for name, number in counts.items())

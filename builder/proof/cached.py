@@ -112,12 +112,12 @@ class EvidenceCache:
     def key(self, content: Sequence[str], plan: str) -> str:
         """The key for a subject by its digests, held against a plan: 64 hexadecimal digits."""
         trust = self.trust
-        made = sorted([*pair, before or ""] for pair, before in trust.written.items())
+        written = sorted([*pair, before or ""] for pair, before in trust.written.items())
         own = folders_digest(trust.catalog.folders.values())
         facts = sha256_hex(self.lock.read_bytes()) if self.lock and self.lock.is_file() else ""
         machine = [platform.machine(), sys.version, *(one.value for one in _SETTINGS)]
         asked = [list(self.levels), self.platform or "", self.index.key]
-        parts = [code_digest(), list(content), plan, asked, made, own, facts, machine]
+        parts = [code_digest(), list(content), plan, asked, written, own, facts, machine]
         return sha256_hex(canonical_json(parts))
 
     def key_of_layout(self, ref: Ref) -> str:
@@ -145,10 +145,10 @@ class EvidenceCache:
             digest, _, data = _file(key).read_bytes().partition(b"\n")
             if digest.decode() != sha256_hex(data):
                 return None
-            found = read(msgspec.json.decode(data), KeptEvidence)
-            same = all(self.index.page_digest(p) == digest for p, digest in found.pages.items())
-            if found.key == key and same and _complete(found.checks, self.levels):
-                return found
+            entry = read(msgspec.json.decode(data), KeptEvidence)
+            same = all(self.index.page_digest(p) == digest for p, digest in entry.pages.items())
+            if entry.key == key and same and _complete(entry.checks, self.levels):
+                return entry
         return None
 
     def put(self, key: str, report: Report, ref: Ref) -> None:
@@ -163,7 +163,7 @@ class EvidenceCache:
             return  # it was written anew meanwhile
         base = report.plan.base
         names = base.packages if base_kind(base.kind).is_wheels else ()
-        kept = KeptEvidence(
+        entry = KeptEvidence(
             key=key,
             when=moment(time.time()),
             plan=plain(report.plan),
@@ -171,25 +171,25 @@ class EvidenceCache:
             checks=tuple(report.checks),
             pages={name: self.index.page_digest(name) for name in names},
         )
-        data = msgspec.json.encode(plain(kept))
+        data = msgspec.json.encode(plain(entry))
         write_atomically(_file(key), sha256_hex(data).encode() + b"\n" + data)
         keep_latest(_file(key).parent.glob("*.json"), most=_MOST)
 
 
 def report_of(
-    kept: KeptEvidence, name: str, heard: Listener | None, plan: PlanDocument | None = None
+    entry: KeptEvidence, name: str, heard: Listener | None, plan: PlanDocument | None = None
 ) -> Report:
     """The report from the cache for a target of this name; ``heard`` hears it as if it ran."""
     report = Report(
         target=name,
-        plan=plan or read(kept.plan, BakedPlan),
-        digests=kept.digests,
-        checks=list(kept.checks),
-        cached=kept.when,
+        plan=plan or read(entry.plan, BakedPlan),
+        digests=entry.digests,
+        checks=list(entry.checks),
+        cached=entry.when,
     )
     if heard is not None:
-        for level in dict.fromkeys(check.level for check in kept.checks):
-            for check in kept.checks:
+        for level in dict.fromkeys(check.level for check in entry.checks):
+            for check in entry.checks:
                 if check.level == level:
                     heard(check)
             heard.end()

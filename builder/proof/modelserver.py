@@ -103,10 +103,10 @@ class Server:
             OSError: a socket for it cannot be made.
         """
         with _folder() as folder, locked(f"{cache_dir()}/{SERVERS}/{self._name}"):
-            found = _connect(folder, self._name)
-            self._old = found is not None
-            if found is not None:
-                return found
+            waiting = _connect(folder, self._name)
+            self._old = waiting is not None
+            if waiting is not None:
+                return waiting
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._name, dir_fd=folder)
             with socket.socket(socket.AF_UNIX) as listener:
@@ -256,9 +256,9 @@ def running() -> list[Process]:
 
 
 def _running() -> list[tuple[str, Process]]:
-    found: list[tuple[str, Process]] = []
+    processes: list[tuple[str, Process]] = []
     if not (cache_dir() / SERVERS).is_dir():
-        return found
+        return processes
     with contextlib.suppress(OSError), _folder() as folder:  # else nothing was started there
         for name in sorted(path.name for path in (cache_dir() / SERVERS).iterdir()):
             connection = _connect(folder, name)
@@ -270,8 +270,8 @@ def _running() -> list[tuple[str, Process]]:
                     vllm=told["label"], pid=told["pid"], bytes=told["bytes"], idle=told["idle"],
                     ends_after=told["ends_after"], busy=told["busy"],
                 )  # fmt: skip
-                found.append((name, process))
-    return found
+                processes.append((name, process))
+    return processes
 
 
 def end(name: str = "") -> int:

@@ -195,11 +195,11 @@ class _Removal:
                 if _same(self.full, without):
                     why = "nothing changes without it: the base has the change itself"
                     return Necessity(layer=name, state=state, necessary=False, reason=why)
-                return self._held_against_the_rest(layer, without)
+                return self._compared_with_the_rest(layer, without)
             except (SparkBuildError, ApplyError) as error:
                 return _unknown(layer, f"it cannot be removed: {error}")
 
-    def _held_against_the_rest(self, layer: PlannedLayer, without: VerifyTarget) -> Necessity:
+    def _compared_with_the_rest(self, layer: PlannedLayer, without: VerifyTarget) -> Necessity:
         left_out: list[str] = []
         ran: list[str] = []
         levels = dict.fromkeys(check.level for check in self.report.checks)
@@ -213,7 +213,9 @@ class _Removal:
                 first, *more = failed
                 return Necessity.by(layer.name, layer.state, first, more)
             ran.append(level)
-            left_out += [_said(c) for c in of_level if c.status == "not-run" and self._ran(c)]
+            left_out += [
+                _why_not_run(c) for c in of_level if c.status == "not-run" and self._ran(c)
+            ]
         left_out += self._never_asked(layer)
         words = f"no check fails without it ({', '.join(ran)})"
         if left_out:
@@ -276,7 +278,7 @@ class _Removal:
             if not of_level:
                 missing.append(f"{level} was not requested (--level {level})")
             elif skipped:
-                missing.append(_said(skipped[0]))
+                missing.append(_why_not_run(skipped[0]))
         return missing
 
     def _of_kernels(self, layer: PlannedLayer) -> bool:
@@ -296,7 +298,7 @@ def _same(full: VerifyTarget, without: VerifyTarget) -> bool:
     return difference(full, without) is None and settings(full.plan) == settings(without.plan)
 
 
-def _said(check: Check) -> str:
+def _why_not_run(check: Check) -> str:
     return f"{check.level} {check.name} did not run: {check.reason}"
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: A refusal caused by the sandbox, which lacks a module (Triton) that installations have.
 _LACKING = "ModuleNotFoundError"
 #: Maximum length of a refusal in the evidence.
-_KEPT = 200
+_LONGEST = 200
 
 
 class Outcome(Part, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Outcome(Part, frozen=True, kw_only=True):
             return cls(not_applicable=answer.not_applicable)
         summary = headline(answer)
         if answer.error:
-            return cls(refused=summary if len(summary) <= _KEPT else f"{summary[:_KEPT]}...")
+            return cls(refused=summary if len(summary) <= _LONGEST else f"{summary[:_LONGEST]}...")
         line = "" if summary.startswith("selected ") else summary.split(" out of ")[0]
         return cls(selected=str(answer.selected), line=line)
 

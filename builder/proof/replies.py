@@ -205,9 +205,9 @@ class LaunchReply(ProbeReply, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------- cached results
 
 
-def cached(kept: bool) -> str:
+def cached(from_cache: bool) -> str:
     """What the place of a check adds if its result is from the cache."""
-    return ", cached from the same files" if kept else ""
+    return ", cached from the same files" if from_cache else ""
 
 
 @dataclass(frozen=True)

@@ -925,7 +925,7 @@ def operators(vllm: str, index: PackageIndex | None = None) -> LocalFiles:
     wheel = RemoteWheel(index.choose("vllm", vllm, here), index)
     if _MEMBER not in wheel.members:
         raise SparkBuildError(f"{wheel.file.filename} has no {_MEMBER}")
-    module = _kept(wheel, _MEMBER)
+    module = _cached_file(wheel, _MEMBER)
     needed = " ".join(needed_libraries(str(module)))
     match = _RUNTIME.search(needed)
     libraries = (str(_runtime(match[0], match[1], here, index)),) if match else ()
@@ -941,10 +941,10 @@ def _runtime(soname: str, major: str, here: Platform, index: PackageIndex) -> Pa
     member = next((path for path in wheel.members if path.endswith(f"/{soname}")), None)
     if member is None:
         raise SparkBuildError(f"{wheel.file.filename} has no {soname}")
-    return _kept(wheel, member)
+    return _cached_file(wheel, member)
 
 
-def _kept(wheel: RemoteWheel, member: str) -> Path:
+def _cached_file(wheel: RemoteWheel, member: str) -> Path:
     """A file of a wheel in the cache, with its own name."""
     path = cache_dir() / "operators" / wheel.record[:24] / member.rpartition("/")[2]
     if not path.is_file():

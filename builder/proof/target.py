@@ -289,11 +289,11 @@ class Origin:
             raise CannotTakeApart(
                 f"{ref} was made from a local layout, so its base is not available"
             )
-        made_from = identify(self.former)
+        base = identify(self.former)
         try:
-            env = made_from.identity.env if made_from.identity.is_image else None
-            before = without_layers(self.subject, of_tree(made_from.tree), env)
+            env = base.identity.env if base.identity.is_image else None
+            before = without_layers(self.subject, of_tree(base.tree), env)
         except BaseException:
-            made_from.close()
+            base.close()
             raise
-        return replace(before, close=made_from.close)
+        return replace(before, close=base.close)

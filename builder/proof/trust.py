@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: How the evidence of a run with unknown files begins to say that.
 ISOLATED = "only read-only programs of this machine"
 #: Stands for the sha256 of a file that the user's own layers made.
-MADE = "made here"
+NEW_FILE = "made here"
 #: Files to name in messages; more are only counted.
 _NAMED = 3
 
@@ -136,7 +136,7 @@ class TrustedSources:
         installers rewrite it.
         """
         starts = {p: self._start(p, tree.digest(p)) for p in paths if not _is_record(p)}
-        left = [path for path, start in starts.items() if start is not MADE]
+        left = [path for path, start in starts.items() if start is not NEW_FILE]
         if not left:
             return []
         released = _Released(self, tree)
@@ -167,13 +167,13 @@ class TrustedSources:
         return True
 
     def _start(self, path: str, digest: str | None) -> str | None:
-        """The digest that a file had before this command's plan, or ``MADE`` for a new file."""
+        """The digest that a file had before this command's plan, or ``NEW_FILE`` for a new file."""
         for _ in range(len(self.written) + 1):
             if digest is None or (path, digest) not in self.written:
                 return digest
             before = self.written[path, digest]
             if before is None:
-                return MADE
+                return NEW_FILE
             digest = before
         return None
 

@@ -262,7 +262,7 @@ class _Search:
     """Sorts the files of site-packages by what Python does with them."""
 
     def __init__(self, files: _InSite, naming: Naming, own: int | None, tree: Tree) -> None:
-        self._found, self._naming, self._own = files, naming, own
+        self._in_site, self._naming, self._own = files, naming, own
         self.packages = changed_packages(tree)
         receipts = receipts_of(tree)
         records = kept_true(receipts)
@@ -283,11 +283,11 @@ class _Search:
         if CACHE in path.split("/"):
             if not of_base:
                 self._see_compiled(path, entry)
-        elif self._found.explained(path, entry):
-            if not of_base and (self._found.differs(path, entry) or self._is_later(path)):
+        elif self._in_site.explained(path, entry):
+            if not of_base and (self._in_site.differs(path, entry) or self._is_later(path)):
                 self.changed.append(path)
-        elif self._found.is_hook(path):
-            is_known = of_base or self._found.of_virtualenv(path)
+        elif self._in_site.is_hook(path):
+            is_known = of_base or self._in_site.of_virtualenv(path)
             (self.of_base if is_known else self.hooks).append(path)
         else:
             self._see_module(path, entry, of_base=of_base)
@@ -330,8 +330,8 @@ class _Search:
             places.append((above, package))
         for place in places:
             first, *others = self._finder.candidates(*place) or [path]
-            hidden = [one for one in others if self._found.lists(one)]
-            if hidden and not self._found.lists(first):
+            hidden = [one for one in others if self._in_site.lists(one)]
+            if hidden and not self._in_site.lists(first):
                 return Shadow(first, hidden[0])
         return None
 
@@ -341,11 +341,11 @@ class _Search:
         stem = self._naming.compiled_from(name)
         folder = cache.rpartition("/")[0]
         source = f"{folder}/{stem}.py" if folder else f"{stem}.py"
-        if not stem or self._found.is_as_recorded(path, entry):
+        if not stem or self._in_site.is_as_recorded(path, entry):
             return
-        if not self._found.came_after(entry, source):
+        if not self._in_site.came_after(entry, source):
             return
-        if not may_run(self._found.read(path) or b"", self._found.read(source)):
+        if not may_run(self._in_site.read(path) or b"", self._in_site.read(source)):
             return
         if path.partition("/")[0] in self.packages:
             self.shadows.append(Shadow(path, source))
