@@ -413,7 +413,7 @@ class ReleasedFiles:
         self._wheels: dict[str, RemoteWheel | None] = {}
 
     def read(self, path: str) -> bytes | None:
-        data = self._kept(path)
+        data = self._cached(path)
         if data is None and self._owner(path) is not None:
             data = self._released([path]).get(path)
         if data is None:
@@ -423,13 +423,13 @@ class ReleasedFiles:
         return data
 
     def fetch(self, paths: Iterable[str]) -> None:
-        missing = [path for path in paths if self._kept(path) is None]
+        missing = [path for path in paths if self._cached(path) is None]
         released = self._released(missing)
         self._fetch([path for path in missing if path not in released])
 
     def _fetch(self, paths: Sequence[str]) -> None:
         """Read files from the layers, and cache others that may be needed from the same layers."""
-        if any(self._kept(path) is None for path in paths):
+        if any(self._cached(path) is None for path in paths):
             self._view.fetch(paths, self._texts())
 
     def _texts(self) -> Iterator[str]:
@@ -441,7 +441,7 @@ class ReleasedFiles:
     def copy(self, path: str, out: IO[bytes]) -> bool:
         return self._view.copy(path, out)
 
-    def _kept(self, path: str) -> bytes | None:
+    def _cached(self, path: str) -> bytes | None:
         digest = self._digest(path)
         return None if digest is None else self._view.content(digest)
 

@@ -224,7 +224,7 @@ def settings_of(plan: PlanDocument) -> dict[str, str]:
     return settings
 
 
-def _held(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
+def _holds(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
     facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
     return all(facts) if every else any(facts)
 
@@ -268,9 +268,9 @@ def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...
             continue
         if not entry.applies(vllm or None, by_setting=False):
             continue
-        if not _held(entry.required.settings, settings, every=True):
+        if not _holds(entry.required.settings, settings, every=True):
             continue
-        if _held(entry.forbidden.settings, settings, every=False):
+        if _holds(entry.forbidden.settings, settings, every=False):
             continue
         chosen.append(marker(entry, vllm))
     return tuple(chosen)

@@ -292,7 +292,7 @@ class CachedLayer:
 
 
 def layer_key(
-    made_of: LayerInputs, files: Mapping[str, Content | None], epoch: int, owners: Owners
+    inputs: LayerInputs, files: Mapping[str, Content | None], epoch: int, owners: Owners
 ) -> str:
     """The key of a layer, from its entries and its part of the plan; reads no content."""
     rows: list[list[Any]] = []
@@ -305,8 +305,8 @@ def layer_key(
     value = {
         "recipe": RECIPE,
         "compression": ["gzip", LEVEL, PIECE, zlib.ZLIB_RUNTIME_VERSION],
-        "platform": made_of.platform,
-        "planned": [dict(part) for part in made_of.planned],
+        "platform": inputs.platform,
+        "planned": [dict(part) for part in inputs.planned],
         "epoch": epoch,
         "entries": rows,
     }
@@ -429,18 +429,18 @@ class Scratch:
         self,
         files: Mapping[str, Content | None],
         epoch: int,
-        made_of: LayerInputs,
+        inputs: LayerInputs,
         owners: Owners | None = None,
     ) -> Blob:
         """Add a layer from absolute paths, or reuse the cached layer with the same inputs."""
         partial = self.root / "blobs" / "partial"
         owners = owners or Owners()
-        key = layer_key(made_of, files, epoch, owners)
+        key = layer_key(inputs, files, epoch, owners)
         with locked(f"layer {key}"):
             layer = take_cached_layer(key, partial)
             cached = layer is not None
             if layer is None:
-                title, total = f"writing {'+'.join(made_of.names)}", content_bytes(files)
+                title, total = f"writing {'+'.join(inputs.names)}", content_bytes(files)
                 with (
                     console.progress(title, total, leaves_line=False) as bar,
                     partial.open("wb") as out,
@@ -449,7 +449,7 @@ class Scratch:
                 layer = CachedLayer(digest, diff_id, size)
                 cache_layer(key, layer, partial)
         partial.replace(self._path(layer.digest))
-        self.cached |= {(made_of.platform, name): cached for name in made_of.names}
+        self.cached |= {(inputs.platform, name): cached for name in inputs.names}
         return Blob(layer.digest, layer.size, OCI_LAYER_GZIP, layer.diff_id, cached)
 
     def add_json(self, value: object, media_type: str) -> Blob:
@@ -604,9 +604,9 @@ def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
     if not plan.base.is_wheels or not built.ref.in_layout:
         return None
     layout = Path(built.ref.place).absolute()
-    text = f"{_MADE_FOR} {built.name}\n{overlay_of(plan, built).dockerfile}"
+    text = f"{_DOCKERFILE_START} {built.name}\n{overlay_of(plan, built).dockerfile}"
     path, other = _dockerfiles(layout, built.digest)
-    if path.exists() and not _begins(path, f"{_MADE_FOR} {built.name}\n"):
+    if path.exists() and not _begins(path, f"{_DOCKERFILE_START} {built.name}\n"):
         path = other  # that one is of another overlay, or the user's
     try:
         write_atomically(path, text.encode())
@@ -618,12 +618,13 @@ def write_dockerfile(plan: BuildPlan, built: BuiltImage) -> Path | None:
 
 def find_dockerfile(layout: Path, digest: str) -> Path | None:
     """The Dockerfile of an overlay in a layout, if it still exists."""
-    ours = (path for path in _dockerfiles(layout.absolute(), digest) if _begins(path, _MADE_FOR))
+    files = _dockerfiles(layout.absolute(), digest)
+    ours = (path for path in files if _begins(path, _DOCKERFILE_START))
     return next((path for path in ours if f"@{digest}" in path.read_text("utf-8")), None)
 
 
 #: First line of a Dockerfile written by spark-build.
-_MADE_FOR = "# spark-build: the image of the overlay"
+_DOCKERFILE_START = "# spark-build: the image of the overlay"
 
 
 def _dockerfiles(layout: Path, digest: str) -> tuple[Path, Path]:
@@ -949,8 +950,8 @@ def _config(
         },
         "rootfs": {**document["rootfs"], "diff_ids": [*diff_ids, *(b.diff_id for b in blobs)]},
     }
-    made_layers = [step for step in base.history if not step.empty_layer]
-    if len(made_layers) == len(diff_ids):  # else it is no history of these layers
+    with_files = [step for step in base.history if not step.empty_layer]
+    if len(with_files) == len(diff_ids):  # else it is no history of these layers
         steps = [{"created": created, "created_by": f"spark-build layer {name}"} for name in names]
         changed["history"] = [*(document.get("history") or []), *steps]
     return ImageConfig({**document, **changed})

@@ -152,7 +152,7 @@ class RepositoryAccess:
         with self._lock:
             return self._sessions.pop(digest, None)
 
-    def found_absent(self, digest: str) -> None:
+    def note_absent(self, digest: str) -> None:
         """Note that the blob is missing."""
         with self._lock:
             self._absent.add(digest)
@@ -790,7 +790,7 @@ class Repository(RepositoryAccess):
         """
         there = gives(self, blob)
         if not there:
-            self.found_absent(blob.digest)
+            self.note_absent(blob.digest)
         return there
 
     @contextlib.contextmanager

@@ -160,7 +160,7 @@ class Transport:
         #: Bytes per request of an upload; reduced after the registry refuses a size.
         self.piece = options.chunk
         self._lock = threading.RLock()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._scheme: str | None = None
         self._session = Session()
 
@@ -172,9 +172,9 @@ class Transport:
         """Print a message about a problem once for each kind."""
         kind = re.sub(r"\d+", "", message.partition(";")[0])
         with self._lock:
-            if kind in self._said:
+            if kind in self._printed:
                 return
-            self._said.add(kind)
+            self._printed.add(kind)
         console.say(message)
 
     def retries(self, subject: str, *, small: bool = False) -> Retries:

@@ -254,7 +254,7 @@ class LayerIndex:
         hidden = self._db.execute("SELECT kind, path FROM hidden LIMIT ?", (_SMALL,)).fetchall()
         self._hidden = set(hidden) if len(hidden) < _SMALL else None
         self._is_small = self._count() < _SMALL
-        self._held: dict[str, Row] = {}
+        self._by_path: dict[str, Row] = {}
         self._sealed: dict[str, bool] = {"": self._has(OPAQUE, "")}
 
     def close(self) -> None:
@@ -274,8 +274,8 @@ class LayerIndex:
     def row(self, path: str) -> Row | None:
         """The entry at a path."""
         if self._is_small:
-            self._held = self._held or {row.path: row for row in self._rows(_SELECT)}
-            return self._held.get(path)
+            self._by_path = self._by_path or {row.path: row for row in self._rows(_SELECT)}
+            return self._by_path.get(path)
         return next(self._rows(f"{_SELECT} WHERE path = ?", _key(path)), None)
 
     def implied(self) -> list[tuple[str, str]]:
