@@ -75,11 +75,11 @@ class Owner:
         except OSError:
             return False
         if self.boot == here.boot:  # another namespace of this kernel, which knows who holds what
-            return time.time() - changed > _SETTLING and not _held(path)
+            return time.time() - changed > _SETTLING and not _in_use(path)
         if self.machine != here.machine:  # of which nothing is known
             return False
         # before this machine's boot, or on a copy with the same name: check twice
-        return changed < time.time() - _uptime() and not _held(path)
+        return changed < time.time() - _uptime() and not _in_use(path)
 
     def _has_children(self) -> bool:
         """Whether a child is still running: one with its folder as ``TMPDIR``."""
@@ -134,7 +134,7 @@ def _uptime() -> float:
     return float(Path("/proc/uptime").read_text("ascii").split()[0])
 
 
-def _held(folder: Path) -> bool:
+def _in_use(folder: Path) -> bool:
     """Whether a process in any container on this kernel holds a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

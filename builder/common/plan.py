@@ -98,7 +98,7 @@ Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$(?!\n)")]
 
 
 #: The state of a hunk in a file.
-Found = Literal["pre", "post", "drift", "ambiguous"]
+HunkState = Literal["pre", "post", "drift", "ambiguous"]
 
 
 class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,7 +163,7 @@ class PatchedFile(Part, frozen=True, kw_only=True):
     path: Annotated[Text, Meta(description="below site-packages")]
     change: Literal["edit", "new", "delete", "rename", "mode"]
     hunks: Annotated[
-        tuple[Found, ...],
+        tuple[HunkState, ...],
         Meta(
             description="what each finds: its text from before, from after, neither, "
             "or more than one"

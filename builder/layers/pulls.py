@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.common.diffs import Section
     from builder.common.forge import PullRef, PullStore
-    from builder.common.plan import BuildPlan, Found, LayerDecision, Pin
+    from builder.common.plan import BuildPlan, HunkState, LayerDecision, Pin
     from builder.common.pypi import PackageIndex
     from builder.compile.stage import RejectedDiff
     from builder.images.subject import Subject
@@ -805,10 +805,10 @@ def _file(change: FileDiff, tree: Tree) -> PatchedFile:
     data = tree.read(change.path)
     if kind in ("edit", "rename") and change.hunks and data is not None:
         verdicts, _ = judge_hunks(data.decode("utf-8", "replace"), change.hunks)
-        hunks = [cast("Found", verdict.form) for verdict in verdicts]
+        hunks = [cast("HunkState", verdict.form) for verdict in verdicts]
         offsets = [verdict.offset for verdict in verdicts]
     else:
-        hunks, offsets = [cast("Found", judge_file(change, tree).form)], [0]
+        hunks, offsets = [cast("HunkState", judge_file(change, tree).form)], [0]
     return PatchedFile(path=change.path, change=kind, hunks=tuple(hunks), offsets=tuple(offsets))
 
 
