@@ -670,7 +670,7 @@ class Modules:
 
     def _cached(self, path: str) -> Summary | None:
         try:
-            return load_summary(json.loads(self._kept(path).read_bytes()), path)
+            return load_summary(json.loads(self._cache_file(path).read_bytes()), path)
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none, or one of another form: read the module
 
@@ -679,10 +679,10 @@ class Modules:
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
             file = on_disk(self._tree, path, Path(scratch))
             summary = summarise(file, path, self._symbols)
-        write_atomically(self._kept(path), json.dumps(asdict(summary)).encode())
+        write_atomically(self._cache_file(path), json.dumps(asdict(summary)).encode())
         return summary
 
-    def _kept(self, path: str) -> Path:
+    def _cache_file(self, path: str) -> Path:
         digest = self._digests.get(path) or self._tree.digest(path)
         return cache_dir() / "binaries" / f"{digest}-{self._key}.json"
 

@@ -379,7 +379,7 @@ class PackageIndex:
         self._refresh = refresh
         self._session: Session | None = None
         self._pages: dict[str, list[WheelFile]] = {}
-        self._held: dict[str, list[WheelFile]] = {}
+        self._preferred: dict[str, list[WheelFile]] = {}
         self._warned: set[str] = set()
         #: projects that the rest has
         self._others: set[str] = set()
@@ -394,7 +394,7 @@ class PackageIndex:
     def hold(self, files: Iterable[WheelFile]) -> None:
         """Use these wheels (without URLs) in place of the index's for their releases."""
         for file in files:
-            self._held.setdefault(file.distribution, []).append(file)
+            self._preferred.setdefault(file.distribution, []).append(file)
 
     def hold_folder(self, folder: Path) -> list[WheelFile]:
         """Use the wheels of a directory in place of the index's; returns them.
@@ -421,7 +421,7 @@ class PackageIndex:
     def find(self, distribution: str, filename: str) -> WheelFile | None:
         """A wheel by its file name."""
         name = normalize(distribution)
-        local = next((w for w in self._held.get(name, ()) if w.filename == filename), None)
+        local = next((w for w in self._preferred.get(name, ()) if w.filename == filename), None)
         return local or next((w for w in self.wheels(name) if w.filename == filename), None)
 
     def address(self, file: WheelFile) -> str:
@@ -481,10 +481,10 @@ class PackageIndex:
             raise UsageError(f"{name[:80]!r} is not the name of a package")
         key = name if kind == "wheel" else f"{name}.{kind}"
         if key not in self._pages:
-            self._pages[key] = self._found_page(name, kind, f"{key}{self._mark}.json")
+            self._pages[key] = self._page_here_or_in_rest(name, kind, f"{key}{self._mark}.json")
         return self._pages[key]
 
-    def _found_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
+    def _page_here_or_in_rest(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         if self._rest is None:
             return self._cached_page(name, kind, cache_name)
         try:
@@ -514,7 +514,7 @@ class PackageIndex:
 
     def _cached_page(self, name: str, kind: str, cache_name: str) -> list[WheelFile]:
         cached = cache_dir() / "index" / cache_name
-        page = None if self._refresh else _kept_page(cached)
+        page = None if self._refresh else _stored_page(cached)
         if page is not None and (self._silent or _is_fresh(page, cached)):
             return page
         try:
@@ -580,7 +580,7 @@ class PackageIndex:
 
     def page_digest(self, project: str) -> str:
         """A digest of what the index says about the wheels of a project."""
-        local = self._held.get(normalize(project))
+        local = self._preferred.get(normalize(project))
         return sha256_hex(msgspec.json.encode(local or self.wheels(project)))
 
     def choose(self, project: str, version: str, platform: Platform) -> WheelFile:
@@ -592,7 +592,7 @@ class PackageIndex:
             UsageError: the release does not exist, or has no wheel for the platform.
         """
         wanted = _version(project, version)
-        local = self._held.get(normalize(project), ())
+        local = self._preferred.get(normalize(project), ())
         of_release = [w for w in local if w.parsed_version == wanted]
         of_release = of_release or [w for w in self.wheels(project) if w.parsed_version == wanted]
         if not of_release:
@@ -651,7 +651,7 @@ def _version(project: str, text: str) -> Version:
         raise UsageError(f"{project} {text[:80]!r} is not a version") from None
 
 
-def _kept_page(cached: Path) -> list[WheelFile] | None:
+def _stored_page(cached: Path) -> list[WheelFile] | None:
     try:
         return msgspec.json.decode(cached.read_bytes(), type=list[WheelFile])
     except (OSError, ValueError, RecursionError):  # none, or one of another form

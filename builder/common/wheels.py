@@ -258,7 +258,7 @@ class RemoteWheel:
             if path in self._memory or path not in self.members:
                 continue
             with contextlib.suppress(OSError):
-                data = self._kept(path).read_bytes()
+                data = self._range_file(path).read_bytes()
                 if sha256_hex(data) == self.members[path].sha256:
                     self._memory[path] = data
                     continue
@@ -268,10 +268,10 @@ class RemoteWheel:
         for path in missing:
             data = self._checked(path)
             if not self._whole:
-                write_atomically(self._kept(path), data)
+                write_atomically(self._range_file(path), data)
             self._memory[path] = data
 
-    def _kept(self, path: str) -> Path:
+    def _range_file(self, path: str) -> Path:
         """The place of a file that was read by range: by what it holds."""
         return self._ranges / "files" / self.members[path].sha256
 

@@ -212,10 +212,10 @@ def _text(tree: Tree, file: str) -> str | None:
     return None if data is None else data.decode("utf-8", "replace")
 
 
-def _place(tree: Tree, file: str, found: Kind, anchor: str, line: int) -> Evidence:
+def _place(tree: Tree, file: str, kind: Kind, anchor: str, line: int) -> Evidence:
     return Evidence(
         file=file,
-        found=found,
+        found=kind,
         anchor=first_line(anchor)[:_LONG],
         line=line,
         sha256=tree.digest(file) or "",
@@ -254,7 +254,7 @@ class KnownBase(Part, frozen=True, kw_only=True):
     pages: dict[str, str]
 
 
-class _Kept(msgspec.Struct):
+class _Answers(msgspec.Struct):
     bases: dict[str, KnownBase] = msgspec.field(default_factory=dict)
     decisions: dict[str, tuple[Decision, ...]] = msgspec.field(default_factory=dict)
     #: other small answers by the hash of what they depend on: excerpts, diffs
@@ -279,17 +279,17 @@ class DecisionStore:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_dir() / "decisions"
         self._file = self._folder / f"decisions-{version()}.json"
-        self._kept = self._read()
+        self._answers = self._read()
         self._added = False
 
-    def _read(self) -> _Kept:
+    def _read(self) -> _Answers:
         with suppress(OSError, ValueError, RecursionError):
-            return msgspec.json.decode(self._file.read_bytes(), type=_Kept)
-        return _Kept()
+            return msgspec.json.decode(self._file.read_bytes(), type=_Answers)
+        return _Answers()
 
     def base(self, key: str, index: PackageIndex) -> KnownBase | None:
         """A base, if the index says the same about its packages as then."""
-        known = self._kept.bases.get(key)
+        known = self._answers.bases.get(key)
         if known is None:
             return None
         same = all(index.page_digest(name) == digest for name, digest in known.pages.items())
@@ -300,22 +300,22 @@ class DecisionStore:
         packages = dict(identity.packages)
         pages = {name: index.page_digest(name) for name in packages}
         known = KnownBase(digest=identity.digest, packages=packages, pages=pages)
-        self._put(self._kept.bases, key, known)
+        self._put(self._answers.bases, key, known)
         return known
 
     def decisions(self, key: str) -> tuple[Decision, ...] | None:
         """What was decided, by :func:`decision_key`."""
-        return self._kept.decisions.get(key)
+        return self._answers.decisions.get(key)
 
     def add_decisions(self, key: str, decided: tuple[Decision, ...]) -> None:
         """Keep decisions."""
-        self._put(self._kept.decisions, key, decided)
+        self._put(self._answers.decisions, key, decided)
 
     def text(self, key: str, make: Callable[[], str]) -> str:
         """A small text by the hash of what it depends on, made if it is not kept."""
-        if key not in self._kept.texts:
-            self._put(self._kept.texts, key, make())
-        return self._kept.texts[key]
+        if key not in self._answers.texts:
+            self._put(self._answers.texts, key, make())
+        return self._answers.texts[key]
 
     def _put(self, table: dict[str, T], key: str, value: T) -> None:
         table.pop(key, None)  # the newest come last
@@ -332,13 +332,13 @@ class DecisionStore:
             return
         with locked(str(self._file)):
             theirs = self._read()
-            ours = self._kept
-            self._kept = _Kept(
+            ours = self._answers
+            self._answers = _Answers(
                 bases=_newest(theirs.bases, ours.bases),
                 decisions=_newest(theirs.decisions, ours.decisions),
                 texts=_newest(theirs.texts, ours.texts),
             )
-            write_atomically(self._file, msgspec.json.encode(self._kept))
+            write_atomically(self._file, msgspec.json.encode(self._answers))
             self._drop_old()
         self._added = False
 
