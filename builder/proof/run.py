@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Levels whose probes import copies of the target's Python files, outside of the target.
 _OF_COPIES = ("dispatch", "model", "codegen", "numbers")
-#: The function of each level, by its name in ``levels.py``.
+#: The function of each level, by its name in ``checks.LEVELS``.
 RUNNERS: dict[str, Callable[[VerifyTarget], Iterable[Check]]] = {
     "static": check_static,
     "imports": check_imports,

@@ -795,7 +795,7 @@ class Repository(RepositoryAccess):
 
     @contextlib.contextmanager
     def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
-        """A blob as a stream, in constant memory; see ``blobs.verified``."""
+        """A blob as a stream, in constant memory; see :func:`verified`."""
         retries = self.transport.retries(f"blob {blob.digest}")
         stream = verified(
             blob,

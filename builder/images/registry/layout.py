@@ -188,7 +188,7 @@ class LayoutDirectory:
 
     @contextlib.contextmanager
     def open(self, blob: Descriptor) -> Iterator[IO[bytes]]:
-        """A blob as a stream; see ``blobs.verified``."""
+        """A blob as a stream; see :func:`builder.images.registry.client.verified`."""
 
         def give_up(lost: RequestFailed) -> None:
             raise RemoteError(f"{self.name}: {blob.digest} is damaged: {lost}")
