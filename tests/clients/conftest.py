@@ -9,7 +9,7 @@ import pytest
 from builder.serving.models import Models
 from builder.serving.recipe import Place, recipe_of
 from tests.unit.serving.served import request, served
-from tests.unit.serving.test_formats import PLACES
+from tests.unit.serving.test_recipeformats import PLACES
 
 if TYPE_CHECKING:
     from builder.serving.recipe import Recipe

@@ -12,7 +12,7 @@ from builder.serving.models import Models
 from builder.serving.recipe import recipe_of
 from builder.serving.recipeformats import rendered
 from tests.unit.serving.served import request, served, with_hard_values
-from tests.unit.serving.test_formats import PLACES
+from tests.unit.serving.test_recipeformats import PLACES
 
 from .eugr import OVERRIDES, RefusedError, launch_script, mod_folder, started
 

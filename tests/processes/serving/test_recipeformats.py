@@ -9,7 +9,7 @@ import pytest
 
 from builder.serving.recipeformats import rendered
 from tests.unit.serving.served import with_hard_values
-from tests.unit.serving.test_formats import PLACES, made
+from tests.unit.serving.test_recipeformats import PLACES, made
 
 if TYPE_CHECKING:
     from pathlib import Path
