@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.common import leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -52,6 +57,12 @@ def read_regular(path: Path, limit: int) -> bytes:
 def package_file(*parts: str) -> Path:
     """A file that ships inside the ``builder`` package."""
     return _PACKAGE.joinpath(*parts)
+
+
+def code_digest(patterns: Iterable[str]) -> str:
+    """The sha256 of the text of some modules, named by patterns below the ``builder`` package."""
+    paths = sorted(path for pattern in patterns for path in _PACKAGE.glob(pattern))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def cache_dir() -> Path:

@@ -694,6 +694,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         ) from error
 
 
+def write_entry(path: Path, data: bytes) -> None:
+    """Write a cache file below a line with its own digest; a full disk is reported."""
+    write_atomically(path, sha256_hex(data).encode() + b"\n" + data)
+
+
+def read_entry(path: Path) -> bytes:
+    """What :func:`write_entry` wrote.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: the file is damaged.
+    """
+    digest, _, data = path.read_bytes().partition(b"\n")
+    if digest.decode() != sha256_hex(data):
+        raise ValueError(f"{path} is damaged")
+    return data
+
+
 def _with_newest(version: str, releases: list[str]) -> str:
     """The user's command with the newest release of vLLM instead of one that does not exist."""
     final = [release for release in releases if not Version(release).is_prerelease]

@@ -26,7 +26,7 @@ from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.document import Count, Part, Text
 from builder.common.locks import locked
-from builder.common.paths import cache_dir, package_file
+from builder.common.paths import cache_dir, code_digest
 from builder.common.plan import State
 from builder.common.pypi import write_atomically
 from builder.images.subject import tracked_for
@@ -269,8 +269,7 @@ _OURS = ("images/bases/pypi.py", "layers/decisions.py")
 @cache
 def version() -> str:
     """A digest of the code that decides: 12 hexadecimal digits."""
-    paths = sorted(p for pattern in (*_CODE, *_OURS) for p in package_file().glob(pattern))
-    return sha256_hex(b"\0".join(path.read_bytes() for path in paths))[:12]
+    return code_digest((*_CODE, *_OURS))[:12]
 
 
 class DecisionStore:

@@ -21,8 +21,8 @@ from builder.applier.states import Outcome
 from builder.applier.trees import Content
 from builder.applier.values import ApplyError, canonical_json, sha256_hex
 from builder.common.leftovers import keep_latest
-from builder.common.paths import cache_dir, package_file
-from builder.common.pypi import write_atomically
+from builder.common.paths import cache_dir, code_digest
+from builder.common.pypi import read_entry, write_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +86,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def version() -> str:
     """A digest of the code that judges."""
-    paths = sorted(path for pattern in _CODE for path in package_file().glob(pattern))
-    return sha256_hex(b"\0".join(path.read_bytes() for path in paths))
+    return code_digest(_CODE)
 
 
 def judged(
@@ -143,10 +142,8 @@ def _file(key: str) -> Path:
 def _read(key: str) -> _Entry | None:
     """An entry; None if there is none, or it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        digest, _, data = _file(key).read_bytes().partition(b"\n")
-        if digest.decode() == sha256_hex(data):
-            entry = msgspec.json.decode(data, type=_Entry)
-            return entry if entry.key == key else None
+        entry = msgspec.json.decode(read_entry(_file(key)), type=_Entry)
+        return entry if entry.key == key else None
     return None
 
 
@@ -156,8 +153,8 @@ def _write(entry: _Entry) -> None:
     Raises:
         UsageError: the cache cannot be written.
     """
-    data, file = msgspec.json.encode(entry), _file(entry.key)
-    write_atomically(file, sha256_hex(data).encode() + b"\n" + data)
+    file = _file(entry.key)
+    write_entry(file, msgspec.json.encode(entry))
     keep_latest(file.parent.glob("*.json"), most=_MOST)
 
 

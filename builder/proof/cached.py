@@ -26,7 +26,7 @@ from builder.common.document import Moment, Part, Text, moment, plain, read
 from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import BakedPlan
-from builder.common.pypi import write_atomically
+from builder.common.pypi import read_entry, write_entry
 from builder.common.reference import base_kind
 from builder.errors import SparkBuildError
 from builder.images.registry.copy import layout_place
@@ -142,10 +142,7 @@ class EvidenceCache:
         if not key or self.refresh:
             return None
         with suppress(OSError, ValueError, TypeError, RecursionError):
-            digest, _, data = _file(key).read_bytes().partition(b"\n")
-            if digest.decode() != sha256_hex(data):
-                return None
-            entry = read(msgspec.json.decode(data), KeptEvidence)
+            entry = read(msgspec.json.decode(read_entry(_file(key))), KeptEvidence)
             same = all(self.index.page_digest(p) == digest for p, digest in entry.pages.items())
             if entry.key == key and same and _complete(entry.checks, self.levels):
                 return entry
@@ -171,8 +168,7 @@ class EvidenceCache:
             checks=tuple(report.checks),
             pages={name: self.index.page_digest(name) for name in names},
         )
-        data = msgspec.json.encode(plain(entry))
-        write_atomically(_file(key), sha256_hex(data).encode() + b"\n" + data)
+        write_entry(_file(key), msgspec.json.encode(plain(entry)))
         keep_latest(_file(key).parent.glob("*.json"), most=_MOST)
 
 
