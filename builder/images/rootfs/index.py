@@ -30,12 +30,13 @@ VERSION = 2
 IMPLICIT = "implicit"
 WHITEOUT, OPAQUE = "whiteout", "opaque"
 
+#: ``content`` has row ids: without them SQLite reads a whole file at each step of a look-up.
 _SCHEMA = """
 CREATE TABLE entry (path BLOB PRIMARY KEY, parent BLOB, kind TEXT, size INTEGER, mode INTEGER,
                     uid INTEGER, gid INTEGER, link BLOB, sha256 TEXT) WITHOUT ROWID;
 CREATE TABLE hidden (path BLOB, parent BLOB, kind TEXT, PRIMARY KEY (path, kind)) WITHOUT ROWID;
 CREATE TABLE implied (path BLOB PRIMARY KEY, kind TEXT) WITHOUT ROWID;
-CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB) WITHOUT ROWID;
+CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB);
 CREATE TABLE unpacked (diff_id TEXT);
 """
 
