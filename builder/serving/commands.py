@@ -696,10 +696,15 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
     keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
     image = next((_words(file, keys[key]) for key in _IMAGE if key in keys), [])
     defaults = keys.get("defaults")
+    recipe = "recipe_version" in keys
     values = dict(_pairs(file, defaults)) if defaults is not None else {}
+    if recipe:
+        values = {
+            **values,
+            **{key: value for key, value in _pairs(file, mapping) if key == "model"},
+        }
     parts = [keys[key] for key in _COMMAND if key in keys]
     entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
-    recipe = "recipe_version" in keys
     ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)
     entrypoint = "" if entry or recipe or not parts else None
     env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
