@@ -51,6 +51,10 @@ _NOT_ASKED = {
 }  # fmt: skip
 _SPECULATION = "--speculative-config"
 _RAY = ("--distributed-executor-backend", "ray")
+#: Flags of a server whose ranks are on several machines.
+_JOINED = {"--nnodes", "--node-rank", "--headless", "--master-addr", "--data-parallel-address"}
+#: Flags whose product is the number of ranks.
+_RANKS = {"--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"}
 #: How a release refuses more ranks than one machine has GPUs.
 _MORE_GPUS = re.compile(r"World size \((\d+)\) is larger than the number of available GPUs")
 #: Kinds of pydantic's errors that only look at the value, and not at the model.
@@ -189,10 +193,11 @@ def _asked(
     refused: list[Refused] = []
     left_out: list[str] = []
     flags = list(words)
+    ranks: list[Words] = []
     answer = None
     while len(refused) < _MOST:
         try:
-            answer = ask(_request(model, question, flags))
+            answer = ask(_request(model, question, [*flags, *ranks]))
         except (RemoteError, UsageError):
             if answer is None:
                 return None
@@ -200,12 +205,10 @@ def _asked(
         refusal = answer.refusal
         if answer.starts != "no" or refusal is None:
             break
-        if ranks := _MORE_GPUS.search(refusal.message):
-            if any(_name(flag) == "--nnodes" for flag in flags):
+        if more := _MORE_GPUS.search(refusal.message):
+            if ranks or any(_name(flag) == "--nnodes" for flag in flags):
                 break
-            flags.append(("--nnodes", ranks[1]))
-            flags.append(("--node-rank", "0"))
-            left_out.append(f"as rank 0 of {ranks[1]} machines with one GPU each")
+            ranks = [("--nnodes", more[1]), ("--node-rank", "0")]
             continue
         culprits = _culprits(answer, flags)
         if general and not _is_general(refusal):
@@ -218,7 +221,19 @@ def _asked(
         if not culprits:
             break
         flags = [flag for flag in flags if flag not in culprits]
+        if any(_name(flag) in _RANKS for flag in culprits):
+            ranks = []  # without it they are fewer
+    left_out += _other_ranks(question, ranks)
     return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
+    """What was not asked of a server with several ranks: a simulated Spark has one GPU."""
+    if ranks:
+        flags = question.flags
+        joined = any(_name(f) in _JOINED or _value(f, _name(f)) == _RAY for f in flags)
+        what = "the other ranks" if joined else "several GPUs in one machine"
+        yield f"{what}; it was rank 0 of {ranks[0][1]} machines with one GPU each"
 
 
 def _request(model: str, question: Question, flags: Sequence[Words]) -> PreflightRequest:

@@ -169,21 +169,56 @@ def test_what_is_not_asked_is_said(model: Path) -> None:
     assert any("known only when it starts" in words for words in asked.left_out)
 
 
-def test_more_gpus_are_more_machines(model: Path) -> None:
-    message = "World size (2) is larger than the number of available GPUs (1) in this node"
+TWO_RANKS = "World size (2) is larger than the number of available GPUs (1) in this node"
 
-    def two(request: PreflightRequest) -> Preflight:
-        release = FakeRelease() if "--nnodes" in request.flags else refusing
-        return release(request)
 
-    refusing = FakeRelease({"2": ("configuration", message)})
-    linter = FakeLinter(release="0.33.0", ask=two)
-    files = [("x.sh", f"vllm serve {model} --tensor-parallel-size 2")]
-    (asked,) = lint(files, linter, Models.discover()).asked
+@dataclass
+class OneGpu(FakeRelease):
+    """A release on a machine with one GPU, which refuses two ranks there."""
+
+    #: whether it refuses two ranks on two machines, too
+    heads: bool = False
+
+    def __call__(self, request: PreflightRequest) -> Preflight:
+        if "2" in request.flags and "--nnodes" not in request.flags:
+            self.refuses = {"2": ("configuration", TWO_RANKS)}
+        elif "--nnodes" in request.flags and self.heads:
+            message = "heads must be divisible by --tensor-parallel-size"
+            self.refuses = {"2": ("model", message)}
+        else:
+            self.refuses = {}
+        return super().__call__(request)
+
+    def cures(self, request: PreflightRequest, word: str) -> tuple[Cure, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "several GPUs in one machine"),
+        ("--distributed-executor-backend ray", "the other ranks"),
+        ("--master-addr 10.0.0.1", "the other ranks"),
+    ],
+)
+def test_more_gpus_are_more_machines(model: Path, flags: str, words: str) -> None:
+    (asked,) = report(f"vllm serve {model} --tensor-parallel-size 2 {flags}", OneGpu()).asked
     assert (asked.answer, asked.left_out) == (
         "starts",
-        ("as rank 0 of 2 machines with one GPU each",),
+        (f"{words}; it was rank 0 of 2 machines with one GPU each",),
     )
+
+
+def test_one_machine_is_not_said_to_be_two(model: Path) -> None:
+    """Neither where the command has one rank, nor after the flag with two was refused."""
+    (asked,) = report(f"vllm serve {model} --tensor-parallel-size 1", OneGpu()).asked
+    assert (asked.answer, asked.left_out) == ("starts", ())
+    release = OneGpu(heads=True)
+    result = report(f"vllm serve {model} --tensor-parallel-size 2", release)
+    (finding,) = result.findings
+    assert "refuses --tensor-parallel-size 2: heads" in finding.message
+    assert result.asked[0].left_out == ()
+    assert release.asked[-1].flags == (), "one rank is asked about as one machine"
 
 
 def test_a_model_that_does_not_fit_is_a_warning(model: Path) -> None:
