@@ -90,6 +90,11 @@ class LayerRow(Part, frozen=True, kw_only=True):
     token_bytes: Annotated[int, Meta(description="bytes that one token reads of them")]
 
 
+def as_read(row: LayerRow) -> LayerRow:
+    """A row of layers; a token that is generated reads nothing of what reads pictures and sound."""
+    return replace(row, token_bytes=0) if row.part == "tower" else row
+
+
 class CacheRow(Part, frozen=True, kw_only=True):
     """Equal caches: one block of so many tokens has so many bytes."""
 
@@ -316,7 +321,11 @@ class Release:
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
         parts = (prepared.torch.what, *([apart.text()] if apart else []))
-        return [replace(a, simulated=(*parts, *a.simulated)) for a in answers if a is not None]
+        return [
+            replace(a, simulated=(*parts, *a.simulated), layers=tuple(map(as_read, a.layers)))
+            for a in answers
+            if a is not None
+        ]
 
     def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
         """One question of the probe; a draft model that the flags name is a folder here, too."""
