@@ -23,7 +23,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
-from builder.serving.recipe import RecipeImage
+from builder.serving.recipe import RecipeImage, node_count
 from builder.serving.release import official_image, release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
@@ -84,6 +84,8 @@ class Question:
     #: the flags, each with its values
     flags: tuple[Words, ...] = ()
     variables: Mapping[str, str]
+    #: machines with one GPU each, as many as it has ranks, whatever the flags say
+    joined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +231,7 @@ def _asked(
 
 def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
     """What was not asked of a server with several ranks: a simulated Spark has one GPU."""
-    if ranks:
+    if ranks and not question.joined:
         flags = question.flags
         joined = any(_name(f) in _JOINED or _value(f, _name(f)) == _RAY for f in flags)
         what = "the other ranks" if joined else "several GPUs in one machine"
@@ -380,6 +382,7 @@ def question_of(request: RecipeRequest, recipe: Recipe) -> Question:
         layers=(recipe.profile,) if patched and not named else (),
         flags=tuple(f.words for f in (*recipe.flags, *node.flags) if f.name not in _PARSERS),
         variables=recipe.variables(node),
+        joined=node_count(recipe.topology) > 1,
     )
 
 

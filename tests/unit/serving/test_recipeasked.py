@@ -17,7 +17,7 @@ from builder.serving.options import RecipeOptions
 from builder.serving.recipe import Place, RecipeImage, recipe_of
 
 from .served import request, served
-from .test_asked import FakeRelease
+from .test_asked import FakeRelease, OneGpu
 
 if TYPE_CHECKING:
     from builder.serving.preflight import Preflight, PreflightRequest
@@ -76,6 +76,14 @@ def test_what_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     recipe = linted_recipe(made)
     assert asked_recipe(made, recipe, FakeRelease(not_run="no network")) == recipe
     assert "vLLM 0.33.0 was not asked: no network" in capsys.readouterr().err
+
+
+def test_the_first_of_two_sparks_is_asked_about_as_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A launcher joins the Sparks, so the flags do not tell how many there are."""
+    asked_recipe(CLAMPED, linted_recipe(CLAMPED), OneGpu())
+    assert capsys.readouterr().err == ""
 
 
 def test_the_question_is_about_the_files_that_the_recipe_runs() -> None:
