@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.common.locks import locked
+from builder.common.cache import locked
 from builder.common.paths import cache_dir
 from builder.errors import UsageError
 from builder.ptx.accesses import space_of, stored, strength

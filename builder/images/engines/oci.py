@@ -29,12 +29,12 @@ from builder.applier.applying import leftovers
 from builder.applier.receipts import final_digests, receipts_of
 from builder.applier.trees import OverlayTree
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.document import plain
 from builder.common.hints import OUTPUT, os_hint, reason
 from builder.common.leftovers import keep_latest, making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
