@@ -16,7 +16,15 @@ from urllib.parse import quote
 from builder.applier.receipts import STATE_DIR
 from builder.errors import RemoteError
 from builder.images.rootfs import limits
-from builder.images.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK, LayerTar, Member
+from builder.images.rootfs.tar import (
+    DIR,
+    FILE,
+    HARDLINK,
+    SYMLINK,
+    WHITEOUT_PREFIX,
+    LayerTar,
+    Member,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -370,8 +378,7 @@ def _name(key: bytes) -> str:
 # ------------------------------------------------------------------- reading a layer into its index
 
 
-#: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
-_PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
+_OPAQUE_NAME = f"{WHITEOUT_PREFIX}{WHITEOUT_PREFIX}.opq"
 #: Files of a ``.dist-info`` or ``.egg-info`` that list a distribution's files and entry points.
 _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
 #: Packages whose text files layers patch and verification reads; others are fetched
@@ -435,8 +442,8 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
     folder, name = parent_of(member.path), member.path.rpartition("/")[2]
     if name == _OPAQUE_NAME:
         writer.hide(folder, OPAQUE)
-    elif name.startswith(_PREFIX):
-        target = name.removeprefix(_PREFIX)
+    elif name.startswith(WHITEOUT_PREFIX):
+        target = name.removeprefix(WHITEOUT_PREFIX)
         if target in ("", ".", ".."):
             raise RemoteError(f"{where}: a whiteout without a name: {member.path!r}")
         writer.hide(f"{folder}/{target}" if folder else target, WHITEOUT)
