@@ -105,8 +105,18 @@ def release_of(vllm: str) -> tuple[Release, Any]:
     return Release(Target.of(base), TrustedSources()), base
 
 
-def configurations(release: Release) -> dict[str, dict[str, Any] | None]:
+#: Of the releases that were asked, since a sweep of each form needs the same ones.
+_configurations: dict[str, dict[str, dict[str, Any] | None]] = {}
+
+
+def configurations(vllm: str, release: Release) -> dict[str, dict[str, Any] | None]:
     """Architectures of a release, with a configuration; None where Transformers has none."""
+    if vllm not in _configurations:
+        _configurations[vllm] = _from_transformers(release)
+    return _configurations[vllm]
+
+
+def _from_transformers(release: Release) -> dict[str, dict[str, Any] | None]:
     lay_out(release.target.tree)
     paths = release.paths
     done = subprocess.run(
@@ -141,7 +151,7 @@ def sweep(
     release, base = release_of(vllm)
     found: dict[str, tuple[str, str]] = {}
     with closing(base):
-        for name, config in configurations(release).items():
+        for name, config in configurations(vllm, release).items():
             if only and name not in only:
                 continue
             if config is None:
