@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from builder.images.rootfs.tar import Unpacked
 
 #: Version; increased when the code indexes the same layer differently.
-VERSION = 2
+VERSION = 3
 #: A directory that the layer writes into without an entry for it.
 IMPLICIT = "implicit"
 WHITEOUT, OPAQUE = "whiteout", "opaque"
@@ -271,13 +271,9 @@ class LayerIndex:
         self._db.close()
 
     def unpacked(self) -> tuple[str, str]:
-        """The digest of the layer's tar, and how its blob is packed; ``""`` in an older index."""
-        try:
-            rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
-        except sqlite3.OperationalError:
-            rows = []
-        values = [str(row[0]) for row in rows[:2]]
-        diff_id, form = (*values, *[""] * (2 - len(values)))
+        """The digest of the layer's tar, and how its blob is packed."""
+        rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
+        diff_id, form = (str(row[0]) for row in rows)
         return diff_id, form
 
     def row(self, path: str) -> Row | None:
