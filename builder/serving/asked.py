@@ -7,6 +7,7 @@ configuration is not known, a small one stands in: then only what no model decid
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -196,23 +197,19 @@ def _asked(
     left_out: list[str] = []
     flags = list(words)
     ranks: list[Words] = []
-    answer = None
+    answer: Preflight | None = None
     while len(refused) < _MOST:
-        try:
-            answer = ask(_request(model, question, [*flags, *ranks]))
-        except (RemoteError, UsageError):
-            if answer is None:
-                return None
+        latest = _answer(ask, _request(model, question, [*flags, *ranks]))
+        answer = latest or answer
+        if latest is None or latest.starts != "no" or latest.refusal is None:
             break
-        refusal = answer.refusal
-        if answer.starts != "no" or refusal is None:
-            break
+        refusal = latest.refusal
         if more := _MORE_GPUS.search(refusal.message):
             if ranks or any(_name(flag) == "--nnodes" for flag in flags):
                 break
             ranks = [("--nnodes", more[1]), ("--node-rank", "0")]
             continue
-        culprits = _culprits(answer, flags)
+        culprits = _culprits(latest, flags)
         if general and not _is_general(refusal):
             left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
         else:
@@ -226,7 +223,25 @@ def _asked(
         if any(_name(flag) in _RANKS for flag in culprits):
             ranks = []  # without it they are fewer
     left_out += _other_ranks(question, ranks)
+    if answer is None:
+        return None
     return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _answer(ask: Ask, request: PreflightRequest) -> Preflight | None:
+    """What a release says, and of a refusal what cures it; None: the configuration is not here.
+
+    A cure costs a question for each flag, so none is looked for where a parser names the flag, or
+    where more ranks are the cure.
+    """
+    try:
+        answer = ask(request)
+    except (RemoteError, UsageError):
+        return None
+    refusal = answer.refusal
+    if refusal is None or refusal.stage == "arguments" or _MORE_GPUS.search(refusal.message):
+        return answer
+    return ask(dataclasses.replace(request, cures=True))
 
 
 def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
@@ -244,6 +259,7 @@ def _request(model: str, question: Question, flags: Sequence[Words]) -> Prefligh
         plan=PlanOptions(base=question.base, layers=question.layers),
         flags=tuple(word for flag in flags for word in flag),
         add_flags=False,  # the command is asked about as it is
+        cures=False,
         variables=[f"{name}={value}" for name, value in question.variables.items()],
     )
 

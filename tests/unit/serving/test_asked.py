@@ -42,7 +42,7 @@ class FakeRelease:
         if word is not None:
             stage, message = self.refuses[word]
             refusal = Refusal(type="ValueError", message=message, where="vllm/x.py:1", stage=stage)
-            cures = self.cures(request, word)
+            cures = self.cures(request, word) if request.cures else ()
         starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
         memory = Room(
             total_bytes=100, fraction=0.9, weight_bytes=1, overhead_bytes=1,
@@ -103,6 +103,19 @@ def test_a_refusal_without_a_culprit_is_the_commands(model: Path) -> None:
     (finding,) = found(f"\nvllm serve {model} --port 1", release)
     assert (finding.line, finding.rule) == (2, "refused")
     assert "refuses this: heads do not divide" in finding.message
+
+
+def test_cures_are_looked_for_only_where_nothing_else_tells_the_flag(model: Path) -> None:
+    """Each costs a question to the release: a parser names the flag, and more ranks need none."""
+    text = f"vllm serve {model} --tensor-parallel-size 2"
+    one = OneGpu()
+    assert found(text, one) == []
+    named = FakeRelease({"--new": ("arguments", "unrecognized arguments: --new")})
+    assert len(found(f"vllm serve {model} --new", named)) == 1
+    assert [request.cures for request in (*one.asked, *named.asked)] == [False] * 4
+    model_ = FakeRelease({"marlin": ("model", "no kernel")})
+    assert len(found(f"vllm serve {model} --moe-backend marlin", model_)) == 1
+    assert [request.cures for request in model_.asked] == [False, True, False]
 
 
 def test_all_arguments_that_the_parser_does_not_know_are_named(model: Path) -> None:
