@@ -22,6 +22,7 @@ from .test_asked import FakeRelease, OneGpu
 if TYPE_CHECKING:
     from builder.serving.preflight import Preflight, PreflightRequest
     from builder.serving.recipe import RecipeRequest
+    from tests.unit.caller import Call
 
 
 CLAMPED = request("deepseek-v4-flash-nvfp4", place=Place(topology="tp2", launcher="a launcher"))
@@ -119,6 +120,17 @@ def test_another_profile_is_tried(
         recipefiles.recipe_text(
             RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True, profile="b12x-full")
         )
+
+
+def test_a_recipe_that_was_not_asked_about_says_so(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "_taken", lambda _, request: linted_recipe(request))
+    words = ("recipe", "qwen3-30b-a3b", "--release", "0.33.0")
+    note = f"only vLLM 0.33.0's source was read; vLLM itself: spark-build {' '.join(words)} --ask"
+    assert note in call(*words).err
+    assert "note: only" not in call(*words, "--ask").err
 
 
 def test_experts_with_a_clamp_do_not_get_b12x() -> None:
