@@ -51,6 +51,7 @@ _NOT_ASKED = {
     "--allowed-local-media-path", "--chat-template",
 }  # fmt: skip
 _SPECULATION = "--speculative-config"
+_CODE = "--trust-remote-code"
 _RAY = ("--distributed-executor-backend", "ray")
 #: Flags of a server whose ranks are on several machines.
 _JOINED = {"--nnodes", "--node-rank", "--headless", "--master-addr", "--data-parallel-address"}
@@ -201,6 +202,10 @@ def _asked(
     while len(refused) < _MOST:
         latest = _answer(ask, _request(model, question, [*flags, *ranks]))
         answer = latest or answer
+        if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
+            flags.remove((_CODE,))  # the release may have the classes itself
+            left_out.append(f"{_CODE}: the code of a checkpoint is not run")
+            continue
         if latest is None or latest.starts != "no" or latest.refusal is None:
             break
         refusal = latest.refusal

@@ -209,7 +209,8 @@ _TEXTS = frozenset(("echo", "printf", "pkill", "pgrep", "grep", "egrep", "kill",
 #: Options of ssh that take a word (ssh(1), OpenSSH 9).
 _SSH_VALUES = frozenset("BbcDEeFIiJLlmOopQRSWw")
 _SERVES = re.compile(r"\bvllm serve\s+[^\s;|&]|\bvllm\.entrypoints\.openai\.api_server\s+-")
-_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})|\$\{[^}]*\}|\$\w+")
+#: Of a recipe's command: ``{{`` and ``}}`` are braces, ``{name}`` is filled in.
+_PLACEHOLDER = re.compile(r"(\{\{|\}\})|\{(\w+)\}|\$\{[^}]*\}|\$\w+")
 #: What compose fills in (``$$``, ``${NAME:-default}``, ``$NAME``), and Kubernetes (``$(NAME)``).
 _FILLED_IN = re.compile(r"\$\$|\$\{\w+:?-([^${}]*)\}|\$\{[^}]*\}|\$\(\w+\)|\$\w+")
 #: Words and variables of all commands of a file, and characters that are read to find them.  Files
@@ -767,9 +768,9 @@ def _filled(file: _File, text: str, values: Mapping[str, str] | None) -> str:
         return text
 
     def fill(match: re.Match[str]) -> str:
-        return file.read((values or {}).get(match[1] or "", UNKNOWN))
+        return match[1][0] if match[1] else file.read(values.get(match[2] or "", UNKNOWN))
 
-    return _PLACEHOLDER.sub(fill, text).replace("{{", "{").replace("}}", "}")
+    return _PLACEHOLDER.sub(fill, text)
 
 
 def _interpolated(text: str) -> str:

@@ -30,6 +30,7 @@ class FakeRelease:
     #: a word -> the stage at which it is refused, and the message
     refuses: dict[str, tuple[str, str]] = field(default_factory=dict)
     not_run: str = ""
+    where: str = "vllm/x.py:1"
     troubles: tuple[Trouble, ...] = ()
     cache_bytes: int = 1
     asked: list[PreflightRequest] = field(default_factory=list)
@@ -41,7 +42,7 @@ class FakeRelease:
         cures: tuple[Cure, ...] = ()
         if word is not None:
             stage, message = self.refuses[word]
-            refusal = Refusal(type="ValueError", message=message, where="vllm/x.py:1", stage=stage)
+            refusal = Refusal(type="ValueError", message=message, where=self.where, stage=stage)
             cures = self.cures(request, word) if request.cures else ()
         starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
         memory = Room(
@@ -116,6 +117,16 @@ def test_cures_are_looked_for_only_where_nothing_else_tells_the_flag(model: Path
     model_ = FakeRelease({"marlin": ("model", "no kernel")})
     assert len(found(f"vllm serve {model} --moe-backend marlin", model_)) == 1
     assert [request.cures for request in model_.asked] == [False, True, False]
+
+
+def test_what_a_newer_transformers_refuses_is_a_warning(model: Path) -> None:
+    """Gemma 4 on 0.24.0: its image has an older one, with which it starts."""
+    release = FakeRelease({"--port": ("configuration", "'head_dim' is a per-layer attribute")})
+    release.cures = lambda *_: ()  # type: ignore[method-assign]
+    release.where = "transformers/integrations/heterogeneity.py:298"
+    (finding,) = found(f"vllm serve {model} --port 1", release)
+    assert (finding.rule, finding.severity) == ("transformers-version", "warning")
+    assert "Transformers refuses the model with vLLM 0.33.0: 'head_dim'" in finding.message
 
 
 def test_all_arguments_that_the_parser_does_not_know_are_named(model: Path) -> None:
@@ -238,6 +249,24 @@ def test_a_model_that_does_not_fit_is_a_warning(model: Path) -> None:
     (finding,) = found(f"vllm serve {model}", FakeRelease(cache_bytes=-(3 << 30)))
     assert (finding.rule, finding.severity) == ("does-not-fit", "warning")
     assert "3.0 GiB more than 0.90" in finding.message
+
+
+def test_a_model_whose_code_is_not_run_is_asked_about_without_it(model: Path) -> None:
+    """MiniMax-M2.5 names a class of its own, and the releases have one too."""
+
+    def without_code(request: PreflightRequest) -> Preflight:
+        own = "--trust-remote-code" in request.flags
+        return FakeRelease(not_run="it has code of its own" if own else "")(request)
+
+    linter = FakeLinter(release="0.33.0", ask=without_code)
+    files = [("x.sh", f"vllm serve {model} --trust-remote-code")]
+    (asked,) = lint(files, linter, Models.discover()).asked
+    words = "--trust-remote-code: the code of a checkpoint is not run"
+    assert (asked.answer, asked.left_out) == ("starts", (words,))
+    (other,) = report(
+        f"vllm serve {model} --trust-remote-code", FakeRelease(not_run="no disk")
+    ).asked
+    assert (other.answer, other.left_out) == ("not run", (words, "no disk"))
 
 
 def test_variables_reach_the_release(model: Path) -> None:
