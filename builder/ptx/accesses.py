@@ -983,31 +983,60 @@ def _store_bytes(d: Decoder, i: Instruction) -> Step:
 
     The addresses and the size are multiples of 16.
     """
-    to, source = d.address(i, i.operands[0], 64), d.address(i, i.operands[1])
+    to, source = d.address(i, i.operands[0], 64), _in_shared(d, i, i.operands[1])
     size, line = d.source(i, i.operands[2], _WORD), i.line
 
-    def start(w: Warp, lane: int) -> None:
-        block, count = w.block, int(w.views[U32][size][lane])
-        target, place = int(to(w)[lane]), int(source(w)[lane])
-        first = place - SHARED_BASE
+    def operands(w: Warp, lane: int) -> tuple[int, ...]:
+        return int(to(w)[lane]), int(source(w)[lane]), int(w.views[U32][size][lane])
+
+    def start(w: Warp, lanes: Any, target: int, place: int, count: int) -> None:
+        block, first = w.block, place - SHARED_BASE
         if count % 16 or place % 16 or target % 16:
             raise Fault(f"a copy of {count} bytes from offset {first} to {target:#x}: not by 16")
         _check_fits(f"a copy of {count} bytes from", first, count, block)
-        races = block.races
-        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
 
-        def act() -> None:
+        def write(copy: Copy | None) -> None:
             region = block.state.memory.find(target, target + count, write=True)
             at = target - region.address
-            if races and copy:
-                races.copy_reads(copy, races.shared.span(first, count))
-                races.copy_global(copy, region, np.array([at]), count, write=True)
+            if block.races and copy:
+                block.races.copy_global(copy, region, np.array([at]), count, write=True)
             region.data[at : at + count] = block.shared.bytes[first : first + count]
 
-        operation = block.issue(Operation(STORE, act, line, copy=copy))
-        block.groups(STORE, w.number).add(operation, lane)
+        _store_bulk(w, lanes, place, count, write, line)
 
-    return _each_lane(start)
+    return _each_store(operands, start)
+
+
+def _store_bulk(
+    w: Warp, lanes: Any, place: int, size: int, write: Callable[[Copy | None], None], line: int
+) -> None:
+    """Issue a copy from shared memory, as part of the lanes' open bulk groups."""
+    block, races = w.block, w.block.races
+    copy = races.issue(w.number, lanes, (STORE, place), line) if races else None
+
+    def act() -> None:
+        if races and copy:
+            races.copy_reads(copy, races.shared.span(place - SHARED_BASE, size))
+        write(copy)
+
+    operation = block.issue(Operation(STORE, act, line, copy=copy))
+    block.groups(STORE, w.number).add(operation, lanes)
+
+
+def _each_store(operands: Callable[[Warp, int], tuple[int, ...]], start: Any) -> Step:
+    """Each active lane issues a store; those of the same operands are one.
+
+    CUTLASS lets all lanes of a warp store a tile: each stores the same bytes to the same place.
+    """
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes: dict[tuple[int, ...], list[int]] = {}
+        for lane in w.lanes(m).tolist():
+            lanes.setdefault(operands(w, lane), []).append(lane)
+        for values, mine in lanes.items():
+            start(w, np.array(mine), *values)
+
+    return run
 
 
 def _check_fits(words: str, first: int, size: int, block: Block) -> None:
@@ -1235,28 +1264,26 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 def _store_tile(d: Decoder, i: Instruction) -> Step:
     """Copy from shared memory to a tensor, as part of the lane's open bulk group."""
     where, coordinates = _tensor(d, i, i.operands[0])
-    source, line = d.address(i, i.operands[1]), i.line
+    source, line = _in_shared(d, i, i.operands[1]), i.line
 
-    def start(w: Warp, lane: int) -> None:
+    def operands(w: Warp, lane: int) -> tuple[int, ...]:
+        at = (_coordinate(w.views[U32][one], lane) for one in coordinates)
+        return int(where(w)[lane]), int(source(w)[lane]), *at
+
+    def start(w: Warp, lanes: Any, descriptor: int, place: int, *at: int) -> None:
         block = w.block
-        tensor = _map_at(block, int(where(w)[lane]))
-        at = [_coordinate(w.views[U32][one], lane) for one in coordinates]
-        place = int(source(w)[lane])
+        tensor = _map_at(block, descriptor)
         _check_tile(tensor, place, block)
-        races = block.races
-        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
 
-        def act() -> None:
-            if races and copy:
-                races.copy_reads(copy, races.shared.span(place - SHARED_BASE, tensor.size))
+        def write(copy: Copy | None) -> None:
+            if block.races and copy:
                 reached = tensor.reached(block.state.memory, at)
-                races.copy_global(copy, *reached, write=True)
+                block.races.copy_global(copy, *reached, write=True)
             tensor.scatter(block.state.memory, at, tensor.take(block.shared, place))
 
-        operation = block.issue(Operation(STORE, act, line, copy=copy))
-        block.groups(STORE, w.number).add(operation, lane)
+        _store_bulk(w, lanes, place, tensor.size, write, line)
 
-    return _each_lane(start)
+    return _each_store(operands, start)
 
 
 def _each_lane(start: Callable[[Warp, int], None]) -> Step:
