@@ -715,9 +715,11 @@ def _sign_extended(form: Form, a: Any, b: Any) -> Any:
 
 
 def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
-    """``fns``: the n-th set bit from a base on, upwards or downwards."""
+    """``fns``: the n-th set bit from a base on, upwards or downwards; none from beyond bit 31."""
 
     def one(bits: int, first: int, n: int) -> int:
+        if first > 31:
+            return 0xFFFFFFFF
         if n == 0:
             return first if bits >> first & 1 else 0xFFFFFFFF
         order = range(first, 32) if n > 0 else range(first, -1, -1)

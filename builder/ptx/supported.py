@@ -232,7 +232,8 @@ FORMS: dict[str, str] = {
         atom{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} T s T
         red{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} s T
         red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes"""
-    """{.add.u32|.add.s32|.add.u64|.min.u32|.max.s32|.inc.u32|.dec.u32|.and.b32|.or.b32} s T s
+    """{.add.u32|.add.s32|.add.u64|.min.u32|.max.s32|.inc.u32|.dec.u32|.and.b32|.or.b32|.xor.b32}"""
+    """ s T s
         multimem.red.global.add.f32 g r""",
     "asynchronous copies": """
         cp.async.ca.shared.global s g 4

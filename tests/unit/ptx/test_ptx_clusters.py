@@ -150,18 +150,21 @@ def test_a_barrier_that_a_block_does_not_reach_is_a_deadlock() -> None:
     cluster(ended)[0].check()  # threads that have ended are not waited for
 
 
+#: The registers of a cluster, a decimal digit each.
+NUMBER = (
+    "mov.u32 %r13, %cluster_nctarank; mov.u32 %r14, %clusterid.x; mov.u32 %r15, %nclusterid.x;"
+    "mad.lo.u32 %r20, %r13, 10, %r1; mad.lo.u32 %r20, %r20, 10, %r14;"
+    "mad.lo.u32 %r20, %r20, 10, %r15; mov.u32 %r16, %cluster_ctaid.x;"
+    "mad.lo.u32 %r20, %r20, 10, %r16; getctarank.shared::cluster.u32 %r17, %r10;"
+    "mad.lo.u32 %r20, %r20, 10, %r17;"
+)
+
+
 def test_special_registers_and_directives() -> None:
-    number = (
-        "mov.u32 %r13, %cluster_nctarank; mov.u32 %r14, %clusterid.x; mov.u32 %r15, %nclusterid.x;"
-        "mad.lo.u32 %r20, %r13, 10, %r1; mad.lo.u32 %r20, %r20, 10, %r14;"
-        "mad.lo.u32 %r20, %r20, 10, %r15; mov.u32 %r16, %cluster_ctaid.x;"
-        "mad.lo.u32 %r20, %r20, 10, %r16; getctarank.shared::cluster.u32 %r17, %r10;"
-        "mad.lo.u32 %r20, %r20, 10, %r17;"
-    )
-    _, out = cluster(number, blocks=4)
+    _, out = cluster(NUMBER, blocks=4)
     assert out[:, 0].tolist() == [200201, 210210, 201201, 211210]
     own = ".explicitcluster .reqnctapercluster 2, 1, 1"
-    assert (cluster(number, blocks=4, size=None, directives=own)[1] == out).all()
+    assert (cluster(NUMBER, blocks=4, size=None, directives=own)[1] == out).all()
     for size, directives, message in (
         (4, own, r"clusters of \(4, 1, 1\); k has \(2, 1, 1\)"),
         (None, ".explicitcluster", "k has .explicitcluster, and the launch no cluster"),
@@ -169,7 +172,7 @@ def test_special_registers_and_directives() -> None:
         (9, "", "8 are the most"),
     ):
         with pytest.raises(UsageError, match=message):
-            cluster(number, blocks=4, size=size, directives=directives)
+            cluster(NUMBER, blocks=4, size=size, directives=directives)
 
 
 def test_clusters_in_two_dimensions() -> None:
@@ -269,36 +272,50 @@ def test_stores_that_count_for_an_mbarrier() -> None:
     assert all(run.deadlock for run in short.runs)
 
 
-def test_sums_that_count_for_an_mbarrier() -> None:
-    body = (
-        INIT.format(count=1) + "st.shared.b32 [%r6], 5;" + MEET + "@%p1 mbarrier.arrive.expect_tx"
-        ".shared.b64 _, [%r7], 128;"
-        "\nred.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r10],"
-        " %r0, [%r12];" + WAIT + "ld.shared.u32 %r20, [%r6];" + MEET
-    )
-    result, out = cluster(body)
+#: All threads of a block add to the first word of its neighbour.
+SUM = (
+    INIT.format(count=1) + "mov.b32 %r13, 5; @%p1 st.shared.b32 [%r6], %r13;" + MEET
+    + "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r7], 128; add.s32 %r14, %r3, 1;"
+    "\nred.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation} [%r10],"
+    " %r14, [%r12];" + WAIT + "ld.shared.u32 %r20, [%r6];" + MEET
+)  # fmt: skip
+#: By operation, what the words 1 to 32, and 33 to 64, make of 5; None if their order matters.
+SUMS = {
+    "add.u32": (533, 1557), "add.s32": (533, 1557), "min.u32": (1, 5), "max.s32": (32, 64),
+    "and.b32": (0, 0), "or.b32": (63, 127), "xor.b32": (37, 101),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", SUMS)
+def test_sums_that_count_for_an_mbarrier(operation: str) -> None:
+    result, out = cluster(SUM.format(operation=operation))
     result.check()
-    assert (out == 5 + 31 * 16).all()
+    assert out[:, 0].tolist() == [*SUMS[operation][::-1]]
+    early = SUM.format(operation=operation).replace(MEET + "@%p1", "bar.sync 0; @%p1")
+    assert kinds(cluster(early)[0]), "nobody knows that the first word is there"
 
 
 # ---------------------------------------------------------------------------------------- copies
 
 
+#: Each block copies words of its own to its neighbour.
+COPY = (
+    INIT.format(count=1) + "add.s32 %r13, %r3, 7; st.shared.b32 [%r9+1024], %r13; {fence}"
+    + MEET + "@!%p1 bra SENT; mbarrier.arrive.expect_tx.shared.b64 _, [%r7], 128;"
+    "add.s32 %r14, %r6, 1024;"
+    "\ncp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r10], [%r14],"
+    " 128, [{signal}]; SENT: bar.warp.sync -1;" + WAIT + "ld.shared.u32 %r20, [%r9];" + MEET
+)  # fmt: skip
+
+
 def test_a_copy_to_the_shared_memory_of_another_block() -> None:
-    body = (
-        INIT.format(count=1) + "add.s32 %r13, %r3, 7; st.shared.b32 [%r9+1024], %r13; {fence}"
-        + MEET + "@!%p1 bra SENT; mbarrier.arrive.expect_tx.shared.b64 _, [%r7], 128;"
-        "add.s32 %r14, %r6, 1024;"
-        "\ncp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r10], [%r14],"
-        " 128, [{signal}]; SENT: bar.warp.sync -1;" + WAIT + "ld.shared.u32 %r20, [%r9];" + MEET
-    )  # fmt: skip
     fence = "fence.proxy.async.shared::cta;"
-    result, out = cluster(body.format(fence=fence, signal="%r12"))
+    result, out = cluster(COPY.format(fence=fence, signal="%r12"))
     result.check()
     assert (out == np.arange(7, 71).reshape(2, 32)[::-1]).all()
-    unfenced, _ = cluster(body.format(fence="", signal="%r12"))
+    unfenced, _ = cluster(COPY.format(fence="", signal="%r12"))
     assert kinds(unfenced) == {"asynchronous read of a write without fence.proxy.async"}
-    wrong, _ = cluster(body.format(fence=fence, signal="%r7"))
+    wrong, _ = cluster(COPY.format(fence=fence, signal="%r7"))
     assert "counts for an mbarrier of block 0,0,0" in wrong.faults[0]
 
 
