@@ -256,6 +256,8 @@ def test_pairs_of_floats() -> None:
         "fma.f64 %rd5, %rd5, %rd5, %rd5;",
         "cvt.rna.f32.f64 %r5, %rd5;",
         "cvt.sat.s32.f32 %r5, %r1;",
+        "ld.global.shared.b32 %r5, [%r1];",
+        "st.shared.local.b32 [%r1], %r2;",
     ],
 )
 def test_unknown_forms_are_named(body: str) -> None:

@@ -64,6 +64,17 @@ def test_votes_and_the_elected_lane() -> None:
     assert run("activemask.b32 %r5;", threads=20).out[0, 0] == 0xFFFFF
 
 
+def test_halves_of_a_warp_vote_in_one_instruction_each_by_its_mask() -> None:
+    body = (
+        "setp.lt.u32 %p1, %r0, 16; selp.b32 %r6, 0xffff, 0xffff0000, %p1;"
+        "setp.eq.u32 %p2, %r0, 3; vote.sync.ballot.b32 %r5, %p2, %r6;"
+        "vote.sync.any.pred %p3, %p2, %r6; selp.b32 %r6, 1, 0, %p3;"
+    )
+    out = run(body).out
+    assert out[:, 0].tolist() == [8] * 16 + [0] * 16
+    assert out[:, 1].tolist() == [1] * 16 + [0] * 16
+
+
 STORE = "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
 
 
