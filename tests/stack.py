@@ -9,6 +9,7 @@ APPLIED = (
     "flashinfer-sm121",
     "flashinfer-b12x-moe-barrier",
     "flashinfer-b12x-store-wait",
+    "flashinfer-b12x-moe-rows",
     "vllm-b12x-backend",
     "vllm-b12x-experts-scales",
     "b12x-env",

@@ -1262,6 +1262,7 @@ def _fp8_marlin(draft: Draft, kinds: set[str]) -> bool:
 _FOR: dict[str, Callable[[Draft, set[str]], bool]] = {
     "flashinfer-b12x-moe-barrier": _b12x_experts,
     "flashinfer-narrow-experts": _b12x_experts,
+    "flashinfer-b12x-moe-rows": _b12x_experts,
     "vllm-b12x-experts-scales": _b12x_experts,
     "flashinfer-b12x-store-wait": _b12x_linear,
     "vllm-b12x-reachable": _b12x_linear,

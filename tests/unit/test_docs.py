@@ -103,7 +103,11 @@ KINDS = {"nvfp4-linear": "FlashInferB12xNvFp4LinearKernel", "nvfp4-moe": "FLASHI
 #: The layers that make values right, by what computes them.
 CURES = {
     "linear": {"flashinfer-b12x-store-wait"},
-    "MoE": {"flashinfer-b12x-moe-barrier", "vllm-b12x-experts-scales"},
+    "MoE": {
+        "flashinfer-b12x-moe-barrier",
+        "flashinfer-b12x-moe-rows",
+        "vllm-b12x-experts-scales",
+    },
 }
 
 

@@ -72,13 +72,14 @@ def test_plan_json_is_in_order_of_application(plans: tuple[Ran, Ran]) -> None:
         "flashinfer-narrow-experts",
         "flashinfer-b12x-store-wait",
         "flashinfer-w4a16-store-wait",
+        "flashinfer-b12x-moe-rows",
         "vllm-b12x-backend",
         "vllm-b12x-reachable",
         "vllm-linear-fallback",
         "vllm-b12x-experts-scales",
         "b12x-env",
     ]
-    assert sum(layer["state"] == "needed" for layer in layers) == 9
+    assert sum(layer["state"] == "needed" for layer in layers) == 10
 
 
 def test_plan_is_the_same_everywhere(plans: tuple[Ran, Ran]) -> None:
@@ -99,6 +100,7 @@ def test_plan_has_nothing_local(plans: tuple[Ran, Ran]) -> None:
 
 BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
 W4A16, NARROW = "flashinfer-w4a16-store-wait", "flashinfer-narrow-experts"
+ROWS = "flashinfer-b12x-moe-rows"
 #: What vLLM's own code lacks in every release, and the kernels do not.
 EXPERTS = {"vllm-b12x-experts-scales": ["flashinfer_b12x_moe.py"]}
 
@@ -107,7 +109,8 @@ EXPERTS = {"vllm-b12x-experts-scales": ["flashinfer_b12x_moe.py"]}
     ("release", "kernels"),
     [
         ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in ("dynamic", "micro", "static")],
-                    WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"]}),
+                    WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"],
+                    ROWS: ["moe_static_kernel.py"]}),
         ("0.30.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"],
                     NARROW: ["moe_dispatch.py"], W4A16: ["dense_gemm_bf16_fp4_sm12x.py"]}),
         ("0.33.0", {BARRIER: ["gated.py", "generic.py", "moe_micro_kernel.py"],

@@ -44,6 +44,7 @@ PROOFS = {
     "flashinfer-narrow-experts": None,
     "flashinfer-b12x-store-wait": None,
     "flashinfer-w4a16-store-wait": None,
+    "flashinfer-b12x-moe-rows": None,
     "vllm-b12x-backend": ("static", "layer b12x-env", "is not a choice of vllm 0.20.1"),
     "vllm-b12x-reachable": None,
     "vllm-linear-fallback": None,
@@ -52,7 +53,12 @@ PROOFS = {
 }
 #: These change the source of a kernel: what it computes, level ``numbers`` alone can tell
 #: (``test_numbers.py``).
-KERNELS = {"flashinfer-sm121", "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"}
+KERNELS = {
+    "flashinfer-sm121",
+    "flashinfer-b12x-moe-barrier",
+    "flashinfer-b12x-store-wait",
+    "flashinfer-b12x-moe-rows",
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def test_the_command_proves_necessity_with_the_given_levels(tmp_path: Path) -> N
     assert verdicts.pop("flashinfer-narrow-experts") is False
     assert verdicts.pop("flashinfer-w4a16-store-wait") is False
     assert set(verdicts.values()) == {"unknown"}
-    assert "without b12x-env (1 of 9)" in ran.err
+    assert "without b12x-env (1 of 10)" in ran.err
 
 
 def test_a_full_set_that_fails_is_a_failure(tmp_path: Path) -> None:
