@@ -81,8 +81,15 @@ FORMS: dict[str, dict[str, Any] | None] = {
         "producer": {"name": "modelopt", "version": "0.33"},
     },
     "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "FP8 per tensor": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
     "MXFP4": {"quant_method": "mxfp4"},
+    "MXFP8": {"quant_method": "modelopt_mxfp8", "quant_algo": "MXFP8", "group_size": 32,
+              "ignore": ["lm_head"], "producer": {"name": "modelopt", "version": "0.41"}},
+    "INT4 AutoRound": {
+        "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True,
+        "data_type": "int", "packing_format": "auto_round:auto_gptq",
+    },
     "W4A16": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": GROUP},
@@ -98,8 +105,18 @@ def release_of(vllm: str) -> tuple[Release, Any]:
     return Release(Target.of(base), TrustedSources()), base
 
 
-def configurations(release: Release) -> dict[str, dict[str, Any] | None]:
+#: Of the releases that were asked, since a sweep of each form needs the same ones.
+_configurations: dict[str, dict[str, dict[str, Any] | None]] = {}
+
+
+def configurations(vllm: str, release: Release) -> dict[str, dict[str, Any] | None]:
     """Architectures of a release, with a configuration; None where Transformers has none."""
+    if vllm not in _configurations:
+        _configurations[vllm] = _from_transformers(release)
+    return _configurations[vllm]
+
+
+def _from_transformers(release: Release) -> dict[str, dict[str, Any] | None]:
     lay_out(release.target.tree)
     paths = release.paths
     done = subprocess.run(
@@ -134,7 +151,7 @@ def sweep(
     release, base = release_of(vllm)
     found: dict[str, tuple[str, str]] = {}
     with closing(base):
-        for name, config in configurations(release).items():
+        for name, config in configurations(vllm, release).items():
             if only and name not in only:
                 continue
             if config is None:

@@ -86,6 +86,8 @@ def lint(
         print_json(report)
     else:
         _print(report)
+        if not ask:
+            console.say(f"note: only its source was read; the release itself: {again('--ask')}")
     serious = [one for one in report.findings if strict or one.severity == "error"]
     if serious or report.cut:
         raise SparkBuildError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json
+from builder.common.hints import again
 from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.serving.options import ModelName, RecipeOptions
 
@@ -43,6 +44,9 @@ def recipe(options: RecipeOptions, *, json: Json = False) -> None:
         print("\n".join(output.written))
     else:
         _print_files(output.files)
+    if output.recipe is not None and not options.ask:
+        vllm = output.recipe.vllm
+        console.say(f"note: only vLLM {vllm}'s source was read; vLLM itself: {again('--ask')}")
 
 
 def _print_files(files: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The local cache: list its contents, and free space."""
+"""The local cache: locks between runs on one machine, its contents, and how space is freed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,55 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from builder.applier.values import sha256_hex
+from builder.common.console import console
 from builder.common.document import Count, Document, Moment, Part, Text, moment
+from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import making
-from builder.common.paths import in_use_lock
+from builder.common.paths import cache_dir, in_use_lock
 from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+
+# -------------------------------------------------------------------------- locks between runs
+
+
+@contextlib.contextmanager
+def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a subject (a path, a wheel) during the block.
+
+    Raises:
+        UsageError: another run holds it and ``wait`` is false, or the cache cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    path = cache_dir() / "locks" / f"{sha256_hex(subject.encode())[:16]}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        in_use_lock(path.parent.parent)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not wait:
+                raise UsageError(
+                    f"another spark-build is writing {subject}",
+                    hint="wait for it to end, then run the same command again",
+                ) from None
+            console.say(f"  waiting for another spark-build that works on {subject}")
+            lock.acquire()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write below {path.parent}: {error.strerror}",
+            hint=os_hint(error, CACHE),
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # -------------------------------------------------------------------------------- kinds of entries

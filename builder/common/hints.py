@@ -162,7 +162,8 @@ def reason(error: Exception) -> str:
         return "it is not text in UTF-8"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if (type(error).__module__, type(error).__name__) == ("msgspec", "DecodeError"):
+    module, name = type(error).__module__, type(error).__name__
+    if (module, name) in (("msgspec", "DecodeError"), ("json.decoder", "JSONDecodeError")):
         return "it is not valid JSON"  # msgspec: "Input data was truncated", for an empty file too
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 

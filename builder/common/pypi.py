@@ -30,11 +30,11 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.values import is_sha256, normalize, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.reference import NEWEST_VLLM
 from builder.common.retry import host_of, shown

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console, counted
 from builder.common.document import Count, Part, Seconds, Text
 from builder.common.hints import CACHE
-from builder.common.locks import locked
 from builder.common.machinecode import disassemble, find_tool
 from builder.common.paths import cache_dir
 from builder.compile.changes import cost_of

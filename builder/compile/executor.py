@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from builder.applier.states import Target
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import ToolkitImage
 from builder.common.pypi import write_atomically

@@ -28,10 +28,10 @@ from typing import IO, TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.forge import Forges, site
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
 from builder.common.pypi import download
 from builder.errors import EngineError, RemoteError, UsageError

@@ -29,9 +29,9 @@ from builder.applier.sources import Stage, Unstaged, wheel_members
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDS_REBUILD, NOT_APPLICABLE, POST, UPSTREAM
 from builder.applier.trees import DirTree
 from builder.applier.values import ApplyError, canonical_json, normalize, read_value, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console, some_of
 from builder.common.document import plain
-from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import (
     CompiledPull,

@@ -22,10 +22,10 @@ from packaging.specifiers import SpecifierSet
 from builder import settings
 from builder.applier.states import Target
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.document import load_toml
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.plan import Input, Platform
 from builder.common.pypi import download

@@ -24,8 +24,8 @@ from builder.applier.layers import Copy, Diff, Env, Graft, Hook, Replace, counts
 from builder.applier.states import AMBIGUOUS, DRIFT, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import all_match, canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.document import Count, Part, Text
-from builder.common.locks import locked
 from builder.common.paths import cache_dir, code_digest
 from builder.common.plan import State
 from builder.common.pypi import write_atomically

@@ -11,9 +11,9 @@ from msgspec import Meta, structs
 
 from builder.applier.receipts import STATE_DIR
 from builder.applier.states import NEEDS_REBUILD
+from builder.common.cache import locked
 from builder.common.console import console, megabytes
 from builder.common.document import Count, Document, Part, Text
-from builder.common.locks import locked
 from builder.common.paths import data_dir
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.engines.oci import check_writable_base

@@ -31,6 +31,7 @@ from builder.proof.kernels import (
 )
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
+    OF_THE_MACHINE,
     CodegenReply,
     CodegenRequest,
     KernelReply,
@@ -295,6 +296,14 @@ RESULTS = Results("codegen", (CODEGEN,), 160)
 
 
 def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
-    """Cache a result if everything compiled; failures are retried."""
-    if not reply.fatal and all(kernel.compiled for kernel in reply.kernels):
+    """Cache a result that the files alone decided; others are retried."""
+    if not reply.fatal and all(map(_of_the_files, reply.kernels)):
         RESULTS.put(inputs, reply)
+
+
+def _of_the_files(kernel: KernelReply) -> bool:
+    """Whether it compiled, or was refused for a reason that is not this machine's."""
+    refused = kernel.error is not None and kernel.error.type not in OF_THE_MACHINE
+    return (
+        kernel.compiled or refused or (bool(kernel.each) and all(map(_of_the_files, kernel.each)))
+    )

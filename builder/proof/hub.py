@@ -14,9 +14,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.errors import RemoteError
 from builder.proof.isolation import call, install_command

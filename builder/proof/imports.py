@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from builder.applier.receipts import receipts_of
@@ -37,7 +38,8 @@ class Module:
     """The top-level definitions of a module, in any branch."""
 
     path: str
-    names: Mapping[str, ast.AST]
+    #: name -> the function of that name, without its body; None where it is something else
+    names: Mapping[str, Function | None]
     dynamic: bool
 
 
@@ -70,9 +72,10 @@ class Modules:
         return None
 
 
+@lru_cache(maxsize=256)  # a proof of necessity looks at the same modules once for each layer
 def parse_module(path: str, data: bytes) -> Module:
     """Names bound at the top level, in any branch; star imports make a module dynamic."""
-    names: dict[str, ast.AST] = {}
+    names: dict[str, Function | None] = {}
     dynamic = False
     try:
         pending: list[ast.AST] = list(ast.parse(data).body)
@@ -81,15 +84,16 @@ def parse_module(path: str, data: bytes) -> Module:
     while pending:
         node = pending.pop()
         if isinstance(node, Function | ast.ClassDef):
-            names[node.name] = node
+            node.body = []
+            names[node.name] = node if isinstance(node, Function) else None
             dynamic = dynamic or node.name == "__getattr__"
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 dynamic = dynamic or alias.name == "*"
-                names[alias.asname or alias.name.split(".")[0]] = node
+                names[alias.asname or alias.name.split(".")[0]] = None
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names[node.id] = node
+            names[node.id] = None
         pending.extend(ast.iter_child_nodes(node))
     return Module(path, names, dynamic)
 
@@ -179,10 +183,10 @@ class _Follower(ast.NodeVisitor):
                 self.problems.append(f"line {node.lineno}: no module {source}")
                 return
             definition = module.names.get(alias.name)
-            if definition is None and not module.dynamic and alias.name != "*":
+            if alias.name not in module.names and not module.dynamic and alias.name != "*":
                 if self.modules.find(f"{source}.{alias.name}") is None:
                     self.problems.append(f"line {node.lineno}: {source} has no {alias.name}")
-            elif isinstance(definition, Function):
+            elif definition is not None:
                 self._functions[alias.asname or alias.name] = definition
 
     def _source(self, node: ast.ImportFrom) -> str:

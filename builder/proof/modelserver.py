@@ -28,11 +28,10 @@ from msgspec import Meta
 
 from builder import settings
 from builder.applier.values import canonical_json, sha256_hex
-from builder.common.cache import SERVERS
+from builder.common.cache import SERVERS, locked
 from builder.common.console import console
 from builder.common.document import Count, Document, Part
 from builder.common.hints import reason
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.programs import PREFLIGHT
 from builder.errors import UsageError

@@ -205,6 +205,10 @@ class LaunchReply(ProbeReply, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------- cached results
 
 
+#: Errors whose cause may be this machine, so that another try may have another result.
+OF_THE_MACHINE = ("Crashed", "MemoryError", "OSError")
+
+
 def cached(from_cache: bool) -> str:
     """What the place of a check adds if its result is from the cache."""
     return ", cached from the same files" if from_cache else ""

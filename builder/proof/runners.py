@@ -31,6 +31,7 @@ from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
+    OF_THE_MACHINE,
     CodegenReply,
     CodegenRequest,
     DispatchReply,
@@ -116,14 +117,10 @@ def own_python(base: Subject) -> Path | None:
 RESULTS = Results("dispatch", (DISPATCH,), 400)
 
 
-#: Errors whose cause may be this machine, so that another try may have another result.
-_OF_THE_MACHINE = ("MemoryError", "OSError")
-
-
 def _of_the_files(reply: DispatchReply) -> bool:
     """Whether the target's files alone decided the reply."""
     errors = [answer.error for answer in (*reply.answers, *reply.choices) if answer.error]
-    return reply.fatal is None and all(one.type not in _OF_THE_MACHINE for one in errors)
+    return reply.fatal is None and all(one.type not in OF_THE_MACHINE for one in errors)
 
 
 class InSandbox:

@@ -34,11 +34,11 @@ from builder.applier.states import Target
 from builder.applier.trees import versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.background import in_background, wait_for_background
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.document import read
 from builder.common.leftovers import keep_latest, making
-from builder.common.locks import locked
 from builder.common.machinecode import read_elf
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import Platform

@@ -25,10 +25,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import canonical_json, sha256_hex
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.document import Count, Part
 from builder.common.leftovers import making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
 from builder.errors import SparkBuildError, UsageError
@@ -88,6 +88,11 @@ class LayerRow(Part, frozen=True, kw_only=True):
     count: Count
     bytes: Count
     token_bytes: Annotated[int, Meta(description="bytes that one token reads of them")]
+
+
+def as_read(row: LayerRow) -> LayerRow:
+    """A row of layers; a token that is generated reads nothing of what reads pictures and sound."""
+    return replace(row, token_bytes=0) if row.part == "tower" else row
 
 
 class CacheRow(Part, frozen=True, kw_only=True):
@@ -316,7 +321,11 @@ class Release:
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
         parts = (prepared.torch.what, *([apart.text()] if apart else []))
-        return [replace(a, simulated=(*parts, *a.simulated)) for a in answers if a is not None]
+        return [
+            replace(a, simulated=(*parts, *a.simulated), layers=tuple(map(as_read, a.layers)))
+            for a in answers
+            if a is not None
+        ]
 
     def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
         """One question of the probe; a draft model that the flags name is a folder here, too."""

@@ -7,12 +7,12 @@ PTX ISA, "Data Movement and Conversion Instructions: ld, st", its parts on async
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.block import STORE, Operation
+from builder.ptx.block import STORE, Operation, first_block
 from builder.ptx.decoder import (
     PRED,
     U16,
@@ -31,6 +31,7 @@ from builder.ptx.machine import (
     FUNCTIONS,
     LOCAL_WINDOW,
     PARAMETERS,
+    RANK_SHIFT,
     SHARED_BASE,
     SHARED_WINDOW,
     Fault,
@@ -38,16 +39,16 @@ from builder.ptx.machine import (
     one_nan,
 )
 from builder.ptx.memory import TensorMap
-from builder.ptx.races import BLOCK, GRID, VOLATILE, WEAK
+from builder.ptx.races import BLOCK, CLUSTER, GRID, VOLATILE, WEAK
 from builder.ptx.registers import HALVES, greater, lesser, load_parameter, typed
-from builder.ptx.source import Address, Instruction, Name, Number, Operand
+from builder.ptx.source import Address, Instruction, Name, Number, Operand, Vector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from builder.ptx.block import Block, Warp
+    from builder.ptx.block import Block, Mbarrier, Warp
     from builder.ptx.races import Copy, Races, VectorClocks
 
 # --------------------------------------------------------------------------------- loads and stores
@@ -71,46 +72,48 @@ class Strength:
     release: bool
 
     @staticmethod
-    def _key(w: Warp, at: int, *, shared: bool) -> object:
-        return (w.block.place, at) if shared else at
+    def _key(at: int, owner: Block | None) -> object:
+        return (owner.place, at) if owner else at
 
-    def load(self, w: Warp, lanes: Any, at: Any, *, shared: bool) -> None:
-        """A strong read by lanes, in order."""
+    def load(self, w: Warp, lanes: Any, at: Any, owner: Block | None = None) -> None:
+        """A strong read by lanes, in order, of global or of a block's shared memory."""
         races = w.block.races
         if races is None:
             return
         for lane, one in zip(lanes.tolist(), at.tolist(), strict=True):
-            key = self._key(w, one, shared=shared)
+            key = self._key(one, owner)
             races.load_strong(w.number, lane, key, self.scope, acquire=self.acquire)
 
-    def store(self, w: Warp, lanes: Any, at: Any, *, shared: bool, adds: bool = False) -> None:
+    def store(
+        self, w: Warp, lanes: Any, at: Any, owner: Block | None = None, *, adds: bool = False
+    ) -> None:
         """A strong write by lanes, in order; ``adds``: of an atomic."""
         races = w.block.races
         if races is None:
             return
         for lane, one in zip(lanes.tolist(), at.tolist(), strict=True):
-            key = self._key(w, one, shared=shared)
+            key = self._key(one, owner)
             races.store_strong(w.number, lane, key, self.scope, release=self.release, adds=adds)
 
     def begin(
-        self, w: Warp, space: str, lanes: Any, at: Any, size: int, line: int
-    ) -> None:  # fmt: skip
+        self, w: Warp, space: str, owner: Block, lanes: Any, at: Any, size: int, line: int
+    ) -> None:
         """Lanes are about to run an atomic."""
         races = w.block.races
         if races and space == "global":
             memory = w.block.state.memory
             races.strongs(w.number, lanes, at, size, line, self.scope, memory)
         elif races and space == "shared":
-            offsets = w.block.shared.offsets(at, size)
-            races.strong(w.number, lanes, offsets, size, line, self.scope)
+            offsets = owner.shared.offsets(at, size)
+            races.strong(w.number, lanes, offsets, size, line, self.scope, owner.shadow)
 
-    def swap(self, w: Warp, lanes: Any, at: Any, writes: Any, *, shared: bool) -> None:
+    def swap(self, w: Warp, lanes: Any, at: Any, writes: Any, owner: Block | None) -> None:
         """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing."""
         for lane, place, changes in zip(lanes, at, writes, strict=True):
             one, where = np.array([lane]), np.array([place])
-            self.load(w, one, where, shared=shared)
+            self.load(w, one, where, owner)
             if changes:
-                self.store(w, one, where, shared=shared, adds=True)
+                self.store(w, one, where, owner, adds=True)
 
 
 def _in_loop(d: Decoder, i: Instruction) -> bool:
@@ -128,7 +131,8 @@ def strength(i: Instruction, *, polls: bool = False) -> Strength:
     words = set(i.modifiers)
     both = "acq_rel" in words
     strong = i.opcode in ("atom", "red") or words & {"acquire", "release", *YIELDING}
-    scope = (BLOCK if "cta" in words else GRID) if strong else WEAK
+    scope = BLOCK if "cta" in words else CLUSTER if "cluster" in words else GRID
+    scope = scope if strong else WEAK
     scope = VOLATILE if "volatile" in words and not polls else scope
     return Strength(scope, both or "acquire" in words, both or "release" in words)
 
@@ -136,12 +140,15 @@ def strength(i: Instruction, *, polls: bool = False) -> Strength:
 _PLAIN = Strength(WEAK, acquire=False, release=False)
 _SPACES = {
     "global": "global", "const": "global", "shared": "shared", "shared::cta": "shared",
-    "shared::cluster": "shared", "local": "local", "param": "param",
+    "shared::cluster": "cluster", "local": "local", "param": "param",
 }  # fmt: skip
+#: State spaces whose addresses have 32 bits.
+NARROW = ("shared", "cluster")
 
 
 def space_of(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
-    """``shared``, ``local``, ``param``, ``global`` or ``generic``, of words without the type."""
+    """``shared`` of the own block, ``cluster`` of any, ``local``, ``param``, ``global`` or
+    ``generic``, of words without the type."""
     spaces = [m for m in words if m not in _ORDER and m not in _VECTORS and m not in _CACHING]
     spaces = [m for m in spaces if not m.startswith(("L1::", "L2::")) and m != "cache_hint"]
     if not spaces:
@@ -167,7 +174,7 @@ def _slots(d: Decoder, i: Instruction, kind: Type, parts: tuple[Any, ...]) -> li
 
 #: The first addresses of the windows of the generic address space, and what they are of.
 _WINDOWS = np.array([LOCAL_WINDOW, SHARED_WINDOW, FUNCTIONS, PARAMETERS], np.uint64)
-_WINDOW_OF = (("global", 0), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW),
+_WINDOW_OF = (("global", 0), ("local", LOCAL_WINDOW), ("cluster", SHARED_WINDOW),
               ("function", 0), ("param", 0))  # fmt: skip
 
 
@@ -185,16 +192,52 @@ def _by_window(at: Any) -> Iterator[tuple[str, Any, Any]]:
         yield space, which, at[which] - np.uint64(begin)
 
 
-def read_rows(
-    w: Warp, space: str, lanes: Any, at: Any, size: int, line: int, order: Strength = _PLAIN
+def _by_owner(w: Warp, space: str, at: Any) -> Iterator[tuple[str, Block, Any, Any]]:
+    """Addresses by state space, and those of shared memory by its block."""
+    every = np.arange(len(at))
+    spaces = _by_window(at) if space == "generic" else [(space, slice(None), at)]
+    for kind, which, places in spaces:
+        if kind != "cluster":
+            yield kind, w.block, every[which], places
+            continue
+        for owner, part, own in w.block.owners(places):
+            yield "shared", owner, every[which][part], own
+
+
+def read_shared(
+    w: Warp, owner: Block, lanes: Any, at: Any, size: int, line: int, order: Strength = _PLAIN
 ) -> Any:
+    """The same of a block's shared memory; without lanes, of the whole warp together."""
+    offsets = owner.shared.offsets(at, size)
+    if w.block.races:
+        w.block.races.read(w.number, lanes, offsets, size, line, order.scope, owner.shadow)
+    if order.scope:
+        order.load(w, lanes, at, owner)
+    return owner.shared.load(offsets, size)
+
+
+def write_shared(
+    w: Warp, owner: Block, lanes: Any, at: Any, rows: Any, line: int, order: Strength = _PLAIN
+) -> None:
+    """Store rows to a block's shared memory; without lanes, of the whole warp together."""
+    shared, races = owner.shared, w.block.races
+    offsets = shared.offsets(at, rows.shape[1])
+    if races and owner.shadow:
+        scope, shadow = order.scope, owner.shadow
+        races.stores(w.number, lanes, offsets, rows, line, scope, shared.bytes, shadow)
+    shared.store(offsets, rows)
+    if order.scope:
+        order.store(w, lanes, at, owner)
+
+
+def read_rows(
+    w: Warp, space: str, lanes: Any, at: Any, size: int, line: int, order: Strength = _PLAIN,
+    owner: Block | None = None,
+) -> Any:  # fmt: skip
     """``size`` bytes from the address of each lane, one row each."""
     match space:
         case "shared":
-            rows = w.block.shared.load(at, size, w.number, lanes, line, order.scope)
-            if order.scope:
-                order.load(w, lanes, at, shared=True)
-            return rows
+            return read_shared(w, owner or w.block, lanes, at, size, line, order)
         case "local":
             return w.local[_local(w, lanes, at, size)]
         case "global":
@@ -203,28 +246,27 @@ def read_rows(
                 races.reads(w.number, lanes, at, size, line, order.scope, memory)
             rows = memory.load(at, size)
             if order.scope:
-                order.load(w, lanes, at, shared=False)
+                order.load(w, lanes, at)
             return rows
         case "param":
             return _parameter_bytes(w, at, size)
-        case "generic":
+        case "generic" | "cluster":
             rows = np.empty((len(at), size), np.uint8)
-            for kind, which, places in _by_window(at):
-                rows[which] = read_rows(w, kind, lanes[which], places, size, line, order)
+            for kind, one, which, places in _by_owner(w, space, at):
+                rows[which] = read_rows(w, kind, lanes[which], places, size, line, order, one)
             return rows
         case _:
             raise Fault(f"an access to the address of a function, {int(at[0]):#x}")
 
 
 def write_rows(
-    w: Warp, space: str, lanes: Any, at: Any, rows: Any, line: int, order: Strength = _PLAIN
-) -> None:
+    w: Warp, space: str, lanes: Any, at: Any, rows: Any, line: int, order: Strength = _PLAIN,
+    owner: Block | None = None,
+) -> None:  # fmt: skip
     """Store the row of each lane at its address."""
     match space:
         case "shared":
-            w.block.shared.store(at, rows, w.number, lanes, line, order.scope)
-            if order.scope:
-                order.store(w, lanes, at, shared=True)
+            write_shared(w, owner or w.block, lanes, at, rows, line, order)
         case "local":
             w.local[_local(w, lanes, at, rows.shape[1])] = rows
         case "global":
@@ -234,10 +276,10 @@ def write_rows(
             memory.store(at, rows)
             w.block.state.events += 1
             if order.scope:
-                order.store(w, lanes, at, shared=False)
-        case "generic":
-            for kind, which, places in _by_window(at):
-                write_rows(w, kind, lanes[which], places, rows[which], line, order)
+                order.store(w, lanes, at)
+        case "generic" | "cluster":
+            for kind, one, which, places in _by_owner(w, space, at):
+                write_rows(w, kind, lanes[which], places, rows[which], line, order, one)
         case _:
             raise Fault(f"a store to a {space}, at {int(at[0]):#x}")
 
@@ -258,9 +300,9 @@ def _parameter_bytes(w: Warp, at: Any, size: int) -> Any:
 def read_generic(w: Warp, lane: int, address: int, size: int) -> Any:
     """Bytes at a generic address of one lane; no race is looked for."""
     space, _, at = next(_by_window(np.array([address], np.uint64)))
-    if space == "shared":
-        first = int(at[0]) - SHARED_BASE
-        return w.block.shared.bytes[first : first + size]
+    if space == "cluster":
+        owner, place = w.block.owner(int(at[0]))
+        return owner.shared.bytes[place - SHARED_BASE : place - SHARED_BASE + size]
     return read_rows(w, space, np.array([lane]), at, size, 0)[0]
 
 
@@ -271,14 +313,23 @@ def local_row(w: Warp, lane: int, at: int, size: int) -> Any:
 
 def _note_size(d: Decoder, space: str, size: int) -> None:
     """Record the size of an access, for the race detector."""
-    if space in ("shared", "generic"):
+    if space in (*NARROW, "generic"):
         d.shared_sizes.add(size)
     if space in ("global", "generic"):
         d.global_sizes.add(size)
 
 
+def _of_halves(d: Decoder, i: Instruction) -> Instruction:
+    """A load or store of 128 bits is one of two registers of 64."""
+    if i.modifiers[-1:] != ("b128",):
+        return i
+    operands = (Vector(d.halves(o)) if isinstance(o, Name) else o for o in i.operands)
+    return replace(i, modifiers=(*i.modifiers[:-1], "v2", "b64"), operands=tuple(operands))
+
+
 def _load(d: Decoder, i: Instruction) -> Step:
     """``ld``: a wider register is extended by sign or with zeros."""
+    i = _of_halves(d, i)
     kind, space = d.type(i), space_of(d, i, i.modifiers[:-1])
     base = i.operands[1].base if isinstance(i.operands[1], Address) else None
     if space == "param" and not (isinstance(base, Name) and base.text in d.slots):
@@ -286,7 +337,7 @@ def _load(d: Decoder, i: Instruction) -> Step:
     parts = d.parts(i.operands[0])
     size = kind.bytes * _count(d, i, len(parts))
     slots = _slots(d, i, kind, parts)
-    address = d.address(i, i.operands[1], 32 if space == "shared" else 64)
+    address = d.address(i, i.operands[1], 32 if space in NARROW else 64)
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
     _note_size(d, space, kind.bytes)
     yields = bool(YIELDING & set(i.modifiers))
@@ -306,11 +357,12 @@ def _load(d: Decoder, i: Instruction) -> Step:
 
 def _store(d: Decoder, i: Instruction) -> Step:
     """``st``: the low part of a wider register."""
+    i = _of_halves(d, i)
     kind, space = d.type(i), space_of(d, i, i.modifiers[:-1])
     parts = d.parts(i.operands[1])
     size = kind.bytes * _count(d, i, len(parts))
     sources = [stored(d, i, kind, part) for part in parts]
-    address = d.address(i, i.operands[0], 32 if space == "shared" else 64)
+    address = d.address(i, i.operands[0], 32 if space in NARROW else 64)
     element = np.dtype(f"u{kind.bytes}")
     _note_size(d, space, kind.bytes)
     order, line = strength(i), i.line
@@ -425,9 +477,9 @@ def _function(operation: str, kind: str, space: str) -> Callable[[Any, Any, Any]
     if kind in ("f16", "bf16", "f16x2", "bf16x2"):
         return _in_halves(operation, kind)
     if kind == "f32":
-        return _f32_sum if space == "shared" else _f32_sum_flushed
+        return _f32_sum if space in NARROW else _f32_sum_flushed
     if kind == "f64":
-        return _f64_sum if space == "shared" else _f64_sum_of_global
+        return _f64_sum if space in NARROW else _f64_sum_of_global
     return _ATOMIC[operation]
 
 
@@ -444,7 +496,7 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     if name in _VECTORS or name not in _ATOMIC_TYPES.get(operation, ()):
         raise d.unknown(i)
     space = space_of(d, i, words)
-    if space not in ("global", "shared", "generic") or (count > 1 and space != "global"):
+    if space not in ("global", *NARROW, "generic") or (count > 1 and space != "global"):
         raise d.unknown(i)
     function, element = _function(operation, name, space), np.dtype(_ELEMENT[name])
     kind = typed(f"b{8 * element.itemsize}")
@@ -452,7 +504,7 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     operands = i.operands[1:] if gives else i.operands
     to = d.parts(i.operands[0]) if gives else ()
     outs = [d.out(i, one, kind) if one != Name("_") else -1 for one in to]
-    address = d.address(i, operands[0], 32 if space == "shared" else 64)
+    address = d.address(i, operands[0], 32 if space in NARROW else 64)
     inputs = 2 if operation == "cas" else 1
     sources = [d.parts(one) for one in operands[1 : 1 + inputs]]
     if any(len(one) != count for one in [*sources, *([outs] if gives else [])]):
@@ -467,24 +519,23 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
         lanes, rows = w.lanes(m), w.views[view]
         every = address(w)[lanes]
         parts = [np.stack([rows[one][lanes] for one in each], 1).view(element) for each in values]
-        windows = _by_window(every) if space == "generic" else [(space, slice(None), every)]
-        for kind_of, which, at in windows:
-            here = np.arange(len(lanes))[which]
+        for kind_of, owner, here, at in _by_owner(w, space, every):
             at = at.astype(np.int64)
-            order.begin(w, kind_of, lanes[here], at, size, line)
+            order.begin(w, kind_of, owner, lanes[here], at, size, line)
             for turn in _turns(at):
                 place, mine = at[turn], here[turn]
-                raw = _cells(w, kind_of, lanes[mine], place, size)
+                raw = _cells(w, kind_of, owner, lanes[mine], place, size)
                 old = np.ascontiguousarray(raw).view(element).reshape(-1, count)
                 new = function(old, parts[0][mine], parts[-1][mine]).astype(element)
                 data = np.ascontiguousarray(new).view(np.uint8).reshape(-1, size)
-                _cells(w, kind_of, lanes[mine], place, size, data)
+                _cells(w, kind_of, owner, lanes[mine], place, size, data)
                 w.block.state.events += int(np.count_nonzero(data != raw))
                 if w.block.races and kind_of != "local":
                     writes = (
                         (old == parts[0][mine]).all(1) if operation == "cas" else np.ones(len(mine))
                     )
-                    order.swap(w, lanes[mine], place, writes, shared=kind_of == "shared")
+                    of = owner if kind_of == "shared" else None
+                    order.swap(w, lanes[mine], place, writes, of)
                 for number, out in enumerate(outs):
                     if out >= 0:
                         rows[out][lanes[mine]] = old[:, number].view(rows[out].dtype)
@@ -508,9 +559,11 @@ def _turns(at: Any) -> Iterator[Any]:
         yield np.flatnonzero(turn == number)
 
 
-def _cells(w: Warp, space: str, lanes: Any, at: Any, size: int, data: Any = None) -> Any:
+def _cells(
+    w: Warp, space: str, owner: Block, lanes: Any, at: Any, size: int, data: Any = None
+) -> Any:
     """Read, or write ``data``, as a part of an atomic operation."""
-    memory, shared = w.block.state.memory, w.block.shared
+    memory, shared = w.block.state.memory, owner.shared
     places: Any
     cells: Any
     if space == "shared":
@@ -530,7 +583,12 @@ def _cells(w: Warp, space: str, lanes: Any, at: Any, size: int, data: Any = None
 
 
 #: Emitters by opcode.
-MEMORY: dict[str, Emitter] = {"ld": _load, "st": _store, "atom": _atomic, "red": _atomic}
+MEMORY: dict[str, Emitter] = {
+    "ld": _load,
+    "st": lambda d, i: (_store_async if i.has("async") else _store)(d, i),
+    "atom": _atomic,
+    "red": lambda d, i: (_store_async if i.has("async") else _atomic)(d, i),
+}
 
 
 # -------------------------------------------------------------- copies of single elements: cp.async
@@ -649,38 +707,52 @@ def wait_group(kind: str, d: Decoder, i: Instruction) -> Step:
 
 
 _FLAG = typed("pred")
-#: Modifiers of mbarrier operations that are the same in one block, which is its own cluster.
+#: Modifiers of mbarrier operations: an mbarrier orders all threads that use it, of any block.
 _SCOPES = {
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "b64",
-    "release",
-    "acquire",
-    "cta",
+    "shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta",
     "cluster",
-}
+}  # fmt: skip
 
 
 def _mbarrier(d: Decoder, i: Instruction) -> Step:
-    """``mbarrier.init``, ``arrive``, ``expect_tx``, ``test_wait`` and ``try_wait``."""
+    """``mbarrier``: each operation, by its words."""
     words = [m for m in i.modifiers if m not in _SCOPES]
-    forms: dict[tuple[str, ...], Emitter] = {
-        ("init",): _initialise,
-        ("inval",): _invalidate,
-        ("arrive",): _arrive,
-        ("arrive", "expect_tx"): _arrive,
-        ("expect_tx",): _arrive,
-        ("try_wait", "parity"): _wait,
-        ("test_wait", "parity"): _wait,
-    }
-    if tuple(words) not in forms:
+    forms: dict[str, Emitter] = {
+        "init": _initialise,
+        "inval": _invalidate,
+        "pending_count": _pending,
+        **dict.fromkeys(
+            ("arrive", "arrive expect_tx", "arrive noComplete", "arrive_drop",
+             "arrive_drop expect_tx", "arrive_drop noComplete", "expect_tx", "complete_tx"),
+            _arrive,
+        ),
+        **dict.fromkeys(("try_wait parity", "test_wait parity", "try_wait", "test_wait"), _wait),
+    }  # fmt: skip
+    emitter = forms.get(" ".join(words))
+    if emitter is None:
         raise d.unknown(i)
-    return forms[tuple(words)](d, i)
+    return emitter(d, i)
+
+
+def _in_shared(d: Decoder, i: Instruction, operand: Operand) -> Callable[[Warp], Any]:
+    """The computation of an address in shared memory; of a generic one, its place there."""
+    address = d.address(i, operand)
+    return lambda w: address(w).astype(np.uint32, copy=False)
+
+
+def _pending(d: Decoder, i: Instruction) -> Step:
+    """``mbarrier.pending_count``: of a state that an arrival returned."""
+    out, state = d.out(i, i.operands[0], _WORD), d.source(i, i.operands[1], typed("b64"))
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes = w.lanes(m)
+        w.views[U32][out][lanes] = w.views[U64][state][lanes] >> 1
+
+    return run
 
 
 def _initialise(d: Decoder, i: Instruction) -> Step:
-    address, count = d.address(i, i.operands[0]), d.source(i, i.operands[1], _WORD)
+    address, count = _in_shared(d, i, i.operands[0]), d.source(i, i.operands[1], _WORD)
 
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):
@@ -695,7 +767,7 @@ def _initialise(d: Decoder, i: Instruction) -> Step:
 
 
 def _invalidate(d: Decoder, i: Instruction) -> Step:
-    address = d.address(i, i.operands[0])
+    address = _in_shared(d, i, i.operands[0])
 
     def run(w: Warp, m: Mask) -> None:
         for lane in w.lanes(m):
@@ -707,57 +779,79 @@ def _invalidate(d: Decoder, i: Instruction) -> Step:
 
 def _note_use(races: Races, w: Warp, lanes: Any, places: Any, line: int) -> None:
     """Tell the race detector of lanes that use mbarriers; a place without one is a fault before."""
-    for place in {*places.tolist()}:
-        w.block.mbarrier(place)
-    races.uses_mbarrier(w.number, lanes, places, line)
+    for owner, which, at in w.block.owners(places):
+        for place in {*at.tolist()}:
+            owner.mbarrier(place)
+        races.uses_mbarrier(w.number, lanes[which], at, line, owner.shadow)
 
 
 def _arrive(d: Decoder, i: Instruction) -> Step:
     """Each lane arrives, once or ``count`` times; ``expect_tx`` first raises the expected bytes.
 
-    The state that it may return is opaque: here the previous phase.  No known form reads it.
+    The state that it may return is opaque: here the arrivals that are missing, and the phase.
     """
-    expects, arrives = i.has("expect_tx"), i.has("arrive")
+    expects, drop = i.has("expect_tx"), i.has("arrive_drop")
+    arrives, relaxed = i.has("arrive") or drop, i.has("relaxed")
     operands = list(i.operands)
     returns = arrives and operands[0] != Name("_")
     state = d.out(i, operands[0], typed("b64")) if returns else -1
     place, *rest = operands[1:] if arrives else operands
-    address = d.address(i, place)
+    address = _in_shared(d, i, place)
     amount = d.source(i, rest[0], _WORD) if rest else d.constant(1, 32)
+    if returns and i.has("shared::cluster"):
+        raise d.unknown(i, "a state of another block's mbarrier")
 
     def run(w: Warp, m: Mask) -> None:
         races, lanes, places = w.block.races, w.lanes(m), address(w)
         clocks: dict[int, VectorClocks] = {}
         if races:
             _note_use(races, w, lanes, places[lanes], i.line)
-            for place in {*places[lanes].tolist()} if arrives else ():
+            for place in {*places[lanes].tolist()} if arrives and not relaxed else ():
                 here = lanes[places[lanes] == place]
                 clocks[place] = races.released(w.number, here)
         for lane in lanes:
             at, number = int(places[lane]), int(w.views[U32][amount][lane])
+            owner, own = w.block.owner(at)
+            barrier = owner.mbarrier(own)
             if expects:
-                w.block.expect(at, number)
+                owner.expect(own, number)
             if state >= 0:
-                w.views[U64][state][lane] = w.block.mbarrier(at).phase
+                w.views[U64][state][lane] = barrier.pending << 1 | barrier.phase
             if arrives:
-                w.block.arrive(at, 1 if expects else number, clocks.get(at))
+                one = 1 if expects else number
+                _arrive_once(i, owner, barrier, (own, one), clocks.get(at))
+            elif not expects:
+                owner.transferred(own, number, None)
 
     return run
 
 
+def _arrive_once(
+    i: Instruction, owner: Block, barrier: Mbarrier, arrival: tuple[int, int],
+    clocks: VectorClocks | None,
+) -> None:  # fmt: skip
+    """A lane arrives at an address, with a count."""
+    phase = barrier.phase
+    owner.arrive(*arrival, clocks, drop=i.has("arrive_drop"))
+    if i.has("noComplete") and barrier.phase != phase:
+        raise Fault("an arrival with .noComplete that completes the phase")
+
+
 def _wait(d: Decoder, i: Instruction) -> Step:
-    """``try_wait.parity``: may wait, and returns whether the phase of that parity is complete."""
-    flag = d.out(i, i.operands[0], _FLAG)
-    address, parity = d.address(i, i.operands[1]), d.source(i, i.operands[2], _WORD)
+    """``try_wait``: may wait; whether the phase of a parity, or of a state, is complete."""
+    flag, address = d.out(i, i.operands[0], _FLAG), _in_shared(d, i, i.operands[1])
+    by_parity, acquires = i.has("parity"), not i.has("relaxed")
+    parity = d.source(i, i.operands[2], _WORD if by_parity else typed("b64"))
 
     def run(w: Warp, m: Mask) -> None:
-        places, parities = address(w), w.views[U32][parity]
+        places = address(w)
+        parities = w.views[U32][parity] if by_parity else w.views[U64][parity] & np.uint64(1)
         if w.block.races:
             lanes = w.lanes(m)
             _note_use(w.block.races, w, lanes, places[lanes], i.line)
         if m is True and not np.count_nonzero((places != places[0]) | (parities != parities[0])):
             one = w.block.passed(int(places[0]), int(parities[0]))
-            if one and w.block.races:
+            if one and w.block.races and acquires:
                 completed = w.block.mbarrier(int(places[0])).sync.completed
                 w.block.races.acquire(w.number, completed)
             w.views[PRED][flag][...] = one
@@ -768,7 +862,7 @@ def _wait(d: Decoder, i: Instruction) -> Step:
         for lane in w.lanes(m):
             pair = int(places[lane]), int(parities[lane])
             w.views[PRED][flag][lane] = passed[pair]
-            if passed[pair] and w.block.races:
+            if passed[pair] and w.block.races and acquires:
                 completed = w.block.mbarrier(pair[0]).sync.completed
                 w.block.races.acquire(w.number, completed, np.array([lane]))
         w.yielded |= not all(passed.values())
@@ -790,10 +884,7 @@ def _copy(d: Decoder, i: Instruction) -> Step:
         return wait_group(STORE, d, i)
     if words[2:3] == ("tensor",):
         rest = [m for m in words[4:] if m not in ("tile", "L2::cache_hint")]
-        if rest in (
-            ["shared::cta", "global", "mbarrier::complete_tx::bytes"],
-            ["shared::cluster", "global", "mbarrier::complete_tx::bytes"],
-        ):
+        if _loads(rest):
             return _load_tile(d, i)
         if rest == ["global", "shared::cta", "bulk_group"]:
             return _store_tile(d, i)
@@ -801,43 +892,88 @@ def _copy(d: Decoder, i: Instruction) -> Step:
 
 
 def _copy_bytes(d: Decoder, i: Instruction) -> Step:
-    """``cp.async.bulk`` of bytes that are no tensor's."""
+    """``cp.async.bulk`` of bytes that are no tensor's; a prefetch changes no value."""
     rest = [m for m in i.modifiers[2:] if m != "L2::cache_hint"]
-    if rest[1:] == ["global", "mbarrier::complete_tx::bytes"] and rest[0] in (
-        "shared::cta",
-        "shared::cluster",
-    ):
+    if rest[0] == "prefetch":
+        return lambda _w, _m: None
+    if _loads(rest) or rest == ["shared::cluster", "shared::cta", _COUNTED]:
         return _load_bytes(d, i)
     if rest == ["global", "shared::cta", "bulk_group"]:
         return _store_bytes(d, i)
     raise d.unknown(i)
 
 
-def _load_bytes(d: Decoder, i: Instruction) -> Step:
-    """``cp.async.bulk``: bytes from global to shared memory, which count for the mbarrier.
+_COUNTED, _MULTICAST = "mbarrier::complete_tx::bytes", "multicast::cluster"
 
-    The addresses and the size are multiples of 16.
+
+def _loads(words: Sequence[str]) -> bool:
+    """Whether words are those of a copy from global to shared memory."""
+    return words[1:3] == ["global", _COUNTED] and (
+        words[3:] == [] or [words[0], *words[3:]] == ["shared::cluster", _MULTICAST]
+    ) and words[0] in ("shared::cta", "shared::cluster")  # fmt: skip
+
+
+def _multicast(d: Decoder, i: Instruction, place: int) -> Callable[[Warp, int], int | None]:
+    """The mask of the blocks that a copy of a lane is for; None without a multicast."""
+    if not i.has(_MULTICAST):
+        return lambda _w, _lane: None
+    mask = d.source(i, i.operands[place], typed("b16"))
+    return lambda w, lane: int(w.views[U16][mask][lane])
+
+
+def _targets(
+    block: Block, place: int, signal: int, mask: int | None
+) -> list[tuple[Block, int, int]]:
+    """The blocks that a copy writes to, with its place and its mbarrier there."""
+    if mask is not None:
+        at, where = place % (1 << RANK_SHIFT), signal % (1 << RANK_SHIFT)
+        return [(block.peer(rank), at, where) for rank in range(16) if mask >> rank & 1]
+    (owner, at), (other, where) = block.owner(place), block.owner(signal)
+    if owner is not other:
+        raise Fault(f"a copy to {owner.name} that counts for an mbarrier of {other.name}")
+    return [(owner, at, where)]
+
+
+def _load_bytes(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.bulk``: bytes to shared memory, which count for the mbarrier.
+
+    They are of global memory, or of the own block's shared memory.  The addresses and the size are
+    multiples of 16.
     """
-    to, source = d.address(i, i.operands[0]), d.address(i, i.operands[1], 64)
-    size, barrier = d.source(i, i.operands[2], _WORD), d.address(i, i.operands[3])
-    line = i.line
+    of_global, line = i.has("global"), i.line
+    to, barrier = _in_shared(d, i, i.operands[0]), _in_shared(d, i, i.operands[3])
+    source = d.address(i, i.operands[1], 64) if of_global else _in_shared(d, i, i.operands[1])
+    size, blocks = d.source(i, i.operands[2], _WORD), _multicast(d, i, 4)
 
     def start(w: Warp, lane: int) -> None:
         block, count = w.block, int(w.views[U32][size][lane])
         place, origin, signal = int(to(w)[lane]), int(source(w)[lane]), int(barrier(w)[lane])
-        first = place - SHARED_BASE
         if count % 16 or place % 16 or origin % 16:
+            first = place - SHARED_BASE
             raise Fault(f"a copy of {count} bytes from {origin:#x} to offset {first}: not by 16")
-        _check_fits(f"a copy of {count} bytes to", first, count, block)
-        region = block.state.memory.find(origin, origin + count)
-        at = origin - region.address
+        if of_global:
+            region = block.state.memory.find(origin, origin + count)
+            at, data = origin - region.address, region.data
+        else:
+            at, data = origin - SHARED_BASE, block.shared.bytes
+            _check_fits(f"a copy of {count} bytes from", at, count, block)
 
-        def write(copy: Copy | None) -> None:
-            if block.races and copy:
+        def read(copy: Copy | None) -> Any:
+            if block.races and copy and of_global:
                 block.races.copy_global(copy, region, np.array([at]), count, write=False)
-            block.shared.bytes[first : first + count] = region.data[at : at + count]
+            elif block.races and copy:
+                block.races.copy_reads(copy, block.races.shared.span(at, count))
+            return data[at : at + count]
 
-        _load_bulk(w, lane, place, signal, count, write, line)
+        for owner, own, where in _targets(block, place, signal, blocks(w, lane)):
+            first = own - SHARED_BASE
+            _check_fits(f"a copy of {count} bytes to", first, count, owner)
+            cells = owner.shared.bytes[first : first + count]
+
+            def write(copy: Copy | None, cells: Any = cells) -> None:
+                cells[...] = read(copy)
+
+            _load_bulk(w, lane, (owner, own, where), count, write, line)
 
     return _each_lane(start)
 
@@ -847,31 +983,60 @@ def _store_bytes(d: Decoder, i: Instruction) -> Step:
 
     The addresses and the size are multiples of 16.
     """
-    to, source = d.address(i, i.operands[0], 64), d.address(i, i.operands[1])
+    to, source = d.address(i, i.operands[0], 64), _in_shared(d, i, i.operands[1])
     size, line = d.source(i, i.operands[2], _WORD), i.line
 
-    def start(w: Warp, lane: int) -> None:
-        block, count = w.block, int(w.views[U32][size][lane])
-        target, place = int(to(w)[lane]), int(source(w)[lane])
-        first = place - SHARED_BASE
+    def operands(w: Warp, lane: int) -> tuple[int, ...]:
+        return int(to(w)[lane]), int(source(w)[lane]), int(w.views[U32][size][lane])
+
+    def start(w: Warp, lanes: Any, target: int, place: int, count: int) -> None:
+        block, first = w.block, place - SHARED_BASE
         if count % 16 or place % 16 or target % 16:
             raise Fault(f"a copy of {count} bytes from offset {first} to {target:#x}: not by 16")
         _check_fits(f"a copy of {count} bytes from", first, count, block)
-        races = block.races
-        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
 
-        def act() -> None:
+        def write(copy: Copy | None) -> None:
             region = block.state.memory.find(target, target + count, write=True)
             at = target - region.address
-            if races and copy:
-                races.copy_reads(copy, races.shared.span(first, count))
-                races.copy_global(copy, region, np.array([at]), count, write=True)
+            if block.races and copy:
+                block.races.copy_global(copy, region, np.array([at]), count, write=True)
             region.data[at : at + count] = block.shared.bytes[first : first + count]
 
-        operation = block.issue(Operation(STORE, act, line, copy=copy))
-        block.groups(STORE, w.number).add(operation, lane)
+        _store_bulk(w, lanes, place, count, write, line)
 
-    return _each_lane(start)
+    return _each_store(operands, start)
+
+
+def _store_bulk(
+    w: Warp, lanes: Any, place: int, size: int, write: Callable[[Copy | None], None], line: int
+) -> None:
+    """Issue a copy from shared memory, as part of the lanes' open bulk groups."""
+    block, races = w.block, w.block.races
+    copy = races.issue(w.number, lanes, (STORE, place), line) if races else None
+
+    def act() -> None:
+        if races and copy:
+            races.copy_reads(copy, races.shared.span(place - SHARED_BASE, size))
+        write(copy)
+
+    operation = block.issue(Operation(STORE, act, line, copy=copy))
+    block.groups(STORE, w.number).add(operation, lanes)
+
+
+def _each_store(operands: Callable[[Warp, int], tuple[int, ...]], start: Any) -> Step:
+    """Each active lane issues a store; those of the same operands are one.
+
+    CUTLASS lets all lanes of a warp store a tile: each stores the same bytes to the same place.
+    """
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes: dict[tuple[int, ...], list[int]] = {}
+        for lane in w.lanes(m).tolist():
+            lanes.setdefault(operands(w, lane), []).append(lane)
+        for values, mine in lanes.items():
+            start(w, np.array(mine), *values)
+
+    return run
 
 
 def _check_fits(words: str, first: int, size: int, block: Block) -> None:
@@ -883,29 +1048,156 @@ def _check_fits(words: str, first: int, size: int, block: Block) -> None:
 def _load_bulk(
     w: Warp,
     lane: int,
-    place: int,
-    signal: int,
+    target: tuple[Block, int, int],
     size: int,
     write: Callable[[Copy | None], None],
     line: int,
 ) -> None:
-    """Issue a copy to shared memory whose bytes count for an mbarrier when it happens."""
-    block = w.block
-    block.mbarrier(signal)
-    races = block.races
-    copy = races.issue(w.number, np.array([lane]), (place, signal), line) if races else None
-    if races and copy:
-        races.signals(copy, signal)
+    """Issue a copy to a block's shared memory, at a place, whose bytes count for its mbarrier."""
+    block, (owner, place, signal) = w.block, target
+    owner.mbarrier(signal)
+    races, key = block.races, (owner.rank, place, signal)
+    copy = races.issue(w.number, np.array([lane]), key, line) if races else None
+    if races and owner.races and copy:
+        races.signals(copy, signal, owner.races)
 
     def act() -> None:
+        if owner is not block:
+            block.peer(owner.rank)
         write(copy)
         clocks = None
-        if races and copy:
-            races.copy_writes(copy, races.shared.span(place - SHARED_BASE, size))
+        if races and owner.shadow and copy:
+            span = owner.shadow.span(place - SHARED_BASE, size)
+            races.copy_writes(copy, span, owner.shadow)
             clocks = races.finish(copy)
-        block.transferred(signal, size, clocks)
+        owner.transferred(signal, size, clocks)
 
     block.issue(Operation("load", act, line, copy=copy))
+
+
+#: Types of ``st.async``; and of ``red.async``, by operation.
+_STORED = {"b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"}
+_REDUCED = {
+    "add": {"u32", "s32", "u64"}, "min": {"u32", "s32"}, "max": {"u32", "s32"},
+    "inc": {"u32"}, "dec": {"u32"}, "and": {"b32"}, "or": {"b32"}, "xor": {"b32"},
+}  # fmt: skip
+
+
+def _store_async(d: Decoder, i: Instruction) -> Step:
+    """``st.async`` and ``red.async``: to a block's shared memory, counting for its mbarrier."""
+    spaces = {"async", "weak", "relaxed", "cluster", "shared::cluster", _COUNTED, *_VECTORS}
+    *words, name = [m for m in i.modifiers if m not in spaces]
+    adds, operation = i.opcode == "red", words[0] if words else ""
+    types = _REDUCED.get(operation, set()) if adds else _STORED
+    if name not in types or len(words) != adds or not i.has("shared::cluster", _COUNTED):
+        raise d.unknown(i)
+    kind, parts = d.type(i), d.parts(i.operands[1])
+    count = _count(d, i, len(parts))
+    to, barrier = _in_shared(d, i, i.operands[0]), _in_shared(d, i, i.operands[2])
+    values = [d.source(i, one, typed(f"b{kind.bits}")) for one in parts]
+    element, size, line = np.dtype(_ELEMENT[name]), count * kind.bytes, i.line
+    function = _function(operation, name, "shared") if adds else lambda _old, new, _: new
+    _note_size(d, "shared", kind.bytes)
+
+    def start(w: Warp, lane: int, copy: Copy | None) -> None:
+        block, races = w.block, w.block.races
+        places = int(to(w)[lane]), int(barrier(w)[lane])
+        ((owner, place, signal),) = _targets(block, *places, None)
+        offsets = owner.shared.offsets(np.array([place]), size)
+        owner.mbarrier(signal)
+        rows = w.views[_VIEW_OF[kind.bits]]
+        new = np.array([rows[one][lane] for one in values]).view(element)
+        cells = owner.shared.bytes[offsets[0] : offsets[0] + size].view(element)
+
+        def act() -> None:
+            if owner is not block:
+                block.peer(owner.rank)
+            cells[...] = function(cells.copy(), new, new)
+            clocks = None
+            if races and copy:
+                one = np.array([lane])
+                races.copy_scatters(copy, one, offsets, size, owner.shadow, adds=adds)
+                clocks = races.finish(copy, lane)
+            owner.transferred(signal, size, clocks)
+
+        block.issue(Operation("load", act, line, copy=copy))
+
+    def run(w: Warp, m: Mask) -> None:
+        races, lanes, copy = w.block.races, w.lanes(m), None
+        if races:
+            scope, key = CLUSTER if adds else WEAK, (i.opcode, line)
+            copy = races.issue(w.number, lanes, key, line, generic=True, scope=scope)
+        for lane in lanes.tolist():
+            start(w, lane, copy)
+
+    return run
+
+
+# ------------------------------------------------------------------------- clusterlaunchcontrol
+
+
+def _launch_control(d: Decoder, i: Instruction) -> Step:
+    """``clusterlaunchcontrol``: cancels the launch of a cluster, whose work this one then does.
+
+    The response is opaque: here the place of the cluster's first block, and 1 if it was cancelled.
+    """
+    everyone = f"{_MULTICAST}::all"
+    words = tuple(m for m in i.modifiers if m not in ("shared::cta", everyone))
+    if words == ("try_cancel", "async", _COUNTED, "b128"):
+        return _try_cancel(d, i, everyone=i.has(everyone))
+    low, high = (d.source(i, one, typed("b64")) for one in d.halves(i.operands[1]))
+    if words == ("query_cancel", "is_canceled", "pred", "b128"):
+        flag = d.out(i, i.operands[0], _FLAG)
+
+        def ask(w: Warp, m: Mask) -> None:
+            lanes = w.lanes(m)
+            cancelled = w.views[U64][high][lanes] >> np.uint64(32) != 0
+            w.block.cluster.refused |= not cancelled.all()
+            w.views[PRED][flag][lanes] = cancelled
+
+        return ask
+    axes = {f"get_first_ctaid::{axis}": (n,) for n, axis in enumerate("xyz")}
+    numbers = {"get_first_ctaid": (0, 1, 2), **axes}.get(words[1], ())
+    form = ("v4", "b32", "b128") if len(numbers) == 3 else ("b32", "b128")
+    if words[:1] != ("query_cancel",) or words[2:] != form or not numbers:
+        raise d.unknown(i)
+    places = zip(numbers, d.parts(i.operands[0]), strict=False)
+    outs = [(number, d.out(i, one, _WORD)) for number, one in places if one != Name("_")]
+
+    def tell(w: Warp, m: Mask) -> None:
+        lanes = w.lanes(m)
+        parts = np.stack([w.views[U64][low][lanes], w.views[U64][high][lanes]], 1).view(np.uint32)
+        if not parts[:, 3].all():
+            raise Fault("the first block of a cluster that was not cancelled")
+        for number, out in outs:
+            w.views[U32][out][lanes] = parts[:, number]
+
+    return tell
+
+
+def _try_cancel(d: Decoder, i: Instruction, *, everyone: bool) -> Step:
+    to, barrier = _in_shared(d, i, i.operands[0]), _in_shared(d, i, i.operands[1])
+    line = i.line
+
+    def start(w: Warp, lane: int) -> None:
+        block, state = w.block, w.block.state
+        if block.cluster.refused:
+            raise Fault("a try_cancel after one was seen to fail")
+        response = np.zeros(4, np.uint32)
+        if state.waiting:
+            response[:3] = first_block(state.launch, state.waiting.popleft())
+            response[3] = 1
+        mask = (1 << len(block.cluster.blocks)) - 1 if everyone else None
+        for target in _targets(block, int(to(w)[lane]), int(barrier(w)[lane]), mask):
+            first = int(target[0].shared.offsets(np.array([target[1]]), 16)[0])
+            cells = target[0].shared.bytes[first : first + 16]
+
+            def write(_copy: Copy | None, cells: Any = cells) -> None:
+                cells[...] = response.view(np.uint8)
+
+            _load_bulk(w, lane, target, 16, write, line)
+
+    return _each_lane(start)
 
 
 def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int]]:
@@ -946,24 +1238,25 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 
     All of the box's bytes count for the mbarrier, even those outside of the tensor, which are zero.
     """
-    to, barrier = d.address(i, i.operands[0]), d.address(i, i.operands[2])
+    to, barrier = _in_shared(d, i, i.operands[0]), _in_shared(d, i, i.operands[2])
     where, coordinates = _tensor(d, i, i.operands[1])
-    line = i.line
+    line, blocks = i.line, _multicast(d, i, 3)
 
     def start(w: Warp, lane: int) -> None:
         block = w.block
         tensor = _map_at(block, int(where(w)[lane]))
         at = [_coordinate(w.views[U32][one], lane) for one in coordinates]
-        place, signal = int(to(w)[lane]), int(barrier(w)[lane])
-        _check_tile(tensor, place, block)
+        places = int(to(w)[lane]), int(barrier(w)[lane])
+        for target in _targets(block, *places, blocks(w, lane)):
+            _check_tile(tensor, target[1], target[0])
 
-        def write(copy: Copy | None) -> None:
-            if block.races and copy:
-                reached = tensor.reached(block.state.memory, at)
-                block.races.copy_global(copy, *reached, write=False)
-            tensor.lay(block.shared, place, tensor.gather(block.state.memory, at))
+            def write(copy: Copy | None, target: tuple[Block, int, int] = target) -> None:
+                if block.races and copy:
+                    reached = tensor.reached(block.state.memory, at)
+                    block.races.copy_global(copy, *reached, write=False)
+                tensor.lay(target[0].shared, target[1], tensor.gather(block.state.memory, at))
 
-        _load_bulk(w, lane, place, signal, tensor.size, write, line)
+            _load_bulk(w, lane, target, tensor.size, write, line)
 
     return _each_lane(start)
 
@@ -971,28 +1264,26 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 def _store_tile(d: Decoder, i: Instruction) -> Step:
     """Copy from shared memory to a tensor, as part of the lane's open bulk group."""
     where, coordinates = _tensor(d, i, i.operands[0])
-    source, line = d.address(i, i.operands[1]), i.line
+    source, line = _in_shared(d, i, i.operands[1]), i.line
 
-    def start(w: Warp, lane: int) -> None:
+    def operands(w: Warp, lane: int) -> tuple[int, ...]:
+        at = (_coordinate(w.views[U32][one], lane) for one in coordinates)
+        return int(where(w)[lane]), int(source(w)[lane]), *at
+
+    def start(w: Warp, lanes: Any, descriptor: int, place: int, *at: int) -> None:
         block = w.block
-        tensor = _map_at(block, int(where(w)[lane]))
-        at = [_coordinate(w.views[U32][one], lane) for one in coordinates]
-        place = int(source(w)[lane])
+        tensor = _map_at(block, descriptor)
         _check_tile(tensor, place, block)
-        races = block.races
-        copy = races.issue(w.number, np.array([lane]), (STORE, place), line) if races else None
 
-        def act() -> None:
-            if races and copy:
-                races.copy_reads(copy, races.shared.span(place - SHARED_BASE, tensor.size))
+        def write(copy: Copy | None) -> None:
+            if block.races and copy:
                 reached = tensor.reached(block.state.memory, at)
-                races.copy_global(copy, *reached, write=True)
+                block.races.copy_global(copy, *reached, write=True)
             tensor.scatter(block.state.memory, at, tensor.take(block.shared, place))
 
-        operation = block.issue(Operation(STORE, act, line, copy=copy))
-        block.groups(STORE, w.number).add(operation, lane)
+        _store_bulk(w, lanes, place, tensor.size, write, line)
 
-    return _each_lane(start)
+    return _each_store(operands, start)
 
 
 def _each_lane(start: Callable[[Warp, int], None]) -> Step:
@@ -1006,4 +1297,8 @@ def _each_lane(start: Callable[[Warp, int], None]) -> Step:
 
 
 #: Emitters by opcode.
-ASYNC: dict[str, Emitter] = {"mbarrier": _mbarrier, "cp": _copy}
+ASYNC: dict[str, Emitter] = {
+    "mbarrier": _mbarrier,
+    "cp": _copy,
+    "clusterlaunchcontrol": _launch_control,
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from builder.ptx.launchfile import (
     APART,
     FIRST,
     MOST_BLOCKS,
+    MOST_OF_CLUSTER,
     MOST_THREADS,
     Array,
     LaunchFile,
@@ -135,6 +136,7 @@ def run(
     arguments: Sequence[Any] | Mapping[str, Any],
     *,
     shared: int = 0,
+    cluster: int | Sequence[int] | None = None,
     schedules: Sequence[str] = (),
 ) -> Result:
     """Run a kernel in each schedule, watching for races.
@@ -144,7 +146,8 @@ def run(
     also gives the arrays their names in messages.  An array is passed as its address, and only
     if numpy may write to it the kernel may; numpy's numbers are passed as they are, Python's in
     the size of the parameter, and bytes unchanged.  The arrays themselves are left alone.
-    ``shared``: dynamic shared memory in bytes.  ``schedules``: as in ``spark-build ptx``.
+    ``shared``: dynamic shared memory in bytes.  ``cluster``: blocks of a cluster, if the kernel
+    does not say so itself.  ``schedules``: as in ``spark-build ptx``.
 
     Raises:
         UsageError: the PTX cannot be read, or the arguments do not match the kernel.
@@ -158,7 +161,8 @@ def run(
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
     parameters = _parameters(values, program.kernel, arrays, memory)
-    file = LaunchFile("launch", text, kernel, file.grid, file.block, shared, parameters, memory)
+    clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
+    file = replace(file, parameters=parameters, memory=memory, cluster=clusters)
     runs = []
     for schedule in schedules_of(schedules):
         single = run_once(file, program, schedule, watch=True)

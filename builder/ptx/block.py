@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.machine import EXIT, LANES, SHARED_BASE, Fault, some
+from builder.ptx.machine import EXIT, LANES, RANK_SHIFT, SHARED_BASE, Fault, some
 from builder.ptx.memory import POISON, SharedMemory
 from builder.ptx.races import Races, Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections import deque
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from builder.ptx.memory import GlobalMemory, TensorMap
-    from builder.ptx.races import Copy, LaunchRaces, VectorClocks
+    from builder.ptx.races import Copy, LaunchRaces, Shadow, VectorClocks
     from builder.ptx.source import Places, Variable
 
 # ---------------------------------------------------------------------------- what its blocks share
@@ -33,6 +35,8 @@ class Launch:
     shared: int
     #: the parameter space
     parameters: bytes
+    #: the blocks of a cluster along each axis, which divide those of the grid
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class LaunchState:
     eager: bool
     #: looks for races
     races: LaunchRaces | None
+    #: the numbers of the clusters that have not begun
+    waiting: deque[int]
     #: counts events that may unblock a warp
     events: int = 0
     #: the clock, which advances when it is read
@@ -206,6 +212,8 @@ class Warp:
         self.pcs: NDArray[np.int64] | None = None
         #: lanes that wait at a barrier
         self.at_barrier = np.zeros(LANES, np.bool_)
+        #: lanes that arrived in this phase of the cluster's barrier, in one before, and that wait
+        self.arrived = self.passed = self.awaits = _NONE
         #: how often each lane jumped back while it waited for others: those with less go first
         self.spins = np.zeros(LANES, np.int64)
         #: it yielded since it last jumped back
@@ -249,23 +257,22 @@ class Warp:
             "%lanemask_gt": 0xFFFFFFFF ^ ((one << (lane + 1)) - 1),
             "%lanemask_ge": 0xFFFFFFFF ^ ((one << lane) - 1),
         }
-        where = block.linear
-        values |= dict.fromkeys(
-            (f"%cluster_{n}" for n in ("ctaid.x", "ctaid.y", "ctaid.z", "ctarank")), 0
-        )
-        values |= dict.fromkeys(
-            (f"%cluster_{n}" for n in ("nctaid.x", "nctaid.y", "nctaid.z", "nctarank")), 1
-        )
+        where, launch = block.linear, block.state.launch
         values |= {
             "%smid": where % MULTIPROCESSORS, "%nsmid": MULTIPROCESSORS,
-            "%dynamic_smem_size": block.state.launch.shared, "%total_smem_size": block.shared.size,
+            "%dynamic_smem_size": launch.shared, "%total_smem_size": block.shared.size,
+            "%cluster_ctarank": block.rank, "%cluster_nctarank": math.prod(launch.cluster),
         }  # fmt: skip
         for number, axis in enumerate("xyz"):
-            values[f"%clusterid.{axis}"] = block.place[number]
-            values[f"%nclusterid.{axis}"] = block.state.launch.grid[number]
+            size = launch.cluster[number]
+            values[f"%clusterid.{axis}"], values[f"%cluster_ctaid.{axis}"] = divmod(
+                block.place[number], size
+            )
+            values[f"%nclusterid.{axis}"] = launch.grid[number] // size
+            values[f"%cluster_nctaid.{axis}"] = size
             values[f"%ntid.{axis}"] = block.shape[number]
             values[f"%ctaid.{axis}"] = block.place[number]
-            values[f"%nctaid.{axis}"] = block.state.launch.grid[number]
+            values[f"%nctaid.{axis}"] = launch.grid[number]
         for name, index in block.state.layout.special.items():
             self.views[_U32][index][...] = values[name]
 
@@ -308,8 +315,11 @@ class NamedBarrier:
 class Block:
     """One block of a grid."""
 
-    def __init__(self, state: LaunchState, place: tuple[int, int, int]) -> None:
-        self.state, self.place = state, place
+    def __init__(self, cluster: Cluster, place: tuple[int, int, int], rank: int) -> None:
+        self.state = state = cluster.state
+        self.cluster, self.place, self.rank = cluster, place, rank
+        #: it has ended, and its shared memory is gone
+        self.gone = False
         self.shape = state.launch.block
         self.threads: int = self.shape[0] * self.shape[1] * self.shape[2]
         self.shared = SharedMemory(state.layout.shared_bytes + state.launch.shared)
@@ -325,7 +335,6 @@ class Block:
         if state.races:
             granule = state.layout.granule
             self.races = Races(self.shared.size, len(self.warps), granule, self.name, state.races)
-            self.shared.races = self.races
 
     @property
     def linear(self) -> int:
@@ -337,6 +346,47 @@ class Block:
     def name(self) -> str:
         """``block 0,0,3``."""
         return f"block {','.join(map(str, self.place))}"
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """What the race detector knows of its shared memory."""
+        return self.races.shared if self.races else None
+
+    # ----------------------------------------------------------------------------- shared::cluster
+
+    def owner(self, address: int) -> tuple[Block, int]:
+        """The block that an address of the cluster's shared memory is of, and its address there."""
+        rank = (address >> RANK_SHIFT) - 1
+        return (self, address) if rank < 0 else (self.peer(rank), address % (1 << RANK_SHIFT))
+
+    def owners(self, addresses: Any) -> Iterator[tuple[Block, Any, Any]]:
+        """The same for addresses of lanes: each block, which they are, and the addresses there."""
+        at = addresses.astype(np.int64)
+        ranks = at >> RANK_SHIFT
+        if not some(ranks != 0):
+            yield self, slice(None), at
+            return
+        for rank in {*ranks.tolist()}:
+            which = np.flatnonzero(ranks == rank)
+            yield self.peer(rank - 1) if rank else self, which, at[which] % (1 << RANK_SHIFT)
+
+    def peer(self, rank: int) -> Block:
+        """A block of the cluster that has not ended, by its rank.
+
+        Raises:
+            Fault: there is none.
+        """
+        blocks = self.cluster.blocks
+        if rank >= len(blocks):
+            raise Fault(
+                f"an address in shared memory of block {rank}, but the cluster has {len(blocks)}"
+            )
+        if blocks[rank].gone:
+            raise Fault(
+                f"shared memory of {blocks[rank].name}, which has ended: it wants a cluster "
+                "barrier (barrier.cluster.arrive and .wait) before its end"
+            )
+        return blocks[rank]
 
     # ------------------------------------------------------------------------------- named barriers
 
@@ -391,6 +441,7 @@ class Block:
         """Lanes have ended: barriers no longer wait for them."""
         for number in [*self.named_barriers]:
             self.settle(number)
+        self.cluster.settle()
 
     def _arrived(self, barrier: NamedBarrier) -> Callable[[int], int]:
         def threads(one: int) -> int:
@@ -432,8 +483,10 @@ class Block:
         if abs(barrier.transactions) > TRANSACTION_LIMIT:
             raise Fault(f"an mbarrier that expects {barrier.transactions} bytes")
 
-    def arrive(self, address: int, count: int, clocks: VectorClocks | None) -> None:
-        """``arrive-on``, after which the phase may be complete."""
+    def arrive(
+        self, address: int, count: int, clocks: VectorClocks | None, *, drop: bool = False
+    ) -> None:
+        """``arrive-on``, after which the phase may be complete; ``drop``: for the next ones too."""
         barrier = self.mbarrier(address)
         if not 0 < count < 2**20:
             raise Fault(f"{count} arrivals at once at an mbarrier")
@@ -445,6 +498,7 @@ class Block:
                 f"{-barrier.pending} excess arrivals at the mbarrier at offset "
                 f"{address - SHARED_BASE}"
             )
+        barrier.expected -= count if drop else 0
         self.state.events += 1
         self._complete(barrier)
 
@@ -454,6 +508,7 @@ class Block:
         if clocks:
             barrier.sync.arrive(clocks)
         barrier.transactions -= count
+        self.state.events += 1
         self._complete(barrier)
 
     @staticmethod
@@ -497,11 +552,16 @@ class Block:
         self.state.events += 1
 
     def end(self) -> None:
-        """Report stores whose source may be gone: no thread waited for them."""
+        """It ends: report what may still access its shared memory, and perform what is pending."""
+        self.gone = True
+        if self.races:
+            self.races.ended(max(warp.line for warp in self.warps))
         stores = [groups for (kind, _), groups in self._groups.items() if kind == STORE]
         for one in (issued for groups in stores for issued in groups.issued):
             if self.races and one.operation.copy:
                 self.races.unwaited(one.operation.copy)
+        for operation in list(self.queue):
+            self.perform(operation)
 
     def close(self) -> None:
         """It has ended: let go of what refers to it, so that its memory is free at once."""
@@ -528,3 +588,88 @@ class Block:
             if b.pending != b.expected or b.transactions
         ]
         return f"{self.name}: {'; '.join([*warps, *barriers])}"
+
+
+# -------------------------------------------------------------------------------------- the cluster
+
+
+def first_block(launch: Launch, number: int) -> tuple[int, int, int]:
+    """The place of the first block of a cluster."""
+    clusters = [blocks // size for blocks, size in zip(launch.grid, launch.cluster, strict=True)]
+    x, rest = number % clusters[0], number // clusters[0]
+    i, j, k = launch.cluster
+    return x * i, rest % clusters[1] * j, rest // clusters[1] * k
+
+
+class Cluster:
+    """The blocks that are there together, and can access each other's shared memory."""
+
+    def __init__(self, state: LaunchState, number: int) -> None:
+        self.state = state
+        #: the threads of its barrier's phase, and of the one before
+        self.sync = Sync()
+        #: a thread has seen that no other cluster could be cancelled
+        self.refused = False
+        sizes, (x, y, z) = state.launch.cluster, first_block(state.launch, number)
+        self.blocks: list[Block] = []
+        for rank in range(math.prod(sizes)):
+            i, rest = rank % sizes[0], rank // sizes[0]
+            place = x + i, y + rest % sizes[1], z + rest // sizes[1]
+            self.blocks.append(Block(self, place, rank))
+
+    def arrive(self, warp: Warp, lanes: NDArray[np.bool_], clocks: VectorClocks | None) -> None:
+        """``barrier.cluster.arrive``.
+
+        Raises:
+            Fault: a lane has arrived, and not waited since.
+        """
+        if some(lanes & (warp.arrived | warp.passed)):
+            raise Fault("a second arrival at the cluster barrier without a wait")
+        if clocks:
+            self.sync.arrive(clocks)
+        warp.arrived = warp.arrived | lanes
+        self.settle()
+
+    def wait(self, warp: Warp, lanes: NDArray[np.bool_]) -> None:
+        """``barrier.cluster.wait``.
+
+        Raises:
+            Fault: a lane has not arrived.
+        """
+        if some(lanes & ~(warp.arrived | warp.passed)):
+            raise Fault("a wait at the cluster barrier without an arrival")
+        warp.awaits = warp.awaits | lanes
+        warp.at_barrier |= lanes & warp.arrived
+        if warp.at_barrier[warp.live].all():
+            warp.blocked = "waits at the cluster barrier"
+        warp.yielded = True
+        self._release(warp)
+
+    def settle(self) -> None:
+        """End the phase if all threads that have not ended have arrived."""
+        warps = [warp for block in self.blocks for warp in block.warps]
+        if any(some(w.live & ~w.arrived) for w in warps) or not any(some(w.arrived) for w in warps):
+            return
+        self.sync.complete()
+        self.state.events += 1
+        for warp in warps:
+            warp.passed, warp.arrived = warp.passed | warp.arrived, _NONE
+            self._release(warp)
+
+    def _release(self, warp: Warp) -> None:
+        """Lanes that wait for a phase that has ended go on."""
+        lanes = warp.awaits & warp.passed
+        if not some(lanes):
+            return
+        warp.passed, warp.awaits = warp.passed & ~lanes, warp.awaits & ~lanes
+        warp.at_barrier &= ~lanes
+        warp.blocked = ""
+        if warp.block.races:
+            warp.block.races.acquire(warp.number, self.sync.completed, np.flatnonzero(lanes))
+
+    def close(self) -> None:
+        """Let its blocks go, if all of them have ended."""
+        if all(block.gone for block in self.blocks):
+            for block in self.blocks:
+                block.close()
+            self.blocks.clear()

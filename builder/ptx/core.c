@@ -211,7 +211,7 @@ static int late(const struct warp *w, const struct shadow *s, s32 slot, int lane
     const struct events *e = w->block->launch->events;
     s32 row = slot >> 5, clock = e->clock[row], base = e->base[row], index = base + (slot & 31);
     if (!clock) return 0;
-    if (!s->warps && e->block[row] != w->block->number) return foreign(w, row, index);
+    if (e->block[row] != w->block->number) return foreign(w, row, index);
     s32 mine = w->number * LANES;
     if (index == mine + lane) return 0;
     if ((whole || e->whole[row]) && base == mine) return 0;

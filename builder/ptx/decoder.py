@@ -102,6 +102,10 @@ class Decoder:
         self.counts = {1: 0, 16: 0, 32: 0, 64: 0}
         self.slots: dict[str, Slot] = {}
         for name, declared in kernel.registers.items():
+            if declared == "b128":  # two registers
+                self.slots[name] = Slot(128, self.counts[64])
+                self.slots |= {half: self._new(64) for half in (f"{name}#0", f"{name}#1")}
+                continue
             kind = type_named(declared) or (Type(declared, U16, 16) if declared == "f16" else None)
             if kind is None:
                 raise PtxError(f"registers of type .{declared} are not known")
@@ -207,6 +211,13 @@ class Decoder:
         if base.text in self.kernel.parameters:
             return PARAMETERS + self.kernel.parameters[base.text].offset
         raise self.unknown(i, f"{base.text} is not declared")
+
+    @staticmethod
+    def halves(operand: Operand) -> tuple[Operand, ...]:
+        """The two registers of 64 bits that one of 128 is, or a vector of them."""
+        if isinstance(operand, Name):
+            return Name(f"{operand.text}#0"), Name(f"{operand.text}#1")
+        return operand.parts if isinstance(operand, Vector) else ()
 
     @staticmethod
     def parts(operand: Operand) -> tuple[Operand, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from builder.ptx.block import Block, Launch, LaunchState
+from builder.ptx.block import Cluster, Launch, LaunchState
 from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault, some
 from builder.ptx.memory import GlobalMemory, Region
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from builder.ptx.block import Layout, Warp
+    from builder.ptx.block import Block, Layout, Warp
     from builder.ptx.decoder import Target
     from builder.ptx.program import Program
     from builder.ptx.races import Race
@@ -114,12 +114,17 @@ class Grid:
             GlobalMemory([*memory.regions, *_own_regions(program.layout)]),
             program.kernel.places,
             eager=self.schedule.order == "eager",
-            races=LaunchRaces(program.layout.global_granule) if watch else None,
+            races=LaunchRaces(program.layout.global_granule, math.prod(launch.cluster))
+            if watch
+            else None,
+            waiting=deque(),
         )
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
-        #: how many blocks may be there at once
-        self._room = _RESIDENT
+        #: how many blocks may be there at once: few, if the kernel cancels the launch of others
+        cancels = any(one.opcode == "clusterlaunchcontrol" for one in program.kernel.code)
+        some_blocks = self.random.integers(math.prod(launch.grid)) if cancels else 0
+        self._room = _RESIDENT if not cancels else 1 + int(some_blocks) * (self.schedule.seed > 0)
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
         self._executions = np.zeros(len(program.steps) + 1, np.int64)
@@ -165,22 +170,24 @@ class Grid:
         )
         return self.outcome
 
-    def _fill(self, live: dict[int, Block], waiting: deque[int]) -> None:
-        """Make blocks while there is room, and give each its first turn; some then have ended."""
-        x, y, _ = self._state.launch.grid
-        while waiting and len(live) < self._room:
-            number = waiting.popleft()
-            block = Block(self._state, (number % x, number // x % y, number // (x * y)))
-            self._turn(block)
-            if block.queue or not self._ended(block):
-                live[number] = block
+    def _fill(self, live: dict[int, Block]) -> None:
+        """Make clusters while there is room, and give each its first turn; some then have ended."""
+        while self._state.waiting and len(live) < self._room:
+            cluster = Cluster(self._state, self._state.waiting.popleft())
+            blocks = [*cluster.blocks]
+            for block in blocks:
+                self._turn(block)
+            live |= {
+                block.linear: block for block in blocks if block.queue or not self._ended(block)
+            }
 
     def _run(self) -> None:
         by_chance, idle = self.schedule.order == "random", 0
-        count = math.prod(self._state.launch.grid)
-        waiting = deque(self.random.permutation(count).tolist() if by_chance else range(count))
+        waiting, launch = self._state.waiting, self._state.launch
+        count = math.prod(launch.grid) // math.prod(launch.cluster)
+        waiting.extend(self.random.permutation(count).tolist() if by_chance else range(count))
         by_number: dict[int, Block] = {}
-        self._fill(by_number, waiting)
+        self._fill(by_number)
         while by_number:
             live = [by_number[number] for number in sorted(by_number)]
             before, busy = self._state.events, False
@@ -188,7 +195,7 @@ class Grid:
                 busy |= self._turn(live[number])
             by_number = {block.linear: block for block in live if not self._ended(block)}
             live = [*by_number.values()]
-            self._fill(by_number, waiting)
+            self._fill(by_number)
             if self._state.events != before:
                 self._quiet = 0
             if self._state.events != before or busy:
@@ -202,7 +209,7 @@ class Grid:
                 if not waiting:
                     raise Deadlock("; ".join(block.describe() for block in live))
                 self._room += _RESIDENT  # these may wait for a block that is not there yet
-                self._fill(by_number, waiting)
+                self._fill(by_number)
                 idle = 0
 
     def _patient(self, live: list[Block], idle: int) -> bool:
@@ -233,9 +240,7 @@ class Grid:
             return False
         self.outcome.unawaited += len(block.queue)
         block.end()
-        for operation in list(block.queue):
-            block.perform(operation)
-        block.close()
+        block.cluster.close()
         return True
 
     def _turn(self, block: Block) -> bool:
@@ -390,6 +395,8 @@ class Grid:
             return
         if mask is True and isinstance(target, int):
             warp.pc = target
+            if warp.yielded and some(warp.at_barrier) and not warp.at_barrier.all():
+                warp.pcs = np.full(LANES, target, np.int64)  # a guard let some lanes wait
             return
         if mask is True:
             warp.pcs = np.asarray(target, np.int64).copy()

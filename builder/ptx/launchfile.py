@@ -270,12 +270,15 @@ def array_named(name: Any, what: str, arrays: Sequence[Array]) -> Array:
 
 SCHEMA = 1
 _KEYS = (
-    "schema", "name", "ptx", "kernel", "grid", "block", "shared", "parameters", "memory", "result",
+    "schema", "name", "ptx", "kernel", "grid", "block", "cluster", "shared", "parameters", "memory",
+    "result",
 )  # fmt: skip
 #: Threads of a block (CUDA C++ Programming Guide, "Technical Specifications").
 MOST_THREADS = 1024
 #: Shared memory of a block, the largest of any architecture (the same table: 227 KiB).
 _MOST_SHARED = 227 * 1024
+#: Blocks of a cluster that every GPU can run (CUDA C++ Programming Guide, "Thread Block Clusters").
+MOST_OF_CLUSTER = 8
 #: The most blocks: all of them exist at once.  Our choice.
 MOST_BLOCKS = 4096
 
@@ -355,6 +358,8 @@ class LaunchFile:
     parameters: tuple[bytes, ...]
     memory: tuple[Array, ...]
     expected: ExpectedResult | None = None
+    #: blocks of a cluster along each axis, if the launch says so
+    cluster: tuple[int, int, int] | None = None
 
     def launch(self, kernel: Kernel) -> Launch:
         """The launch, with its parameters in the kernel's layout.
@@ -371,7 +376,27 @@ class LaunchFile:
         space = bytearray(kernel.parameter_bytes)
         for place, part in zip(kernel.parameters.values(), self.parameters, strict=True):
             space[place.offset : place.offset + place.size] = part
-        return Launch(self.grid, self.block, self.shared, bytes(space))
+        return Launch(self.grid, self.block, self.shared, bytes(space), self._cluster(kernel))
+
+    def _cluster(self, kernel: Kernel) -> tuple[int, int, int]:
+        """The cluster of the launch, or the kernel's own.
+
+        Raises:
+            UsageError: they differ, or the grid is not of whole clusters.
+        """
+        own, name = kernel.cluster, kernel.name[:60]
+        if own and self.cluster not in (None, own):
+            raise UsageError(f"{self.name}: clusters of {self.cluster}; {name} has {own}")
+        size = self.cluster or own
+        if size is None and kernel.explicit_cluster:
+            raise UsageError(
+                f"{self.name}: {name} has .explicitcluster, and the launch no cluster",
+                hint='say how many blocks a cluster has, such as "cluster": [2, 1, 1]',
+            )
+        size = size or (1, 1, 1)
+        if any(blocks % one for blocks, one in zip(self.grid, size, strict=True)):
+            raise UsageError(f"{self.name}: a grid of {self.grid} is not of clusters of {size}")
+        return size
 
     def fresh_memory(self) -> GlobalMemory:
         """A copy of the memory before the launch."""
@@ -404,6 +429,9 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
             grid=_triple(document["grid"], "grid", MOST_BLOCKS),
             block=_triple(document["block"], "block", MOST_THREADS),
             shared=_shared(document.get("shared", 0)),
+            cluster=_triple(document["cluster"], "cluster", MOST_OF_CLUSTER)
+            if "cluster" in document
+            else None,
             parameters=tuple(parameter(one, place, memory) for place, one in enumerate(parameters)),
             memory=memory,
             expected=_expected(path.parent, document["result"], memory)

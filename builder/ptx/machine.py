@@ -27,6 +27,9 @@ SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
 FUNCTIONS, DATA_BASE, HEAP = 1 << 57, 1 << 46, 1 << 45
 #: The offset of a block's own shared memory in the shared window: the first KiB is reserved.
 SHARED_BASE = 1024
+#: In the window of a cluster's shared memory, the bits above this one have the rank of a block plus
+#: 1, or 0 for the own block.  Our choice.
+RANK_SHIFT = 24
 
 #: Special registers that are set when a warp is created ("Special Registers"): 32 bits each, as
 #: PTX's own type of those of 64 is used for none of them.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.accesses import memory_of, read_rows, write_rows
+from builder.ptx.accesses import memory_of, read_rows, read_shared, write_rows, write_shared
 from builder.ptx.decoder import F32, U16, U32, Decoder, Emitter, Mask, Step, type_named
 from builder.ptx.floats import fused_doubles, narrowed
 from builder.ptx.machine import (
@@ -66,6 +66,8 @@ def _matrix_form(d: Decoder, i: Instruction, registers: Any) -> int:
 def _load_matrix(d: Decoder, i: Instruction) -> Step:
     """``ldmatrix``: lanes 8k to 8k+7 give the rows of matrix k; lane T gets columns 2(T%4) and the
     next of row T/4; ``.trans`` swaps row and column."""
+    if not i.has("m8n8"):
+        return _load_bytes(d, i)
     count = _matrix_form(d, i, i.operands[0])
     kind = type_named("b32")
     assert kind is not None
@@ -74,12 +76,67 @@ def _load_matrix(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         whole_warp(i, w, m)
-        rows = w.block.shared.load(address(w)[: 8 * count], 16, w.number, None, line)
+        rows = read_shared(w, w.block, None, address(w)[: 8 * count], 16, line)
         matrices = rows.view(np.uint16).reshape(count, 8, 8)
         if trans:
             matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
         words = matrices.reshape(count, 64).view(np.uint32)
         w.files[U32][outs] = words
+
+    return run
+
+
+def _bytes_of(rows: Any, bits: int) -> Any:
+    """Rows of 16 values of 8, 6 or 4 bits, in 16 bytes with padding behind, each as a byte."""
+    if bits == 8:
+        return rows
+    flags = np.unpackbits(rows, axis=1, bitorder="little")[:, : 16 * bits]
+    return np.packbits(flags.reshape(-1, 16, bits), axis=2, bitorder="little")[:, :, 0]
+
+
+def _load_bytes(d: Decoder, i: Instruction) -> Step:
+    """``ldmatrix`` of bytes, also of values of 6 and 4 bits, which become the low bits of bytes.
+
+    ``m8n16``: lane T gets columns 4(T%4) to +3 of row T/4.  ``m16n16.trans``: rows 4(T%4) to +3 of
+    columns T/4 and T/4+8, in two registers.
+    """
+    form = re.fullmatch(
+        r"sync\.aligned\.(m8n16|m16n16)\.x([124])(\.trans)?\.shared(?:::cta)?\."
+        r"(?:b8|b8x16\.b([64])x16_p(?:32|64))",
+        ".".join(i.modifiers),
+    )
+    if form is None or (form[1] == "m16n16") != bool(form[3]) or (form[3] and form[2] == "4"):
+        raise d.unknown(i)
+    tall, count, bits = form[1] == "m16n16", int(form[2]), int(form[4] or 8)
+    outs = [d.out(i, one, typed("b32")) for one in d.parts(i.operands[0])]
+    if len(outs) != count * (2 if tall else 1) or (bits == 8 and not tall):
+        raise d.unknown(i)
+    address, line, each = d.address(i, i.operands[1]), i.line, 16 if tall else 8
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, w, m)
+        rows = read_shared(w, w.block, None, address(w)[: each * count], 16, line)
+        values = _bytes_of(rows, bits).reshape(count, each, 16)
+        if tall:  # by matrix: the register, the lane's column and group of rows, and the row in it
+            values = values.reshape(count, 4, 4, 2, 8).transpose(0, 3, 4, 1, 2)
+        words = np.ascontiguousarray(values).reshape(len(outs), LANES, 4).view(np.uint32)
+        w.files[U32][outs] = words[:, :, 0]
+
+    return run
+
+
+def _transpose(d: Decoder, i: Instruction) -> Step:
+    """``movmatrix``: the transpose of 8x8 values of 16 bits, of which each lane has two."""
+    if i.modifiers != ("sync", "aligned", "m8n8", "trans", "b16"):
+        raise d.unknown(i)
+    kind = typed("b32")
+    out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
+
+    def run(w: Warp, m: Mask) -> None:
+        whole_warp(i, w, m)
+        words = w.files[U32]
+        values = words[a].view(np.uint16).reshape(8, 8).T
+        words[out] = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
 
     return run
 
@@ -99,7 +156,7 @@ def _store_matrix(d: Decoder, i: Instruction) -> Step:
         if trans:
             matrices = matrices.transpose(0, 2, 1)
         data = np.ascontiguousarray(matrices).reshape(8 * count, 8).view(np.uint8)
-        w.block.shared.store(address(w)[: 8 * count], data, w.number, None, line)
+        write_shared(w, w.block, None, address(w)[: 8 * count], data, line)
 
     return run
 
@@ -558,6 +615,7 @@ def _warp_matrix(d: Decoder, i: Instruction) -> Step:
 MATRIX: dict[str, Emitter] = {
     "ldmatrix": _load_matrix,
     "stmatrix": _store_matrix,
+    "movmatrix": _transpose,
     "mma": _multiply,
     "wmma": _warp_matrix,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -161,20 +161,8 @@ class GlobalMemory:
             data[offsets[:, None] + np.arange(size)] = rows[lanes]
 
 
-class Watcher(Protocol):
-    """Is told of every access to shared memory."""
-
-    def read(self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int) -> None:
-        """Lanes read."""
-
-    def shared_stores(
-        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, memory: Any
-    ) -> None:
-        """Lanes are about to store rows of bytes at offsets of a memory."""
-
-
 class SharedMemory:
-    """A block's shared memory; ``races``, if set, records every access."""
+    """A block's shared memory."""
 
     def __init__(self, size: int) -> None:
         # words of 16 bytes, so that every vector access has a view
@@ -182,7 +170,6 @@ class SharedMemory:
         self.size = size
         #: the same in elements of a size; nothing is computed with those of 16 bytes
         self.elements = {size: self.bytes.view(kind) for size, kind in _SIZES.items()}
-        self.races: Watcher | None = None
 
     def offsets(self, addresses: Lanes, size: int) -> NDArray[np.int64]:
         """Offsets of addresses in the shared window.
@@ -203,27 +190,16 @@ class SharedMemory:
             raise Fault(f"shared memory offset {int(wrong)} is not a multiple of {size}")
         return offsets
 
-    def load(
-        self, addresses: Lanes, size: int, warp: int, lanes: Lanes, line: int, scope: int = 0
-    ) -> Lanes:
-        """``size`` bytes from each lane's address, one row each; without lanes by all together."""
-        offsets = self.offsets(addresses, size)
-        if self.races:
-            self.races.read(warp, lanes, offsets, size, line, scope)
+    def load(self, offsets: NDArray[np.int64], size: int) -> Lanes:
+        """``size`` bytes from each offset, one row each."""
         elements = self.elements.get(size)
         if elements is None:
             return self.bytes[offsets[:, None] + np.arange(size)]
         return elements[offsets // size].view(np.uint8).reshape(-1, size)
 
-    def store(
-        self, addresses: Lanes, rows: NDArray[np.uint8], warp: int, lanes: Lanes, line: int,
-        scope: int = 0,
-    ) -> None:  # fmt: skip
-        """Store each row at its lane's address; if lanes share one, the last one wins."""
+    def store(self, offsets: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+        """Store each row at its offset; if lanes share one, the last one wins."""
         size = rows.shape[1]
-        offsets = self.offsets(addresses, size)
-        if self.races:
-            self.races.shared_stores(warp, lanes, offsets, rows, line, scope, self.bytes)
         elements = self.elements.get(size)
         if elements is None:
             self.bytes[offsets[:, None] + np.arange(size)] = rows

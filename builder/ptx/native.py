@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.common.locks import locked
+from builder.common.cache import locked
 from builder.common.paths import cache_dir
 from builder.errors import UsageError
-from builder.ptx.accesses import space_of, stored, strength
+from builder.ptx.accesses import NARROW, space_of, stored, strength
 from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import LOCAL_WINDOW, SHARED_WINDOW, PtxError
 from builder.ptx.races import Events, VectorClocks
@@ -390,7 +390,7 @@ class _Warp(ctypes.Structure):
 # ----------------------------------------------------------------------- instructions of core.c
 
 
-_SPACE = {"global": 0, "shared": 1, "local": 2, "generic": 4}
+_SPACE = {"global": 0, "shared": 1, "cluster": 1, "local": 2, "generic": 4}
 _WIDTH = {U16: 16, U32: 32, U64: 64}
 _SHUFFLES, _VOTES = ("idx", "up", "down", "bfly"), ("all", "any", "uni", "ballot")
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -482,7 +482,7 @@ class Translator:
             assert isinstance(place, Address)
             first = d.kernel.parameters[base.text].offset + place.offset
             return {**fields, "code": _CODE["LDPARAM"], "immediate": first}
-        address = self._address(i, place, 32 if space == "shared" else 64)
+        address = self._address(i, place, 32 if space in NARROW else 64)
         return {**fields, **address, "c": _SPACE[space]}
 
     def _ld(self, i: Instruction) -> dict[str, int] | None:
@@ -503,7 +503,9 @@ class Translator:
         }
         return {**fields, "code": _CODE[code]}
 
-    def _ldmatrix(self, i: Instruction) -> dict[str, int]:
+    def _ldmatrix(self, i: Instruction) -> dict[str, int] | None:
+        if not i.has("m8n8"):
+            return None
         return self._matrix(i, i.operands[1], i.operands[0], "LDMATRIX")
 
     def _stmatrix(self, i: Instruction) -> dict[str, int]:

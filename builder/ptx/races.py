@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 #: Lanes by number: an array, or None for all of a warp.
 Lanes = Any
-#: The strength of an access: weak, or strong with the scope of one block, or of all.  ``volatile``
-#: orders as the latter, but says nothing of atomicity: two such accesses race, and a store that no
-#: fence precedes in its thread also races with atomics.
-WEAK, BLOCK, GRID, VOLATILE, _UNORDERED = range(5)
+#: The strength of an access: weak, or strong with the scope of one block, of a cluster, or of all.
+#: ``volatile`` orders as the last, but says nothing of atomicity: two such accesses race, and a
+#: store that no fence precedes in its thread also races with atomics.
+WEAK, BLOCK, CLUSTER, GRID, VOLATILE, _UNORDERED = range(6)
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -44,6 +44,10 @@ _REMEMBERED = 4
 
 _UNWRITTEN = "read of uninitialised memory"
 _UNFENCED = "asynchronous {} without fence.proxy.async"
+_NOT_BEGUN = "access to shared memory of a block that may not have begun"
+_BARRIER = "a cluster barrier (barrier.cluster.arrive and .wait)"
+_LANES_APART = "bar.warp.sync (__syncwarp) between the two lanes"
+_WARPS_APART = "a barrier (bar.sync, __syncthreads) or an mbarrier between the two warps"
 
 
 @dataclass(frozen=True)
@@ -191,12 +195,12 @@ class Events:
 class Shadow:
     """The latest accesses of each granule of a memory: ``row * 32 + lane`` of its event, or 0.
 
-    ``warps``: so many warps access it, all of one block, and the reads of each are remembered;
-    else, with 0, some reads of many blocks are.
+    ``warps``: so many warps access it, all of the cluster of block ``owner``, and the reads of each
+    are remembered; else, with 0, some reads of many blocks are.
     """
 
-    def __init__(self, name: str, size: int, granule: int, warps: int = 0) -> None:
-        self.name, self.granule, self.warps = name, granule, warps
+    def __init__(self, name: str, size: int, granule: int, warps: int = 0, owner: int = -1) -> None:
+        self.name, self.granule, self.warps, self.owner = name, granule, warps, owner
         self.shift = granule.bit_length() - 1
         self.size = -(-size // granule)
         self.writes = self._table()[0]
@@ -287,7 +291,7 @@ def _note(table: NDArray[np.int32], places: Any, mine: Any, events: Events) -> N
 class _Released:
     """Clocks that a place passes from strong writes to strong reads, by block and scope."""
 
-    by: dict[tuple[int, bool], VectorClocks] = field(default_factory=dict)
+    by: dict[tuple[int, int], VectorClocks] = field(default_factory=dict)
 
 
 @dataclass
@@ -296,6 +300,8 @@ class LaunchRaces:
 
     #: bytes of global memory that are tracked together
     granule: int = 4
+    #: the blocks of a cluster, which have adjacent numbers
+    cluster: int = 1
     races: list[Race] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     blocks: list[Races] = field(default_factory=list)
@@ -366,7 +372,9 @@ class Races:
         self.launch = launch or LaunchRaces()
         self.number = len(self.launch.blocks)
         self.launch.blocks.append(self)
-        self.shared = Shadow("shared memory", size, granule, warps)
+        cluster = self.launch.cluster
+        name = f"shared memory{f' of {where}' if cluster > 1 else ''}"
+        self.shared = Shadow(name, size, granule, warps * cluster, self.number)
         #: agents with a clock: threads, then copies
         self._width = warps * LANES
         self.times = np.ones(warps, np.int32)
@@ -376,10 +384,11 @@ class Races:
         self.knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
         self._agents: dict[object, int] = {}
         self._issued: dict[int, int] = {}
-        #: by thread: what it knew at its last fence, and its scope
+        #: by thread: what it knew at its last fence, and its scope; and at fence.mbarrier_init
         self._fences: dict[int, tuple[VectorClocks, int, Any, int]] = {}
+        self._init_fences: dict[int, tuple[VectorClocks, int, Any, int]] = {}
         #: by thread: what strong reads saw that no fence has acquired yet
-        self._pending: dict[int, list[tuple[int, bool, VectorClocks]]] = {}
+        self._pending: dict[int, list[tuple[int, int, VectorClocks]]] = {}
         #: mbarriers that were initialised, but not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
 
@@ -387,7 +396,25 @@ class Races:
         """The block has ended: only its name is wanted from now on."""
         self.shared.updated = lambda: None
         self.shared = Shadow(self.shared.name, 0, self.shared.granule, self.warps)
-        self.knows, self._fences, self._pending = [], {}, {}
+        self.knows, self._fences, self._pending, self._init_fences = [], {}, {}, {}
+
+    def ended(self, line: int) -> None:
+        """The block ends: report accesses of its cluster that nothing orders before that."""
+        shadow, events = self.shared, self.launch.events
+        if self.launch.cluster == 1:
+            return
+        row = events.row(self.number, 0, 1 << 30, line, WEAK, True, False, True)
+        clocks = joined(c for warp in range(self.warps) for c, _ in self._parts(warp, _ALL))
+        for table, noun in (
+            (shadow.writes, "a write"), (shadow.reads, "a read"), (shadow.atomics, "an atomic")
+        ):  # fmt: skip
+            for slots in () if table is None else np.atleast_2d(table):
+                others = (events.block[slots >> 5] != self.number) & (slots != 0)
+                if some(others):
+                    places = np.flatnonzero(others)
+                    mine = np.full(len(places), row * LANES, np.int32)
+                    access = _Access(places, mine, clocks, "end of the block")
+                    self._check(access, shadow, slots[places], noun, WEAK)
 
     # ------------------------------------------------------------------------------------ knowledge
 
@@ -496,7 +523,7 @@ class Races:
             return None
         index, mine = events.base[rows] + (slots & 31), access.mine >> 5
         block = events.block[rows]
-        if shadow.warps:
+        if shadow.warps and self.launch.cluster == 1:
             latest = self._latest(access.clocks, self.number, shadow, fenced=fenced)
             limit = 0 if latest is None else _grown(latest, self._width)[index]
         else:
@@ -532,7 +559,9 @@ class Races:
         """Two strong accesses whose scopes include each other are no race."""
         events, rows = self.launch.events, slots >> 5
         other = events.scope[rows]
-        near = (events.block[rows] == self.number) | ((other >= GRID) & (scope >= GRID))
+        common, cluster = np.minimum(other, scope), self.launch.cluster
+        near = (events.block[rows] == self.number) | (common >= GRID)
+        near |= (common == CLUSTER) & (events.block[rows] // cluster == self.number // cluster)
         near &= (other < VOLATILE) | (scope < VOLATILE)
         if written:
             near &= (other != _UNORDERED) & (scope != _UNORDERED)
@@ -620,7 +649,8 @@ class Races:
         self.launch.races.append(
             Race(
                 kind, line, before, (self._name(mine, other), self._name(other or mine, mine)),
-                int(hit[0]) * shadow.granule, len(hit), missing or self._missing(mine, other),
+                int(hit[0]) * shadow.granule, len(hit),
+                missing or self._missing(mine, other, shadow),
                 shadow.name,
             )
         )  # fmt: skip
@@ -637,12 +667,14 @@ class Races:
         lane = f" lane {slot & 31}" if (same or apart) and not events.whole[row] else ""
         return f"{block}warp {warp}{lane}"
 
-    def _missing(self, mine: int, other: int) -> str:
+    def _missing(self, mine: int, other: int, shadow: Shadow) -> str:
         """What would order two accesses."""
         events, relation = self.launch.events, self._relation(mine, other)
         if not other:
             return ""
         if relation == " in another block":
+            if shadow.warps:
+                return f"{_BARRIER} or an mbarrier between the two blocks"
             both = (int(events.block[other >> 5]), int(events.block[mine >> 5]))
             strong = events.scope[mine >> 5] or events.scope[other >> 5]
             remedy = (
@@ -655,9 +687,7 @@ class Races:
             return "a wait for the copy, and a barrier after it for threads that did not wait"
         if events.copy[mine >> 5]:
             return "a barrier or an mbarrier from the access to the thread that starts the copy"
-        if relation:
-            return "bar.warp.sync (__syncwarp) between the two lanes"
-        return "a barrier (bar.sync, __syncthreads) or an mbarrier between the two warps"
+        return _LANES_APART if relation else _WARPS_APART
 
     # ------------------------------------------------------------------------------------- accesses
 
@@ -684,11 +714,24 @@ class Races:
             yield _Access(places, mine, clocks, verb), slice(None)
             return
         for clocks, which in self._parts(warp, lanes):
-            if isinstance(which, slice):
-                yield _Access(places, mine, clocks, verb), which
-            else:
-                at = which if parts < 2 else (which[:, None] * parts + _COUNT[:parts]).reshape(-1)
-                yield _Access(places[at], mine[at], clocks, verb), at
+            at = which
+            if not isinstance(which, slice) and parts > 1:
+                at = (which[:, None] * parts + _COUNT[:parts]).reshape(-1)
+            access = _Access(places[at], mine[at], clocks, verb)
+            self._check_begun(access, shadow)
+            yield access, at
+
+    def _check_begun(self, access: _Access, shadow: Shadow) -> None:
+        """Report an access to another block that nothing orders after the block's begin."""
+        if shadow.owner not in (-1, self.number) and shadow.owner not in access.clocks.seen:
+            mine = int(access.mine[0])
+            self._report(_NOT_BEGUN, access.places, shadow, mine, 0, f"{_BARRIER} before it")
+
+    def _row(self, warp: int, shadow: Shadow) -> int:
+        """The number of a warp among those that access a memory: the owner's are first."""
+        if shadow.owner < 0:
+            return warp
+        return (self.number - shadow.owner) % self.launch.cluster * self.warps + warp
 
     def read(
         self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int = WEAK,
@@ -705,7 +748,8 @@ class Races:
             if shadow.atomics is not None:
                 slots = shadow.atomics[:, access.places]
                 self._check(access, shadow, slots, "an atomic", scope)
-            shadow.note_reads(access.places, access.mine, warp, self.launch.events)
+            row = self._row(warp, shadow)
+            shadow.note_reads(access.places, access.mine, row, self.launch.events)
 
     def write(
         self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, changed: Any = None,
@@ -747,12 +791,6 @@ class Races:
             if (rows[before] != rows[number]).any():
                 self._report_conflict(warp, (lanes[before], lanes[number]), offset, line, shadow)
                 return
-
-    def shared_stores(
-        self, warp: int, lanes: Lanes, offsets: Any, rows: Any, line: int, scope: int, memory: Any
-    ) -> None:
-        """Lanes are about to store rows of bytes to shared memory."""
-        self.stores(warp, lanes, offsets, rows, line, scope, memory, self.shared)
 
     def reads(
         self, warp: int, lanes: Lanes, at: Any, size: int, line: int, scope: int,
@@ -821,8 +859,9 @@ class Races:
     # ------------------------------------------------------------------------- asynchronous copies
 
     def issue(
-        self, warp: int, lanes: Lanes, key: Sequence[object], line: int, *, generic: bool = False
-    ) -> Copy:
+        self, warp: int, lanes: Lanes, key: Sequence[object], line: int, *, generic: bool = False,
+        scope: int = WEAK,
+    ) -> Copy:  # fmt: skip
         """Lanes start a copy; those with the same key (place, mbarrier) are one agent.
 
         A ``generic`` one has an agent for each lane.
@@ -834,12 +873,16 @@ class Races:
         agent = self._agents[name]
         clock = self._issued[agent] = self._issued.get(agent, 0) + 1
         clocks = self.released(warp, lanes)
-        row = self.launch.events.row(self.number, agent, clock, line, WEAK, False, True, generic)
+        row = self.launch.events.row(self.number, agent, clock, line, scope, False, True, generic)
         return Copy(agent, clock, line, clocks, row)
 
-    def _copied(self, copy: Copy, places: Any, lanes: Any, verb: str) -> _Access:
+    def _copied(
+        self, copy: Copy, places: Any, lanes: Any, verb: str, shadow: Shadow
+    ) -> _Access:  # fmt: skip
         mine = np.broadcast_to(np.asarray(copy.row * LANES + lanes, np.int32), places.shape)
-        return _Access(places, mine, copy.clocks, verb)
+        access = _Access(places, mine, copy.clocks, verb)
+        self._check_begun(access, shadow)
+        return access
 
     def _unfenced_write(self, access: _Access, shadow: Shadow) -> None:
         """Report writes of the generic proxy that the asynchronous proxy does not see."""
@@ -863,7 +906,7 @@ class Races:
     def copy_reads(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
         """A copy reads granules of shared memory, or of the shadow's."""
         shadow = shadow or self.shared
-        access = self._copied(copy, places, 0, "read")
+        access = self._copied(copy, places, 0, "read", shadow)
         slots = shadow.writes[places]
         own = self.launch.events.base[slots >> 5] != copy.agent
         self._check(access, shadow, slots, "a write", WEAK, own)
@@ -877,7 +920,7 @@ class Races:
     def copy_writes(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
         """A copy writes granules of shared memory, or of the shadow's."""
         shadow = shadow or self.shared
-        access = self._copied(copy, places, 0, "write")
+        access = self._copied(copy, places, 0, "write", shadow)
         self._check_write(access, shadow, WEAK)
         self._unfenced_write(access, shadow)
         shadow.writes[places] = access.mine
@@ -894,26 +937,35 @@ class Races:
             places = np.unique(places)
         (self.copy_writes if write else self.copy_reads)(copy, places, shadow)
 
-    def copy_scatters(self, copy: Copy, lanes: Any, offsets: Any, size: int) -> None:
-        """A copy of the generic proxy writes ``size`` bytes of shared memory for each lane."""
-        places = self.shared.places(offsets, size)
-        numbers = np.repeat(lanes, len(places) // max(len(offsets), 1))
-        access = self._copied(copy, places, numbers, "write")
-        self._check_write(access, self.shared, WEAK)
-        self.shared.writes[places] = access.mine
+    def copy_scatters(
+        self, copy: Copy, lanes: Any, offsets: Any, size: int, shadow: Shadow | None = None,
+        *, adds: bool = False,
+    ) -> None:  # fmt: skip
+        """A copy of the generic proxy writes ``size`` bytes of shared memory for each lane.
 
-    def finish(self, copy: Copy) -> VectorClocks:
-        """The clocks of a thread that waited for the copy."""
-        width = LANES if self.launch.events.generic[copy.row] else 1
-        return self._with_own(
-            copy.clocks, slice(copy.agent, copy.agent + width), copy.clock, (0, 0)
-        )
+        ``adds``: with an atomic.
+        """
+        shadow = shadow or self.shared
+        places = shadow.places(offsets, size)
+        numbers = np.repeat(lanes, len(places) // max(len(offsets), 1))
+        access = self._copied(copy, places, numbers, "atomic" if adds else "write", shadow)
+        self._check_write(access, shadow, CLUSTER if adds else WEAK)
+        if adds:
+            shadow.note_atomics(places, access.mine, self.launch.events)
+        else:
+            shadow.writes[places] = access.mine
+
+    def finish(self, copy: Copy, lane: int | None = None) -> VectorClocks:
+        """The clocks of a thread that waited for the copy, or for a lane's part of it."""
+        first, width = copy.agent, LANES if self.launch.events.generic[copy.row] else 1
+        if lane is not None:
+            first, width = first + lane, 1
+        return self._with_own(copy.clocks, slice(first, first + width), copy.clock, (0, 0))
 
     def finished(self, warp: int, copy: Copy, lanes: Any) -> None:
         """Lanes waited for what each of them copied in the generic proxy."""
         for lane in lanes.tolist():
-            clocks = self._with_own(copy.clocks, copy.agent + lane, copy.clock, (0, 0))
-            self.acquire(warp, clocks, np.array([lane]))
+            self.acquire(warp, self.finish(copy, lane), np.array([lane]))
 
     def unwaited(self, copy: Copy) -> None:
         """The block ended, and no thread had waited for a copy from shared memory."""
@@ -929,40 +981,60 @@ class Races:
         place, new = np.array([address - SHARED_BASE]), np.array([changed])
         self.write(warp, np.array([lane]), place, 8, line, new)
 
-    def uses_mbarrier(self, warp: int, lanes: Any, addresses: Any, line: int) -> None:
+    def uses_mbarrier(
+        self, warp: int, lanes: Any, addresses: Any, line: int, shadow: Shadow | None = None
+    ) -> None:  # fmt: skip
         """Lanes arrive at mbarriers, or wait there."""
         offsets = np.asarray(addresses).astype(np.int64) - SHARED_BASE
-        self.read(warp, lanes, offsets, 8, line, BLOCK, verb="use of an mbarrier")
+        verb = "use of an mbarrier"
+        self.read(warp, lanes, offsets, 8, line, CLUSTER, shadow, verb)
 
-    def signals(self, copy: Copy, address: int) -> None:
+    def signals(self, copy: Copy, address: int, owner: Races) -> None:
         """Check that the asynchronous proxy sees the mbarrier on which a copy completes.
 
         PTX ISA, "membar / fence": ``fence.mbarrier_init``; or ``fence.proxy.async``.
         """
-        if address in self._unfenced:
-            warp, line = self._unfenced[address]
+        if address in owner._unfenced:
+            warp, line = owner._unfenced[address]
             kind = "asynchronous copy on an mbarrier without fence.mbarrier_init"
             place = np.array([(address - SHARED_BASE) // self.shared.granule])
             row = self.launch.events.row(
-                self.number, warp * LANES, 0, line, WEAK, True, False, True
+                owner.number, warp * LANES, 0, line, WEAK, True, False, True
             )
             missing = "fence.mbarrier_init in the thread that initialised it"
-            self._report(kind, place, self.shared, copy.row * LANES, row * LANES, missing)
+            self._report(kind, place, owner.shared, copy.row * LANES, row * LANES, missing)
+
+    def arrives_at_cluster(self, warp: int, lanes: Any, *, release: bool) -> VectorClocks | None:
+        """What lanes hand over at the cluster's barrier: all, or what their fences released."""
+        if release:
+            return self.released(warp, lanes)
+        threads, tables = (warp * LANES + lanes).tolist(), (self._fences, self._init_fences)
+        fences = [(one, table[one]) for table in tables for one in threads if one in table]
+        parts = [
+            self._with_own(known, one, time, own)
+            for one, (known, time, own, scope) in fences
+            if scope >= CLUSTER
+        ]
+        return joined(parts) if parts else None
 
     # ------------------------------------------------------------------------------------- ordering
 
-    def fence_initialised(self, warp: int) -> None:
-        """``fence.mbarrier_init``: copies see the mbarriers that the warp initialised."""
+    def fence_initialised(self, warp: int, lanes: Lanes) -> None:
+        """``fence.mbarrier_init``: copies see the mbarriers that the warp initialised.
+
+        So do threads that meet these lanes at the cluster's barrier, even after a relaxed arrival.
+        """
         self._unfenced = {a: origin for a, origin in self._unfenced.items() if origin[0] != warp}
+        self._note_fences(self._init_fences, warp, lanes, CLUSTER)
 
     def fence_proxy(self, warp: int, lanes: Lanes, spaces: Sequence[int]) -> None:
         """``fence.proxy.async``: the asynchronous proxy sees what the lanes have seen.
 
         ``spaces``: 0 for shared memory, 1 for global memory.
         """
-        if 0 in spaces:
-            self.fence_initialised(warp)
         chosen = _ALL if lanes is None else lanes
+        if 0 in spaces:
+            self.fence_initialised(warp, ())
         each = list(self._each(warp))
         cache: dict[int, VectorClocks] = {}
         for lane in chosen.tolist():
@@ -978,20 +1050,29 @@ class Races:
 
     def fence(self, warp: int, lanes: Lanes, scope: int) -> None:
         """``fence`` and ``membar``: strong reads before acquire, strong writes after release."""
-        for lane in (_ALL if lanes is None else lanes).tolist():
-            thread = warp * LANES + lane
-            for block, wide, clocks in self._pending.pop(thread, ()):
-                self._take(warp, lane, block, clocks, wide=wide, scope=scope)
-            clocks = self._each(warp)[lane]
-            fenced = self._fenced[:, thread].copy()
-            self._fences[thread] = (clocks, int(self.times[warp]), fenced, scope)
+        chosen = _ALL if lanes is None else lanes
+        for lane in chosen.tolist():
+            for block, reach, clocks in self._pending.pop(warp * LANES + lane, ()):
+                self._take(warp, lane, block, clocks, min(reach, scope))
+        self._note_fences(self._fences, warp, chosen, scope)
+
+    def _note_fences(self, table: dict[int, Any], warp: int, lanes: Lanes, scope: int) -> None:
+        """Remember what lanes know at a fence."""
+        each = self._each(warp)
+        for lane in lanes:
+            thread = warp * LANES + int(lane)
+            table[thread] = each[lane], int(self.times[warp]), self._fenced[:, thread].copy(), scope
         self.times[warp] += 1
 
-    def _take(
-        self, warp: int, lane: int, block: int, clocks: VectorClocks, *, wide: bool, scope: int
-    ) -> None:
-        """A lane acquires what a block released, if both scopes reach."""
-        if block == self.number or (wide and scope >= GRID):
+    def _reaches(self, block: int, scope: int) -> bool:
+        """Whether a scope of a block's threads and of these includes both."""
+        cluster = self.launch.cluster
+        near = scope >= CLUSTER and block // cluster == self.number // cluster
+        return block == self.number or scope >= GRID or near
+
+    def _take(self, warp: int, lane: int, block: int, clocks: VectorClocks, scope: int) -> None:
+        """A lane acquires what a block released, if the scope reaches."""
+        if self._reaches(block, scope):
             self.acquire(warp, clocks, np.array([lane]))
         else:
             self.launch.narrow.add((block, self.number))
@@ -999,13 +1080,13 @@ class Races:
     def load_strong(self, warp: int, lane: int, key: object, scope: int, *, acquire: bool) -> None:
         """A strong read of a place: it acquires, or a later fence does."""
         released = self.launch.released.get(key)
-        for (block, wide), clocks in released.by.items() if released else ():
+        for (block, reach), clocks in released.by.items() if released else ():
             if acquire:
-                self._take(warp, lane, block, clocks, wide=wide, scope=scope)
-            elif block == self.number or scope >= GRID:
+                self._take(warp, lane, block, clocks, min(reach, scope))
+            elif self._reaches(block, scope):
                 waiting = self._pending.setdefault(warp * LANES + lane, [])
                 if not any(one is clocks for _, _, one in waiting):
-                    waiting.append((block, wide, clocks))
+                    waiting.append((block, min(reach, scope), clocks))
             else:
                 self.launch.narrow.add((block, self.number))
 
@@ -1027,5 +1108,5 @@ class Races:
             scope = min(scope, reach)
         if clocks is not None:
             by = table.setdefault(key, _Released()).by
-            name = self.number, scope >= GRID
+            name = self.number, min(scope, GRID)
             by[name] = joined((by[name], clocks)) if name in by else clocks

@@ -33,6 +33,7 @@ from builder.ptx.machine import (
     FUNCTIONS,
     LOCAL_WINDOW,
     PARAMETERS,
+    RANK_SHIFT,
     SHARED_WINDOW,
     Fault,
     flush,
@@ -78,6 +79,8 @@ def _move(d: Decoder, i: Instruction) -> Step:
     """``mov``: a register, a constant, an address; vectors packed and unpacked, low part first."""
     if len(i.modifiers) != 1:
         raise d.unknown(i)
+    if i.has("b128"):
+        return _move_wide(d, i)
     kind = d.type(i)
     to, source = i.operands
     if isinstance(to, Vector):
@@ -96,6 +99,23 @@ def _move(d: Decoder, i: Instruction) -> Step:
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[view]
         put(rows[out], rows[value], m)
+
+    return run
+
+
+def _move_wide(d: Decoder, i: Instruction) -> Step:
+    """``mov.b128``: of a register, or from and to two of 64 bits."""
+    kind, (to, source) = typed("b64"), map(d.halves, i.operands)
+    pairs = [
+        (d.out(i, one, kind), d.source(i, other, kind))
+        for one, other in zip(to, source, strict=True)
+        if one != Name("_")
+    ]
+
+    def run(w: Warp, m: Mask) -> None:
+        rows = w.views[U64]
+        for (out, _), values in zip(pairs, [rows[a].copy() for _, a in pairs], strict=True):
+            put(rows[out], values, m)
 
     return run
 
@@ -695,9 +715,11 @@ def _sign_extended(form: Form, a: Any, b: Any) -> Any:
 
 
 def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
-    """``fns``: the n-th set bit from a base on, upwards or downwards."""
+    """``fns``: the n-th set bit from a base on, upwards or downwards; none from beyond bit 31."""
 
     def one(bits: int, first: int, n: int) -> int:
+        if first > 31:
+            return 0xFFFFFFFF
         if n == 0:
             return first if bits >> first & 1 else 0xFFFFFFFF
         order = range(first, 32) if n > 0 else range(first, -1, -1)
@@ -846,7 +868,8 @@ def _which_space(d: Decoder, i: Instruction) -> Step:
         raise d.unknown(i)
     out = d.out(i, i.operands[0], typed("pred"))
     a = d.source(i, i.operands[1], typed("u64"))
-    windows = {"local": (LOCAL_WINDOW, SHARED_WINDOW), "shared": (SHARED_WINDOW, FUNCTIONS),
+    own = SHARED_WINDOW + (1 << RANK_SHIFT) if i.has("shared::cta") else FUNCTIONS
+    windows = {"local": (LOCAL_WINDOW, SHARED_WINDOW), "shared": (SHARED_WINDOW, own),
                "param": (PARAMETERS, 2 * PARAMETERS)}  # fmt: skip
     first, end = (np.uint64(v) for v in windows.get(space, (0, LOCAL_WINDOW)))
 
@@ -858,13 +881,15 @@ def _which_space(d: Decoder, i: Instruction) -> Step:
 
 
 def _map_to_block(d: Decoder, i: Instruction) -> Step:
-    """``mapa`` and ``getctarank``: a block is a cluster of its own, and its only block is 0.
+    """``mapa`` and ``getctarank``: shared memory of a block of the cluster, and whose it is.
 
     Raises:
         PtxError: the form is unknown.
     """
     rank = i.opcode == "getctarank"
-    if i.modifiers not in (("shared::cluster", "u32"), ("u32",), ("u64",)):
+    if i.modifiers not in (("shared::cluster", "u32"), ("shared::cluster", "u64"), ("u64",)) and (
+        not rank or i.modifiers != ("u32",)
+    ):
         raise d.unknown(i)
     kind = d.type(i)
     wide = "u32" if i.has("shared::cluster") else "u64"
@@ -874,12 +899,16 @@ def _map_to_block(d: Decoder, i: Instruction) -> Step:
 
     def run(w: Warp, m: Mask) -> None:
         if rank:
-            put(w.views[U32][out], 0, m)
+            ranks = (w.views[typed(wide).view][a] >> RANK_SHIFT & 0xFF).astype(np.int64)
+            put(w.views[U32][out], np.where(ranks, ranks - 1, w.block.rank), m)
             return
-        if np.any(w.views[U32][block][w.lanes(m)]):
-            raise Fault("mapa to another block: clusters of several blocks are not simulated")
+        ranks, count = w.views[U32][block].astype(np.int64), len(w.block.cluster.blocks)
+        if (ranks[w.lanes(m)] >= count).any():
+            raise Fault(f"mapa to block {ranks[w.lanes(m)].max()} of a cluster of {count}")
         rows = w.views[kind.view]
-        put(rows[out], rows[a], m)
+        places = np.where(ranks == w.block.rank, 0, ranks + 1) << RANK_SHIFT
+        plain = rows[a] & ~rows.dtype.type(0xFF << RANK_SHIFT)
+        put(rows[out], plain | places.astype(rows.dtype), m)
 
     return run
 

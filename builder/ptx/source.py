@@ -231,6 +231,9 @@ class Kernel:
     functions: tuple[Function, ...] = ()
     #: bytes of local memory for the kernel's variables, and the parameters of its calls
     stack: int = 0
+    #: ``.reqnctapercluster``: blocks of a cluster along each axis; whether the launch has to say
+    cluster: tuple[int, int, int] | None = None
+    explicit_cluster: bool = False
     #: variables of the module in constant and global memory
     data: tuple[Variable, ...] = ()
 
@@ -275,6 +278,8 @@ class _Text:
     name: str
     returns: str
     parameters: str
+    #: performance-tuning and cluster directives
+    directives: str
     body: str
     #: the lines of its name and of its body
     line: int
@@ -332,7 +337,14 @@ def module_of(text: str) -> Module:
             first = line + match[0].count("\n")
             body, counted = plain[match.end() : at], match.start()
             texts[match[3]] = _Text(
-                match[3], match[2] or "", match[4] or "", body, line, first, bool(match[1])
+                match[3],
+                match[2] or "",
+                match[4] or "",
+                match[5],
+                body,
+                line,
+                first,
+                bool(match[1]),
             )
             at += 1
     variables = {v.name: (space, v) for space, v in _variables("".join([*outer, plain[at:]]))}
@@ -409,6 +421,8 @@ class _Linker:
             target=self.module.target,
             functions=tuple(functions),
             stack=stack,
+            cluster=_cluster(entry.directives),
+            explicit_cluster=".explicitcluster" in entry.directives,
             data=tuple(
                 replace(v, writable=space == "global")
                 for space, v in data
@@ -465,6 +479,14 @@ class _Linker:
         self.code += code
         self.labels |= {base + place for place in reader.labels.values()}
         return max(frame, _end_of(offsets))
+
+
+def _cluster(directives: str) -> tuple[int, int, int] | None:
+    match = re.search(r"\.reqnctapercluster\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
+    if match is None:
+        return None
+    x, y, z = (int(size or 1) for size in match.groups())
+    return x, y, z
 
 
 def _laid_out(variables: Iterable[Variable], at: int) -> dict[str, Parameter]:

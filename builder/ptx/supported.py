@@ -4,7 +4,7 @@ A row is a form as the PTX ISA, "Instruction Set", writes it, and its operands. 
 alternatives, and an empty one is an optional word.  Each operand is a letter: ``p`` a predicate,
 ``h r l`` a register of 16, 32 and 64 bits, ``T`` one of the last type, ``D`` one of the type
 before; ``g`` and ``s`` an address in global and in shared memory, ``t`` a tensor's, ``i`` a number,
-``_`` nothing; ``4r`` is a vector and ``r|p`` a pair.
+``_`` nothing, ``-`` no register; ``4r`` is a vector and ``r|p`` a pair.
 """
 
 from __future__ import annotations
@@ -165,7 +165,11 @@ FORMS: dict[str, str] = {
         mov.b32 2h r
         mov.b64 2r l
         mov.b64 4h l
+        mov.b128 q q
         mov.b128 q 2l
+        mov.b128 2l q
+        ld.shared.b128 q s
+        st.shared.b128 s q
         ld{{|.global|.shared|.local|.const}}{_MEMORY} T a
         ld{{|.global|.shared|.local|.const}}.v2{_MEMORY} 2T a
         ld{{|.global|.shared|.local|.const}}.v4{{.b8|.b16|.b32|.u32|.f32}} 4T a
@@ -175,6 +179,8 @@ FORMS: dict[str, str] = {
     """{|.global|.shared}{.b8|.u16|.u32|.b32|.b64|.f32} T a
         ld.global{|.ca|.cg|.cs|.lu|.cv|.nc}{|.L1::no_allocate|.L1::evict_last}{|.L2::128B}.b32 r g
         ld.global.L2::cache_hint.b32 r g l
+        ld{|.relaxed.cluster|.acquire.cluster}.shared::cluster{.b32|.b64} T s
+        ld.shared::cluster.v4.b32 4T s
         ldu.global.b32 r g
         st{|.global|.shared|.local}"""
     f"""{_MEMORY} a T
@@ -186,11 +192,17 @@ FORMS: dict[str, str] = {
     """{|.global|.shared}{.b8|.u16|.u32|.b32|.b64|.f32} a T
         st.global{|.wb|.cg|.cs|.wt}{|.L1::no_allocate}.b32 g r
         st.global.L2::cache_hint.b32 g r l
-        st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 s r s
+        st{|.relaxed.cluster|.release.cluster}.shared::cluster{.b32|.b64} s T
+        st.shared::cluster.v4.b32 s 4T
+        st.async{|.weak}.shared::cluster.mbarrier::complete_tx::bytes{.b32|.b64|.f32|.s64} s T s
+        st.async.shared::cluster.mbarrier::complete_tx::bytes.v2{.b32|.b64} s 2T s
+        st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 s 4T s
         cvta{|.to}{.global|.shared|.local|.const|.param}.u64 l l
-        isspacep{.global|.const|.local|.shared|.param} p l
-        mapa.shared::cluster.u32 r r r
+        isspacep{.global|.const|.local|.shared|.shared::cta|.shared::cluster|.param} p l
+        mapa.shared::cluster{.u32|.u64} T T r
+        mapa.u64 l l r
         getctarank.shared::cluster.u32 r r
+        getctarank.u64 r l
         prefetch{.global|.local}{.L1|.L2} g
         prefetch.tensormap g
         prefetchu.L1 g
@@ -217,7 +229,11 @@ FORMS: dict[str, str] = {
         red{|.global|.shared}{.and|.or|.xor}{.b32|.b64} a T
         red{|.global|.shared}{.inc|.dec}.u32 a T
         red.global.v2.f32.add g 2r
-        red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 s r s
+        atom{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} T s T
+        red{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} s T
+        red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes"""
+    """{.add.u32|.add.s32|.add.u64|.min.u32|.max.s32|.inc.u32|.dec.u32|.and.b32|.or.b32|.xor.b32}"""
+    """ s T s
         multimem.red.global.add.f32 g r""",
     "asynchronous copies": """
         cp.async.ca.shared.global s g 4
@@ -231,6 +247,8 @@ FORMS: dict[str, str] = {
         cp.async.mbarrier.arrive{|.noinc}{|.shared}.b64 s
         cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes{|.L2::cache_hint} s g r s
         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes s g r s
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"""
+    """.multicast::cluster s g r s h
         cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes s s r s
         cp.async.bulk.global.shared::cta.bulk_group{|.L2::cache_hint} g s r
         cp.async.bulk.prefetch.L2.global g r
@@ -240,8 +258,8 @@ FORMS: dict[str, str] = {
     """{|.tile}.mbarrier::complete_tx::bytes{|.L2::cache_hint} s t s
         cp.async.bulk.tensor{.1d|.2d|.3d|.4d|.5d}.global.shared::cta{|.tile}.bulk_group"""
     """{|.L2::cache_hint} t s
-        cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"""
-    """.multicast::cluster s t s h
+        cp.async.bulk.tensor{.1d|.2d|.3d|.4d|.5d}.shared::cluster.global"""
+    """.mbarrier::complete_tx::bytes.multicast::cluster{|.L2::cache_hint} s t s h
         cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes s t s
         cp.async.bulk.prefetch.tensor.2d.L2.global t
         cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 g s r
@@ -254,7 +272,8 @@ FORMS: dict[str, str] = {
         {{bar|barrier}}.red.popc.u32 r i p
         {{bar|barrier}}.red{{.and|.or}}.pred p i p
         bar.warp.sync r
-        barrier.cluster{{.arrive|.wait}}{{|.aligned}} _
+        barrier.cluster.arrive{{|.release|.relaxed}}{{|.aligned}} _
+        barrier.cluster.wait{{|.acquire}}{{|.aligned}} _
         membar{{.cta|.gl|.sys}} _
         fence{{.sc|.acq_rel}}{_SCOPE} _
         fence.proxy.async{{|.global|.shared::cta}} _
@@ -266,12 +285,21 @@ FORMS: dict[str, str] = {
         mbarrier.arrive{{|.shared}}.b64 l s
         mbarrier.arrive.shared.b64 l s r
         mbarrier.arrive.expect_tx{{|.shared}}.b64 l s r
-        mbarrier.arrive.noComplete{{|.shared}}.b64 l s r
-        mbarrier.arrive_drop{{|.shared}}.b64 l s
+        mbarrier{{.arrive|.arrive_drop}}.noComplete{{|.shared}}.b64 l s r
+        mbarrier.arrive_drop{{|.expect_tx}}{{|.shared}}.b64 l s r
+        mbarrier.arrive{{|.release.cluster|.relaxed.cluster}}.shared::cluster.b64 - s
+        mbarrier.arrive_drop{{|.release.cluster}}.shared::cluster.b64 - s
         mbarrier{{.expect_tx|.complete_tx}}{{|.relaxed.cta}}.shared.b64 s r
+        mbarrier{{.expect_tx|.complete_tx}}.relaxed.cluster.shared::cluster.b64 s r
         mbarrier{{.test_wait|.try_wait}}.parity{{|.acquire.cta}}.shared.b64 p s r
         mbarrier{{.test_wait|.try_wait}}.shared.b64 p s l
-        mbarrier.pending_count.b64 r l""",
+        mbarrier.pending_count.b64 r l
+        clusterlaunchcontrol.try_cancel.async{{|.shared::cta}}.mbarrier::complete_tx::bytes"""
+    """{|.multicast::cluster::all}.b128 s s
+        clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p q
+        clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 4r q
+        clusterlaunchcontrol.query_cancel{.get_first_ctaid::x|.get_first_ctaid::y"""
+    """|.get_first_ctaid::z}.b32.b128 r q""",
     "lanes of a warp": """
         shfl.sync{.idx|.up|.down|.bfly}.b32 r r r r r
         shfl.sync{.idx|.up|.down|.bfly}.b32 r|p r r r r
@@ -293,8 +321,11 @@ FORMS: dict[str, str] = {
         ldmatrix.sync.aligned.m8n8.x1{|.trans}.shared.b16 1r s
         ldmatrix.sync.aligned.m8n8.x2{|.trans}.shared.b16 2r s
         ldmatrix.sync.aligned.m8n8.x4{|.trans}.shared.b16 4r s
-        ldmatrix.sync.aligned.m8n16{.x1|.x2|.x4}.shared.b8x16.b4x16_p64 1r s
-        ldmatrix.sync.aligned.m16n16{.x1|.x2}.trans.shared.b8 2r s
+        ldmatrix.sync.aligned.m8n16.x1.shared.b8x16{.b4x16_p64|.b6x16_p32} 1r s
+        ldmatrix.sync.aligned.m8n16.x2.shared.b8x16{.b4x16_p64|.b6x16_p32} 2r s
+        ldmatrix.sync.aligned.m8n16.x4.shared.b8x16{.b4x16_p64|.b6x16_p32} 4r s
+        ldmatrix.sync.aligned.m16n16.x1.trans.shared{.b8|.b8x16.b4x16_p64|.b8x16.b6x16_p32} 2r s
+        ldmatrix.sync.aligned.m16n16.x2.trans.shared{.b8|.b8x16.b4x16_p64|.b8x16.b6x16_p32} 4r s
         stmatrix.sync.aligned.m8n8.x1{|.trans}.shared.b16 s 1r
         stmatrix.sync.aligned.m8n8.x2{|.trans}.shared.b16 s 2r
         stmatrix.sync.aligned.m8n8.x4{|.trans}.shared.b16 s 4r
@@ -348,7 +379,7 @@ _HEAD = """.version 9.1
 .address_size 64
 .visible .entry k()
 {
-.reg .pred %p<40>; .reg .b16 %h<40>; .reg .b32 %r<40>; .reg .b64 %l<40>;
+.reg .pred %p<40>; .reg .b16 %h<40>; .reg .b32 %r<40>; .reg .b64 %l<40>; .reg .b128 %q<40>;
 .shared .align 16 .b8 place[64];
 """
 
@@ -406,7 +437,7 @@ def _operand(letter: str, name: str, number: int) -> str:
     coordinates = ", ".join(_register("r", n + 1) for n in range(int(rank[1]) if rank else 1))
     space = "s" if re.search(r"\.shared\b", name) else "g"
     fixed = {
-        "i": "0", "g": "[%l1]", "s": "[%r1]", "t": f"[%l1, {{{coordinates}}}]",
+        "i": "0", "-": "_", "g": "[%l1]", "s": "[%r1]", "t": f"[%l1, {{{coordinates}}}]",
         "a": "[%r1]" if space == "s" else "[%l1]",
     }  # fmt: skip
     return fixed.get(letter) or _register(

@@ -23,7 +23,7 @@ from builder.ptx.decoder import (
     Target,
 )
 from builder.ptx.machine import EXIT, LANES, Fault
-from builder.ptx.races import BLOCK, GRID
+from builder.ptx.races import BLOCK, CLUSTER, GRID
 from builder.ptx.registers import typed
 from builder.ptx.source import Instruction, Name, Negated, Number, Pair
 
@@ -311,6 +311,8 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
     words = [m for m in i.modifiers if m not in ("cta", "aligned")]
     if words == ["warp", "sync"]:
         return _together(d, i)
+    if words[:1] == ["cluster"] and i.opcode == "barrier":
+        return _cluster_barrier(d, i, words[1:])
     operands, result = list(i.operands), None
     if words[:1] == ["red"]:
         result = _reduced_at(d, i, words[1:], operands.pop(0), operands.pop())
@@ -332,6 +334,28 @@ def _barrier(d: Decoder, i: Instruction) -> Step:
         if result:
             result(w, lanes, barrier)
         w.block.settle(which)
+
+    return run
+
+
+def _cluster_barrier(d: Decoder, i: Instruction, words: list[str]) -> Step:
+    """``barrier.cluster.arrive`` and ``.wait``: all threads of a cluster that have not ended."""
+    if words not in (["arrive"], ["arrive", "release"], ["arrive", "relaxed"], ["wait"],
+                     ["wait", "acquire"]):  # fmt: skip
+        raise d.unknown(i)
+    arrives, release, aligned = words[0] == "arrive", "relaxed" not in words, i.has("aligned")
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes, races = ALL if m is True else m, w.block.races
+        if aligned and m is not True and (w.live & ~lanes).any():
+            whole_warp(i, w, m)
+        if not arrives:
+            w.block.cluster.wait(w, lanes)
+            return
+        clocks = None
+        if races:
+            clocks = races.arrives_at_cluster(w.number, w.lanes(m), release=release)
+        w.block.cluster.arrive(w, lanes, clocks)
 
     return run
 
@@ -379,10 +403,10 @@ def _nothing(_d: Decoder, i: Instruction) -> Step:
     return run
 
 
-def _fence_initialised(w: Warp, _m: Mask) -> None:
+def _fence_initialised(w: Warp, m: Mask) -> None:
     """``fence.mbarrier_init``."""
     if w.block.races:
-        w.block.races.fence_initialised(w.number)
+        w.block.races.fence_initialised(w.number, w.lanes(m))
 
 
 def _fence(d: Decoder, i: Instruction) -> Step:
@@ -406,7 +430,7 @@ def _order(_d: Decoder, i: Instruction) -> Step:
     """``fence.sc``, ``fence.acq_rel`` and ``membar``, which order memory at a scope."""
     if i.opcode == "fence" and i.modifiers[:1] == ("proxy",):
         return lambda _w, _m: None
-    scope = BLOCK if i.has("cta") else GRID
+    scope = BLOCK if i.has("cta") else CLUSTER if i.has("cluster") else GRID
 
     def run(w: Warp, m: Mask) -> None:
         if w.block.races:

@@ -7,6 +7,7 @@ configuration is not known, a small one stands in: then only what no model decid
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -23,7 +24,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
-from builder.serving.recipe import RecipeImage
+from builder.serving.recipe import RecipeImage, node_count
 from builder.serving.release import official_image, release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
@@ -50,7 +51,12 @@ _NOT_ASKED = {
     "--allowed-local-media-path", "--chat-template",
 }  # fmt: skip
 _SPECULATION = "--speculative-config"
+_CODE = "--trust-remote-code"
 _RAY = ("--distributed-executor-backend", "ray")
+#: Flags of a server whose ranks are on several machines.
+_JOINED = {"--nnodes", "--node-rank", "--headless", "--master-addr", "--data-parallel-address"}
+#: Flags whose product is the number of ranks.
+_RANKS = {"--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"}
 #: How a release refuses more ranks than one machine has GPUs.
 _MORE_GPUS = re.compile(r"World size \((\d+)\) is larger than the number of available GPUs")
 #: Kinds of pydantic's errors that only look at the value, and not at the model.
@@ -80,6 +86,8 @@ class Question:
     #: the flags, each with its values
     flags: tuple[Words, ...] = ()
     variables: Mapping[str, str]
+    #: machines with one GPU each, as many as it has ranks, whatever the flags say
+    joined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,25 +197,24 @@ def _asked(
     refused: list[Refused] = []
     left_out: list[str] = []
     flags = list(words)
-    answer = None
+    ranks: list[Words] = []
+    answer: Preflight | None = None
     while len(refused) < _MOST:
-        try:
-            answer = ask(_request(model, question, flags))
-        except (RemoteError, UsageError):
-            if answer is None:
-                return None
-            break
-        refusal = answer.refusal
-        if answer.starts != "no" or refusal is None:
-            break
-        if ranks := _MORE_GPUS.search(refusal.message):
-            if any(_name(flag) == "--nnodes" for flag in flags):
-                break
-            flags.append(("--nnodes", ranks[1]))
-            flags.append(("--node-rank", "0"))
-            left_out.append(f"as rank 0 of {ranks[1]} machines with one GPU each")
+        latest = _answer(ask, _request(model, question, [*flags, *ranks]))
+        answer = latest or answer
+        if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
+            flags.remove((_CODE,))  # the release may have the classes itself
+            left_out.append(f"{_CODE}: the code of a checkpoint is not run")
             continue
-        culprits = _culprits(answer, flags)
+        if latest is None or latest.starts != "no" or latest.refusal is None:
+            break
+        refusal = latest.refusal
+        if more := _MORE_GPUS.search(refusal.message):
+            if ranks or any(_name(flag) == "--nnodes" for flag in flags):
+                break
+            ranks = [("--nnodes", more[1]), ("--node-rank", "0")]
+            continue
+        culprits = _culprits(latest, flags)
         if general and not _is_general(refusal):
             left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
         else:
@@ -218,7 +225,37 @@ def _asked(
         if not culprits:
             break
         flags = [flag for flag in flags if flag not in culprits]
+        if any(_name(flag) in _RANKS for flag in culprits):
+            ranks = []  # without it they are fewer
+    left_out += _other_ranks(question, ranks)
+    if answer is None:
+        return None
     return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _answer(ask: Ask, request: PreflightRequest) -> Preflight | None:
+    """What a release says, and of a refusal what cures it; None: the configuration is not here.
+
+    A cure costs a question for each flag, so none is looked for where a parser names the flag, or
+    where more ranks are the cure.
+    """
+    try:
+        answer = ask(request)
+    except (RemoteError, UsageError):
+        return None
+    refusal = answer.refusal
+    if refusal is None or refusal.stage == "arguments" or _MORE_GPUS.search(refusal.message):
+        return answer
+    return ask(dataclasses.replace(request, cures=True))
+
+
+def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
+    """What was not asked of a server with several ranks: a simulated Spark has one GPU."""
+    if ranks and not question.joined:
+        flags = question.flags
+        joined = any(_name(f) in _JOINED or _value(f, _name(f)) == _RAY for f in flags)
+        what = "the other ranks" if joined else "several GPUs in one machine"
+        yield f"{what}; it was rank 0 of {ranks[0][1]} machines with one GPU each"
 
 
 def _request(model: str, question: Question, flags: Sequence[Words]) -> PreflightRequest:
@@ -227,6 +264,7 @@ def _request(model: str, question: Question, flags: Sequence[Words]) -> Prefligh
         plan=PlanOptions(base=question.base, layers=question.layers),
         flags=tuple(word for flag in flags for word in flag),
         add_flags=False,  # the command is asked about as it is
+        cures=False,
         variables=[f"{name}={value}" for name, value in question.variables.items()],
     )
 
@@ -366,6 +404,7 @@ def question_of(request: RecipeRequest, recipe: Recipe) -> Question:
         layers=(recipe.profile,) if patched and not named else (),
         flags=tuple(f.words for f in (*recipe.flags, *node.flags) if f.name not in _PARSERS),
         variables=recipe.variables(node),
+        joined=node_count(recipe.topology) > 1,
     )
 
 

@@ -10,6 +10,7 @@ If a value of ``config.json`` is missing, `Unknown` has the reason.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -468,9 +469,10 @@ def decoded_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
+    """A JSON file, read as Transformers reads it: Nemotron's has ``Infinity``."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.convert(json.loads(path.read_bytes()), kind)
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
 
 

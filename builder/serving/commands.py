@@ -209,7 +209,8 @@ _TEXTS = frozenset(("echo", "printf", "pkill", "pgrep", "grep", "egrep", "kill",
 #: Options of ssh that take a word (ssh(1), OpenSSH 9).
 _SSH_VALUES = frozenset("BbcDEeFIiJLlmOopQRSWw")
 _SERVES = re.compile(r"\bvllm serve\s+[^\s;|&]|\bvllm\.entrypoints\.openai\.api_server\s+-")
-_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})|\$\{[^}]*\}|\$\w+")
+#: Of a recipe's command: ``{{`` and ``}}`` are braces, ``{name}`` is filled in.
+_PLACEHOLDER = re.compile(r"(\{\{|\}\})|\{(\w+)\}|\$\{[^}]*\}|\$\w+")
 #: What compose fills in (``$$``, ``${NAME:-default}``, ``$NAME``), and Kubernetes (``$(NAME)``).
 _FILLED_IN = re.compile(r"\$\$|\$\{\w+:?-([^${}]*)\}|\$\{[^}]*\}|\$\(\w+\)|\$\w+")
 #: Words and variables of all commands of a file, and characters that are read to find them.  Files
@@ -696,10 +697,15 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
     keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
     image = next((_words(file, keys[key]) for key in _IMAGE if key in keys), [])
     defaults = keys.get("defaults")
+    recipe = "recipe_version" in keys
     values = dict(_pairs(file, defaults)) if defaults is not None else {}
+    if recipe:
+        values = {
+            **values,
+            **{key: value for key, value in _pairs(file, mapping) if key == "model"},
+        }
     parts = [keys[key] for key in _COMMAND if key in keys]
     entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
-    recipe = "recipe_version" in keys
     ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)
     entrypoint = "" if entry or recipe or not parts else None
     env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
@@ -762,9 +768,9 @@ def _filled(file: _File, text: str, values: Mapping[str, str] | None) -> str:
         return text
 
     def fill(match: re.Match[str]) -> str:
-        return file.read((values or {}).get(match[1] or "", UNKNOWN))
+        return match[1][0] if match[1] else file.read(values.get(match[2] or "", UNKNOWN))
 
-    return _PLACEHOLDER.sub(fill, text).replace("{{", "{").replace("}}", "}")
+    return _PLACEHOLDER.sub(fill, text)
 
 
 def _interpolated(text: str) -> str:

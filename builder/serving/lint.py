@@ -127,6 +127,9 @@ RULES = {
               f"{_ARGS} and configuration (vllm/config)"),
         _rule("refused", "error", "with --ask: the release's own code refuses the settings",
               "the release, which builds the model on a simulated GB10: docs/preflight.md"),
+        _rule("transformers-version", "warning",
+              "with --ask: the newest Transformers that the release takes refuses the model",
+              "Transformers in the sandbox; an image has that of its day: vllm-project/vllm#53836"),
         _rule("kernel-trouble", "warning",
               "with --ask: the model gets a kernel that failed on GB10s",
               "threads that docs/preflight.md names"),
@@ -757,6 +760,11 @@ def _refused(checked: Checked, asked: Asked) -> Iterator[Finding]:
     """What the release refuses, each on the line of its flag, and what is known of its kernels."""
     command, release = checked.command, checked.interface.vllm
     for one in asked.refused:
+        if one.where.startswith("transformers/"):
+            message = f"Transformers refuses the model with vLLM {release}: {one.sentence}"
+            advice = "an image with an older Transformers may start: pip show transformers in it"
+            yield checked.finding("transformers-version", command.line, message, advice)
+            continue
         line = next((w.line for w in command.words if one.flag and w.text == one.flag[0]), 0)
         variable = next((v.line for v in command.env if v.name in one.sentence), 0)
         words = shortened(" ".join(one.flag)) or "this"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -260,9 +260,10 @@ class ModelShown(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Models:
-    """Model files by name, each read on demand."""
+    """Model files by name, each read on demand and once."""
 
     files: Mapping[str, Path]
+    _read: dict[Path, Model] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def discover(cls, extra: Iterable[Path] = ()) -> Models:
@@ -324,20 +325,26 @@ class Models:
 
     def _known(self, name: str) -> Model | None:
         if name in self.files:
-            return read_model(self.files[name])
+            return self._of(self.files[name])
         for path in self.files.values() if "/" in name else ():
-            model = read_model(path)
+            model = self._of(path)
             if model.id.value == name:
                 return model
         return None
 
+    def _of(self, path: Path) -> Model:
+        """The model of one of the files."""
+        if path not in self._read:
+            self._read[path] = read_model(path)
+        return self._read[path]
+
     def _ids(self) -> list[str]:
         """The ids on Hugging Face of all models."""
-        return [read_model(path).id.value for path in self.files.values()]
+        return [self._of(path).id.value for path in self.files.values()]
 
     def listed(self) -> ModelList:
         """All of them, one line each."""
-        models = [(read_model(path), path) for _, path in sorted(self.files.items())]
+        models = [(self._of(path), path) for _, path in sorted(self.files.items())]
         rows = (
             ModelRow(name=m.name, id=m.id.value, summary=m.summary, file=_shown(path))
             for m, path in models

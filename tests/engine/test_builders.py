@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.images.engines.oci import WHITEOUT
 from builder.images.registry.client import Registry as Client
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import Descriptor
+from builder.images.rootfs.tar import WHITEOUT_PREFIX
 from tests.unit.imagefiles import CONFIG, SITE, Item, put_image, python_items, site_items, tar_of
 from tests.unit.imagefiles import folder as folder_item
 
@@ -169,7 +169,7 @@ def text_in(world: World, name: str, tag: str) -> str:
             data = stream.read(row["size"] + 1)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
-                assert WHITEOUT not in member.name
+                assert WHITEOUT_PREFIX not in member.name
                 if f"/{member.name}" == f"/{SITE.strip('/')}/vllm/{name}.py":
                     held = tar.extractfile(member)
                     assert held is not None

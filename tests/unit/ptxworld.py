@@ -59,6 +59,7 @@ def run(
     *,
     threads: int = 32,
     blocks: int = 1,
+    cluster: int = 1,
     schedule: Schedule | None = None,
     watch: bool = False,
     shared: int = 8192,
@@ -83,7 +84,7 @@ def run(
     (kernel,) = kernels_of(source(body, more)).values()
     parameters = IN.to_bytes(8, "little") + OUT.to_bytes(8, "little")
     parameters += bytes(kernel.parameter_bytes - len(parameters) - len(extra)) + extra
-    launch = Launch((blocks, 1, 1), (threads, 1, 1), shared, parameters)
+    launch = Launch((blocks, 1, 1), (threads, 1, 1), shared, parameters, (cluster, 1, 1))
     grid = Grid(Program(kernel), launch, GlobalMemory(regions), schedule, watch=watch, fast=fast)
     return Result(out, grid.run())
 

@@ -50,7 +50,7 @@ def test_every_name_in_the_text_exists(dotted: str) -> None:
 def test_there_is_a_walk_to_check() -> None:
     assert len(FUNCTIONS) > 12
     assert len(DOTTED) >= 2
-    assert not found("tar_layers", "builder.images.engines.oci")
+    assert not found("tar_layers", "builder.images.rootfs.tar")
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if "NAME" not in file])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.trees import versions
-from builder.common.locks import locked
+from builder.common.cache import locked
 from builder.common.paths import cache_dir
 from builder.common.programs import VERIFIER
 from builder.proof.isolation import call, install_command

@@ -19,10 +19,10 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.hints import ELSEWHERE, instead, os_hint
 from builder.common.leftovers import identity, making, noted
-from builder.common.locks import locked
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.client import verified
 from builder.images.registry.model import (

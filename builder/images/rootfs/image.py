@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
+from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
 from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import keep_latest, making
-from builder.common.locks import locked
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
 from builder.common.reference import Ref

@@ -16,7 +16,15 @@ from urllib.parse import quote
 from builder.applier.receipts import STATE_DIR
 from builder.errors import RemoteError
 from builder.images.rootfs import limits
-from builder.images.rootfs.tar import DIR, FILE, HARDLINK, SYMLINK, LayerTar, Member
+from builder.images.rootfs.tar import (
+    DIR,
+    FILE,
+    HARDLINK,
+    SYMLINK,
+    WHITEOUT_PREFIX,
+    LayerTar,
+    Member,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,17 +33,18 @@ if TYPE_CHECKING:
     from builder.images.rootfs.tar import Unpacked
 
 #: Version; increased when the code indexes the same layer differently.
-VERSION = 2
+VERSION = 3
 #: A directory that the layer writes into without an entry for it.
 IMPLICIT = "implicit"
 WHITEOUT, OPAQUE = "whiteout", "opaque"
 
+#: ``content`` has row ids: without them SQLite reads a whole file at each step of a look-up.
 _SCHEMA = """
 CREATE TABLE entry (path BLOB PRIMARY KEY, parent BLOB, kind TEXT, size INTEGER, mode INTEGER,
                     uid INTEGER, gid INTEGER, link BLOB, sha256 TEXT) WITHOUT ROWID;
 CREATE TABLE hidden (path BLOB, parent BLOB, kind TEXT, PRIMARY KEY (path, kind)) WITHOUT ROWID;
 CREATE TABLE implied (path BLOB PRIMARY KEY, kind TEXT) WITHOUT ROWID;
-CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB) WITHOUT ROWID;
+CREATE TABLE content (sha256 TEXT PRIMARY KEY, packed BLOB);
 CREATE TABLE unpacked (diff_id TEXT);
 """
 
@@ -262,13 +271,9 @@ class LayerIndex:
         self._db.close()
 
     def unpacked(self) -> tuple[str, str]:
-        """The digest of the layer's tar, and how its blob is packed; ``""`` in an older index."""
-        try:
-            rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
-        except sqlite3.OperationalError:
-            rows = []
-        values = [str(row[0]) for row in rows[:2]]
-        diff_id, form = (*values, *[""] * (2 - len(values)))
+        """The digest of the layer's tar, and how its blob is packed."""
+        rows = self._db.execute("SELECT diff_id FROM unpacked ORDER BY rowid").fetchall()
+        diff_id, form = (str(row[0]) for row in rows)
         return diff_id, form
 
     def row(self, path: str) -> Row | None:
@@ -369,8 +374,7 @@ def _name(key: bytes) -> str:
 # ------------------------------------------------------------------- reading a layer into its index
 
 
-#: Whiteouts of the OCI image specification, "Layer Filesystem Changeset".
-_PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
+_OPAQUE_NAME = f"{WHITEOUT_PREFIX}{WHITEOUT_PREFIX}.opq"
 #: Files of a ``.dist-info`` or ``.egg-info`` that list a distribution's files and entry points.
 _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json")
 #: Packages whose text files layers patch and verification reads; others are fetched
@@ -434,8 +438,8 @@ def _note(tar: LayerTar, member: Member, writer: LayerWriter, where: str) -> Non
     folder, name = parent_of(member.path), member.path.rpartition("/")[2]
     if name == _OPAQUE_NAME:
         writer.hide(folder, OPAQUE)
-    elif name.startswith(_PREFIX):
-        target = name.removeprefix(_PREFIX)
+    elif name.startswith(WHITEOUT_PREFIX):
+        target = name.removeprefix(WHITEOUT_PREFIX)
         if target in ("", ".", ".."):
             raise RemoteError(f"{where}: a whiteout without a name: {member.path!r}")
         writer.hide(f"{folder}/{target}" if folder else target, WHITEOUT)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.locks import locked
+from builder.common.cache import locked
 from builder.images.engines import oci
-from builder.images.engines.oci import tar_layer
+from builder.images.rootfs.tar import tar_layer
 from tests.unit.fakes import REPLACE, every_base_is, fake_base, layer_text, vllm_files
 
 if TYPE_CHECKING:

@@ -453,13 +453,23 @@ def test_a_good_result_is_cached_for_the_same_files_only() -> None:
     "result",
     [
         {"kernels": [], "fatal": {"type": "ImportError", "message": "", "stage": "import"}},
-        {"kernels": [compiled(), failed("OpError", "no")], "fatal": None},
-        {"kernels": [of_tiles(compiled(), failed("OpError", "no"))], "fatal": None},
+        {"kernels": [compiled(), failed("Crashed", "signal 9")], "fatal": None},
+        {"kernels": [failed("OSError", "no space")], "fatal": None},
+        {"kernels": [of_tiles(compiled(), failed("MemoryError", "no"))], "fatal": None},
     ],
 )
-def test_a_failed_result_is_not_cached(result: dict[str, Any]) -> None:
+def test_what_this_machine_may_have_caused_is_not_cached(result: dict[str, Any]) -> None:
     keep_result(INPUTS, reply(result))
     assert RESULTS.get(INPUTS, CodegenReply) is None
+
+
+@pytest.mark.parametrize(
+    "kernel", [failed("OpError", "no"), of_tiles(compiled(), failed("OpError", "no"))]
+)
+def test_what_the_compiler_refuses_is_cached(kernel: dict[str, Any]) -> None:
+    result = reply({"kernels": [compiled(), kernel]})
+    keep_result(INPUTS, result)
+    assert RESULTS.get(INPUTS, CodegenReply) == replace(result, kept=True)
 
 
 def test_a_changed_probe_or_damaged_cache_compiles_again(

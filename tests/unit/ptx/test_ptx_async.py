@@ -81,6 +81,16 @@ def test_a_warp_that_only_arrives_does_not_wait() -> None:
     assert other.outcome.races == []
 
 
+def test_lanes_that_a_guard_lets_wait() -> None:
+    """They stay behind, and the others of their warp go on."""
+    body = (
+        "mov.b32 %r9, dynamic; setp.lt.u32 %p1, %r0, 16; st.shared.b32 [%r9], 1; bar.sync 1;"
+        "@%p1 barrier.sync 2, 32; @%p1 bra READ; nanosleep.u32 9; st.shared.b32 [%r9], 2;"
+        "barrier.arrive 2, 32; bra OUT; READ: ld.shared.b32 %r5, [%r9]; OUT:"
+    )
+    assert run(body).out[:16, 0].tolist() == [2] * 16
+
+
 def test_invalid_barriers() -> None:
     with pytest.raises(Fault, match="barrier 3 wants 33 threads"):
         run("bar.sync 3, 33;")
@@ -149,14 +159,30 @@ def test_many_warps_that_spin_are_a_deadlock_in_every_schedule() -> None:
             run(init + WAIT.format(at="dynamic", parity=0), threads=288, schedule=schedule)
 
 
-def test_the_state_that_an_arrival_returns_is_the_phase_before() -> None:
-    body = (
-        "mov.b32 %r9, dynamic; setp.eq.u32 %p1, %r0, 0; @!%p1 bra OUT;"
-        "mbarrier.init.shared.b64 [%r9], 1; mbarrier.arrive.shared.b64 %rd5, [%r9], 1;"
-        "mbarrier.arrive.expect_tx.shared.b64 %rd6, [%r9], 0; mov.b64 {%r5, _}, %rd5;"
-        "mov.b64 {%r6, _}, %rd6; OUT:"
-    )
-    assert run(body).out[0, :2].tolist() == [0, 1]
+#: Of an mbarrier of three arrivals, by one lane.
+STATES = (
+    "mov.b32 %r9, dynamic; setp.eq.u32 %p1, %r0, 0; @!%p1 bra OUT;"
+    "mbarrier.init.shared.b64 [%r9], 3;"
+    "mbarrier.arrive.noComplete.shared.b64 %rd5, [%r9], 1; mbarrier.pending_count.b64 %r5, %rd5;"
+    "mbarrier.arrive{drop}.shared.b64 %rd6, [%r9]; mbarrier.pending_count.b64 %r6, %rd6;"
+    "mbarrier.test_wait.shared.b64 %p2, [%r9], %rd5; selp.b32 %r7, 1, 0, %p2;"
+    "mbarrier.arrive.expect_tx.shared.b64 _, [%r9], 32; {bytes}"
+    "mbarrier.try_wait.shared.b64 %p2, [%r9], %rd5; selp.b32 %r8, 1, 0, %p2;"
+    "mbarrier.arrive.shared.b64 %rd6, [%r9]; mbarrier.pending_count.b64 %r10, %rd6;"
+    "shl.b32 %r10, %r10, 8; or.b32 %r8, %r8, %r10; OUT:"
+)
+COMPLETE = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r9], 32;"
+
+
+def test_states_of_arrivals_and_arrivals_that_count_for_all_later_phases() -> None:
+    found = run(STATES.format(drop="", bytes=COMPLETE)).out[0]
+    assert found.tolist() == [3, 2, 0, 3 << 8 | 1], "pending twice, not complete, complete"
+    assert run(STATES.format(drop="_drop", bytes=COMPLETE)).out[0, 3] == 2 << 8 | 1
+    with pytest.raises(Fault, match="excess arrivals"):
+        run(STATES.format(drop="", bytes=""))
+    with pytest.raises(Fault, match="noComplete that completes the phase"):
+        run("mbarrier.init.shared.b64 [dynamic], 1;"
+            "mbarrier.arrive.noComplete.shared.b64 %rd5, [dynamic], 1;")  # fmt: skip
 
 
 def test_the_parity_identifies_the_phase() -> None:
@@ -182,7 +208,7 @@ def test_too_many_arrivals_and_no_mbarrier() -> None:
         phases("mbarrier.arrive.shared.b64 _, [%r9], 32;", count=5)
     with pytest.raises(Fault, match="no mbarrier was initialised at offset 8"):
         run("mbarrier.arrive.shared.b64 _, [dynamic+8];")
-    with pytest.raises(Fault, match="no mbarrier was initialised at offset"):
+    with pytest.raises(Fault, match="shared memory of block 221, but the cluster has 1"):
         run("mov.b32 %r10, 0xdeadbeef; mbarrier.arrive.shared.b64 _, [%r10];", watch=True)
     with pytest.raises(Fault, match="no mbarrier was initialised at offset"):
         run(WAIT.format(at="dynamic+8", parity=0), watch=True)

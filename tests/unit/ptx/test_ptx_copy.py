@@ -184,6 +184,22 @@ def test_bytes_of_shared_memory_are_stored(schedule: Schedule) -> None:
     assert found.outcome.races == []
 
 
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_all_lanes_store_the_same_bytes(schedule: Schedule) -> None:
+    """That is one copy, and no race; from two places it is one."""
+    far = np.zeros(512, np.uint8)
+    memory = (Region(0xA0000, far, True, "far"),)
+    body = STORE_BYTES.replace("@%p1 ", "")
+    found = run(body, GIVEN, schedule=schedule, watch=True, memory=memory)
+    assert far.view(np.uint32).reshape(32, 4).tolist() == GIVEN
+    assert found.outcome.races == []
+    place = "mov.b32 %r11, 256; and.b32 %r12, %r10, 256; mov.b32 %r13, dynamic;"
+    apart = body.replace("mov.b32 %r11, 512;", f"{place} add.s32 %r12, %r12, %r13;")
+    apart = apart.replace("[dynamic]", "[%r12]")
+    raced = run(apart, GIVEN, schedule=schedule, watch=True, memory=memory)
+    assert raced.kinds == {"write without order after a write"}
+
+
 def test_what_a_store_of_bytes_lacks_is_seen() -> None:
     far = Region(0xA0000, np.zeros(512, np.uint8), True, "far")
     unfenced = STORE_BYTES.replace("fence.proxy.async;", "")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from builder.ptx import grid, native
+from builder.ptx import block, grid, native
 from builder.ptx.block import Block
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.machine import Fault
@@ -198,7 +198,7 @@ def test_blocks_are_made_as_they_run(fast: bool, monkeypatch: pytest.MonkeyPatch
             alive.add(self)
             most = max(most, len(alive))
 
-    monkeypatch.setattr(grid, "Block", Counted)
+    monkeypatch.setattr(block, "Block", Counted)
     monkeypatch.setattr(grid, "_RESIDENT", 4)
     for schedule in (Schedule(), Schedule("random", 1)):
         run(MEET, WORDS[:32], blocks=60, schedule=schedule, fast=fast)

@@ -96,6 +96,45 @@ def test_ldmatrix_gives_each_lane_two_neighbours_of_a_row(trans: str) -> None:
         assert out[lane].tolist() == wanted
 
 
+#: Shared memory gets the words of the input, 16 bytes of each lane.
+ROWS = (
+    "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10;"
+    "st.shared.v4.b32 [%r9], {%r1, %r2, %r3, %r4}; bar.sync 0;"
+)
+
+
+@pytest.mark.parametrize("bits", [8, 6, 4])
+def test_ldmatrix_of_bytes(bits: int) -> None:
+    source = np.random.default_rng(1).integers(0, 256, (32, 16), np.uint8)
+    whole = [int.from_bytes(row.tobytes(), "little") for row in source]
+    values = np.array([[row >> bits * n & (1 << bits) - 1 for n in range(16)] for row in whole])
+    kind = "b8" if bits == 8 else f"b8x16.b{bits}x16_p{ {6: 32, 4: 64}[bits] }"
+    load = f"ldmatrix.sync.aligned.m16n16.x2.trans.shared.{kind} {{%r5, %r6, %r7, %r8}}, [%r9];"
+    out = np.ascontiguousarray(run(ROWS + load, source.view(np.uint32)).out).view(np.uint8)
+    for lane, one in np.ndindex(32, 16):
+        matrix, column, row = one // 8, lane // 4 + one // 4 % 2 * 8, 4 * (lane % 4) + one % 4
+        assert out[lane, one] == values[16 * matrix + row, column]
+    load = f"ldmatrix.sync.aligned.m8n16.x4.shared.{kind} {{%r5, %r6, %r7, %r8}}, [%r9];"
+    if bits == 8:
+        with pytest.raises(PtxError, match="unknown instruction"):
+            run(ROWS + load)
+        return
+    out = np.ascontiguousarray(run(ROWS + load, source.view(np.uint32)).out).view(np.uint8)
+    for lane, one in np.ndindex(32, 16):
+        row, column = 8 * (one // 4) + lane // 4, 4 * (lane % 4) + one % 4
+        assert out[lane, one] == values[row, column]
+
+
+def test_movmatrix_transposes() -> None:
+    values = np.arange(64, dtype=np.uint16)
+    words = np.zeros((32, 4), np.uint32)
+    words[:, 0] = values.view(np.uint32)
+    out = run("movmatrix.sync.aligned.m8n8.trans.b16 %r5, %r1;", words).out[:, 0]
+    assert (np.ascontiguousarray(out).view(np.uint16) == values.reshape(8, 8).T.reshape(-1)).all()
+    with pytest.raises(Fault, match="by a part of a warp"):
+        run("setp.lt.u32 %p1, %r0, 7; @%p1 movmatrix.sync.aligned.m8n8.trans.b16 %r5, %r1;")
+
+
 def test_stmatrix_is_the_inverse_of_ldmatrix() -> None:
     words = np.arange(128, dtype=np.uint32).reshape(32, 4) * 3 + 1
     body = (
@@ -400,7 +439,7 @@ def test_a_block_is_a_cluster_of_its_own() -> None:
         "WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r9], 0; @!%p2 bra WAIT;"
     )
     assert run(body).out[:, :2].tolist() == [[0, 0]] * 32
-    with pytest.raises(Fault, match="mapa to another block"):
+    with pytest.raises(Fault, match="mapa to block 1 of a cluster of 1"):
         run(body.replace("mov.b32 %r10, 0;", "mov.b32 %r10, 1;"))
 
 

@@ -30,6 +30,7 @@ class FakeRelease:
     #: a word -> the stage at which it is refused, and the message
     refuses: dict[str, tuple[str, str]] = field(default_factory=dict)
     not_run: str = ""
+    where: str = "vllm/x.py:1"
     troubles: tuple[Trouble, ...] = ()
     cache_bytes: int = 1
     asked: list[PreflightRequest] = field(default_factory=list)
@@ -41,8 +42,8 @@ class FakeRelease:
         cures: tuple[Cure, ...] = ()
         if word is not None:
             stage, message = self.refuses[word]
-            refusal = Refusal(type="ValueError", message=message, where="vllm/x.py:1", stage=stage)
-            cures = self.cures(request, word)
+            refusal = Refusal(type="ValueError", message=message, where=self.where, stage=stage)
+            cures = self.cures(request, word) if request.cures else ()
         starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
         memory = Room(
             total_bytes=100, fraction=0.9, weight_bytes=1, overhead_bytes=1,
@@ -103,6 +104,29 @@ def test_a_refusal_without_a_culprit_is_the_commands(model: Path) -> None:
     (finding,) = found(f"\nvllm serve {model} --port 1", release)
     assert (finding.line, finding.rule) == (2, "refused")
     assert "refuses this: heads do not divide" in finding.message
+
+
+def test_cures_are_looked_for_only_where_nothing_else_tells_the_flag(model: Path) -> None:
+    """Each costs a question to the release: a parser names the flag, and more ranks need none."""
+    text = f"vllm serve {model} --tensor-parallel-size 2"
+    one = OneGpu()
+    assert found(text, one) == []
+    named = FakeRelease({"--new": ("arguments", "unrecognized arguments: --new")})
+    assert len(found(f"vllm serve {model} --new", named)) == 1
+    assert [request.cures for request in (*one.asked, *named.asked)] == [False] * 4
+    model_ = FakeRelease({"marlin": ("model", "no kernel")})
+    assert len(found(f"vllm serve {model} --moe-backend marlin", model_)) == 1
+    assert [request.cures for request in model_.asked] == [False, True, False]
+
+
+def test_what_a_newer_transformers_refuses_is_a_warning(model: Path) -> None:
+    """Gemma 4 on 0.24.0: its image has an older one, with which it starts."""
+    release = FakeRelease({"--port": ("configuration", "'head_dim' is a per-layer attribute")})
+    release.cures = lambda *_: ()  # type: ignore[method-assign]
+    release.where = "transformers/integrations/heterogeneity.py:298"
+    (finding,) = found(f"vllm serve {model} --port 1", release)
+    assert (finding.rule, finding.severity) == ("transformers-version", "warning")
+    assert "Transformers refuses the model with vLLM 0.33.0: 'head_dim'" in finding.message
 
 
 def test_all_arguments_that_the_parser_does_not_know_are_named(model: Path) -> None:
@@ -169,27 +193,80 @@ def test_what_is_not_asked_is_said(model: Path) -> None:
     assert any("known only when it starts" in words for words in asked.left_out)
 
 
-def test_more_gpus_are_more_machines(model: Path) -> None:
-    message = "World size (2) is larger than the number of available GPUs (1) in this node"
+TWO_RANKS = "World size (2) is larger than the number of available GPUs (1) in this node"
 
-    def two(request: PreflightRequest) -> Preflight:
-        release = FakeRelease() if "--nnodes" in request.flags else refusing
-        return release(request)
 
-    refusing = FakeRelease({"2": ("configuration", message)})
-    linter = FakeLinter(release="0.33.0", ask=two)
-    files = [("x.sh", f"vllm serve {model} --tensor-parallel-size 2")]
-    (asked,) = lint(files, linter, Models.discover()).asked
+@dataclass
+class OneGpu(FakeRelease):
+    """A release on a machine with one GPU, which refuses two ranks there."""
+
+    #: whether it refuses two ranks on two machines, too
+    heads: bool = False
+
+    def __call__(self, request: PreflightRequest) -> Preflight:
+        if "2" in request.flags and "--nnodes" not in request.flags:
+            self.refuses = {"2": ("configuration", TWO_RANKS)}
+        elif "--nnodes" in request.flags and self.heads:
+            message = "heads must be divisible by --tensor-parallel-size"
+            self.refuses = {"2": ("model", message)}
+        else:
+            self.refuses = {}
+        return super().__call__(request)
+
+    def cures(self, request: PreflightRequest, word: str) -> tuple[Cure, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "several GPUs in one machine"),
+        ("--distributed-executor-backend ray", "the other ranks"),
+        ("--master-addr 10.0.0.1", "the other ranks"),
+    ],
+)
+def test_more_gpus_are_more_machines(model: Path, flags: str, words: str) -> None:
+    (asked,) = report(f"vllm serve {model} --tensor-parallel-size 2 {flags}", OneGpu()).asked
     assert (asked.answer, asked.left_out) == (
         "starts",
-        ("as rank 0 of 2 machines with one GPU each",),
+        (f"{words}; it was rank 0 of 2 machines with one GPU each",),
     )
+
+
+def test_one_machine_is_not_said_to_be_two(model: Path) -> None:
+    """Neither where the command has one rank, nor after the flag with two was refused."""
+    (asked,) = report(f"vllm serve {model} --tensor-parallel-size 1", OneGpu()).asked
+    assert (asked.answer, asked.left_out) == ("starts", ())
+    release = OneGpu(heads=True)
+    result = report(f"vllm serve {model} --tensor-parallel-size 2", release)
+    (finding,) = result.findings
+    assert "refuses --tensor-parallel-size 2: heads" in finding.message
+    assert result.asked[0].left_out == ()
+    assert release.asked[-1].flags == (), "one rank is asked about as one machine"
 
 
 def test_a_model_that_does_not_fit_is_a_warning(model: Path) -> None:
     (finding,) = found(f"vllm serve {model}", FakeRelease(cache_bytes=-(3 << 30)))
     assert (finding.rule, finding.severity) == ("does-not-fit", "warning")
     assert "3.0 GiB more than 0.90" in finding.message
+
+
+def test_a_model_whose_code_is_not_run_is_asked_about_without_it(model: Path) -> None:
+    """MiniMax-M2.5 names a class of its own, and the releases have one too."""
+
+    def without_code(request: PreflightRequest) -> Preflight:
+        own = "--trust-remote-code" in request.flags
+        return FakeRelease(not_run="it has code of its own" if own else "")(request)
+
+    linter = FakeLinter(release="0.33.0", ask=without_code)
+    files = [("x.sh", f"vllm serve {model} --trust-remote-code")]
+    (asked,) = lint(files, linter, Models.discover()).asked
+    words = "--trust-remote-code: the code of a checkpoint is not run"
+    assert (asked.answer, asked.left_out) == ("starts", (words,))
+    (other,) = report(
+        f"vllm serve {model} --trust-remote-code", FakeRelease(not_run="no disk")
+    ).asked
+    assert (other.answer, other.left_out) == ("not run", (words, "no disk"))
 
 
 def test_variables_reach_the_release(model: Path) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.errors import UsageError
-from builder.serving.checkpoint import INDEX, checkpoint_tensors, group_of, read_header
+from builder.serving.checkpoint import (
+    INDEX,
+    checkpoint_tensors,
+    group_of,
+    read_config,
+    read_header,
+)
 
 from .checkpoints import raw, safetensors
 
@@ -145,3 +151,11 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, text: str | None, message: s
 )
 def test_groups(name: str, group: str) -> None:
     assert group_of(name, 4) == group
+
+
+def test_a_config_may_have_an_infinite_number(tmp_path: Path) -> None:
+    """Nemotron's ``time_step_limit`` has: Transformers reads it with Python's parser."""
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2, "limit": [0.0, Infinity]}')
+    config = read_config(tmp_path)
+    assert config is not None
+    assert config.text.num_hidden_layers == 2

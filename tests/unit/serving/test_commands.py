@@ -112,6 +112,26 @@ spec:
     assert env(command) == {"VLLM_A": "1", "HF_TOKEN": UNKNOWN}
 
 
+def test_a_recipe_names_its_model() -> None:
+    """sparkrun fills in ``{model}`` from the recipe, not from its defaults."""
+    text = "recipe_version: '2'\nmodel: me/m\ncontainer: x\n"
+    command = one("r.yaml", f"{text}command: |\n  vllm serve {{model}} --port {{port}}\n")
+    assert command.model == "me/m"
+    assert [word.text for word in command.words] == ["me/m", "--port", UNKNOWN]
+    plain = one("r.yaml", "model: me/m\nimage: x\ncommand: vllm serve --model {model}\n")
+    assert plain.model == "{model}", "compose fills in nothing like it"
+
+
+def test_the_braces_of_a_default_stay() -> None:
+    """Only those of the command are doubled: an override ended with one brace less."""
+    text = (
+        "recipe_version: '2'\nmodel: m\ndefaults:\n  overrides: '{\"a\": {\"b\": {}}}'\n"
+        "command: |\n  vllm serve {model} --hf-overrides '{overrides}' --x '{{\"c\": {{}}}}'\n"
+    )
+    words = [word.text for word in one("r.yaml", text).words]
+    assert words == ["m", "--hf-overrides", '{"a": {"b": {}}}', "--x", '{"c": {}}']
+
+
 def test_recipe_is_filled_in_from_its_defaults() -> None:
     text = """\
 recipe_version: "1"

@@ -22,6 +22,7 @@ from builder.proof.wholemodel import (
     Refusal,
     Release,
     Target,
+    as_read,
     exact_pins,
     own_folder,
     sentence,
@@ -73,6 +74,12 @@ def answer(**values: Any) -> ModelAnswer:
 
 def refused(message: str, kind: str = "ValueError") -> Refusal:
     return Refusal(type=kind, message=message, where="vllm/a.py:1 in f", stage="model")
+
+
+def test_a_token_reads_nothing_of_a_tower() -> None:
+    """Otherwise a measurement was above the ceiling: Qwen3.6 35B-A3B, 97.7 and 86.9 tokens/s."""
+    parts = {one: as_read(layer(part=one, bytes=9, token_bytes=9)) for one in ("model", "tower")}
+    assert [(row.bytes, row.token_bytes) for row in parts.values()] == [(9, 9), (9, 0)]
 
 
 def document(**values: Any) -> Preflight:

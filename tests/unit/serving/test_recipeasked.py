@@ -17,11 +17,12 @@ from builder.serving.options import RecipeOptions
 from builder.serving.recipe import Place, RecipeImage, recipe_of
 
 from .served import request, served
-from .test_asked import FakeRelease
+from .test_asked import FakeRelease, OneGpu
 
 if TYPE_CHECKING:
     from builder.serving.preflight import Preflight, PreflightRequest
     from builder.serving.recipe import RecipeRequest
+    from tests.unit.caller import Call
 
 
 CLAMPED = request("deepseek-v4-flash-nvfp4", place=Place(topology="tp2", launcher="a launcher"))
@@ -78,6 +79,14 @@ def test_what_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     assert "vLLM 0.33.0 was not asked: no network" in capsys.readouterr().err
 
 
+def test_the_first_of_two_sparks_is_asked_about_as_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A launcher joins the Sparks, so the flags do not tell how many there are."""
+    asked_recipe(CLAMPED, linted_recipe(CLAMPED), OneGpu())
+    assert capsys.readouterr().err == ""
+
+
 def test_the_question_is_about_the_files_that_the_recipe_runs() -> None:
     """The official image without layers, where the profile's changes do not concern the model."""
     made = request("gpt-oss-120b", served=served(changed=("vllm-b12x-experts-scales",)))
@@ -111,6 +120,17 @@ def test_another_profile_is_tried(
         recipefiles.recipe_text(
             RecipeOptions(model="qwen3-30b-a3b", release="0.33.0", ask=True, profile="b12x-full")
         )
+
+
+def test_a_recipe_that_was_not_asked_about_says_so(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
+    monkeypatch.setattr(recipefiles, "_taken", lambda _, request: linted_recipe(request))
+    words = ("recipe", "qwen3-30b-a3b", "--release", "0.33.0")
+    note = f"only vLLM 0.33.0's source was read; vLLM itself: spark-build {' '.join(words)} --ask"
+    assert note in call(*words).err
+    assert "note: only" not in call(*words, "--ask").err
 
 
 def test_experts_with_a_clamp_do_not_get_b12x() -> None:

@@ -39,11 +39,15 @@ SAME_VALUE = {"st.shared.b32 [%r4060+0], %r3208: now st.shared.b32 [%r4060+128],
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "seed", "same"),
-    [("b12x GEMM, tile 64x64", 12, 4, SAME), ("b12x MoE, 1 token", 7, 7, SAME_VALUE)],
+    ("names", "count", "seed", "same"),
+    [
+        (["b12x GEMM, tile 64x64", "b12x GEMM, several tiles of 64x64 a block"], 12, 4, SAME),
+        (["b12x MoE, 1 token"], 7, 7, SAME_VALUE),
+    ],
+    ids=["GEMM", "MoE"],
 )
 def test_checks_that_detect_a_mutant(
-    name: str,
+    names: list[str],
     count: int,
     seed: int,
     same: set[str],
@@ -53,12 +57,14 @@ def test_checks_that_detect_a_mutant(
 ) -> None:
     made = planned("pypi:vllm==0.20.1")
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
-    (kernel,) = (one for one in LAUNCHED if one.name == name)
+    kernels = [one for one in LAUNCHED if one.name in names]
     monkeypatch.setenv("SPARK_BUILD_KEEP_LAUNCHES", str(tmp_path / "kept"))
-    replies_of(target, launch_request(target.plan.env, "sm_121a", [kernel]))
+    replies_of(target, launch_request(target.plan.env, "sm_121a", kernels))
     paths = sorted((tmp_path / "kept").rglob("launch.json"))
     launches = [read_launch(path) for path in paths]
-    assert len(launches) == len(kernel.request.get("shapes", kernel.request.get("tokens")))
+    requests = [one.request for one in kernels]
+    assert len(launches) == sum(len(one.get("shapes", one.get("tokens"))) for one in requests)
+    assert len({launch.ptx for launch in launches}) == 1
     original = program_of(launches[0], paths[0]).kernel
     asked = os.environ.get(COUNT)
     mutants = drawn(original, int(asked or count), int(os.environ.get(SEED, seed)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from builder.common import locks
+from builder.common import cache
 from builder.common.reference import Ref
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import IDENTIFIERS
@@ -197,7 +197,7 @@ class TestWriting:
     ) -> None:
         """Two locks at a time would each lose what the other one added."""
         held: list[str] = []
-        original = locks.locked
+        original = cache.locked
 
         def noted(subject: str, **options: Any) -> Any:
             held.append(subject)

@@ -18,8 +18,7 @@ import builder
 from builder.__main__ import run
 from builder.cli import complete
 from builder.cli.command import bytes_of, seconds_of
-from builder.common.cache import KINDS, PruneRequest, entries, prune
-from builder.common.locks import locked
+from builder.common.cache import KINDS, PruneRequest, entries, locked, prune
 from builder.common.paths import _in_use, cache_dir, in_use_lock
 from builder.errors import UsageError
 

@@ -15,7 +15,8 @@ from builder.applier.trees import Content
 from builder.common.paths import cache_dir
 from builder.images.engines import oci
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import LayerInputs, OciEngine, Owners, layer_key, layout_digest
+from builder.images.engines.oci import LayerInputs, OciEngine, layer_key, layout_digest
+from builder.images.rootfs.tar import Owners
 from tests.unit.fakes import (
     copy_op,
     dist_files,

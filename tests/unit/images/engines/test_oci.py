@@ -21,7 +21,8 @@ from builder.errors import BuildFailed, SparkBuildError, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.choice import get_engine
 from builder.images.engines.model import BuildRequest, BuiltImage
-from builder.images.engines.oci import OciEngine, layout_digest, read_layout, tar_layer
+from builder.images.engines.oci import OciEngine, layout_digest, read_layout
+from builder.images.rootfs.tar import tar_layer
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
