@@ -960,7 +960,7 @@ def _load_bytes(d: Decoder, i: Instruction) -> Step:
 
         def read(copy: Copy | None) -> Any:
             if block.races and copy and of_global:
-                block.races.copy_global(copy, region, np.array([at]), count, write=False)
+                block.races.copy_global(copy, region, np.array([at]), count)
             elif block.races and copy:
                 block.races.copy_reads(copy, block.races.shared.span(at, count))
             return data[at : at + count]
@@ -998,9 +998,10 @@ def _store_bytes(d: Decoder, i: Instruction) -> Step:
         def write(copy: Copy | None) -> None:
             region = block.state.memory.find(target, target + count, write=True)
             at = target - region.address
-            if block.races and copy:
-                block.races.copy_global(copy, region, np.array([at]), count, write=True)
+            before = region.data[at : at + count].copy()
             region.data[at : at + count] = block.shared.bytes[first : first + count]
+            if block.races and copy:
+                block.races.copy_global(copy, region, np.array([at]), count, before[None])
 
         _store_bulk(w, lanes, place, count, write, line)
 
@@ -1253,7 +1254,7 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
             def write(copy: Copy | None, target: tuple[Block, int, int] = target) -> None:
                 if block.races and copy:
                     reached = tensor.reached(block.state.memory, at)
-                    block.races.copy_global(copy, *reached, write=False)
+                    block.races.copy_global(copy, *reached)
                 tensor.lay(target[0].shared, target[1], tensor.gather(block.state.memory, at))
 
             _load_bulk(w, lane, target, tensor.size, write, line)
@@ -1276,10 +1277,13 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
         _check_tile(tensor, place, block)
 
         def write(copy: Copy | None) -> None:
-            if block.races and copy:
-                reached = tensor.reached(block.state.memory, at)
-                block.races.copy_global(copy, *reached, write=True)
+            region, offsets, unit = tensor.reached(block.state.memory, at)
+            if region is None:  # no byte of the tile is inside of the tensor
+                return
+            before = region.data[offsets[:, None] + np.arange(unit)]
             tensor.scatter(block.state.memory, at, tensor.take(block.shared, place))
+            if block.races and copy:
+                block.races.copy_global(copy, region, offsets, unit, before)
 
         _store_bulk(w, lanes, place, tensor.size, write, line)
 

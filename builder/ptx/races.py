@@ -917,25 +917,36 @@ class Races:
         self._unfenced_write(access, shadow)
         shadow.note_copy(places, int(access.mine[0]))
 
-    def copy_writes(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
-        """A copy writes granules of shared memory, or of the shadow's."""
+    def copy_writes(
+        self, copy: Copy, places: Any, shadow: Shadow | None = None, changed: Any = None
+    ) -> None:
+        """A copy writes granules of shared memory, or of the shadow's; which of them it changes."""
         shadow = shadow or self.shared
         access = self._copied(copy, places, 0, "write", shadow)
-        self._check_write(access, shadow, WEAK)
+        self._check_write(access, shadow, WEAK, changed)
         self._unfenced_write(access, shadow)
         shadow.writes[places] = access.mine
 
     def copy_global(
-        self, copy: Copy, region: Region | None, offsets: Any, size: int, *, write: bool
+        self, copy: Copy, region: Region | None, offsets: Any, size: int, before: Any = None
     ) -> None:
-        """A copy reads or writes ``size`` bytes of global memory at each offset."""
+        """A copy reads ``size`` bytes of global memory at each offset, or has written them.
+
+        ``before``: what was there; a second write of the same bytes is no race.
+        """
+        write = before is not None
         if region is None or not (write or region.writable):
             return
         shadow, step = self.launch.shadow(region), np.arange(0, size, self.launch.granule)
-        places = (offsets[:, None] + step).reshape(-1) // self.launch.granule
+        places = every = (offsets[:, None] + step).reshape(-1) // self.launch.granule
         if not (places[1:] > places[:-1]).all():
             places = np.unique(places)
-        (self.copy_writes if write else self.copy_reads)(copy, places, shadow)
+        if not write:
+            self.copy_reads(copy, places, shadow)
+            return
+        new = (region.data[offsets[:, None] + np.arange(size)] != before).any(1)
+        changed = np.isin(places, every[np.repeat(new, len(step))])
+        self.copy_writes(copy, places, shadow, changed)
 
     def copy_scatters(
         self, copy: Copy, lanes: Any, offsets: Any, size: int, shadow: Shadow | None = None,

@@ -718,6 +718,8 @@ def _nth_set(_: Any, mask: Any, base: Any, offset: Any) -> Any:
     """``fns``: the n-th set bit from a base on, upwards or downwards; none from beyond bit 31."""
 
     def one(bits: int, first: int, n: int) -> int:
+        if n == -(2**31):  # seen on an H200
+            return 0
         if first > 31:
             return 0xFFFFFFFF
         if n == 0:

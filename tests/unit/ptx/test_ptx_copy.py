@@ -193,6 +193,9 @@ def test_all_lanes_store_the_same_bytes(schedule: Schedule) -> None:
     found = run(body, GIVEN, schedule=schedule, watch=True, memory=memory)
     assert far.view(np.uint32).reshape(32, 4).tolist() == GIVEN
     assert found.outcome.races == []
+    copy = "cp.async.bulk.global.shared::cta.bulk_group [%rd5], [dynamic], %r11;"
+    twice = body.replace(copy, f"@%p1 {copy} @!%p1 {copy}")
+    assert run(twice, GIVEN, schedule=schedule, watch=True, memory=memory).outcome.races == []
     place = "mov.b32 %r11, 256; and.b32 %r12, %r10, 256; mov.b32 %r13, dynamic;"
     apart = body.replace("mov.b32 %r11, 512;", f"{place} add.s32 %r12, %r12, %r13;")
     apart = apart.replace("[dynamic]", "[%r12]")

@@ -246,7 +246,7 @@ def test_an_instruction_that_is_not_known_is_named_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("base", "offset", "place"),
     [(2, 0, 2), (3, 0, -1), (0, 2, 2), (31, -1, 9), (31, -4, -1), (32, 1, -1), (2**31, -1, -1),
-     (2**32 - 1, 0, -1)],
+     (2**32 - 1, 0, -1), (5, -(2**31), 0)],
 )  # fmt: skip
 def test_the_nth_set_bit_from_a_base_on(base: int, offset: int, place: int) -> None:
     assert one("fns.b32 %r5, %r1, %r2, %r3;", 0b1000000110, base, offset) == place & 0xFFFFFFFF
