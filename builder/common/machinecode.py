@@ -21,6 +21,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping  # noqa: TC003 - a cache reads the type
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -154,6 +155,7 @@ def _package_folders() -> Iterator[Path]:
         yield from sorted(Path(root).glob("*/bin"))
 
 
+@lru_cache(maxsize=64)  # a proof of necessity reads the same cubins once for each layer
 def disassemble(cubin: bytes) -> Disassembly:
     """Count the instructions of a cubin.
 
