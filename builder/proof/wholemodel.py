@@ -174,7 +174,8 @@ _OURS = {
     r"Transformers does not recognize this architecture": "the sandbox's Transformers does not "
     "know the model, and an image of this release may have a newer one",
     r"(\w+) is required for \w+ but is not installed": "the sandbox lacks {0}",
-    r"Cannot copy out of meta tensor": "building it reads values of weights",
+    r"Cannot copy out of meta tensor|cannot be called on meta tensors": "building it reads values "
+    "of weights",
     r"[Tt]okenizer": "the model needs tokenizer files, and only config.json is read",
     r"Can't load (image processor|feature extractor|video processor|processor)": "the model needs "
     "files of its {0}, such as preprocessor_config.json",

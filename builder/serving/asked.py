@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 #: One flag with its values, as words.
 Words = tuple[str, ...]
-#: Settings that a release refuses, at most, before it is no longer asked.
-_MOST = 5
+#: Questions about one command, at most.
+_MOST = 7
 #: Flags that name files and checkpoints, which are not here, or that preflight sets itself.
 _NOT_ASKED = {
     "--model", "--tokenizer", "--tokenizer-mode", "--tokenizer-revision", "--revision",
@@ -199,7 +199,7 @@ def _asked(
     flags = list(words)
     ranks: list[Words] = []
     answer: Preflight | None = None
-    while len(refused) < _MOST:
+    for _ in range(_MOST):
         latest = _answer(ask, _request(model, question, [*flags, *ranks]))
         answer = latest or answer
         if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
@@ -219,7 +219,7 @@ def _asked(
             left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
         else:
             refused += [
-                Refused(flag=one, sentence=sentence(refusal), where=refusal.where)
+                Refused(flag=one, sentence=_sentence(refusal), where=refusal.where)
                 for one in culprits or [()]
             ]
         if not culprits:
@@ -231,6 +231,13 @@ def _asked(
     if answer is None:
         return None
     return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _sentence(refusal: Refusal) -> str:
+    """What is wrong with one flag: a parser names all that it does not know at once."""
+    if refusal.stage == "arguments" and "unrecognized arguments" in refusal.message:
+        return "unrecognized argument"
+    return sentence(refusal)
 
 
 def _answer(ask: Ask, request: PreflightRequest) -> Preflight | None:

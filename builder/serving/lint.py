@@ -702,7 +702,8 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             if linter.ask is not None:
                 asked = linter.asked(checked)
                 asked_commands.append(_shown(checked, asked))
-                problems = [*_unanswered(problems, asked), *_refused(checked, asked)]
+                refused = list(_refused(checked, asked))
+                problems = [*_unanswered(problems, asked, refused), *refused]
             for finding in problems:
                 findings_in[finding] = None
                 if len(findings_in) > _MOST_FINDINGS:
@@ -747,13 +748,20 @@ def _groups(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
     return (tuple(group) for group in groups if not any(UNKNOWN in text for text in group))
 
 
-def _unanswered(problems: Sequence[Finding], asked: Asked) -> list[Finding]:
-    """The problems that a release did not answer for itself."""
+def _unanswered(
+    problems: Sequence[Finding], asked: Asked, refused: Sequence[Finding]
+) -> list[Finding]:
+    """The problems that a release did not answer for itself; on a line, its words are enough."""
     everything = asked.answer is not None and asked.answer.starts == "yes"
     answered = _PARSER_SAYS if asked.parsed else set()
     if everything:
         answered = _RELEASE_SAYS if asked.own else _RELEASE_SAYS - _OF_THE_MODEL
-    return [one for one in problems if one.rule not in answered]
+    lines = {one.line for one in refused}
+    return [
+        one
+        for one in problems
+        if one.rule not in answered and not (one.rule in _RELEASE_SAYS and one.line in lines)
+    ]
 
 
 def _refused(checked: Checked, asked: Asked) -> Iterator[Finding]:

@@ -135,6 +135,17 @@ def test_all_arguments_that_the_parser_does_not_know_are_named(model: Path) -> N
     rules = [one.message for one in found(f"vllm serve {model} --one 1 --two", release)]
     assert ["--one 1" in rules[0], "--two" in rules[1]] == [True, True]
     assert release.asked[-1].flags == ()
+    assert rules[0].endswith("refuses --one 1: unrecognized argument (vllm/x.py:1)")
+
+
+def test_a_refused_flag_is_one_finding(model: Path) -> None:
+    """More of them than questions: the release's words replace those of its source."""
+    names = [f"--unknown-{n}" for n in range(9)]
+    message = f"unrecognized arguments: {' '.join(names)}"
+    release = FakeRelease({names[0]: ("arguments", message), "9": ("model", "no kernel")})
+    lines = " \\\n  ".join([f"vllm serve {model}", *names, "--moe-backend 9"])
+    findings = found(lines, release)
+    assert [(one.rule, one.line) for one in findings] == [("refused", n) for n in range(2, 12)]
 
 
 def test_of_an_unknown_model_only_what_no_model_decides_counts() -> None:

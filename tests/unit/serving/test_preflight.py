@@ -193,6 +193,7 @@ def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
         (refused("Can't load image processor for '/x'.", "OSError"), "preprocessor_config.json"),
         (refused("the operator torch.ops._C.x was called; its library is not here"), "operator"),
         (refused("/x/spark-build/torch/a.so: undefined symbol: cudaFoo"), "stand-in failed"),
+        (refused("Tensor.item() cannot be called on meta tensors"), "values of weights"),
         (refused("the process ended with signal 11", "Crashed"), "signal 11"),
         (refused("/x does not appear to have a file named own.py. Checkout"), "own.py is not read"),
         (refused("please pass trust_remote_code=True"), "code of its own"),
