@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.preflight_sweep import FORMS
+from benchmarks.preflight_sweep import FORMS, GROUP
 from builder.errors import SparkBuildError
 from builder.serving.lint import Linter, lint, serve_commands
 from builder.serving.modelfile import model_text
@@ -103,7 +103,11 @@ def quantised(config: dict[str, Any], form: str) -> dict[str, Any] | None:
     if quantisation is None:
         return None
     if quantisation["quant_method"] == "compressed-tensors":
-        return {**quantisation, "ignore": ["lm_head", "re:.*visual.*", "re:.*vision_tower.*"]}
+        weights = {**GROUP["weights"], "group_size": 32}  # Gemma 4 has 2112 columns
+        return {
+            **quantisation, "config_groups": {"group_0": {**GROUP, "weights": weights}},
+            "ignore": ["lm_head", "re:.*visual.*", "re:.*vision_tower.*"],
+        }  # fmt: skip
     if quantisation["quant_method"] == "fp8":
         names = [f"model.visual.blocks.{n}.{name}" for n in range(blocks) for name in _TOWER]
         names += ["model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]

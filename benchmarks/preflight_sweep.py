@@ -71,8 +71,12 @@ for name in registered:
         break
 print(json.dumps(made, default=str))
 """
-GROUP = {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
-                     "group_size": 128}, "targets": ["Linear"]}  # fmt: skip
+GROUP: dict[str, Any] = {
+    "weights": {
+        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
+    },
+    "targets": ["Linear"],
+}  # fmt: skip
 #: The quantisations, as checkpoints state them.
 FORMS: dict[str, dict[str, Any] | None] = {
     "BF16": None,
