@@ -273,10 +273,12 @@ def findings_on(
         return LayerFinding(layer=layer.name, rule=rule, where=where, problem=problem)
 
     inside = [v.name for v in layer.variants if all_match(v.when, packages)]
-    if inside and outcome.state == DRIFT:
+    if outcome.state == DRIFT and inside:
         yield finding(
             "range", f"variant {inside[0]} is for it, and does not fit it: {outcome.reason}"
         )
+    elif outcome.state == DRIFT:  # an `upstream` range, whose probe fails
+        yield finding("probe", outcome.reason)
     if outcome.state == AMBIGUOUS:
         yield finding("anchor", outcome.reason)
     if outcome.state != NEEDED:

@@ -245,6 +245,24 @@ def test_check_reads_releases_when_asked(spark_build: Run, index: FakeIndex, lay
     assert "is for it" not in fine.err
 
 
+def test_check_sees_a_release_where_the_probe_of_upstream_fails(
+    spark_build: Run, index: FakeIndex, layers: Path
+) -> None:
+    before, _, after = LAYER.partition("[[not-applicable]]")
+    upstream = """[[upstream]]
+when = { "vllm" = ">=0.42.0rc0" }
+since = "vLLM 0.42.0"
+reason = "the last name is picked"
+probe = [{ file = "vllm/pick.py", contains = "    return the_last_of(names)\\n" }]
+
+# all of them"""
+    (layers / "last/layer.toml").write_text(before + upstream + after.partition("# all of them")[2])
+    words = ("layers", "check", "last", "--patches", layers, "--releases")
+    failed = "vllm 0.42.0: vLLM 0.42.0 should have this fix, but its probe failed"
+    assert failed not in spark_build(*words, "0.41.0").err
+    assert failed in spark_build(*words, "all").err
+
+
 def test_a_layer_that_fits_gets_the_release_without_an_edit(
     spark_build: Run, index: FakeIndex, layers: Path
 ) -> None:
