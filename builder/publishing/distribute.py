@@ -531,8 +531,8 @@ class _Handler(BaseHTTPRequestHandler):
                     part = data[max(0, start - position) : stop + 1 - position]
                     position += len(data)
                     if part:
+                        sent.add(len(part))  # first: who has the last byte may ask for the count
                         self.wfile.write(part)
-                        sent.add(len(part))
         except RemoteError as error:
             self.owner.problems.append(str(error))
             self.close_connection = True
