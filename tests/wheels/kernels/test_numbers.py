@@ -116,7 +116,7 @@ DEFECTS = {
         SEVERAL,
         ("(lazy, random 1)", f"race, write while a copy may still read: {STORE} and {COPY}"),
     ),
-    "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy, random 1)", A16_RACE)},
+    "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy)", A16_RACE)},
     "flashinfer-narrow-experts": dict.fromkeys(NARROW, ("wrong values in 3 runs of 3", NAN)),
     "flashinfer-b12x-moe-rows": {ROWS: ("wrong values in 3 runs of 3", HALF)},
 }
