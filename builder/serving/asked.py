@@ -24,7 +24,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
-from builder.serving.recipe import RecipeImage, node_count
+from builder.serving.recipe import CONCERNS, RecipeImage, node_count
 from builder.serving.release import official_image, release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
@@ -355,21 +355,6 @@ def _kernels(answer: Preflight) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
-#: Layers of ours -> the kernels whose code they change; without one, they change only which kernel
-#: is selected.  All other layers may change anything.
-_CHANGED: dict[str, tuple[str, str] | None] = {
-    "flashinfer-b12x-moe-barrier": ("experts", r"(?i)b12x"),
-    "flashinfer-narrow-experts": ("experts", r"(?i)b12x"),
-    "flashinfer-b12x-moe-rows": ("experts", r"(?i)b12x"),
-    "vllm-b12x-experts-scales": ("experts", r"(?i)b12x"),
-    "flashinfer-b12x-store-wait": ("linear layers", r"(?i)b12x"),
-    "vllm-b12x-reachable": ("linear layers", r"(?i)b12x"),
-    "flashinfer-w4a16-store-wait": ("linear layers", r"(?i)flashinfer.*w4a16"),
-    "vllm-linear-fallback": None,
-    "vllm-marlin-fp8": None,
-}
-
-
 def _unpatched(
     request: RecipeRequest, recipe: Recipe, chosen: Mapping[str, tuple[str, ...]], ask: Ask
 ) -> Recipe | None:
@@ -381,7 +366,8 @@ def _unpatched(
     if not (recipe.image.build and changed) or request.served.named_image:
         return None
     for layer in changed:
-        kernels = _CHANGED.get(layer, ("", ""))
+        concern = CONCERNS.get(layer)
+        kernels = concern.kernels if concern else ("", "")
         named = chosen.get(kernels[0], ("any",)) if kernels else ()
         if kernels and any(re.search(kernels[1], kernel) for kernel in named):
             return None

@@ -700,10 +700,7 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
     recipe = "recipe_version" in keys
     values = dict(_pairs(file, defaults)) if defaults is not None else {}
     if recipe:
-        values = {
-            **values,
-            **{key: value for key, value in _pairs(file, mapping) if key == "model"},
-        }
+        values |= {key: value for key, value in _pairs(file, mapping) if key == "model"}
     parts = [keys[key] for key in _COMMAND if key in keys]
     entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
     ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)

@@ -1233,7 +1233,8 @@ def _concerns(draft: Draft, layer: str) -> bool:
     kinds = draft.request.model.kinds()
     if kinds and not kinds & SELECTED:
         return False
-    return _FOR[layer](draft, kinds or set(SELECTED)) if layer in _FOR else True
+    concern = CONCERNS.get(layer)
+    return concern is None or concern.holds(draft, kinds or set(SELECTED))
 
 
 def _b12x_experts(draft: Draft, _kinds: set[str]) -> bool:
@@ -1258,17 +1259,34 @@ def _fp8_marlin(draft: Draft, kinds: set[str]) -> bool:
     return bool(kinds & FP8) and _FORCE_FP8 in draft.env and draft.env[_FORCE_FP8].value != "0"
 
 
-#: Layers that concern some models only (docs/profiles.md#layers); all others concern every model.
-_FOR: dict[str, Callable[[Draft, set[str]], bool]] = {
-    "flashinfer-b12x-moe-barrier": _b12x_experts,
-    "flashinfer-narrow-experts": _b12x_experts,
-    "flashinfer-b12x-moe-rows": _b12x_experts,
-    "vllm-b12x-experts-scales": _b12x_experts,
-    "flashinfer-b12x-store-wait": _b12x_linear,
-    "vllm-b12x-reachable": _b12x_linear,
-    "flashinfer-w4a16-store-wait": _w4a16_linear,
-    "vllm-linear-fallback": _beside_nvfp4,
-    "vllm-marlin-fp8": _fp8_marlin,
+@dataclass(frozen=True)
+class Concern:
+    """What a layer is for: which recipes it concerns, and the kernels whose code it changes.
+
+    ``kernels`` is the kind of layers and a pattern of their kernels' names; None if only the choice
+    of a kernel changes.
+    """
+
+    holds: Callable[[Draft, set[str]], bool]
+    kernels: tuple[str, str] | None = None
+
+
+_OF_B12X_EXPERTS = Concern(_b12x_experts, ("experts", r"(?i)b12x"))
+_OF_B12X_LINEAR = Concern(_b12x_linear, ("linear layers", r"(?i)b12x"))
+#: Layers that concern some models only (docs/profiles.md#layers); all others concern every model,
+#: and may change any kernel.
+CONCERNS: dict[str, Concern] = {
+    "flashinfer-b12x-moe-barrier": _OF_B12X_EXPERTS,
+    "flashinfer-narrow-experts": _OF_B12X_EXPERTS,
+    "flashinfer-b12x-moe-rows": _OF_B12X_EXPERTS,
+    "vllm-b12x-experts-scales": _OF_B12X_EXPERTS,
+    "flashinfer-b12x-store-wait": _OF_B12X_LINEAR,
+    "vllm-b12x-reachable": _OF_B12X_LINEAR,
+    "flashinfer-w4a16-store-wait": Concern(
+        _w4a16_linear, ("linear layers", r"(?i)flashinfer.*w4a16")
+    ),
+    "vllm-linear-fallback": Concern(_beside_nvfp4),
+    "vllm-marlin-fp8": Concern(_fp8_marlin),
 }
 
 
