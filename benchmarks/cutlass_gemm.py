@@ -18,7 +18,7 @@ import argparse
 import json
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class Case:
 
     def judged(self, ptx: str, *schedules: str) -> tuple[int, list[str], list[str]]:
         """Wrong values, races and faults, with the launch's PTX or another."""
-        file = LaunchFile(**{**vars(self.file), "ptx": ptx})
+        file = replace(self.file, ptx=ptx)
         program = program_of(file, Path(self.file.name))
         wrong, races, faults = 0, set[str](), []
         for schedule in schedules_of(schedules):
@@ -128,7 +128,7 @@ class Case:
         return wrong, sorted(races), faults
 
 
-def made(built: Built, launch: tuple[str, bool, int, int, int, int]) -> Case:
+def case_of(built: Built, launch: tuple[str, bool, int, int, int, int]) -> Case:
     """A launch with its operands in memory."""
     scheduler, swapped, m, n, k, processors = launch
     draw = np.random.default_rng(3)
@@ -183,10 +183,10 @@ def main() -> None:
     options = parser.parse_args()
     built = build(options.flashinfer, options.work, options.tile, options.include)
     for launch in LAUNCHES:
-        case = made(built, launch)
+        case = case_of(built, launch)
         wrong, races, faults = case.judged(built.ptx)
-        found = f"{wrong} of {case.exact.size} values wrong, {len(races)} races"
-        print(f"{options.tile} {case.file.name}, grid {case.file.grid}: {found}, "
+        figures = f"{wrong} of {case.exact.size} values wrong, {len(races)} races"
+        print(f"{options.tile} {case.file.name}, grid {case.file.grid}: {figures}, "
               f"{len(faults)} faults", flush=True)  # fmt: skip
         print(*races[:3], *faults[:3], sep="\n", end="\n" if races or faults else "")
         if options.orders and launch[-1] < MULTIPROCESSORS:

@@ -122,9 +122,10 @@ class Grid:
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
         #: how many blocks may be there at once: few, if the kernel cancels the launch of others
-        cancels = any(one.opcode == "clusterlaunchcontrol" for one in program.kernel.code)
-        some_blocks = self.random.integers(math.prod(launch.grid)) if cancels else 0
-        self._room = _RESIDENT if not cancels else 1 + int(some_blocks) * (self.schedule.seed > 0)
+        self._room = _RESIDENT
+        if any(one.opcode == "clusterlaunchcontrol" for one in program.kernel.code):
+            more = int(self.random.integers(math.prod(launch.grid)))
+            self._room = 1 + more if self.schedule.seed > 0 else 1
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
         self._executions = np.zeros(len(program.steps) + 1, np.int64)
