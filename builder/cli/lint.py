@@ -87,7 +87,8 @@ def lint(
     else:
         _print(report)
         if not ask:
-            console.say(f"note: only its source was read; the release itself: {again('--ask')}")
+            command = again("--ask")
+            console.say(f"note: only the release's source was read; to ask it: {command}")
     serious = [one for one in report.findings if strict or one.severity == "error"]
     if serious or report.cut:
         raise SparkBuildError(

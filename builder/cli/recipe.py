@@ -46,7 +46,7 @@ def recipe(options: RecipeOptions, *, json: Json = False) -> None:
         _print_files(output.files)
     if output.recipe is not None and not options.ask:
         vllm = output.recipe.vllm
-        console.say(f"note: only vLLM {vllm}'s source was read; vLLM itself: {again('--ask')}")
+        console.say(f"note: only vLLM {vllm}'s source was read; to ask vLLM: {again('--ask')}")
 
 
 def _print_files(files: Mapping[str, str]) -> None:

@@ -337,7 +337,7 @@ def test_the_first_advice_is_the_fix(call: Call, monkeypatch: pytest.MonkeyPatch
     assert done.code == 5
     assert "try: x.sh:1: --linear-backend flashinfer_b12x" in done.err
     assert "ignore" not in done.err
-    assert "the release itself: spark-build lint x.sh --release 0.33.0 --strict --ask" in done.err
+    assert "to ask it: spark-build lint x.sh --release 0.33.0 --strict --ask" in done.err
     Path("x.sh").write_text("vllm serve m --ports 1\n")
     assert "try: spark-build lint --rules" in call("lint", "x.sh", "--release", "0.33.0").err
 

@@ -128,7 +128,7 @@ def test_a_recipe_that_was_not_asked_about_says_so(
     monkeypatch.setattr(recipefiles, "served_profile", lambda *_: served())
     monkeypatch.setattr(recipefiles, "_taken", lambda _, request: linted_recipe(request))
     words = ("recipe", "qwen3-30b-a3b", "--release", "0.33.0")
-    note = f"only vLLM 0.33.0's source was read; vLLM itself: spark-build {' '.join(words)} --ask"
+    note = f"only vLLM 0.33.0's source was read; to ask vLLM: spark-build {' '.join(words)} --ask"
     assert note in call(*words).err
     assert "note: only" not in call(*words, "--ask").err
 
