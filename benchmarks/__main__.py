@@ -3,6 +3,8 @@
 Each subject is measured beside its alternatives, which take turns on one machine.  Writes all runs
 as ``benchmarks.json``, and one page with a plot for each subject as ``benchmarks.html``.
 
+``--earlier .../bin/spark-build`` measures another spark-build in the same turns: what a change did.
+
 ``--quick`` runs everything once on little data, prints no figure and writes nothing: for CI, which
 wants to know of errors.  Exit 1 where a subject failed; each way without its tool is named.
 """
@@ -38,12 +40,16 @@ if TYPE_CHECKING:
 
     from benchmarks.meter import Run
 
+OURS, EARLIER = "spark-build", "earlier spark-build"
 COMMAND = str(Path(sys.executable).with_name("spark-build"))
 RELEASE = "0.20.1"
 BASE = f"pypi:vllm=={RELEASE}"
 #: Megabytes of the bases in the registry; and for ``--quick``.
 SIZES, FEW = (500, 1000), (40,)
 _ROUNDS = 5
+#: The versions of glibc that vLLM's wheels for arm64 were built for, as the DGX Spark's (2.39) has
+#: them all.
+_GLIBC = (31, 35)
 
 
 @dataclass
@@ -75,11 +81,20 @@ class Subject:
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is measured, and a folder for what commands write."""
+    """How much is measured, a folder for what commands write, and another spark-build."""
 
     rounds: int
     quick: bool
     folder: Path
+    earlier: str | None = None
+
+    def tools(self) -> dict[str, str]:
+        """Each spark-build that is measured, by its name in a table."""
+        return {OURS: COMMAND} | ({EARLIER: self.earlier} if self.earlier else {})
+
+    def image_of(self, tool: str) -> str:
+        """The image layout that a spark-build writes, a folder for each."""
+        return f"oci:{self.folder}/{tool.replace(' ', '-')}"
 
 
 def _command(*words: str, env: Mapping[str, str] | None = None) -> Callable[[], Sample]:
@@ -93,13 +108,25 @@ def _in_turn(subject: Subject, ways: Mapping[str, Callable[[], Sample]], rounds:
     return subject
 
 
+def _of_each(
+    setting: Setting, name: str, words: Sequence[str], env: Mapping[str, str] | None = None
+) -> dict[str, Callable[[], Sample]]:
+    """A command line of each spark-build; ``OUT`` stands for an image of its own."""
+    return {
+        f"{tool} {name}": _command(
+            command, *[setting.image_of(tool) if w == "OUT" else w for w in words], env=env
+        )
+        for tool, command in setting.tools().items()
+    }
+
+
 def start(setting: Setting) -> Iterable[Subject]:
     """Start-up against the import of its largest dependency, and against pip."""
     subject = Subject(title="Start-up", about="--help, beside what a Python program costs at least")
     yield _in_turn(
         subject,
         {
-            "spark-build --help": _command(COMMAND, "--help"),
+            **_of_each(setting, "--help", ["--help"]),
             'python -c "import typer"': _command(sys.executable, "-c", "import typer"),
             "pip --help": _command(sys.executable, "-m", "pip", "--help"),
         },
@@ -109,8 +136,7 @@ def start(setting: Setting) -> Iterable[Subject]:
 
 def warm(setting: Setting) -> Iterable[Subject]:
     """Commands whose inputs are in the cache: their first run is not counted."""
-    out = f"oci:{setting.folder}/out"
-    image = ("image", "-l", "b12x-full", "-b", BASE, "--output", out)
+    layers = ("-l", "b12x-full", "-b", BASE)
     subject = Subject(
         title="Again, with everything in the cache",
         about=f"b12x-full on the wheels of vLLM {RELEASE}; with --refresh the checks run again",
@@ -118,10 +144,10 @@ def warm(setting: Setting) -> Iterable[Subject]:
     yield _in_turn(
         subject,
         {
-            "spark-build plan": _command(COMMAND, "plan", "-l", "b12x-full", "-b", BASE),
-            "spark-build image, with its proof": _command(COMMAND, *image),
-            "spark-build verify": _command(COMMAND, "verify", out),
-            "spark-build verify --refresh": _command(COMMAND, "verify", out, "--refresh"),
+            **_of_each(setting, "plan", ["plan", *layers]),
+            **_of_each(setting, "image, with its proof", ["image", *layers, "--output", "OUT"]),
+            **_of_each(setting, "verify", ["verify", "OUT"]),
+            **_of_each(setting, "verify --refresh", ["verify", "OUT", "--refresh"]),
             "pip download, wheel known": _pip_download(setting, "again", BASE),
         },
         setting.rounds,
@@ -132,7 +158,7 @@ def _pip_download(setting: Setting, name: str, base: str, *more: str) -> Callabl
     """Download the wheel of the same release: what somebody does who looks into it by hand."""
     words = (
         sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:",
-        "--platform=manylinux_2_31_aarch64", "--python-version=3.12",
+        *(f"--platform=manylinux_2_{minor}_aarch64" for minor in _GLIBC), "--python-version=3.12",
         "-d", str(setting.folder / name), *more, base.removeprefix("pypi:"),
     )  # fmt: skip
     return _command(*words)
@@ -146,10 +172,11 @@ def first(setting: Setting) -> Iterable[Subject]:
         title="The first command, from empty caches",
         about="an image with its proof, beside the download of vLLM's wheel alone; one run each",
     )
-    cache = {"SPARK_BUILD_CACHE": str(setting.folder / "empty")}
-    out = f"oci:{setting.folder}/first"
-    image = _command(COMMAND, "image", "-l", "b12x-full", "-b", BASE, "--output", out, env=cache)
-    subject.add("spark-build image, with its proof", [image()])
+    for number, tool in enumerate(setting.tools()):
+        cache = {"SPARK_BUILD_CACHE": str(setting.folder / f"empty-{number}")}
+        words = ("image", "-l", "b12x-full", "-b", BASE, "--output", "OUT")
+        name = f"{tool} image, with its proof"
+        subject.add(name, [_of_each(setting, "image, with its proof", words, cache)[name]()])
     subject.add(
         "pip download, no cache", [_pip_download(setting, "none", BASE, "--no-cache-dir")()]
     )
@@ -159,22 +186,24 @@ def first(setting: Setting) -> Iterable[Subject]:
 def push(setting: Setting) -> Iterable[Subject]:
     """A patched image into a registry, and what it takes to know the base."""
     sizes = FEW if setting.quick else SIZES
-    found = registry_push.measured(1 if setting.quick else setting.rounds, sizes)
+    measured = registry_push.measured(
+        1 if setting.quick else setting.rounds, sizes, setting.tools()
+    )
     for size in sizes:
-        base = f"base of {found.real[size] / 1e9:.2f} GB"
+        base = f"base of {measured.real[size] / 1e9:.2f} GB"
         subject = Subject(
             title=f"Push one changed file, {base}",
             about="a registry on this machine; every result is read back",
         )
-        for way in found.ways:
+        for way in measured.ways:
             if runs := way.runs.get(size):
                 subject.add(way.name, runs)
             else:
                 subject.missing[way.name] = way.problem or "no whole round"
         yield subject
         knowing = Subject(title=f"Know a {base}", about="a plan, without a build")
-        for name, runs in found.knowing[size].items():
-            knowing.add(f"spark-build {name}", runs)
+        for name, runs in measured.knowing[size].items():
+            knowing.add(name, runs)
         yield knowing
 
 
@@ -189,22 +218,20 @@ def build(setting: Setting) -> Iterable[Subject]:
 
 
 def diagnose(setting: Setting) -> Iterable[Subject]:
-    """A server's log whose lines all differ, against what only reads it."""
-    log = setting.folder / "server.log"
-    log.write_text(diagnose_log.log(1000 if setting.quick else 100_000))
-    megabytes = log.stat().st_size / 1e6
-    subject = Subject(
-        title=f"Diagnose a log of {megabytes:.0f} MB", about="no two lines are the same"
-    )
-    yield _in_turn(
-        subject,
-        {
-            "spark-build diagnose": _command(COMMAND, "diagnose", str(log)),
-            "grep -cE 'error|fail|warn'": _command("grep", "-cE", "error|fail|warn", str(log)),
-            "wc -l": _command("wc", "-l", str(log)),
-        },
-        setting.rounds,
-    )
+    """Logs of a server, against what only reads them."""
+    for about, text in diagnose_log.logs(1000 if setting.quick else 100_000).items():
+        log = setting.folder / "server.log"
+        log.write_text(text)
+        subject = Subject(title=f"Diagnose a log of {len(text) / 1e6:.0f} MB", about=about)
+        yield _in_turn(
+            subject,
+            {
+                **_of_each(setting, "diagnose", ["diagnose", str(log)]),
+                "grep -cE 'error|fail|warn'": _command("grep", "-cE", "error|fail|warn", str(log)),
+                "wc -l": _command("wc", "-l", str(log)),
+            },
+            setting.rounds,
+        )
 
 
 SUBJECTS: Mapping[str, Callable[[Setting], Iterable[Subject]]] = {
@@ -332,13 +359,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
     parser.add_argument("--quick", action="store_true", help="for errors only: no figures")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for what is written")
+    parser.add_argument(
+        "--earlier", metavar="COMMAND", help="another spark-build, in the same turns"
+    )
     given = parser.parse_args(words)
     names = given.only.split(",")
     if unknown := [name for name in names if name not in SUBJECTS]:
         parser.error(f"no subject {', '.join(unknown)}; subjects: {', '.join(SUBJECTS)}")
     load = os.getloadavg()[:1]
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(1 if given.quick else given.rounds, given.quick, Path(folder))
+        rounds = 1 if given.quick else given.rounds
+        setting = Setting(rounds, given.quick, Path(folder), given.earlier)
         subjects, failed = run(names, setting)
     if not given.quick and subjects:
         write(subjects, machine_of([*load, os.getloadavg()[0]]), given.out)

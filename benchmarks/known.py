@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.ways import lock_of, spark_build
+from benchmarks.ways import cache_of, lock_of, spark_build
 
 if TYPE_CHECKING:
     from benchmarks.meter import Run
@@ -20,24 +21,23 @@ KNOWING = (
 )
 
 
-def know_base(bench: Bench, tag: str, rounds: int = 1) -> dict[str, list[Run]]:
+def know_base(bench: Bench, tag: str) -> dict[str, list[Run]]:
     """Plan with nothing in the cache, with the base in it, with a lock, and with a lock alone.
 
-    One round will do: the bytes are the same each time.
+    One run of each will do: the bytes are the same each time.
     """
     base = f"docker://{bench.address}/bench/base:{tag}"
     words = ("-l", "change", "-b", base)
-    found: dict[str, list[Run]] = {name: [] for name in KNOWING}
-    lock = lock_of(bench, tag)
-    lock.parent.mkdir()
-    for _ in range(rounds):
-        lock.unlink(missing_ok=True)
+    runs: dict[str, list[Run]] = {}
+    for tool in bench.commands:
+        lock = lock_of(bench, tool, tag)
+        lock.parent.mkdir(parents=True)
         for name in KNOWING:
             if name.endswith("never seen"):
-                shutil.rmtree(bench.folder / "cache", ignore_errors=True)
+                shutil.rmtree(cache_of(bench, tool), ignore_errors=True)
             given = [*words, "--locked"] if "--locked" in name else words
             if "--locked" in name and not lock.exists():
-                spark_build(bench, "lock", *words, lock=lock)
-            run = bench.meter.measure(lambda: spark_build(bench, "plan", *given, lock=lock))  # noqa: B023
-            found[name].append(run)
-    return found
+                spark_build(bench, tool, "lock", *words, lock=lock)
+            command = partial(spark_build, bench, tool, "plan", *given, lock=lock)
+            runs[f"{tool} {name}"] = [bench.meter.measure(command)]
+    return runs

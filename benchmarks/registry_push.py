@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bases import is_patched, push_base
 from benchmarks.chart import draw, medians
-from benchmarks.known import KNOWING, know_base
+from benchmarks.known import know_base
 from benchmarks.meter import Meter, median, ratios
-from benchmarks.ways import ENGINE_SUITE, MISSING, Bench, Way, all_ways, told
+from benchmarks.ways import COMMANDS, ENGINE_SUITE, MISSING, Bench, Way, all_ways, told
 from builder.images.registry.client import Registry
 from tests.countproxy import CountProxy
 from tests.engine import cache, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.meter import Run
 
@@ -175,9 +175,8 @@ def print_knowing(knowing: dict[int, dict[str, list[Any]]], real: dict[int, int]
             f"{median(runs, 'received') / 1e3:,.1f}",
             f"{max(r.memory for r in runs) / 1e6:.0f}",
         ]
-        for name in KNOWING
         for size, found in knowing.items()
-        if (runs := found.get(name))
+        for name, runs in found.items()
     ]
     print_table(("", "seconds", "sent kB", "got kB", "memory MB"), table)
 
@@ -192,8 +191,8 @@ class Measured:
     load: Sequence[tuple[float, float, float]]
 
 
-def measured(rounds: int, sizes: Sequence[int]) -> Measured:
-    """Make the bases, and run every way."""
+def measured(rounds: int, sizes: Sequence[int], commands: Mapping[str, str] = COMMANDS) -> Measured:
+    """Make the bases, and run every way; ``commands`` are the spark-builds by name."""
     tools = machine.ensure_engine()
     layout = machine.base_layout(tools)
     load = [os.getloadavg()]
@@ -201,7 +200,7 @@ def measured(rounds: int, sizes: Sequence[int]) -> Measured:
         registry = stack.enter_context(machine.Registry(tools))
         proxy = stack.enter_context(CountProxy(registry.address))
         folder = stack.enter_context(cache.scratch("bench"))
-        bench = Bench(Meter(proxy), folder, tools)
+        bench = Bench(Meter(proxy), folder, tools, commands)
         repository = Registry(proxy.address).repository("bench/base")
         real = {size: push_base(repository, layout, f"{size}m", size * 10**6) for size in sizes}
         say(f"bases of {', '.join(f'{size / 1e6:.0f} MB' for size in real.values())}")

@@ -20,11 +20,11 @@ from tests.engine import cache, debs, machine
 from tests.registry.servers import CranePrograms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.meter import Meter, Run
 
-COMMAND = str(Path(sys.executable).with_name("spark-build"))
+COMMANDS = {"spark-build": str(Path(sys.executable).with_name("spark-build"))}
 #: The suite whose BuildKit can push without pulling (``unpack=false,store=false``).
 ENGINE_SUITE = "forky"
 #: What a machine without a tool raises.
@@ -51,6 +51,8 @@ class Bench:
     meter: Meter
     folder: Path
     tools: machine.EngineTools
+    #: Each spark-build that is measured, by its name in a table; the first is ours.
+    commands: Mapping[str, str]
     engine: machine.Engine | None = None
 
     def __post_init__(self) -> None:
@@ -90,41 +92,48 @@ class Bench:
 # ------------------------------------------------------------------------------------------- ours
 
 
-def lock_of(bench: Bench, tag: str) -> Path:
+def cache_of(bench: Bench, tool: str, name: str = "cache") -> Path:
+    """A cache that only this benchmark and this spark-build have."""
+    return bench.folder / tool / name
+
+
+def lock_of(bench: Bench, tool: str, tag: str) -> Path:
     """The lock that :func:`benchmarks.known.know_base` leaves for a base."""
-    return bench.folder / f"project-{tag}" / "spark-build.lock"
+    return bench.folder / tool / f"project-{tag}" / "spark-build.lock"
 
 
 def spark_build(
-    bench: Bench, *words: str, cache_name: str = "cache", lock: Path | None = None
+    bench: Bench, tool: str, *words: str, cache_name: str = "cache", lock: Path | None = None
 ) -> str:
-    """Run our command, with a cache that only this benchmark has, and a lock where one is named."""
+    """Run a spark-build, with a cache of its own, and a lock where one is named."""
     env = {"SPARK_BUILD_PATCHES": str(bench.folder / "patches")}
-    env |= {"SPARK_BUILD_CACHE": str(bench.folder / cache_name)}
+    env |= {"SPARK_BUILD_CACHE": str(cache_of(bench, tool, cache_name))}
     env |= {"SPARK_BUILD_LOCK": str(lock)} if lock else {}
-    return bench.meter.call(COMMAND, *words, env=env)
+    return bench.meter.call(bench.commands[tool], *words, env=env)
 
 
-def ours(bench: Bench, base: str, target: str) -> None:
-    """The whole command: identify, plan, build, push."""
+def _push_of(bench: Bench, tool: str, base: str, target: str, cache: str = "cache") -> None:
     words = ["image", "-l", "change", "-b", f"docker://{base}", "--engine", "oci"]
-    spark_build(bench, *words, "--push", "-t", target, "--no-verify")
-
-
-def ours_first(bench: Bench, base: str, target: str) -> None:
-    """The same for a base that nobody here has seen: its layers are read once."""
-    shutil.rmtree(bench.folder / "first", ignore_errors=True)
-    words = ["image", "-l", "change", "-b", f"docker://{base}", "--engine", "oci"]
-    spark_build(bench, *words, "--push", "-t", target, "--no-verify", cache_name="first")
-
-
-def ours_locked(bench: Bench, base: str, target: str) -> None:
-    """The same with a lock, as CI has it: its layers are not read."""
-    shutil.rmtree(bench.folder / "locked", ignore_errors=True)
-    words = ["image", "-l", "change", "-b", f"docker://{base}", "--engine", "oci", "--locked"]
     words += ["--push", "-t", target, "--no-verify"]
-    lock = lock_of(bench, base.rpartition(":")[2])
-    spark_build(bench, *words, cache_name="locked", lock=lock)
+    lock = lock_of(bench, tool, base.rpartition(":")[2]) if cache == "locked" else None
+    spark_build(bench, tool, *words, *(["--locked"] if lock else []), cache_name=cache, lock=lock)
+
+
+def known(tool: str, bench: Bench, base: str, target: str) -> None:
+    """The whole command: identify, plan, build, push."""
+    _push_of(bench, tool, base, target)
+
+
+def never_seen(tool: str, bench: Bench, base: str, target: str) -> None:
+    """The same for a base that nobody here has seen: its layers are read once."""
+    shutil.rmtree(cache_of(bench, tool, "first"), ignore_errors=True)
+    _push_of(bench, tool, base, target, "first")
+
+
+def locked(tool: str, bench: Bench, base: str, target: str) -> None:
+    """The same with a lock, as CI has it: its layers are not read."""
+    shutil.rmtree(cache_of(bench, tool, "locked"), ignore_errors=True)
+    _push_of(bench, tool, base, target, "locked")
 
 
 # ------------------------------------------------------------------------------- given a layer tar
@@ -238,14 +247,18 @@ def pull_build_push(bench: Bench, base: str, target: str) -> None:
 def all_ways(bench: Bench) -> list[Way]:
     """Each way, ours first; one whose tool is not to be had says so instead of vanishing."""
     ways = [
-        Way("spark-build, base known", ours),
-        Way("spark-build, base never seen", ours_first, heavy=True),
-        Way("spark-build, base never seen, locked", ours_locked),
+        way
+        for tool in bench.commands
+        for way in (
+            Way(f"{tool}, base known", partial(known, tool)),
+            Way(f"{tool}, base never seen", partial(never_seen, tool), heavy=True),
+            Way(f"{tool}, base never seen, locked", partial(locked, tool)),
+        )
     ]
     programs = CranePrograms()
 
     def add(name: str, make: Callable[[], Callable[[Bench, str, str], None]], heavy: bool) -> None:
-        way = Way(name, ours, heavy=heavy)
+        way = Way(name, partial(known, next(iter(bench.commands))), heavy=heavy)
         with told(way):
             way.act = make()
         ways.append(way)

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 def test_quick_runs(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", "start,diagnose"]) == 0
-    assert "diagnose: 3 ways ran" in capfd.readouterr().out
+    assert "diagnose: 9 ways ran" in capfd.readouterr().out
+
+
+def test_an_earlier_version_takes_part(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--quick", "--only", "start", "--earlier", command.COMMAND]
+    assert main(words) == 0
+    assert "start: 4 ways ran" in capfd.readouterr().out
+    assert main([*words[:-1], "false"]) == 1
 
 
 def test_a_command_that_fails_is_an_error(
