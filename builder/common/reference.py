@@ -14,6 +14,11 @@ NEWEST_VLLM = "0.33.0"
 LAYOUT = "oci:layout"
 
 
+def image_of(release: str) -> str:
+    """The official image of a release, which has torch with CUDA on both architectures."""
+    return f"docker://vllm/vllm-openai:v{release}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class BaseKind:
     """The capabilities of a kind of base."""

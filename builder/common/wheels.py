@@ -155,9 +155,9 @@ class RemoteWheel:
             RemoteError: the download fails, or it is not a wheel of that name, or not the one
                 whose RECORD is pinned.
         """
-        if self._whole:
+        cached = self._list_file
+        if cached is None:
             return self._checked_members(self._listed())
-        cached = self._ranges / "members.json"
         with contextlib.suppress(OSError, ValueError):
             rows = msgspec.json.decode(cached.read_bytes(), type=list[Member])
             return self._checked_members(rows)
@@ -165,6 +165,17 @@ class RemoteWheel:
         members = self._checked_members(listed)
         write_atomically(cached, msgspec.json.encode(listed))
         return members
+
+    @property
+    def _list_file(self) -> Path | None:
+        """The place of the list of files: beside the whole wheel, else with its ranges.
+
+        None for a wheel in a folder of the user's.  Whoever serves ranges does not decide what a
+        whole wheel has, so the two are apart.
+        """
+        if whole := downloaded(self.file):
+            return whole.with_name("contents.json")
+        return None if self._whole else self._ranges / "members.json"
 
     def _listed(self) -> list[Member]:
         try:
@@ -215,7 +226,10 @@ class RemoteWheel:
         Raises:
             RemoteError: it is missing, or names another distribution or version.
         """
-        data = self.read(f"{self.info_dir}/METADATA")
+        path = f"{self.info_dir}/METADATA"
+        data = self.read(path)
+        if self._whole and not (kept := self._range_file(path)).exists():
+            write_atomically(kept, data)  # each plan reads it, so the archive is not opened again
         if len(data) > _METADATA_BYTES:
             raise RemoteError(f"{self.file.filename}: its METADATA has {len(data)} bytes")
         text = data.decode("utf-8", "replace")

@@ -133,11 +133,6 @@ def estimate_of(name: str) -> str:
     )
 
 
-def image_of(release: str) -> str:
-    """The official image of a release, which has torch with CUDA on both architectures."""
-    return f"docker://vllm/vllm-openai:v{release}"
-
-
 def compile_ops(layer: Layer) -> list[Compile]:
     """The ops of a layer that compile a built-in change."""
     return [op for op in layer.ops if isinstance(op, Compile) and op.change]

@@ -43,7 +43,7 @@ from builder.common.plan import (
     StageRequest,
 )
 from builder.common.pypi import write_atomically
-from builder.common.reference import Ref
+from builder.common.reference import Ref, image_of
 from builder.common.wheels import RemoteWheel
 from builder.compile.build import cost_of_units, free_here, refuse_machine
 from builder.compile.changes import (
@@ -52,7 +52,6 @@ from builder.compile.changes import (
     SourceBuild,
     SourceChange,
     affected_units,
-    image_of,
     is_build_file,
     stage_name,
     verdict,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from builder import settings
-from builder.applier.layers import Rendered
+from builder.applier.layers import Pull, Rendered
 from builder.applier.values import all_match, normalize
 from builder.common.console import console
 from builder.common.document import Count, Document, Part, Sha256, Text, read
@@ -147,6 +147,11 @@ class Selection:
         for profile in reversed(self.profiles):
             merged.update(profile.pins)
         return merged
+
+
+def has_pulls(layer: Layer) -> bool:
+    """Whether a layer has ops that need a forge."""
+    return any(isinstance(op, Pull) for op in layer.ops)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from builder.applier.machinecode import CODE
 from builder.applier.values import ApplyError, is_sha256, keys_of, normalize, path_problem
 from builder.common.diffs import read_sections
 from builder.common.document import load_toml, plain
-from builder.common.forge import parse_pull
 from builder.common.plan import read_pin
 from builder.errors import KINDS, UsageError, did_you_mean
 
@@ -311,6 +310,8 @@ class _Reader:
         return {**op, "diff": text, "files": paths, "reason": reason, "name": self.folder.name}
 
     def op_pull(self, op: Table, where: str) -> Table:
+        from builder.common.forge import parse_pull
+
         op["pull"] = str(parse_pull(op["pull"]))
         for key in ("include", "exclude"):
             for pattern in op.get(key, ()):

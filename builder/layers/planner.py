@@ -22,7 +22,6 @@ from builder.applier.trees import OverlayTree
 from builder.applier.values import all_match, sha256_hex
 from builder.common.plan import BuildPlan, LayerDecision
 from builder.common.wheels import RemoteWheel, WheelTree
-from builder.compile.changes import compile_ops, estimate_of
 from builder.errors import Exit, NotServed, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.imagetree import ImageTree
 from builder.images.engines.metadata import maker
@@ -155,6 +154,8 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:
+        from builder.compile.changes import compile_ops, estimate_of
+
         names = ", ".join(d.name for d in rebuild)
         lines = [f"{names}: the base is prebuilt, and this layer changes compiled code"]
         for decision in rebuild:

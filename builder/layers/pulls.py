@@ -38,7 +38,7 @@ from builder.common.paths import package_file
 from builder.common.plan import Conflict, DroppedFile, PatchedFile, Platform, PullReport, read_pin
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError, UsageError
-from builder.layers.catalog import Selection, order
+from builder.layers.catalog import Selection, has_pulls, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -1067,11 +1067,6 @@ def release_of(pin: Pin, parts: Parts, index: PackageIndex) -> str:
     except SparkBuildError as error:
         console.detail(f"{pin.request}: cannot find the release that has it: {error}")
         return ""
-
-
-def has_pulls(layer: Layer) -> bool:
-    """Whether a layer has ops that need a forge."""
-    return any(isinstance(op, Pull) for op in layer.ops)
 
 
 def _history(layer: Layer, entries: Sequence[Pulled]) -> Table:

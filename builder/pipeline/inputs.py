@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.pypi import PackageIndex
-from builder.common.reference import Ref
-from builder.compile.changes import image_of
+from builder.common.reference import Ref, image_of
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.layers.catalog import Catalog, Selection
+from builder.layers.catalog import Catalog, Selection, has_pulls
 from builder.layers.judged import judged
 from builder.layers.lock import (
     NAME,
@@ -32,18 +30,18 @@ from builder.layers.lock import (
     wheels_of,
 )
 from builder.layers.planner import IndexSources, make_plan
-from builder.layers.pulls import Resolver, report_pulls
 from builder.pipeline import bases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from builder.applier.judging import Step
-    from builder.common.plan import BuildPlan
+    from builder.common.forge import Forges
+    from builder.common.plan import BuildPlan, Pin
     from builder.compile.executor import ToolkitChoice
     from builder.compile.stage import Stages
     from builder.images.subject import Subject
-    from builder.layers.pulls import Resolved
+    from builder.layers.pulls import Pulled
     from builder.pipeline.options import PlanOptions
 
     Identify = Callable[[Ref], Subject]
@@ -80,32 +78,53 @@ def inputs_of(options: PlanOptions) -> Inputs:
     path = lock_path(Path.cwd())
     lock = None if options.upgrade else read_lock(path)
     catalog = Catalog.discover(options.patches)
-    index, forges = PackageIndex(refresh=options.refresh), Forges(options.forge_clone)
-    toolkit = None
-    if options.toolkit:
-        from builder.compile.executor import toolkit_choice
-
-        toolkit = toolkit_choice(options.toolkit, options.builder)
-    stages = stages_of(index, forges, toolkit=toolkit) if options.compile_here else None
+    index = PackageIndex(refresh=options.refresh)
+    stages = _allowed_stages(options, index) if options.compile_here else None
     if options.locked:
         _refuse_unlocked(options, lock, path)
-    chosen = catalog.select(options.names) if options.names else Selection((), ())
-    resolver = Resolver(PullStore(forges), index, lock.pulls if lock else {})
+    selection = catalog.select(options.names) if options.names else Selection((), ())
+    pulled: Mapping[str, list[Pulled]] = {}
+    pins: Mapping[str, Pin] = {}
+    if options.with_pr or not selection.layers or any(map(has_pulls, selection.layers)):
+        from builder.common.forge import Forges, PullStore
+        from builder.layers.pulls import Resolver
+
+        store = PullStore(Forges(options.forge_clone))
+        resolver = Resolver(store, index, lock.pulls if lock else {})
+        resolved = resolver.resolve(selection, options.with_pr)
+        selection, pulled, pins = resolved.selection, resolved.pulled, resolved.pins
     return Inputs(
         options=options,
         path=path,
         lock=lock,
         facts=LockedFacts(lock, strict=options.locked),
         catalog=catalog,
-        resolved=resolver.resolve(chosen, options.with_pr),
+        selection=selection,
+        pulled=pulled,
+        pins=pins,
         index=index,
         stages=stages,
         sources=IndexSources(index, stages),
     )
 
 
+def _allowed_stages(options: PlanOptions, index: PackageIndex) -> Stages:
+    from builder.common.forge import Forges
+
+    toolkit = None
+    if options.toolkit:
+        from builder.compile.executor import toolkit_choice
+
+        toolkit = toolkit_choice(options.toolkit, options.builder)
+    return stages_of(index, Forges(options.forge_clone), toolkit=toolkit)
+
+
 def pull_requests(options: PlanOptions) -> tuple[str, ...]:
     """The pull requests and commits, in their canonical form."""
+    if not options.with_pr:
+        return ()
+    from builder.common.forge import parse_pull
+
     return tuple(str(parse_pull(text)) for text in options.with_pr)
 
 
@@ -139,17 +158,16 @@ class Inputs:
     lock: Lock | None
     facts: LockedFacts
     catalog: Catalog
-    #: the selected layers, with those of pull requests
-    resolved: Resolved
+    #: the layers and profiles, with those of pull requests
+    selection: Selection
+    #: the pull requests by layer
+    pulled: Mapping[str, list[Pulled]]
+    #: the pins of those from the command line, by request
+    pins: Mapping[str, Pin]
     index: PackageIndex
     #: the compile stages that are allowed
     stages: Stages | None
     sources: IndexSources
-
-    @property
-    def selection(self) -> Selection:
-        """The layers and profiles."""
-        return self.resolved.selection
 
     @property
     def locked(self) -> bool:
@@ -364,11 +382,13 @@ class Planning:
             single_layer=self.inputs.options.single_layer,
             steps=self._known_steps(),
         )
-        if not self.inputs.resolved.pulled:
+        if not self.inputs.pulled:
             return plan
+        from builder.layers.pulls import report_pulls
+
         rejected_diffs = self.inputs.stages.rejected_diffs if self.inputs.stages else {}
         reports = report_pulls(
-            plan, self.base, self.inputs.resolved.pulled, self.inputs.index, rejected_diffs
+            plan, self.base, self.inputs.pulled, self.inputs.index, rejected_diffs
         )
         told = [hint for report in reports for hint in report.hints]
         return dataclasses.replace(
@@ -385,7 +405,7 @@ class Planning:
         """
         base, inputs = self.base, self.inputs
         by_digest = base.identity.is_wheels or base.in_layers is not None
-        if not by_digest or self.noting or inputs.lock or inputs.stages or inputs.resolved.pulled:
+        if not by_digest or self.noting or inputs.lock or inputs.stages or inputs.pulled:
             return None
         packages = base.identity.packages if base.identity.is_wheels else ()
         indexes = {name: inputs.index.key_of(name) for name in packages}

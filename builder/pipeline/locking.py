@@ -78,7 +78,7 @@ def lock_requests(options: PlanOptions, *, check: bool) -> Locked:
         fresh = Lock(path, dict(old.pulls), dict(old.entries))
         for one in fresh_entries:
             fresh.entries[one.key] = one.entry
-            fresh.pulls.update(one.inputs.resolved.pins)
+            fresh.pulls.update(one.inputs.pins)
         _write_facts(old, fresh, fresh_entries)
         written = fresh.write()
         remove_unnamed(fresh)
@@ -214,7 +214,7 @@ def _compare(lock: Lock, entries: list[FreshEntry]) -> dict[str, list[str]]:
         rows = differences(old, one.entry) if old else [_NEW]
         if old and not rows:
             rows += _compare_facts(lock, old, one)
-        for request, pin in one.inputs.resolved.pins.items():
+        for request, pin in one.inputs.pins.items():
             was = lock.pulls.get(request)
             if was is None or was.commit != pin.commit:
                 before = was.short if was else "not pinned yet"

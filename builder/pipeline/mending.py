@@ -38,11 +38,11 @@ from builder.common.pypi import PackageIndex, write_atomically
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers import edited
-from builder.layers.catalog import Catalog, Selection
+from builder.layers.catalog import Catalog, Selection, has_pulls
 from builder.layers.edited import EditedFile, EditOps, Section
 from builder.layers.layerfile import load_layer, open_ended
 from builder.layers.planner import IndexSources
-from builder.layers.pulls import has_pulls, spans, without_pulls
+from builder.layers.pulls import spans, without_pulls
 from builder.pipeline import bases
 from builder.pipeline.checking import LayerFinding, before_of, findings
 from builder.pipeline.pins import check_layer, write_pins

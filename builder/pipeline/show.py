@@ -13,9 +13,7 @@ from builder.applier.states import (
     NOT_APPLICABLE,
 )
 from builder.common.console import console, counted
-from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.plan import PinnedPull, read_pin
-from builder.layers.pulls import side_by_side
 from builder.probes.dispatch_expect import describe
 
 if TYPE_CHECKING:
@@ -367,6 +365,8 @@ def _show_conflict(request: str, conflict: Conflict) -> None:
         column = (width - 3) // 2
         heads = f"{f'expected by {request}'[:column]:<{column}}   found in the base"
         console.say(f"      {console.style(heads, 'bold')}")
+        from builder.layers.pulls import side_by_side
+
         for row in side_by_side(conflict.expected, conflict.found, width):
             console.say(f"      {row}".rstrip())
     if conflict.history:
@@ -379,6 +379,8 @@ def pulls_of(layer: Layer, *, refresh: bool) -> tuple[PinnedPull, ...]:
     Raises:
         RemoteError: the forge does not answer.
     """
+    from builder.common.forge import Forges, PullStore, parse_pull
+
     store = PullStore(Forges())
     rows = []
     for row in layer.pins.pull:

@@ -31,7 +31,6 @@ from builder.common.document import Part, always, moment, plain, read
 from builder.common.paths import package_file, project_file
 from builder.common.plan import PLAN_SCHEMA, BakedPlan, Maker, RecordedPlan
 from builder.common.reference import Ref
-from builder.diagnose.entries import SKIPPED, load_entries
 from builder.errors import UsageError
 from builder.images.registry.reference import parse_reference
 from builder.probes import TERMS
@@ -235,6 +234,8 @@ def _sources(condition: Condition) -> tuple[str, ...]:
 
 def marker(entry: Entry, vllm: str) -> Marker:
     """Convert a catalogue entry for the verifier in an image."""
+    from builder.diagnose.entries import SKIPPED
+
     skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
     return Marker(
         id=entry.id,
@@ -259,6 +260,8 @@ def markers(plan: PlanDocument) -> tuple[Marker, ...]:
 
 @lru_cache(maxsize=8)
 def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
+    from builder.diagnose.entries import load_entries
+
     settings = dict(given)
     chosen = []
     for entry in load_entries():
