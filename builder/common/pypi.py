@@ -594,7 +594,11 @@ class PackageIndex:
         wanted = _version(project, version)
         local = self._preferred.get(normalize(project), ())
         of_release = [w for w in local if w.parsed_version == wanted]
-        of_release = of_release or [w for w in self.wheels(project) if w.parsed_version == wanted]
+        of_release = of_release or [
+            w
+            for w in self.wheels(project)
+            if _named_version(w.filename) == wanted and w.parsed_version == wanted
+        ]
         if not of_release:
             releases = self.releases(project)
             place = sum(Version(r) < wanted for r in releases)
@@ -642,6 +646,19 @@ def _is_fresh(files: Sequence[WheelFile], cached: Path) -> bool:
 
 def _unyanked_first(files: Iterable[WheelFile]) -> list[WheelFile]:
     return sorted(files, key=lambda file: file.yanked is not None)
+
+
+def _named_version(filename: str) -> Version | None:
+    """The version in a wheel's file name, of which nothing else is checked."""
+    return _parsed("".join(filename.split("-")[1:2]))
+
+
+@cache
+def _parsed(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def _version(project: str, text: str) -> Version:

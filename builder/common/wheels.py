@@ -432,7 +432,8 @@ class RemoteWheel:
 
 
 def _info_dir(members: Mapping[str, Member]) -> str:
-    return next(path for path in members if OWN_RECORD.fullmatch(path)).partition("/")[0]
+    records = (path for path in members if path.endswith("/RECORD"))
+    return next(path for path in records if OWN_RECORD.fullmatch(path)).partition("/")[0]
 
 
 def _version(text: str) -> Version | None:
