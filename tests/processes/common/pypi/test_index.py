@@ -241,6 +241,26 @@ def test_by_range_and_whole_must_be_the_same(index: FakeIndex, liar: FakeIndex) 
     assert again.is_known
 
 
+def test_a_whole_wheel_is_listed_once(index: FakeIndex, liar: FakeIndex) -> None:
+    """What is listed of it is from the whole wheel, not from ranges, and read again if damaged."""
+    lies = PackageIndex(liar.url)
+    lied = RemoteWheel(lies.wheels("vllm")[0], lies)
+    assert lied.read(KERNELS) == EVIL[KERNELS]
+    honest = PackageIndex(index.url)
+    file = honest.wheels("vllm")[0]
+    archive = RemoteWheel(file, honest).download()
+    first = RemoteWheel(file, honest)
+    assert first.metadata()["Name"] == "vllm"
+    assert first.members != lied.members
+    archive.write_bytes(b"never opened again")
+    again = RemoteWheel(file, honest)
+    assert again.members == first.members
+    assert again.metadata()["Version"] == "1.0.0"
+    archive.with_name("contents.json").write_bytes(b"[")
+    with pytest.raises(Exception, match="is not a wheel"):
+        assert RemoteWheel(file, honest).members
+
+
 def test_only_what_was_hashed_is_known(index: FakeIndex, liar: FakeIndex) -> None:
     """By range nothing is, unless RECORD is pinned; whole it is."""
     import dataclasses
