@@ -39,7 +39,7 @@ from builder.ptx.machine import (
     one_nan,
 )
 from builder.ptx.memory import TensorMap
-from builder.ptx.races import BLOCK, CLUSTER, GRID, VOLATILE, WEAK
+from builder.ptx.races import BLOCK, CLUSTER, GRID, VOLATILE, WEAK, joined
 from builder.ptx.registers import HALVES, greater, lesser, load_parameter, typed
 from builder.ptx.source import Address, Instruction, Name, Number, Operand, Vector
 
@@ -608,6 +608,8 @@ def element_copy(d: Decoder, i: Instruction) -> Step:
         return commit_group(_ELEMENTS)
     if words in (("wait_group",), ("wait_all",)):
         return wait_group(_ELEMENTS, d, i)
+    if words[:2] == ("mbarrier", "arrive"):
+        return _arrive_after_copies(d, i)
     # prefetching into L2 changes no value; a cache policy is one more operand
     cache, *spaces = (w for w in words if not re.fullmatch(r"L2::\d+B", w))
     if cache in _COPY_SIZES and spaces in (["shared", "global"], ["shared::cta", "global"]):
@@ -644,6 +646,39 @@ def _copy_elements(d: Decoder, i: Instruction, sizes: tuple[int, ...]) -> Step:
         operation = Operation(_ELEMENTS, act, line, copy=copy)
         block.groups(_ELEMENTS, w.number).add(operation, lanes)
         block.issue(operation)
+
+    return run
+
+
+def _arrive_after_copies(d: Decoder, i: Instruction) -> Step:
+    """``cp.async.mbarrier.arrive``: each lane arrives once all that it has copied is there.
+
+    The arrival needs no count of its own: without ``.noinc`` the phase first gets one more.
+    """
+    address, raises = _in_shared(d, i, i.operands[0]), not i.has("noinc")
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes, places, races = w.lanes(m), address(w), w.block.races
+        if races:
+            _note_use(races, w, lanes, places[lanes], i.line)
+        for place in {*places[lanes].tolist()}:
+            here = lanes[places[lanes] == place]
+            owner, own = w.block.owner(place)
+            owner.mbarrier(own).pending += len(here) if raises else 0
+            copies = w.block.groups(_ELEMENTS, w.number).of(here)
+            clocks = races.released(w.number, here) if races else None
+
+            def act(here: Any = here, owner: Block = owner, own: int = own,
+                    copies: list[Operation] = copies, clocks: Any = clocks) -> None:  # fmt: skip
+                for copy in copies:
+                    if not copy.done:
+                        w.block.perform(copy)
+                if races:
+                    done = [races.parts(one.copy, here) for one in copies if one.copy]
+                    clocks = joined([clocks, *done])
+                owner.arrive(own, len(here), clocks)
+
+            w.block.issue(Operation("load", act, i.line))
 
     return run
 

@@ -128,6 +128,10 @@ class LaneGroups:
         chosen[lanes] = True  # type: ignore[call-overload]
         self.issued.append(Issued(operation, chosen))
 
+    def of(self, lanes: NDArray[np.intp]) -> list[Operation]:
+        """The operations that one of these lanes issued and has not waited for."""
+        return [one.operation for one in self.issued if some(one.lanes[lanes])]
+
     def commit(self, mask: NDArray[np.bool_] | bool) -> None:
         """Close the group of these lanes since their last one, even if it is empty."""
         for one in self.issued:

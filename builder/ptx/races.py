@@ -973,6 +973,12 @@ class Races:
             first, width = first + lane, 1
         return self._with_own(copy.clocks, slice(first, first + width), copy.clock, (0, 0))
 
+    def parts(self, copy: Copy, lanes: Any) -> VectorClocks:
+        """The clocks of threads that waited for these lanes' parts of the copy."""
+        if len(lanes) == LANES:
+            return self.finish(copy)
+        return joined(self.finish(copy, lane) for lane in lanes.tolist())
+
     def finished(self, warp: int, copy: Copy, lanes: Any) -> None:
         """Lanes waited for what each of them copied in the generic proxy."""
         for lane in lanes.tolist():

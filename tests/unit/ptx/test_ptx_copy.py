@@ -7,7 +7,7 @@ import pytest
 
 from builder.ptx.findings import UNWAITED
 from builder.ptx.grid import Schedule
-from builder.ptx.machine import Fault, PtxError
+from builder.ptx.machine import Deadlock, Fault, PtxError
 from builder.ptx.memory import Region
 from tests.unit.ptxworld import run
 
@@ -129,6 +129,42 @@ def test_other_warps_need_a_barrier_behind_the_wait() -> None:
     assert EARLY_READ in early.kinds, "the barrier is in front of the wait"
 
 
+#: Warp 0 copies, and an mbarrier behind the data tells warp 1, which reads.
+TRACKED = (
+    "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r12, %r9, %r10;"
+    "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r9+1024], {count}; bar.sync 0;"
+    "setp.lt.u32 %p2, %r0, 32; @!%p2 bra CONSUMER;"
+    "cp.async.cg.shared.global [%r12], [%rd1], 16; {arrive} bra OUT;"
+    "CONSUMER: {{ .reg .pred P; AGAIN: mbarrier.try_wait.parity.shared.b64 P, [%r9+1024], 0;"
+    "@P bra DONE; bra AGAIN; DONE: }} ld.shared.b32 %r5, [%r12-512]; OUT:"
+)
+TRACK = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r9+1024];"
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=str)
+def test_an_mbarrier_tells_other_warps_of_copies(schedule: Schedule) -> None:
+    given = [[n] for n in range(64)]
+    own = TRACK.replace(".noinc", "") + "mbarrier.arrive.shared.b64 _, [%r9+1024];"
+    for arrive in (TRACK, own):
+        body = TRACKED.format(count=32, arrive=arrive)
+        found = run(body, given, threads=64, schedule=schedule, watch=True)
+        assert found.out[32:, 0].tolist() == list(range(32))
+        assert found.outcome.races == []
+
+
+def test_an_arrival_that_does_not_track_the_copies_is_a_race() -> None:
+    given = [[n] for n in range(64)]
+    body = TRACKED.format(count=32, arrive="mbarrier.arrive.shared.b64 _, [%r9+1024];")
+    kinds = set[str]().union(
+        *(run(body, given, threads=64, schedule=one, watch=True).kinds for one in ALL)
+    )
+    assert EARLY_READ in kinds
+    # it raises the count of its phase itself, so that none of the phase's own has arrived
+    body = TRACKED.format(count=32, arrive=TRACK.replace(".noinc", ""))
+    with pytest.raises(Deadlock, match="warp 1 spins"):
+        run(body, given, threads=64)
+
+
 def test_copies_and_accesses_of_one_place_need_an_order() -> None:
     """Two copies of a place, and one into what another warp reads."""
     assert TWICE in run(body(WHOLE + WHOLE), GIVEN, watch=True).kinds
@@ -156,7 +192,7 @@ def test_a_misaligned_or_outside_copy_is_a_fault() -> None:
         "cp.async.ca.shared::cluster.global [%r9], [%rd1], 4;",
         "cp.async.wait_any;",
         "cp.async.wait_group %r9;",
-        "cp.async.mbarrier.arrive.shared.b64 [%r9];",
+        "cp.async.mbarrier.wait.shared.b64 [%r9];",
     ],
 )
 def test_unknown_forms_are_named(one: str) -> None:
