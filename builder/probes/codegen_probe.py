@@ -52,6 +52,7 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -764,6 +765,7 @@ def compile_requested(request: Json, probe: Probe, scratch: Path) -> list[Json]:
     stop_after_compiling()
     outcomes = [spread_out(ask, refusal) for ask in asks]
     kernels = {key_of(k): k for outcome in outcomes if isinstance(outcome, list) for k in outcome}
+    gc.freeze()  # what is imported stays: children need not look through it
     done = compile_all(list(kernels.values()), int(request.get("jobs", 2)), scratch)
     replies = dict(zip(kernels, done, strict=True))
     return [gather(ask, outcome, replies) for ask, outcome in zip(asks, outcomes, strict=True)]
@@ -793,6 +795,7 @@ def run(request: Json) -> Json:
 
 def main() -> int:
     """Read a request from stdin, write the result to stdout."""
+    gc.disable()  # imports leave no garbage, and a kernel's child ends after one compilation
     out = claim_stdout()
     result = run(cast("Json", json.load(sys.stdin)))
     json.dump(result, out, sort_keys=True)

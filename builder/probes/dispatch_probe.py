@@ -21,6 +21,7 @@ Request (every key may be left out)::
      "extensions": {"vllm._C_stable_libtorch": "that module's file for this machine"},
      "libraries": ["shared libraries to load before them"],
      "stub_modules": "auto" | "none", "pretend_nvcc": false, "pretend_triton": false,
+     "seconds": 120.0,
      "ask": [{"kind": KIND, "env": {...}, "linear_backend": "auto", "moe_backend": "auto",
               "linear_backend_per_quant": {...}, "model_type": "llama"}],
      "choices": [KIND, ...]}
@@ -31,7 +32,8 @@ for modules that a target does not have for this machine; use them if a sandbox 
 out, never for an image. ``env`` of an ask is added to the request's for that ask only.
 ``choices`` adds an ask for every explicit choice that the release offers for a kind. Each ask runs
 in its own forked child, so that vLLM's "log this once" caches and cached environment of one ask
-cannot hide the lines of another.
+cannot hide the lines of another, and a crash or an endless loop spoils no other answer: a child
+without an answer after ``seconds`` is killed.  vLLM is imported once, before the first fork.
 
 Result::
 
@@ -62,11 +64,14 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
+import time
 import traceback
 import types
 import typing
+from select import select as select_ready
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from builder.probes import dispatch_device, dispatch_kinds
@@ -255,6 +260,8 @@ DISTRIBUTIONS = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl", "torch")
 MODEL_TYPE = "llama"
 #: Child processes at the same time: one per processor, with a limit for the sake of memory.
 AT_A_TIME = min(4, len(os.sched_getaffinity(0)))
+#: Seconds for one ask.  It takes a tenth of one, and twenty times as long on an emulated processor.
+SECONDS = 120.0
 
 
 @contextlib.contextmanager
@@ -371,10 +378,12 @@ def answer(ask: Json, probe: Probe) -> Json:
 
 
 class Child:
-    """A forked process that answers one query, and its pipe."""
+    """A forked process that answers one query within some seconds, and its pipe."""
 
-    def __init__(self, ask: Json, probe: Probe) -> None:
+    def __init__(self, ask: Json, probe: Probe, seconds: float = SECONDS) -> None:
         self.ask = ask
+        self.seconds = seconds
+        self.begun = time.monotonic()
         self.reading, writing = os.pipe()
         self.process = os.fork()
         if self.process == 0:
@@ -401,18 +410,33 @@ class Child:
 
     def payload(self) -> Json:
         """Wait for the answer, with the child's simulated, loaded and missing modules."""
-        with os.fdopen(self.reading, encoding="utf-8") as pipe:
-            text = pipe.read()
+        text = self._text()
+        if text is None:
+            os.kill(self.process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
         if code == 0 and text:
             return cast("Json", json.loads(text))
         words = f"signal {-code}" if code < 0 else f"exit status {code}"
-        error = {"type": "Crashed", "message": f"the child that asked ended with {words}"}
+        words = f"ended with {words}" if text is not None else f"took more than {self.seconds:g} s"
+        error = {"type": "Crashed", "message": f"the child that asked {words}"}
         reply = {**empty_answer(self.ask), "error": error}
         return {"reply": reply, "simulated": [], "real": [], "not_found": []}
 
+    def _text(self) -> str | None:
+        """What the child wrote until it closed the pipe; None if it has no more time."""
+        parts: list[bytes] = []
+        with os.fdopen(self.reading, "rb", buffering=0) as pipe:
+            while True:
+                left = self.begun + self.seconds - time.monotonic()
+                if not select_ready([pipe], [], [], max(0.0, left))[0]:
+                    return None
+                part = pipe.read(1 << 16)
+                if not part:
+                    return b"".join(parts).decode()
+                parts.append(part)
 
-def answers_to(asks: Sequence[Json], probe: Probe, result: Json) -> Iterator[Json]:
+
+def answers_to(asks: Sequence[Json], probe: Probe, result: Json, seconds: float) -> Iterator[Json]:
     """Query in child processes, several at a time; the answers are in order.
 
     Simulated, loaded and missing modules of the children are added to ``probe`` and ``result``.
@@ -421,7 +445,7 @@ def answers_to(asks: Sequence[Json], probe: Probe, result: Json) -> Iterator[Jso
     waiting = collections.deque(asks)
     while waiting or running:
         while waiting and len(running) < AT_A_TIME:
-            running.append(Child(waiting.popleft(), probe))
+            running.append(Child(waiting.popleft(), probe, seconds))
         payload = running.popleft().payload()
         for words in payload["simulated"]:
             probe.note(words)
@@ -441,16 +465,17 @@ def run(request: Json) -> Json:
     probe = Probe.of(request)
     result: Json = {"schema": SCHEMA, "python": platform.python_version(), "versions": {}}
     result.update(answers=[], choices=[], simulated=probe.simulated, real=[], fatal=None)
+    seconds = float(request.get("seconds", SECONDS))
     with tempfile.TemporaryDirectory(prefix="dispatch-probe-") as scratch:
         try:
             stand_ins = dispatch_device.prepare(request, probe, scratch)
             warm_up(request, probe)
             gc.freeze()  # what is imported stays: children need not look through it
-            result["answers"] += answers_to(request.get("ask", []), probe, result)
+            result["answers"] += answers_to(request.get("ask", []), probe, result, seconds)
             for kind in request.get("choices", []):
-                (default,) = answers_to([{"kind": kind}], probe, result)
+                (default,) = answers_to([{"kind": kind}], probe, result, seconds)
                 offered = choices(kind, default["selected"])
-                result["choices"] += answers_to(offered, probe, result)
+                result["choices"] += answers_to(offered, probe, result, seconds)
             del stand_ins
         except Exception as error:
             result["fatal"] = fatal_error(error)

@@ -90,6 +90,10 @@ def init_nvfp4_linear_kernel():
     named = vllm.envs.choose() or vllm.config.current.kernel_config.linear_backend
     if os.environ.get("CRASH"):
         os.kill(os.getpid(), int(os.environ["CRASH"]))
+    if os.environ.get("EXIT"):
+        os._exit(int(os.environ["EXIT"]))
+    while os.environ.get("LOOP"):
+        pass
     capability = vllm.platforms._current_platform.get_device_capability()
     good = torch.ops._C.cutlass_scaled_mm_supports_fp4(capability.major * 10 + capability.minor)
     if named == "auto":

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from builder import settings
 from builder.applier.trees import Content, OverlayTree
 from builder.common.paths import package_file
 from builder.images.subject import Subject
 from builder.proof.checks import KINDS
-from builder.proof.dispatch import check_dispatch
+from builder.proof.dispatch import check_dispatch, make_request, own_settings
 from builder.proof.opening import target_of_plan
 from builder.proof.recorded import by_itself, read_records
+from builder.proof.replies import DispatchReply
 from builder.proof.sandbox import MODULE, Sandbox, operators, requirements_for, torch_folder
 from builder.proof.trust import TrustedSources
 
@@ -107,6 +109,20 @@ def test_the_other_profiles_are_selected(asked: Asked, release: str, profile: st
 @pytest.mark.parametrize(("release", "profile"), [("0.20.1", "b12x-full"), ("0.33.0", "marlin")])
 def test_every_kind_of_layer_is_checked(asked: Asked, release: str, profile: str) -> None:
     assert set(asked(release, profile, True)) == set(KINDS)
+
+
+def test_one_import_answers_each_kind_as_a_process_of_its_own_would(planned: Planner) -> None:
+    """All kinds are asked in children of one process, which imports the release once."""
+    made = planned("pypi:vllm==0.33.0", "b12x-full")
+    target = target_of_plan(made.plan, made.base, "0.33.0", patched=True)
+    request = make_request(target.plan, own_settings(target))
+    together = target.runner.dispatch(request)
+    assert isinstance(together, DispatchReply)
+    assert len(together.answers) == len(request.ask) == 2 * len(KINDS)
+    for ask, answer in zip(request.ask[: len(KINDS)], together.answers, strict=False):
+        alone = target.runner.dispatch(replace(request, ask=(ask,)))
+        assert isinstance(alone, DispatchReply)
+        assert alone.answers == (answer,)
 
 
 # --------------------------------------------------------------- each kind, seen to fail by itself

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.programs import DISPATCH
+from builder.probes import dispatch_probe
 from builder.probes.stub_driver import shared_library
 from tests.unit.fakevllm import FILES, write_fake_vllm
 from tests.unit.inimage import load
@@ -131,14 +132,41 @@ def test_a_layer_without_a_kernel_is_unavailable(ask: Asker) -> None:
     assert answer["error"]["type"] in ("ModuleNotFoundError", "AttributeError")
 
 
-def test_a_crashed_child_fails_only_its_own_request(ask: Asker) -> None:
-    crash = linear(env={"CRASH": "9"})
-    first, second, third = ask({"ask": [linear(), crash, linear()]})["answers"]
-    assert second["error"] == {
-        "type": "Crashed",
-        "message": "the child that asked ended with signal 9",
-    }
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        pytest.param({"CRASH": "9"}, "ended with signal 9", id="killed"),
+        pytest.param({"CRASH": "11"}, "ended with signal 11", id="segmentation-fault"),
+        pytest.param({"EXIT": "3"}, "ended with exit status 3", id="exit"),
+        pytest.param({"LOOP": "1"}, "took more than 2 s", id="endless-loop"),
+    ],
+)
+def test_a_crashed_child_fails_only_its_own_request(
+    ask: Asker, env: dict[str, str], message: str
+) -> None:
+    request = {"ask": [linear(), linear(env=env), linear()], "seconds": 2}
+    first, second, third = ask(request)["answers"]
+    assert second["error"] == {"type": "Crashed", "message": f"the child that asked {message}"}
     assert first["selected"] == third["selected"] == "CutlassKernel"
+
+
+#: Each line is one import of the module.
+COUNTING = FILES["vllm/__init__.py"] + (
+    "import os\nwith open(os.environ['COUNT'], 'a') as log:\n    log.write('imported\\n')\n"
+)
+
+
+def test_one_import_answers_all_kinds_as_a_process_for_each_would(
+    ask: Asker, tmp_path: Path
+) -> None:
+    count = tmp_path / "count"
+    files, common = {"vllm/__init__.py": COUNTING.encode()}, {"env": {"COUNT": str(count)}}
+    asks = [{"kind": kind} for kind in dispatch_probe.FLAGS] + [linear(linear_backend="marlin")]
+    together = ask({**common, "ask": asks}, files)
+    assert count.read_text() == "imported\n"
+    alone = [ask({**common, "ask": [one]}, files) for one in asks]
+    assert count.read_text() == "imported\n" * (1 + len(asks))
+    assert together["answers"] == [answer for one in alone for answer in one["answers"]]
 
 
 def test_choices_are_read_from_the_release(ask: Asker) -> None:
