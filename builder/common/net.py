@@ -272,7 +272,7 @@ def _addresses(host: str, port: int, timeout: float) -> list[_Address]:
 
 
 #: Connections per host: parallel transfers and a few small requests.
-CONNECTIONS = 8
+CONNECTIONS = 16
 
 
 class _Plain(HTTPConnection):

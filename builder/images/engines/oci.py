@@ -903,10 +903,10 @@ def _deliver(delivery: Delivery) -> BuiltImage:
         docker.connect().close()  # before anything is written, because it may not be there
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder, _disk(Path(folder)):
         scratch = Scratch(Path(folder) / "layout")
+        if delivery.push:
+            return _to_registry(delivery, scratch)
         manifest, added = delivery.write(scratch)
         source = _source(scratch.root, delivery)
-        if delivery.push:
-            return _to_registry(delivery, source, manifest, added)
         return _to_docker(delivery, source, manifest, added)
 
 
@@ -916,16 +916,17 @@ def _source(scratch: Path, delivery: Delivery) -> ImageSource:
     return own if delivery.base is None else FallbackSource(own, delivery.base)
 
 
-def _to_registry(
-    delivery: Delivery, source: ImageSource, manifest: RawManifest, added: int
-) -> BuiltImage:
-    """Push missing blobs, then the manifests, and the tag last."""
-    from builder.images.registry.copy import Locations, copy_image
+def _to_registry(delivery: Delivery, scratch: Scratch) -> BuiltImage:
+    """Write the image; push missing blobs, then the manifests, and the tag last."""
+    from builder.images.registry.copy import Locations, ask_tag, copy_image
 
     with contextlib.ExitStack() as stack:
         locations = delivery.locations or stack.enter_context(Locations())
         place = locations.open(Ref(delivery.tag))
-        copy_image(source, manifest.digest, place.image, place.reference)
+        tagged = ask_tag(place)
+        manifest, added = delivery.write(scratch)
+        source = _source(scratch.root, delivery)
+        copy_image(source, manifest.digest, place.image, place.reference, tagged=tagged)
     if not is_index(manifest):
         _remember(source, manifest)
     return BuiltImage(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, cast
@@ -157,8 +157,9 @@ def refuse_missing(source: ImageSource, blobs: Iterable[Descriptor], hint: str) 
 #: Blobs that are streamed at once.  Each holds one chunk of an upload in memory.
 _STREAMS = 3
 #: Bytes up to which a blob is sent to a registry that does not say in one request whether it has
-#: it: at 10 Mbit/s as long as another request on a slow line, 0.1 s.
-_LITTLE = 128 << 10
+#: it: at 10 Mbit/s as long as two more requests on a slow line, 0.2 s.  The files of spark-build
+#: in an image have 140 kB.
+_LITTLE = 256 << 10
 #: Restarts of a blob whose upload the registry lost.
 _BEGINNINGS = 5
 #: Limits: manifests in one image, nested indexes included, and their depth.
@@ -185,13 +186,14 @@ def copy_image(
     *,
     platforms: Sequence[str] = (),
     jobs: int = CONNECTIONS,
+    tagged: Future[str | None] | None = None,
 ) -> Copied:
     """Copy a manifest, or an index and what it lists.
 
     ``jobs`` blobs are asked for, mounted or sent at once; of large ones, three are sent.
     ``platforms`` (``linux/arm64``, ...) keeps those entries of an index and drops the others, which
     gives the index a new digest; none keeps all.  ``target_reference`` is a tag; in a layout also
-    ``""``, for an image without a name.
+    ``""``, for an image without a name.  ``tagged`` is what :func:`ask_tag` was told of it.
 
     Raises:
         UsageError: the platform does not exist, or the layout cannot be written.
@@ -201,11 +203,12 @@ def copy_image(
     if is_digest(target_reference) and target_reference != root.digest:
         raise UsageError(f"{root.digest} cannot be copied to {target.name}@{target_reference}")
     manifests = _manifests(source, root)
-    tagged = False
+    same = False
     if isinstance(target, Repository):
         target.writes = True
-        tagged = target.digest_of(target_reference) == root.digest
-    work = _Work(source, target, _all_blobs(manifests), tagged=tagged, jobs=jobs)
+        digest = tagged.result() if tagged else target.digest_of(target_reference)
+        same = digest == root.digest
+    work = _Work(source, target, _all_blobs(manifests), tagged=same, jobs=jobs)
     try:
         work.run()
     except NotFound:
@@ -213,11 +216,31 @@ def copy_image(
         refuse_missing(source, missing, "push the complete image again, or name another --base")
         raise
     for manifest in manifests:
-        if not (tagged and isinstance(target, Repository) and target.digest_of(manifest.digest)):
+        if not (same and isinstance(target, Repository) and target.digest_of(manifest.digest)):
             target.put_manifest(manifest, manifest.digest)
-    if target_reference != root.digest and not tagged:
+    if target_reference != root.digest and not same:
         target.put_manifest(root, target_reference)
     return work.result(root)
+
+
+def ask_tag(target: Location) -> Future[str | None]:
+    """Ask for the digest of a tag while the image that it shall name is still being written.
+
+    The connection and the right to write are there then, too.  Errors are those of
+    :meth:`~builder.images.registry.client.Repository.digest_of`, when the answer is needed.
+    """
+    answer: Future[str | None] = Future()
+
+    def ask() -> None:
+        assert isinstance(target.image, Repository)
+        try:
+            target.image.writes = True
+            answer.set_result(target.image.digest_of(target.reference))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="tag", daemon=True).start()
+    return answer
 
 
 def _manifests(source: ImageSource, root: RawManifest) -> list[RawManifest]:
@@ -302,7 +325,9 @@ class _Work:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="copy") as pool:
-            futures = [pool.submit(self._transfer_or_stop, blob) for blob in self.blobs]
+            # what is sent takes more requests one after the other than what is mounted
+            ordered = sorted(self.blobs, key=self._is_mountable)
+            futures = [pool.submit(self._transfer_or_stop, blob) for blob in ordered]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
                 if self._failure:
@@ -346,6 +371,14 @@ class _Work:
             )
         self._count("streamed", 0)
 
+    def _is_mountable(self, blob: Descriptor) -> bool:
+        target, source = self._target, origin(self._source, blob)
+        return (
+            isinstance(target, Repository)
+            and target.is_beside(source)
+            and source.path != target.path
+        )
+
     def _claim(self, blob: Descriptor) -> str:
         """How the target says that it has a blob (``present``, ``mounted``), or ``""``."""
         target, source = self._target, origin(self._source, blob)
@@ -353,7 +386,7 @@ class _Work:
             return "present"
         if not isinstance(target, Repository):
             return "present" if target.has(blob.digest) else ""
-        if target.is_beside(source) and source.path != target.path:
+        if isinstance(source, Repository) and self._is_mountable(blob):
             return self._mount(blob, target, source)
         there = target.finds(blob) if blob.size <= _LITTLE else target.has(blob.digest)
         return "present" if there else ""

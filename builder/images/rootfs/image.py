@@ -18,6 +18,7 @@ from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import keep_latest, making
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
+from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (
@@ -29,6 +30,7 @@ from builder.images.registry.model import (
     is_index,
     parse_config,
     platform_name,
+    sha256_digest,
 )
 from builder.images.rootfs import limits
 from builder.images.rootfs.index import VERSION, LayerIndex, LayerWriter, Row, scan
@@ -457,6 +459,29 @@ def _refuse_unknown(layers: Sequence[Descriptor], where: str) -> None:
             )
 
 
+#: Configurations of images in registries that are kept; one has a few kilobytes.
+_CONFIGS = 200
+
+
+def _config_bytes(source: ImageSource, descriptor: Descriptor) -> bytes:
+    """The bytes of a configuration; those of a registry are kept by their digest."""
+    from builder.images.registry.layout import LayoutDirectory
+
+    path = cache_dir() / "layers" / f"{descriptor.digest.removeprefix('sha256:')}.config"
+    if not isinstance(source, LayoutDirectory):
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            if sha256_digest(data) == descriptor.digest and len(data) == descriptor.size:
+                os.utime(path)
+                return data
+    with source.open(descriptor) as stream:
+        data = stream.read()
+    if not isinstance(source, LayoutDirectory):
+        write_atomically(path, data)
+        keep_latest(path.parent.glob("*.config"), most=_CONFIGS)
+    return data
+
+
 def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
     """The configuration of an image, whose diff_ids are checked against its layers.
 
@@ -471,8 +496,7 @@ def read_config(source: ImageSource, manifest: RawManifest) -> ImageConfig:
         raise RemoteError(f"{where}: a configuration of {descriptor.size} bytes")
     if len(layers) > limits.LAYERS:
         raise RemoteError(f"{where}: {len(layers)} layers")
-    with source.open(descriptor) as stream:
-        config = parse_config(stream.read(), where)
+    config = parse_config(_config_bytes(source, descriptor), where)
     _refuse_unknown(layers, where)
     ids = config.diff_ids
     if ids is None or config.document["rootfs"].get("type") != "layers":
