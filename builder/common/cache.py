@@ -102,6 +102,7 @@ KINDS = (
     CacheKind("layers", ("layers",), "indexes of base image layers"),
     CacheKind("blobs", ("blobs",), "finished image layers"),
     CacheKind("sandboxes", ("sandbox",), "environments for verification"),
+    CacheKind("markers", ("markers",), "log lines that images of a release are checked for"),
     CacheKind("programs", ("programs",), "programs of spark-build for other interpreters"),
     CacheKind("trees", ("trees",), "extracted Python files of targets"),
     CacheKind(

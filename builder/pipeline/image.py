@@ -51,11 +51,8 @@ from builder.images.rootfs.image import PREFERRED, image_entries, platform_of, s
 from builder.layers.planner import refuse_nothing, refuse_plan
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import show_plan
-from builder.pipeline.verify import verify_built
 from builder.proof.checks import Check
 from builder.proof.report import ReportDocument, Verdict
-from builder.proof.runners import sandbox_maker
-from builder.proof.sandbox import sandbox_needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -569,13 +566,14 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     request = _request(entry, options, engine)
     check_room([*engine.needs(request), *verification_needs(entry, options)])
     reports: tuple[Report, ...] = ()
-    with in_background(_sandbox_for(entry, options, request)):
+    in_engine = request.output is None and not request.push  # the image itself is used
+    with in_background(_sandbox_for(entry) if options.verify and not in_engine else None):
         with timed(timings, "build"), console.step(f"build with {engine.name}"):
             built = engine.build(request)
         if options.verify:
             with timed(timings, "verify"), console.step("verify"):
                 console.left = f"{built.subject} is complete, but not verified"
-                reports = (verify_built(built.subject, planned.inputs, plan, options),)
+                reports = (_verified(built.subject, planned.inputs, plan, options),)
     started = run_commands(plan, built, write_dockerfile(plan, built), options.tag or "")
     return BuildResult(
         entries=(entry,), built=built, reports=reports, timings=timings, started=started
@@ -584,7 +582,11 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
 
 def verification_needs(entry: PlatformPlan, options: ImageOptions) -> list[Need]:
     """The disk space needed to verify an image."""
-    return sandbox_needs(entry.plan.base.packages, entry.base.tree) if options.verify else []
+    if not options.verify:
+        return []
+    from builder.proof.sandbox import sandbox_needs
+
+    return sandbox_needs(entry.plan.base.packages, entry.base.tree)
 
 
 def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> BuildRequest:
@@ -601,14 +603,20 @@ def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> Buil
     )
 
 
-def _sandbox_for(
-    entry: PlatformPlan, options: ImageOptions, request: BuildRequest
-) -> Callable[[], object] | None:
-    """The sandbox to prepare for verification; None if the image itself is used."""
-    in_engine = request.output is None and not request.push
-    if in_engine or not options.verify:
-        return None
+# What verifies takes long to import, and a push without verification needs none of it.
+
+
+def _sandbox_for(entry: PlatformPlan) -> Callable[[], object] | None:
+    """What prepares the sandbox for verification, if it needs one."""
+    from builder.proof.runners import sandbox_maker
+
     return sandbox_maker(entry.plan, entry.base.tree)
+
+
+def _verified(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
+    from builder.pipeline.verify import verify_built
+
+    return verify_built(ref, inputs, plan, options)
 
 
 # ------------------------------------------------------------------------------- several platforms
@@ -719,14 +727,14 @@ def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     check_room([*needs, *verification_needs(first, options)])
     timings = dict(planned.timings)
     reports: list[Report] = []
-    with in_background(sandbox_maker(first.plan, first.base.tree) if options.verify else None):
+    with in_background(_sandbox_for(first) if options.verify else None):
         with timed(timings, "build"), console.step("build with oci"):
             built = build_index(request)
         for entry in entries if options.verify else ():
             with timed(timings, "verify"), console.step(f"verify {entry.platform}"):
                 name = _name_of(entry, built)
                 console.left = f"{built.image.ref} is complete, but not verified"
-                reports.append(verify_built(name, planned.inputs, entry.plan, options))
+                reports.append(_verified(name, planned.inputs, entry.plan, options))
     return BuildResult(
         entries=entries,
         built=built.image,

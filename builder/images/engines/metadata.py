@@ -11,6 +11,7 @@ import json
 import re
 import tomllib
 from configparser import ConfigParser, Error
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -28,8 +29,10 @@ from builder.applier.trees import Content
 from builder.applier.values import ApplyError, canonical_json, normalize, sha256_hex
 from builder.common import programs as archives
 from builder.common.document import Part, always, moment, plain, read
-from builder.common.paths import package_file, project_file
+from builder.common.leftovers import keep_latest
+from builder.common.paths import cache_dir, code_digest, package_file, project_file
 from builder.common.plan import PLAN_SCHEMA, BakedPlan, Maker, RecordedPlan
+from builder.common.pypi import read_entry, write_entry
 from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.images.registry.reference import parse_reference
@@ -249,6 +252,11 @@ def marker(entry: Entry, vllm: str) -> Marker:
     )
 
 
+#: The code that reads the catalogue, and the markers that are kept: one release has about 80 kB.
+_MARKING = ("diagnose/entries.py", "images/engines/metadata.py")
+_MARKERS = 60
+
+
 def markers(plan: PlanDocument) -> tuple[Marker, ...]:
     """Log lines that must not appear for this release: entries with a line pattern, without notes.
 
@@ -260,6 +268,18 @@ def markers(plan: PlanDocument) -> tuple[Marker, ...]:
 
 @lru_cache(maxsize=8)
 def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
+    """The markers, kept by the digests of the catalogue and of the code that reads it."""
+    parts = [code_digest(_MARKING), dict(written()), vllm, given]
+    path = cache_dir() / "markers" / f"{sha256_hex(canonical_json(parts))}.json"
+    with suppress(OSError, ValueError):
+        return msgspec.json.decode(read_entry(path), type=tuple[Marker, ...])
+    chosen = _chosen_markers(vllm, given)
+    write_entry(path, msgspec.json.encode(chosen))
+    keep_latest(path.parent.glob("*.json"), most=_MARKERS)
+    return chosen
+
+
+def _chosen_markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
     from builder.diagnose.entries import load_entries
 
     settings = dict(given)

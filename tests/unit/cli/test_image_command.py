@@ -14,7 +14,7 @@ from builder.common.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
-from builder.pipeline import image as pipeline_image
+from builder.pipeline import verify
 from builder.proof.runners import InSandbox
 from builder.proof.target import Refusal
 from tests.unit.fakes import vllm_files
@@ -138,7 +138,7 @@ def test_an_image_whose_verification_is_interrupted_stays(
         raise KeyboardInterrupt
 
     put_vllm(tmp_path / "base")
-    monkeypatch.setattr(pipeline_image, "verify_built", interrupted)
+    monkeypatch.setattr(verify, "verify_built", interrupted)
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 130
     digest = open_image(Ref("oci:out")).manifest.digest

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import collections
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from builder.common.paths import cache_dir
 from builder.errors import RemoteError
-from builder.images.registry.copy import copy_image
+from builder.images.registry.copy import Location, ask_tag, copy_image
 from builder.images.registry.layout import FallbackSource, LayoutDirectory
 from builder.images.registry.model import blobs
+from builder.images.rootfs.image import read_config
 from tests.memoryregistry import MemoryRegistry
+from tests.unit.fakeregistry import Reply
 from tests.unit.imagefiles import put_image, put_index
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.images.registry.model import RawManifest
+    from tests.unit.fakeregistry import Request
 
 
 @pytest.fixture
@@ -75,6 +80,72 @@ def test_the_requests_of_an_append(registry: MemoryRegistry, tmp_path: Path) -> 
     assert (copied.mounted, copied.streamed, registry.tag("a/b", "v1")) == (5, 2, image.digest)
     methods = collections.Counter(request.method for request in registry.log)
     assert methods == {"HEAD": 1, "POST": 5 + 2, "GET": 5, "PUT": 2 + 2}
+
+
+def test_an_append_takes_four_rounds(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """Mounts and uploads begin together, then looks and bytes; two rounds are for the manifest.
+
+    The tag was asked before.  The registry answers a round when all of it has arrived, so requests
+    one after the other would never be answered.
+    """
+    below = [b"%d" % number for number in range(5)]
+    base = registry.repository("base")
+    put_image(tmp_path / "base", *below, name="v1")
+    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
+    image = put_image(tmp_path / "own", *below, b"ours")
+    for layer in blobs(image)[1:-1]:
+        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+    target = registry.repository()
+    tagged = ask_tag(Location(image=target, reference="v1"))
+    assert tagged.result() is None
+    first, second = threading.Barrier(5 + 2), threading.Barrier(5 + 2)
+    answer = registry.answer
+
+    def together(request: Request) -> Reply:
+        if "/manifests/" not in request.path:
+            (first if request.method == "POST" else second).wait(timeout=60)
+        return answer(request)
+
+    registry.answer = together
+    registry.log.clear()
+    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
+    copy_image(source, image.digest, target, "v1", tagged=tagged)
+    last = [request.method for request in registry.log if "/manifests/" in request.path]
+    assert (last, len(registry.log)) == (["PUT", "PUT"], 7 + 7 + 2)
+    assert registry.tag("a/b", "v1") == image.digest
+
+
+def test_a_tag_that_cannot_be_asked(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    """It is an error when the answer is needed, and nothing is sent."""
+    target = registry.repository()
+    answer = registry.answer
+    registry.answer = lambda _: Reply(403)
+    tagged = ask_tag(Location(image=target, reference="v1"))
+    with pytest.raises(RemoteError, match="403"):
+        tagged.result()
+    registry.answer = answer
+    registry.log.clear()
+    with pytest.raises(RemoteError, match="403"):
+        copy_image(LayoutDirectory(tmp_path / "layout"), "v1", target, "v1", tagged=tagged)
+    assert registry.log == []
+
+
+def test_a_configuration_is_asked_for_once(
+    registry: MemoryRegistry, image: RawManifest, tmp_path: Path
+) -> None:
+    """It is kept by its digest; a damaged copy is not believed."""
+    push(registry, tmp_path)
+    place = registry.repository()
+    config = read_config(place, image)
+    registry.log.clear()
+    assert read_config(place, image) == config
+    assert registry.log == []
+    (kept,) = (cache_dir() / "layers").glob("*.config")
+    kept.write_bytes(kept.read_bytes().replace(b"arm64", b"amd64"))
+    assert read_config(place, image) == config
+    assert [request.method for request in registry.log] == ["GET"]
 
 
 def test_a_registry_that_mounts_nothing_is_asked_first(
