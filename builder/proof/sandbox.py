@@ -351,8 +351,15 @@ def folder_of(tree: Tree) -> Path:
     return cache_dir() / "trees" / sha256_hex(canonical_json(rows))[:24]
 
 
+#: In a laid-out tree: the sha256 of each file, by path.
+_DIGESTS = "spark-build-digests.json"
+
+
 def lay_out(tree: Tree) -> Path:
-    """The target's Python files as a directory, cached by content."""
+    """The target's Python files as a directory, cached by content.
+
+    Files that an earlier tree has, too, are linked, with what Python compiled of them.
+    """
     from builder.layers.planner import preload
 
     paths = sorted(python_files(tree))
@@ -362,14 +369,46 @@ def lay_out(tree: Tree) -> Path:
             os.utime(folder)
             return folder
         preload(tree, paths)
+        earlier = _earlier(folder.parent)
+        digests = {path: tree.digest(path) for path in paths}
         with making(folder) as partial:
-            for path in paths:
-                target = partial / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(checked(tree, path))
+            for path, digest in digests.items():
+                data = checked(tree, path)
+                same = earlier.get((path, digest))
+                if same is None or not _link_with_compiled(same, path, partial):
+                    target = partial / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(data)
+            (partial / _DIGESTS).write_text(json.dumps(digests), "utf-8")
             partial.rename(folder)
     keep_latest(filter(Path.is_dir, folder.parent.iterdir()), most=12, unused_for=IN_USE)
     return folder
+
+
+def _earlier(trees: Path) -> dict[tuple[str, str | None], Path]:
+    """The latest of the earlier trees with a file, by the file's path and sha256."""
+    used: list[tuple[float, Path]] = []
+    folders: dict[tuple[str, str | None], Path] = {}
+    with suppress(OSError):  # another process is removing it
+        used += ((file.parent.stat().st_mtime, file) for file in trees.glob(f"*/{_DIGESTS}"))
+    for _, file in sorted(used):
+        with suppress(OSError, ValueError):
+            folders.update(dict.fromkeys(json.loads(file.read_bytes()).items(), file.parent))
+    return folders
+
+
+def _link_with_compiled(source: Path, path: str, into: Path) -> bool:
+    """Link a file, and what Python compiled of it, which is found by the file's time and size.
+
+    Whether it is there; another process may be removing the source.
+    """
+    folder, _, name = path.rpartition("/")
+    compiled = f"{folder}/__pycache__/{name[:-3]}.{sys.implementation.cache_tag}.pyc"
+    with suppress(FileNotFoundError):
+        _link(source / path, into / path)
+        if name.endswith(".py"):
+            _link(source / compiled, into / compiled)
+    return (into / path).exists()
 
 
 def checked(tree: Tree, path: str) -> bytes:
