@@ -1,6 +1,6 @@
 """Races that `spark-build ptx` finds in public suites of labelled CUDA programs.
 
-    python -m benchmarks.race_suites indigo scor samples gpuverify hecbench --work WORK
+    python -m benchmarks.race_suites indigo scor hecbench --work WORK
 
 Each suite is fetched by its commit; ``--folder SUITE=FOLDER`` takes a local copy.  ``nvcc`` on PATH
 compiles each program to PTX, and `builder.ptx.api` runs it.  Nothing of a suite is stored here.
@@ -162,6 +162,21 @@ def _few(grid: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(size, 4) for size in grid)
 
 
+def gpurepair(folder: Path) -> Iterator[Program]:
+    """GPURepair's own micro-benchmarks: each lacks the barriers that its tool puts in."""
+    root = folder / "tests" / "testsuite" / "MicroBenchmarks"
+    for source in sorted(root.glob("*/kernel.cu")):
+        # with 64 threads in place of the 32 of its first line two warps race as well
+        yield Program("gpurepair", source.parent.name, source, True, ((1, 64),))
+
+
+def weft(folder: Path) -> Iterator[Program]:
+    """Weft's negative tests: named barriers that warps use in an invalid way."""
+    for source in sorted((folder / "examples" / "negatives").glob("*.cu")):
+        threads = 96 if source.stem == "over" else 64
+        yield Program("weft", source.stem, source, True, ((1, threads),), (), MANY_SCHEDULES)
+
+
 SYNC = "__syncthreads();"
 
 
@@ -250,6 +265,10 @@ SUITES = {
     "gpuverify": Suite(
         "mc-imperial/gpuverify", "49219770aad01231edd0d8e0fa3ed036006cf32a", gpuverify
     ),
+    "gpurepair": Suite(
+        "cs17resch01003/gpurepair", "c5cd6ed20055e711e0ed2e05c0381462fb92b1df", gpurepair
+    ),
+    "weft": Suite("lightsighter/Weft", "d9ee750d1df2fac274bdf3874d729a606da349e4", weft),
     "hecbench": Suite(
         "ORNL/HeCBench", "f27000a5188f8ac79bd43fc95a1b3f890c18823d", hecbench,
         folders=tuple(
@@ -366,6 +385,8 @@ def examine(program: Program, work: Path, folder: Path) -> Outcome:
                 )  # fmt: skip
                 kinds |= {race.kind for race in result.races} - NO_RACE
                 ends += result.faults
+        if program.suite == "weft" and ends:  # what is wrong with them is that they do not end
+            kinds.add("deadlock")
         reason = ends[0] if ends else "" if kernels else "no kernel"
         races: tuple[str, ...] | None = tuple(sorted(kinds)) if kernels else None
     except (SparkBuildError, RuntimeError) as error:
