@@ -1280,6 +1280,7 @@ CONCERNS: dict[str, Concern] = {
     "flashinfer-narrow-experts": _OF_B12X_EXPERTS,
     "flashinfer-b12x-moe-rows": _OF_B12X_EXPERTS,
     "vllm-b12x-experts-scales": _OF_B12X_EXPERTS,
+    "vllm-b12x-padding": _OF_B12X_EXPERTS,
     "flashinfer-b12x-store-wait": _OF_B12X_LINEAR,
     "vllm-b12x-reachable": _OF_B12X_LINEAR,
     "flashinfer-w4a16-store-wait": Concern(

@@ -77,6 +77,7 @@ def test_plan_json_is_in_order_of_application(plans: tuple[Ran, Ran]) -> None:
         "vllm-b12x-reachable",
         "vllm-linear-fallback",
         "vllm-b12x-experts-scales",
+        "vllm-b12x-padding",
         "b12x-env",
     ]
     assert sum(layer["state"] == "needed" for layer in layers) == 10

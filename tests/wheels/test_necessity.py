@@ -49,6 +49,7 @@ PROOFS = {
     "vllm-b12x-reachable": None,
     "vllm-linear-fallback": None,
     "vllm-b12x-experts-scales": None,
+    "vllm-b12x-padding": None,
     "b12x-env": ("dispatch", "nvfp4-linear", "Using FlashInferCutlassNvFp4LinearKernel"),
 }
 #: These change the source of a kernel: what it computes, level ``numbers`` alone can tell
