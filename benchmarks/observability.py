@@ -6,8 +6,8 @@ It has the kernels of the profile ``b12x-full`` launched, with its layers, and d
 kernels with one thing wrong: an operand or a scale of a product from another product, a wait that
 passes at once, a barrier, or an arrival or a fence left out.  Each runs in the check's own calls,
 in all schedules.  A row for each check: how many were seen of how many in code that the calls
-reach; then those that were not.  Without effect are one of two barriers in a row, and an operand of
-a product that nothing notices even where the product is NaN: of rows without a token.
+reach; then those that were not.  Without effect are what `tests.mutants.redundant` proves, and an
+operand of a product that nothing notices even where the product is NaN: of rows without a token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ from builder.proof.opening import target_of_plan
 from builder.ptx.launchfile import read_launch
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, CarriedMemory, program_of, run_once
-from tests.mutants import OBSERVED, Mutant, Programs, drawn_of, noticed, poisoned, redundant
+from tests.mutants import (
+    OBSERVED,
+    Mutant,
+    Programs,
+    drawn_of,
+    known_races,
+    noticed,
+    poisoned,
+    redundant,
+)
 from tests.wheels.support import Planner, replies_of
 
 if TYPE_CHECKING:
@@ -96,13 +105,18 @@ def reached(calls: Calls, programs: Programs) -> dict[tuple[str, str], set[int]]
 
 
 def _same(
-    original: Program, mutant: Mutant, calls: Calls, programs: Programs, key: tuple[str, str]
+    original: Program,
+    mutant: Mutant,
+    calls: Calls,
+    programs: Programs,
+    key: tuple[str, str],
+    known: set[object],
 ) -> bool:
     """Whether a mutant that nothing noticed cannot have an effect in these calls."""
     if mutant.kind == "operand":
         poison = Program(poisoned(original.kernel, mutant.line))
-        return not noticed(calls, {**programs, key: poison})
-    return mutant.kind == "barrier" and redundant(original.kernel, mutant.line)
+        return not noticed(calls, {**programs, key: poison}, known)
+    return redundant(original.kernel, mutant.line)
 
 
 def main() -> None:
@@ -126,7 +140,7 @@ def table(launches: dict[str, list[Path]], count: int, seed: int) -> None:
     for name, paths in launches.items():
         began, outside, same = time.process_time(), 0, 0
         calls, programs = calls_of(paths)
-        lines, cells = reached(calls, programs), []
+        lines, cells, known = reached(calls, programs), [], known_races(calls, programs)
         for kind in OBSERVED:
             seen = 0
             for key, program in programs.items():
@@ -134,9 +148,9 @@ def table(launches: dict[str, list[Path]], count: int, seed: int) -> None:
                 inside = [one for one in mutants if one.line in lines[key]]
                 outside += len(mutants) - len(inside)
                 for one in inside:
-                    if noticed(calls, {**programs, key: Program(one.kernel)}):
+                    if noticed(calls, {**programs, key: Program(one.kernel)}, known):
                         seen += 1
-                    elif _same(program, one, calls, programs, key):
+                    elif _same(program, one, calls, programs, key, known):
                         same += 1
                     else:
                         missed.append((name, one))

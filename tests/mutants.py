@@ -17,9 +17,10 @@ from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once
 from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Vector
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from builder.ptx.findings import Run
+    from builder.ptx.grid import Schedule
     from builder.ptx.launchfile import LaunchFile
     from builder.ptx.source import Operand
 
@@ -36,6 +37,7 @@ _TOUCHES = (
     *("ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "mbarrier", "bar", "barrier"),
     *("bra", "call", "ret", "exit", "brx", "membar"),
 )
+_JUMPS = ("bra", "ret", "exit")
 _BITS = tuple(1 << bit for bit in range(16))
 
 
@@ -252,15 +254,22 @@ def _word(operand: Operand) -> str:
     return "{...}"
 
 
-def caught(mutant: Mutant, launches: Sequence[LaunchFile]) -> tuple[str, ...]:
-    """What notices it, in the first launch in which anything does."""
+def caught(
+    mutant: Mutant, launches: Sequence[LaunchFile], known: Collection[object] = ()
+) -> tuple[str, ...]:
+    """What notices it, in the first launch in which anything does.
+
+    ``known``: the keys of races that the kernel itself has.
+    """
     program = Program(mutant.kernel)
     for launch in launches:
         found = set()
         for schedule in SCHEDULES:
-            run = run_once(launch, program, schedule, watch=schedule.order != "lazy").run
+            run = run_once(
+                launch, program, schedule, watch=schedule.order != "lazy", as_gpus=True
+            ).run
             found |= {"numbers"} if run.wrong else set()
-            found |= {"race"} if judged(run) else set()
+            found |= {"race"} if any(one.key not in known for one in judged(run)) else set()
             found |= {"deadlock" if run.deadlock else "fault"} if run.fault else set()
         if found:
             return tuple(name for name in CATCHERS if name in found)
@@ -278,46 +287,90 @@ def poisoned(kernel: Kernel, line: int) -> Kernel:
 
 
 def redundant(kernel: Kernel, line: int) -> bool:
-    """Whether a barrier stands beside the same barrier, without any access between the two."""
+    """Whether what is left out there is missed by nobody, whatever a launch does.
+
+    A wait behind which its thread only waits, until it ends; a barrier or a fence on whose every
+    way the same comes again before any access, but for mbarriers that are initialised; and the
+    second of two barriers.
+    """
     place = next(p for p, one in enumerate(kernel.code) if one.line == line)
-    one = kernel.code[place]
-    for step in (1, -1):
-        at = place
-        while True:
-            if max(at, at + step) in kernel.labels or not 0 <= at + step < len(kernel.code):
-                break
-            at += step
-            other = kernel.code[at]
-            if (other.name, other.operands, other.guard) == (one.name, one.operands, one.guard):
-                return True
-            if other.opcode in _TOUCHES or other.guard:
-                break
+    one, ways, seen = kernel.code[place], [place + 1], {place}
+    while ways:
+        at = ways.pop()
+        other = kernel.code[at]
+        if at in seen or (_alike(one, other) and not _is_wait(one)):
+            continue
+        seen.add(at)
+        if _ends(one, other):
+            return _is_second(kernel, place)
+        ways += [other.target] if other.opcode == "bra" else []
+        on = other.opcode not in ("bra", "ret", "exit") or other.guard
+        ways += [at + 1] if on else []
+    return True
+
+
+def _alike(one: Instruction, other: Instruction) -> bool:
+    return (one.name, one.operands, one.guard) == (other.name, other.operands, other.guard)
+
+
+def _ends(one: Instruction, other: Instruction) -> bool:
+    """Whether a later instruction may need that a thread waited, met others or fenced."""
+    if _is_wait(one):
+        return other.opcode in _TOUCHES and other.opcode not in _JUMPS and not _is_wait(other)
+    init = other.opcode == "mbarrier" and other.modifiers[0] == "init"
+    return other.opcode in _TOUCHES and other.opcode not in ("bra", "bar") and not init
+
+
+def _is_second(kernel: Kernel, place: int) -> bool:
+    """Whether the same barrier comes before one, without an access between the two."""
+    one, at = kernel.code[place], place
+    while one.opcode in ("bar", "barrier") and at and at not in kernel.labels:
+        at -= 1
+        other = kernel.code[at]
+        if _alike(one, other):
+            return True
+        if other.opcode in _TOUCHES or other.guard:
+            break
     return False
 
 
-def noticed(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> str:
-    """The first thing that is wrong with some calls; or nothing.
+def known_races(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> set[object]:
+    """The keys of the races that kernels have themselves."""
+    runs = (run for schedule in SCHEDULES for run in _runs(calls, programs, schedule))
+    return {race.key for run in runs for race in judged(run)}
 
-    Launches of one call run one after the other, each on the memory that those before it left.
-    """
+
+def noticed(
+    calls: Sequence[Sequence[LaunchFile]], programs: Programs, known: Collection[object] = ()
+) -> str:
+    """The first thing that is wrong with some calls, beside ``known`` races; or nothing."""
     for schedule in SCHEDULES:
-        for call in calls:
-            memory = CarriedMemory()
-            for launch in call:
-                own = memory.memory_for(launch)
-                watch = schedule.order != "lazy"
-                program = programs[launch.ptx, launch.kernel]
-                run = run_once(launch, program, schedule, watch=watch, memory=own)
-                if word := _noticed(run.run):
-                    return word
-                memory.keep(launch, own)
+        for run in _runs(calls, programs, schedule):
+            if word := noticed_in(run, known):
+                return word
     return ""
 
 
-def _noticed(run: Run) -> str:
+def _runs(
+    calls: Sequence[Sequence[LaunchFile]], programs: Programs, schedule: Schedule
+) -> Iterator[Run]:
+    """Run calls; launches of one run one after the other, on the memory that those before left."""
+    for call in calls:
+        memory = CarriedMemory()
+        for launch in call:
+            own = memory.memory_for(launch)
+            watch = schedule.order != "lazy"
+            program = programs[launch.ptx, launch.kernel]
+            yield run_once(launch, program, schedule, watch=watch, as_gpus=True, memory=own).run
+            memory.keep(launch, own)
+
+
+def noticed_in(run: Run, known: Collection[object]) -> str:
+    """What is wrong with a run, beside ``known`` races; or nothing."""
     if run.fault:
         return "deadlock" if run.deadlock else "fault"
     if run.wrong:
         return "numbers"
     # a tile may have rows that no token needs
-    return "race" if any(race.kind != UNWRITTEN for race in judged(run)) else ""
+    others = [race for race in judged(run) if race.kind != UNWRITTEN]
+    return "race" if any(race.key not in known for race in others) else ""

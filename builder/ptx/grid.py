@@ -98,6 +98,7 @@ class Grid:
         schedule: Schedule | None = None,
         *,
         watch: bool = False,
+        as_gpus: bool = False,
         fast: bool = True,
     ) -> None:
         if len(launch.parameters) != program.kernel.parameter_bytes:
@@ -114,7 +115,7 @@ class Grid:
             GlobalMemory([*memory.regions, *_own_regions(program.layout)]),
             program.kernel.places,
             eager=self.schedule.order == "eager",
-            races=LaunchRaces(program.layout.global_granule, math.prod(launch.cluster))
+            races=LaunchRaces(program.layout.global_granule, math.prod(launch.cluster), as_gpus)
             if watch
             else None,
             waiting=deque(),

@@ -302,6 +302,10 @@ class LaunchRaces:
     granule: int = 4
     #: the blocks of a cluster, which have adjacent numbers
     cluster: int = 1
+    #: order on global memory as GPUs keep it, where the memory model asks for more: a strong read
+    #: acquires; what a thread writes to a place after its own atomic there is after the atomics
+    #: before that; and copies see what threads see
+    as_gpus: bool = False
     races: list[Race] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     blocks: list[Races] = field(default_factory=list)
@@ -852,9 +856,18 @@ class Races:
         if shadow.reads is not None:
             self._check(access, shadow, shadow.reads[:, places], "a read", scope)
         if shadow.atomics is not None:
-            self._check(access, shadow, shadow.atomics[:, places], "an atomic", scope)
+            slots = shadow.atomics[:, places]
+            if self.launch.as_gpus and not shadow.warps:
+                slots = np.where(self._is_own(slots[0], access), 0, slots)
+            self._check(access, shadow, slots, "an atomic", scope)
         if shadow.copies is not None:
             self._check(access, shadow, shadow.copies[places], "a read", WEAK)
+
+    def _is_own(self, slots: Any, access: _Access) -> Any:
+        """Which accesses were by the thread of another access."""
+        events, rows, mine = self.launch.events, slots >> 5, access.mine >> 5
+        same = (events.block[rows] == self.number) & (events.base[rows] == events.base[mine])
+        return same & ((slots & 31) == (access.mine & 31)) & (slots != 0)
 
     # ------------------------------------------------------------------------- asynchronous copies
 
@@ -886,6 +899,8 @@ class Races:
 
     def _unfenced_write(self, access: _Access, shadow: Shadow) -> None:
         """Report writes of the generic proxy that the asynchronous proxy does not see."""
+        if self.launch.as_gpus and not shadow.warps:
+            return
         slots, events = shadow.writes[access.places], self.launch.events
         late = self._late(slots, access, shadow, fenced=True)
         if late is None:
@@ -1098,7 +1113,7 @@ class Races:
         """A strong read of a place: it acquires, or a later fence does."""
         released = self.launch.released.get(key)
         for (block, reach), clocks in released.by.items() if released else ():
-            if acquire:
+            if acquire or (self.launch.as_gpus and isinstance(key, int)):
                 self._take(warp, lane, block, clocks, min(reach, scope))
             elif self._reaches(block, scope):
                 waiting = self._pending.setdefault(warp * LANES + lane, [])

@@ -64,9 +64,8 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
         carried_memory = CarriedMemory()
         for number, (file, program) in enumerate(zip(files, programs, strict=True)):
             memory = carried_memory.memory_for(file)
-            single = run_once(
-                file, program, schedule, watch=schedule.order != "lazy", memory=memory
-            )
+            watch = schedule.order != "lazy"
+            single = run_once(file, program, schedule, watch=watch, as_gpus=True, memory=memory)
             runs[number].append(single.run)
             if single.run.fault:
                 break
@@ -158,16 +157,21 @@ def run_once(
     schedule: Schedule,
     *,
     watch: bool,
+    as_gpus: bool = False,
     memory: GlobalMemory | None = None,
 ) -> SingleRun:
     """Run a launch in one schedule, on its own memory or on the given one.
+
+    ``as_gpus``: with races as `LaunchRaces.as_gpus` says.
 
     Raises:
         UsageError: its parameters do not match the kernel's.
     """
     memory = memory or file.fresh_memory()
     fields: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
-    grid = Grid(program, file.launch(program.kernel), memory, schedule, watch=watch)
+    grid = Grid(
+        program, file.launch(program.kernel), memory, schedule, watch=watch, as_gpus=as_gpus
+    )
     places = program.kernel.places
     outcome = None
     try:

@@ -62,6 +62,7 @@ def run(
     cluster: int = 1,
     schedule: Schedule | None = None,
     watch: bool = False,
+    as_gpus: bool = False,
     shared: int = 8192,
     more: str = "",
     extra: bytes = b"",
@@ -85,7 +86,8 @@ def run(
     parameters = IN.to_bytes(8, "little") + OUT.to_bytes(8, "little")
     parameters += bytes(kernel.parameter_bytes - len(parameters) - len(extra)) + extra
     launch = Launch((blocks, 1, 1), (threads, 1, 1), shared, parameters, (cluster, 1, 1))
-    grid = Grid(Program(kernel), launch, GlobalMemory(regions), schedule, watch=watch, fast=fast)
+    whole = GlobalMemory(regions)
+    grid = Grid(Program(kernel), launch, whole, schedule, watch=watch, as_gpus=as_gpus, fast=fast)
     return Result(out, grid.run())
 
 

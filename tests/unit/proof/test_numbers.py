@@ -254,11 +254,12 @@ RACY = Run(launch="random", schedule="eager", values=64, races=RACES)
 STUCK = Run(launch="random", schedule="eager", fault="block 0: warp 1 waits", deadlock=True)
 
 
-def test_a_kernel_is_judged_by_races_on_shared_memory_between_warps() -> None:
+def test_a_kernel_is_judged_by_races_between_warps_and_blocks() -> None:
     shared, lanes = RACES[0], replace(RACES[0], kind="early in the same warp")
-    others = replace(shared, memory="x"), replace(shared, missing="bar.warp.sync between two")
-    run = Run(launch="one", schedule="eager", races=(shared, lanes, *others))
-    assert judged(run) == (shared,)
+    apart, other = replace(shared, missing="bar.warp.sync between two"), replace(shared, memory="x")
+    run = Run(launch="one", schedule="eager", races=(shared, lanes, apart, other))
+    assert judged(run) == (shared, other)
+    assert judged(run, between_blocks=False) == (shared,)
 
 
 def reply_of(*runs: Run, error: str = "") -> Reply:

@@ -56,6 +56,9 @@ MOE = {"b12x MoE, 1 token", "b12x MoE, 64 tokens", MANY}
 ROWS = "b12x MoE, 64 tokens"
 #: Those for experts at most 512 wide, which do without tensor cores.
 NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 2 tokens, narrow experts"}
+#: No layer yet has the fence that this one lacks before a block counts itself as ready.
+UNFENCED = "b12x MoE, 1 token, narrow experts"
+UNFENCED_RACE = "read without order after a write in another block"
 
 
 def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
@@ -117,7 +120,10 @@ DEFECTS = {
         ("(lazy, random 1)", f"race, write while a copy may still read: {STORE} and {COPY}"),
     ),
     "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy)", A16_RACE)},
-    "flashinfer-narrow-experts": dict.fromkeys(NARROW, ("wrong values in 3 runs of 3", NAN)),
+    "flashinfer-narrow-experts": {
+        UNFENCED: ("wrong values in 3 runs of 3", f"{NAN}.*; race, {UNFENCED_RACE}"),
+        **dict.fromkeys(NARROW - {UNFENCED}, ("wrong values in 3 runs of 3", NAN)),
+    },
     "flashinfer-b12x-moe-rows": {ROWS: ("wrong values in 3 runs of 3", HALF)},
 }
 #: The release whose FlashInfer has the defect, where that is not the one of 0.20.1.
@@ -211,9 +217,9 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
     (one,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token, narrow experts")
     alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
     assert "moe_direct_micro_kernel" in alone.ran.kernel
-    assert [(run.values, run.wrong, judged(run), run.fault) for run in alone.ran.runs] == [
-        (512, 0, (), "")
-    ] * 3
+    assert [(run.values, run.wrong, run.fault) for run in alone.ran.runs] == [(512, 0, "")] * 3
+    races = {race.kind for run in alone.ran.runs for race in judged(run)}
+    assert races == {UNFENCED_RACE}
     alone.check_mutants(NARROW_MUTANTS)
 
 
@@ -226,8 +232,9 @@ def test_narrow_experts_are_right_with_the_layer(
     made = planned(UNPADDED)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {one.name: one for one in check_numbers(target)}
-    for name in NARROW:
+    for name in NARROW - {UNFENCED}:
         assert checks[name].status == "pass", checks[name].seen
+    assert checks[UNFENCED].seen.startswith(f"race, {UNFENCED_RACE}")
 
 
 NEEDED = Path(__file__).parents[2] / "unit" / "golden" / "ptx_instructions.txt"
@@ -275,7 +282,9 @@ def test_every_kernel_of_the_newest_release_is_right(planned: Planner) -> None:
     made = planned(NEWEST)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
-    assert not {name: one.seen for name, one in checks.items() if one.status != "pass"}
+    wrong = {name: one.seen for name, one in checks.items() if one.status != "pass"}
+    assert wrong.pop(UNFENCED).startswith(f"race, {UNFENCED_RACE}")
+    assert not wrong
     assert set(checks) >= {one.name for one in LAUNCHED}
 
 
