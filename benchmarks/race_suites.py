@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: What PTX is made for, and the options that all programs get.
-NVCC = ("nvcc", "-ptx", "-lineinfo", "-arch=compute_121", "-w")
+NVCC: tuple[str, ...] = ("nvcc", "-ptx", "-lineinfo", "-arch=compute_121", "-w")
 SCHEDULES = ("eager", "random:1")
 #: Programs of two threads and a lock race in some orders only.
 MANY_SCHEDULES = ("eager", *(f"random:{seed}" for seed in range(1, 13)))
