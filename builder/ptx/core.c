@@ -844,3 +844,19 @@ int run(struct warp *w, int some) {
         return DECLINED;
     }
 }
+
+/* Whether one of some earlier accesses, each ``row * 32 + lane`` of an event or 0, is not known:
+   ``blocks`` have clocks, by number; or of a single block, whose events they all are, with one. */
+int unknown(const s32 *slots, s64 count, const struct events *e, const s32 *const *clocks,
+            const s32 *lengths, s64 blocks, int single) {
+    s32 before = 0;
+    for (s64 i = 0; i < count; i++) {
+        s32 slot = slots[i], row = slot >> 5;
+        if (!slot || slot == before) continue;
+        s64 block = single ? 0 : e->block[row], index = e->base[row] + (slot & 31);
+        if (block >= blocks || !clocks[block]) return 1;
+        if (e->clock[row] > (index < lengths[block] ? clocks[block][index] : 0)) return 1;
+        before = slot;
+    }
+    return 0;
+}

@@ -303,7 +303,9 @@ def core() -> Any:
     except OSError:
         return None
     library.run.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    return library.run
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.unknown.argtypes = (pointer, number, pointer, pointer, pointer, number, ctypes.c_int)
+    return library
 
 
 def _compile(compiler: str, table: str, path: Path) -> bool:
@@ -663,6 +665,7 @@ class LaunchCore:
         self._columns: Any = None
         if self.races:
             self.launch.events = ctypes.addressof(self._events)
+            self.races.knows_all = self._knows_all
 
     def _set_regions(self, regions: Sequence[Region]) -> None:
         """What memory there is now; ``malloc`` adds more, which is left to Python."""
@@ -702,6 +705,20 @@ class LaunchCore:
             struct.shadow = self._shadow(block.races.shared)
             struct.times, struct.number = _at(block.races.times), block.races.number
         return struct
+
+    def _knows_all(self, slots: Any, clocks: Any, *, single: bool) -> bool:
+        """Whether earlier accesses are all known; by block, or those of a ``single`` one.
+
+        ``clocks``: the addresses of clocks of each block's agents, and their lengths.
+        """
+        if not slots.flags.forc or slots.dtype != np.int32:
+            slots = np.ascontiguousarray(slots, np.int32)
+        self.begin()
+        places, lengths = clocks
+        return not core().unknown(
+            _at(slots), slots.size, ctypes.addressof(self._events), _at(places), _at(lengths),
+            len(places), single,
+        )  # fmt: skip
 
     def begin(self) -> None:
         """Before instructions run: the events so far."""
@@ -746,7 +763,7 @@ class WarpCore:
             wide=_at(wide), rows=_at(rows), number=warp.number, last=-1,
         )  # fmt: skip
         self._address = ctypes.addressof(self.struct)
-        self._run = core()
+        self._run = core().run
 
     def run(self, mask: Any) -> int:
         """Go on, with all lanes or with some; why it stopped."""

@@ -91,6 +91,11 @@ class VectorClocks:
             places[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
         return places, lengths
 
+    def table_of(self, block: int) -> tuple[Any, Any]:
+        """As `table`, of one block alone."""
+        places, lengths = self.table
+        return places[block : block + 1], lengths[block : block + 1]
+
 
 _NOTHING = VectorClocks({}, {})
 
@@ -313,6 +318,8 @@ class LaunchRaces:
     released: dict[object, _Released] = field(default_factory=dict)
     #: pairs of blocks of which one released for itself only what the other acquired
     narrow: set[tuple[int, int]] = field(default_factory=set)
+    #: whether earlier accesses are all known, in C, where there is a compiler
+    knows_all: Callable[..., bool] | None = None
     _seen: set[tuple[str, int, int, bool]] = field(default_factory=set)
     _shadows: dict[int, Shadow] = field(default_factory=dict)
 
@@ -521,7 +528,13 @@ class Races:
 
     def _late(self, slots: Any, access: _Access, shadow: Shadow, *, fenced: bool = False) -> Any:
         """Which earlier accesses an access does not know; None if it knows all."""
-        events, rows = self.launch.events, slots >> 5
+        events = self.launch.events
+        if self.launch.knows_all and not fenced:
+            single = bool(shadow.warps) and self.launch.cluster == 1
+            clocks = access.clocks.table_of(self.number) if single else access.clocks.table
+            if self.launch.knows_all(slots, clocks, single=single):
+                return None
+        rows = slots >> 5
         clock = events.clock[rows]
         if not np.count_nonzero(clock):
             return None
