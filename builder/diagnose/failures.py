@@ -15,18 +15,20 @@ entries know more of some failures; a mechanism is known of most.
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import re
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
 from builder.common.document import Part, Text, always, read
 from builder.common.paths import package_file
 from builder.diagnose.logs import when
-from builder.diagnose.servers import SERVICE, NumberedLine, ServerState
+from builder.diagnose.servers import SERVICE, NumberedLine, ServerState, has_any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -761,6 +763,28 @@ class Failures:
     no_memory: NumberedLine | None = None
     no_memory_lines: int = 0
 
+    def copy(self) -> Failures:
+        """A copy that shares nothing that reading changes."""
+        twins: dict[int, Any] = {}
+        pending: list[LoggedException | None] = list(self.exceptions)
+        for state in self.tracebacks.states.values():
+            pending += (state.ended, state.cause)
+        while pending:  # not by recursion: a log may have a chain of any length
+            exception = pending.pop()
+            if exception is not None and id(exception) not in twins:
+                twins[id(exception)] = dataclasses.replace(
+                    exception, frames=list(exception.frames), more=list(exception.more)
+                )
+                pending.append(exception.cause)
+        for twin in twins.values():
+            if twin.cause is not None:
+                twin.cause = twins[id(twin.cause)]
+        ids = {key: id(twin) for key, twin in twins.items()}
+        twin = copy.deepcopy(self, twins)
+        twin._before = {ids[key]: row for key, row in self._before.items() if key in ids}
+        twin._when = {ids[key]: text for key, text in self._when.items() if key in ids}
+        return twin
+
     def feed(self, line: Line) -> None:
         """Read one line."""
         if len(line.text) > SEARCHED:
@@ -773,9 +797,7 @@ class Failures:
             self.no_memory_lines += 1
             self.no_memory = self.no_memory or NumberedLine(line.number, text[:QUOTED])
         quiet = line.level in ("INFO", "DEBUG") and "kip" not in text and "gnor" not in text
-        if line.source in self.tracebacks.states or (
-            not quiet and any(smell in text for smell in _SMELLS)
-        ):
+        if line.source in self.tracebacks.states or (not quiet and has_any(_SMELLS, text)):
             if not SERVICE.search(text) and self._event(line):
                 return
         elif line.level in _LOUD:

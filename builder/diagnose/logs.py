@@ -413,15 +413,17 @@ class _Wrap:
         """Whether the second line may continue the first."""
         text, own = text.rstrip("\r\n"), self.bare(following.rstrip("\r\n"))
         bare = self.bare(text)
-        if not own.strip() or not bare.strip() or _BEGINS.match(own) or _WHOLE.search(bare):
+        if not own.strip() or not bare.strip():
             return False
         word = own.split(None, 1)[0]
+        if len(text.rstrip()) + 1 + len(word) <= self.width:  # it had room on the line before
+            return False
+        if _BEGINS.match(own) or _WHOLE.search(bare):
+            return False
         if word == bare.split(None, 1)[0]:  # the next record of the same program
             return False
         short = len(text) < max(30, 0.4 * self.width) and len(word) < 0.5 * self.width
-        if short or set(bare.strip()) <= set("^~-= |+"):
-            return False
-        return len(text.rstrip()) + 1 + len(word) > self.width
+        return not (short or set(bare.strip()) <= set("^~-= |+"))
 
     def joined(self, rows: list[tuple[int, str]]) -> Iterator[CandidateLine]:
         """Join pieces to one line."""
@@ -747,23 +749,24 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
 _OWN_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::|$)")
 
 
-_LEVELS = ("level", "short", "python", "loguru", "bracket", "ray", "runpod", "ci")
+_SAID = (
+    "tag", "bare", "ip", "pid", "rank", "part", "mpi", "letter", "glog",
+    "level", "short", "python", "loguru", "bracket", "ray", "runpod", "ci",
+)  # fmt: skip
 
 
 def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:
     """The process and level, if a prefix has them."""
-    group = match.lastgroup
-    if group is None:
+    if match.lastgroup is None:
         return source, level
-    groups = match.groupdict()
-    if tag := groups["tag"] or groups["bare"]:
-        where = f"@{groups['ip']}" if groups["ip"] else ""
-        source = f"{tag}{where}" if not groups["pid"] else f"{tag} {groups['pid']}{where}"
-    elif own := groups["rank"] or groups["part"] or groups["mpi"]:
+    tag, bare, ip, pid, rank, part, mpi, letter, glog, *levels = match.group(*_SAID)
+    if name := tag or bare:
+        where = f"@{ip}" if ip else ""
+        source = f"{name} {pid}{where}" if pid else f"{name}{where}"
+    elif own := rank or part or mpi:
         source = source or own.strip()
-    loud = next(filter(None, map(groups.__getitem__, _LEVELS)), "").upper()
-    letter = groups["letter"] or groups["glog"]
-    return source, loud or _LETTERS.get(letter or "", "") or level
+    loud = next(filter(None, levels), "").upper()
+    return source, loud or _LETTERS.get(letter or glog or "", "") or level
 
 
 def _unwrapped(text: str) -> str | None:

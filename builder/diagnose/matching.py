@@ -23,7 +23,7 @@ from builder.common.document import Count, Part, Text
 from builder.diagnose.entries import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
 from builder.diagnose.failures import QUOTED, Failures
 from builder.diagnose.logs import Reader
-from builder.diagnose.servers import SERVICE
+from builder.diagnose.servers import SERVICE, has_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -267,13 +267,29 @@ class Scan:
     unjoined: Failures = field(default_factory=Failures)
     #: sources of the patterns of ``with`` and ``without`` that are somewhere in the log
     present: set[str] = field(default_factory=set)
+    #: every line so far was a physical line alone, so ``unjoined`` is as ``failures``
+    _alike: bool = False
+    _parted: bool = False
 
     def take(self, line: Line, *, wrapped: bool) -> None:
         """Read one line for failures."""
+        alone = line.pieces == 1 and not line.again
+        if wrapped and not alone:
+            self.part()
         if not line.again:
             self.failures.feed(line)
         if wrapped and line.pieces == 1:
-            self.unjoined.feed(line)
+            if self._parted:
+                self.unjoined.feed(line)
+            else:
+                self._alike = True
+
+    def part(self) -> None:
+        """Let the two readings differ from here on; until then only one is made."""
+        if not self._parted:
+            self._parted = True
+            if self._alike:
+                self.unjoined = self.failures.copy()
 
     def with_settings(self, more: Mapping[tuple[str, str], Setting]) -> Scan:
         """The same with settings of an earlier attempt."""
@@ -378,7 +394,7 @@ class Server:
         after = self._ended and line.number > self._ended  # a joined line has its first number
         if after and line.text and not _ENDED.search(line.text):
             return True
-        if line.again or not any(sign in line.text for sign in _STAGE_SIGNS):
+        if line.again or not has_any(_STAGE_SIGNS, line.text):
             return False
         for index, regex in enumerate(_STAGES):
             if regex.search(line.text):
@@ -392,6 +408,7 @@ class Server:
 
     def again(self, line: Line) -> None:
         """Begin another attempt; the last one is kept until the next."""
+        self.last.part()
         self.failed += self.last.broken()
         self.before, self.last = self.last, Scan()
         self.attempts += 1
@@ -511,6 +528,8 @@ def _restart(log: Log, server: Server, line: Line, reader: Reader | None) -> Non
 
 def _passed_over(log: Log, reader: Reader) -> None:
     """Give each server the last lines of skipped groups."""
+    for every in log.all():
+        every.last.part()
     for line in reader.passed_over():
         server = log.servers.get(line.server) or log.servers.get("")
         if server is not None:

@@ -143,11 +143,19 @@ _ENDINGS = (
 )  # fmt: skip
 
 
+def has_any(words: Iterable[str], text: str) -> bool:
+    """Whether one of the words is in a text; a loop, as ``any`` takes twice as long for a line."""
+    for word in words:  # noqa: SIM110
+        if word in text:
+            return True
+    return False
+
+
 def ends(text: str) -> bool:
     """Whether a line is of a server that was stopped on request."""
     if text.isascii():  # as most lines are; a search that ignores case takes 20 times as long
         low = text.lower()
-        if not any(word in low for word in _ENDINGS):
+        if not has_any(_ENDINGS, low):
             return False
     return ENDING.search(text) is not None
 
@@ -242,7 +250,7 @@ class ServerState:
             self._vote(line)
         if not self.started and self.lines <= _FIRST and STARTED.search(text):
             self.started = line.number
-        if any(word in text for word in _WORDS):
+        if has_any(_WORDS, text):
             self._state(line)
 
     def _vote(self, line: Line) -> None:
