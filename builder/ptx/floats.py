@@ -871,8 +871,19 @@ def _bits(name: str) -> int:
 
 
 def _reader(d: Decoder, i: Instruction, name: str, *, ftz: bool) -> Callable[[Warp], Any]:
-    """The value of the source: integers of its type, or float64, exactly."""
+    """The value of the source: integers of its type, or float64, exactly.
+
+    Of an integer's register that is wider than the type, the low part ("Operand Size Exceeding
+    Instruction-Type Size").
+    """
     kind = typed(_FLOATS.get(name, name))
+    slot = d.slots.get(getattr(i.operands[1], "text", ""))
+    if name[0] in "us" and slot and slot.width > max(kind.bits, 16):
+        narrow, wide = (
+            np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}"),
+            typed(f"b{slot.width}"),
+        )
+        return lambda w: w.views[wide.view][slot.index].astype(narrow)
     a, view = d.source(i, i.operands[1], kind), kind.view
     if name == "f16":
         return lambda w: _quieted(w.views[view][a].view(np.float16).astype(np.float64))

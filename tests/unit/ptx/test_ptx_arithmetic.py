@@ -110,6 +110,10 @@ NARROW = "cvt.rn.f32.f64 %r5, %rd7;"
         ("cvt.s8.s32 %rs1, %r1; cvt.s16.s8 %rs2, %rs1; cvt.u32.u16 %r5, %rs2;", (0x17F,), 0x7F),
         ("cvt.s64.s32 %rd5, %r1; mov.b64 {_, %r5}, %rd5;", (-1,), M1),
         ("cvt.u64.u32 %rd5, %r1; mov.b64 {_, %r5}, %rd5;", (-1,), 0),
+        # of a source register that is wider than the type the low part, as in vLLM's Marlin
+        ("mov.b64 %rd5, {%r1, %r2}; cvt.s64.s32 %rd5, %rd5; mov.b64 {_, %r5}, %rd5;", (-5, 7), M1),
+        ("mov.b64 %rd5, {%r1, %r2}; cvt.u64.u16 %rd5, %rd5; mov.b64 {%r5, _}, %rd5;",
+         (0x12345678, 7), 0x5678),
         ("cvt.rn.f32.s32 %r5, %r1;", (-3,), bits(-3.0)),
         ("cvt.rn.f32.u32 %r5, %r1;", (-1,), bits(2.0**32)),
         ("cvt.rzi.s32.f32 %r5, %r1;", (-2.75,), M1 - 1),
