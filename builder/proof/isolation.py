@@ -10,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import tomllib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from builder.common.background import check_cancelled
+from builder.common.cache import locked
 from builder.common.console import console
-from builder.common.pypi import pip_index_url, pip_setting
+from builder.common.leftovers import making
+from builder.common.paths import cache_dir, package_file
+from builder.common.pypi import PackageIndex, pip_index_url, pip_setting
 from builder.errors import SparkBuildError
 
 if TYPE_CHECKING:
@@ -209,35 +215,131 @@ class SandboxUnavailable(SparkBuildError):
 
 @dataclass(frozen=True)
 class Command:
-    """A command with additional environment variables."""
+    """A command with additional environment variables, and what to run if it fails."""
 
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    instead: Command | None = None
 
 
 def environment_command(root: Path) -> Command:
     """Create a virtual environment with this interpreter."""
-    if uv := shutil.which("uv"):
-        words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(root))
-        return Command((uv, *words), uv_environment())
     own = ("--without-pip",) if _pip_here() else ()  # unpacking pip takes as long as its use
-    return Command((sys.executable, "-m", "venv", *own, str(root)))
+    venv = Command((sys.executable, "-m", "venv", *own, str(root)))
+    if program := uv():
+        words = ("venv", "--quiet", "--no-project", "--python", sys.executable, str(root))
+        return _with_uv(program, words, venv)
+    return venv
 
 
 def install_command(python: Path, packages: Iterable[str], into: Path | None = None) -> Command:
     """Install exactly these packages for an interpreter, or ``into`` a folder."""
     what = ("--no-deps", *(("--target", str(into)) if into else ()), *packages)
-    if uv := shutil.which("uv"):
-        words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
-        return Command((uv, *words, *uv_index(), *what), uv_environment())
     pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
     run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
     # compiling everything takes most of the time; imported modules are compiled on import
-    return Command((*run, "install", "-q", "--no-compile", *what))
+    with_pip = Command((*run, "install", "-q", "--no-compile", *what))
+    if program := uv():
+        words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
+        return _with_uv(program, (*words, *uv_index(), *what), with_pip)
+    return with_pip
+
+
+def _with_uv(program: str, words: Sequence[str], with_pip: Command) -> Command:
+    """A command of uv; one from the index, which nobody here chose, has pip behind it."""
+    env = uv_environment()
+    own = Path(program).parent
+    if own != _uv_pin()[0]:
+        return Command((program, *words), env)
+    if not os.environ.get("UV_CACHE_DIR"):  # HOME need not be writable; removed with the program
+        env["UV_CACHE_DIR"] = str(own / "cache")
+    return Command((program, *words), env, with_pip if _pip_here() else None)
+
+
+def installs_here() -> bool:
+    """Whether packages can be installed without a pip in the environment that gets them."""
+    return uv() is not None or _pip_here()
 
 
 def _pip_here() -> bool:
     return importlib.util.find_spec("pip") is not None
+
+
+#: One thread asks the index for uv, and the others wait for it.
+_asking = threading.Lock()
+
+
+def uv() -> str | None:
+    """The program uv: on PATH, beside this interpreter, or in a pinned version from the index.
+
+    None if the index has none for this machine or it does not run here; then pip is used.
+    """
+    beside = Path(sys.executable).with_name("uv")
+    if program := shutil.which("uv") or shutil.which(str(beside)):
+        return program
+    with _asking:
+        return _uv_of_index(*_uv_pin())
+
+
+def _uv_pin() -> tuple[Path, str, str]:
+    """The folder, the version, and the sha256 of the wheel for this machine, "" without one."""
+    pins = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))["uv"]
+    version, sha256 = pins["version"], pins["wheels"].get(platform.machine(), "")
+    return cache_dir() / "sandbox" / f"uv-{version}-{sha256[:12]}", version, sha256
+
+
+@cache
+def _uv_of_index(folder: Path, version: str, sha256: str) -> str | None:
+    program = folder / "uv"
+    try:
+        if not program.exists():
+            with locked(str(folder)):
+                if not program.exists():
+                    _fetch_uv(folder, version, sha256)
+    except (SparkBuildError, OSError, subprocess.SubprocessError) as error:
+        console.detail(f"pip installs, because uv {version} is not available here: {error}")
+        return None
+    return str(program)
+
+
+def _fetch_uv(folder: Path, version: str, sha256: str) -> None:
+    """Put uv out of its wheel into the cache, if the wheel has the pinned sha256 and uv runs here.
+
+    Raises:
+        SparkBuildError: the index has no such wheel, or does not respond.
+        subprocess.SubprocessError: it does not run here.
+    """
+    from builder.common.plan import Platform
+    from builder.common.wheels import RemoteWheel
+
+    if not sha256:
+        raise SparkBuildError(f"no wheel is pinned for {platform.machine()}")
+    if _no_index():
+        raise SparkBuildError("pip is configured with no-index")
+    index = PackageIndex()
+    here = Platform.parse(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}")
+    file = index.choose("uv", version, here)
+    if file.sha256 != sha256:
+        raise SparkBuildError(
+            f"{file.filename} on the package index has sha256 {file.sha256}, pinned is {sha256}"
+        )
+    data = RemoteWheel(file, index).read_whole(f"uv-{version}.data/scripts/uv")
+    with making(folder) as partial:
+        partial.mkdir(parents=True)
+        program = partial / "uv"
+        program.write_bytes(data)
+        program.chmod(0o755)
+        _check_runs(program)
+        partial.rename(folder)
+
+
+def _check_runs(program: Path) -> None:
+    """Raise if it does not run here: another libc, or a cache that may not have programs."""
+    subprocess.run([program, "--version"], check=True, capture_output=True, timeout=_PATIENCE)
+
+
+def _no_index() -> bool:
+    return (pip_setting("no-index") or "").lower() in ("1", "true", "yes", "on")
 
 
 def uv_index() -> list[str]:
@@ -252,7 +354,7 @@ def uv_index() -> list[str]:
         words += ["--find-links", place]
     for host in (pip_setting("trusted-host") or "").split():
         words += ["--allow-insecure-host", host]
-    if (pip_setting("no-index") or "").lower() in ("1", "true", "yes", "on"):
+    if _no_index():
         words.append("--no-index")
     return words
 
@@ -268,7 +370,9 @@ def uv_environment() -> dict[str, str]:
 
 
 def call(command: Command) -> str:
-    """Run a command; returns its output.  Python imports nothing from the current folder.
+    """Run a command, or the one instead of it; returns its output.
+
+    Python imports nothing from the current folder.
 
     Raises:
         SandboxUnavailable: the command failed; the message has the end of its output.
@@ -289,8 +393,12 @@ def call(command: Command) -> str:
             raise
     if process.returncode != 0:
         tail = (err or out).strip().splitlines()[-3:]
+        message = f"{words[0]} {' '.join(words[1:4])} ... failed: {' | '.join(tail)}"
+        if command.instead is not None:
+            console.detail(message)
+            return call(command.instead)
         raise SandboxUnavailable(
-            f"{words[0]} {' '.join(words[1:4])} ... failed: {' | '.join(tail)}",
+            message,
             hint="see --verbose; on Debian, apt-get install python3-venv",
         )
     return out
