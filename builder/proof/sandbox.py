@@ -60,6 +60,7 @@ from builder.proof.isolation import (
     call,
     environment_command,
     install_command,
+    installs_here,
     interpreter_folders,
 )
 from builder.proof.replies import DispatchReply, LocalFiles, ProbeReply, reply_of
@@ -194,6 +195,8 @@ class Sandbox:
     def dsl(self, packages: Mapping[str, str]) -> Path:
         """This machine's build of the target's CuTe DSL, for releases whose selection imports it.
 
+        The environment need not exist yet, unless only its own pip can install.
+
         Raises:
             SandboxUnavailable: this machine's build cannot be installed.
         """
@@ -209,7 +212,8 @@ class Sandbox:
                 release = wanted[0].partition("==")[2] if wanted else ""
                 title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
                 with making(folder) as partial, console.progress(title):
-                    call(install_command(self.python, wanted, partial))
+                    python = Path(sys.executable) if installs_here() else self.python
+                    call(install_command(python, wanted, partial))
                     partial.rename(folder)
         return folder
 
@@ -236,12 +240,11 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     """
     wait_for_background()  # which may be making the same
     sandbox = Sandbox(requirements)
-    with in_background(
-        partial(torch_folder, torch)
-    ):  # each of the two is about half of what is fetched
+    own_dsl = partial(sandbox.dsl, packages) if requirements.needs_dsl else None
+    with in_background(partial(torch_folder, torch)), in_background(own_dsl):
         sandbox.prepare()
-        dsl = (sandbox.dsl(packages),) if requirements.needs_dsl else ()
         wait_for_background()
+    dsl = (own_dsl(),) if own_dsl else ()
     folder = torch_folder(torch)
     return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
 

@@ -122,24 +122,33 @@ def test_background_work_stops_when_the_main_work_fails() -> None:
     assert sorted(ended) == ["inner", "outer"]
 
 
-def test_torch_is_fetched_while_the_rest_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = threading.Barrier(2)
+def test_torch_and_the_dsl_are_fetched_while_the_rest_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = threading.Barrier(3)
     torch = Torch(folder=Path("torch"), version="1", what="a torch")
     calls: list[str] = []
 
+    def begun(what: str) -> None:
+        if what not in calls:  # later calls find it in the cache
+            calls.append(what)
+            every.wait(600)
+
     def fetched(wanted: str) -> Torch:
-        if not calls:  # later calls find it in the cache
-            both.wait(600)
-        calls.append(wanted)
+        begun(wanted)
         return torch
 
+    def dsl(_sandbox: sandbox.Sandbox, _packages: object) -> Path:
+        begun("dsl")
+        return Path("dsl")
+
     monkeypatch.setattr(sandbox, "torch_folder", fetched)
-    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: both.wait(600))
-    monkeypatch.setattr(sandbox.Sandbox, "dsl", lambda _, __: Path("dsl"))
+    monkeypatch.setattr(sandbox.Sandbox, "prepare", lambda _: begun("packages"))
+    monkeypatch.setattr(sandbox.Sandbox, "dsl", dsl)
     made = sandbox.make(sandbox.requirements_for("0.20.1"), "2.9.0", {"vllm": "0.20.1"})
     assert made.torch == torch
-    assert made.paths[-1] == Path("torch")
-    assert set(calls) == {"2.9.0"}
+    assert made.paths == (Path("dsl"), Path("torch"))
+    assert set(calls) == {"2.9.0", "packages", "dsl"}
 
 
 def test_a_torch_that_is_not_available_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
