@@ -56,9 +56,6 @@ MOE = {"b12x MoE, 1 token", "b12x MoE, 64 tokens", MANY}
 ROWS = "b12x MoE, 64 tokens"
 #: Those for experts at most 512 wide, which do without tensor cores.
 NARROW = {"b12x MoE, 1 token, narrow experts", "b12x MoE, 2 tokens, narrow experts"}
-#: No layer yet has the fence that this one lacks before a block counts itself as ready.
-UNFENCED = "b12x MoE, 1 token, narrow experts"
-UNFENCED_RACE = "read without order after a write in another block"
 
 
 def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
@@ -120,10 +117,7 @@ DEFECTS = {
         ("(lazy, random 1)", f"race, write while a copy may still read: {STORE} and {COPY}"),
     ),
     "flashinfer-w4a16-store-wait": {A16_SEVERAL: ("(lazy)", A16_RACE)},
-    "flashinfer-narrow-experts": {
-        UNFENCED: ("wrong values in 3 runs of 3", f"{NAN}.*; race, {UNFENCED_RACE}"),
-        **dict.fromkeys(NARROW - {UNFENCED}, ("wrong values in 3 runs of 3", NAN)),
-    },
+    "flashinfer-narrow-experts": dict.fromkeys(NARROW, ("wrong values in 3 runs of 3", NAN)),
     "flashinfer-b12x-moe-rows": {ROWS: ("wrong values in 3 runs of 3", HALF)},
 }
 #: The release whose FlashInfer has the defect, where that is not the one of 0.20.1.
@@ -218,8 +212,7 @@ def test_the_kernel_for_narrow_experts_is_right_and_its_mutants_are_not(
     alone = LaunchedAlone.of(target, one, tmp_path / "kept", monkeypatch)
     assert "moe_direct_micro_kernel" in alone.ran.kernel
     assert [(run.values, run.wrong, run.fault) for run in alone.ran.runs] == [(512, 0, "")] * 3
-    races = {race.kind for run in alone.ran.runs for race in judged(run)}
-    assert races == {UNFENCED_RACE}
+    assert not any(judged(run) for run in alone.ran.runs)
     alone.check_mutants(NARROW_MUTANTS)
 
 
@@ -232,9 +225,8 @@ def test_narrow_experts_are_right_with_the_layer(
     made = planned(UNPADDED)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {one.name: one for one in check_numbers(target)}
-    for name in NARROW - {UNFENCED}:
+    for name in NARROW:
         assert checks[name].status == "pass", checks[name].seen
-    assert checks[UNFENCED].seen.startswith(f"race, {UNFENCED_RACE}")
 
 
 NEEDED = Path(__file__).parents[2] / "unit" / "golden" / "ptx_instructions.txt"
@@ -274,6 +266,8 @@ NARROW_MUTANTS = {
     "mul.rn.f64": (_instead("sub", "rn", "f64"), "numbers"),
     "cvt.rn.f16x2.e2m1x2": (_instead("cvt", "u32", "u8"), "numbers"),
     "atom": (without_effect, "deadlock"),
+    # without the layer, the one before a block counts itself as ready is missing
+    "membar.gl": (without_effect, "race"),
 }
 
 
@@ -283,7 +277,6 @@ def test_every_kernel_of_the_newest_release_is_right(planned: Planner) -> None:
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
     wrong = {name: one.seen for name, one in checks.items() if one.status != "pass"}
-    assert wrong.pop(UNFENCED).startswith(f"race, {UNFENCED_RACE}")
     assert not wrong
     assert set(checks) >= {one.name for one in LAUNCHED}
 
