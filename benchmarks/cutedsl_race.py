@@ -93,6 +93,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.update(CUTE_DSL_ARCH="sm_121a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_LINEINFO="1")
     given.work.mkdir(parents=True, exist_ok=True)
+    os.environ["CUTE_DSL_DUMP_DIR"] = str(given.work)
     text = (given.file or fetched(SGLANG, given.work / "sglang") / PATH).read_text("utf-8")
     mended, count = STORES.subn(BARRIER + " " * 8, text)
     if count != 1:
