@@ -475,7 +475,15 @@ LAUNCHED = (
     Launched(
         name="b12x MoE, 1 token",
         serves="nvfp4-moe",
-        request={"kind": "moe-b12x", "tokens": [1]},
+        # two blocks with two experts each, and each stage of a pipeline used twice for each
+        request={
+            "kind": "moe-b12x",
+            "tokens": [1],
+            "experts": 5,
+            "top_k": 4,
+            "hidden": 1024,
+            "sms": 2,
+        },
     ),
     Launched(
         name="b12x MoE, 64 tokens",
