@@ -112,6 +112,7 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         4,
     ),
     (SHARED + PAIR + "st.shared.b64 [%r9], %rd5; ld.shared.b32 %r5, [%r9+4];", (1, 2), 2),
+    (SHARED + PAIR + "st.shared.b64 [%r9], %rd5; ld.shared.b64 %rd7, [%r9];" + HIGH, (1, 2), 2),
     (
         SHARED + HALVES + "st.shared.b32 [%r9], %r2; st.shared.b8 [%r9+1], %rs1; "
         "ld.shared.b32 %r5, [%r9];",
