@@ -111,6 +111,7 @@ def test_the_command_proves_necessity_with_the_given_levels(tmp_path: Path) -> N
     verdicts = {v["layer"]: v["necessary"] for v in report["necessity"]}
     assert verdicts.pop("vllm-b12x-reachable") is False
     assert verdicts.pop("vllm-linear-fallback") is False
+    assert verdicts.pop("vllm-b12x-padding") is False
     assert verdicts.pop("flashinfer-narrow-experts") is False
     assert verdicts.pop("flashinfer-w4a16-store-wait") is False
     assert set(verdicts.values()) == {"unknown"}
