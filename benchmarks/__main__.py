@@ -108,13 +108,11 @@ def _in_turn(subject: Subject, ways: Mapping[str, Callable[[], Sample]], rounds:
     return subject
 
 
-def _of_each(
-    setting: Setting, name: str, words: Sequence[str], env: Mapping[str, str] | None = None
-) -> dict[str, Callable[[], Sample]]:
+def _of_each(setting: Setting, name: str, words: Sequence[str]) -> dict[str, Callable[[], Sample]]:
     """A command line of each spark-build; ``OUT`` stands for an image of its own."""
     return {
         f"{tool} {name}": _command(
-            command, *[setting.image_of(tool) if w == "OUT" else w for w in words], env=env
+            command, *[setting.image_of(tool) if word == "OUT" else word for word in words]
         )
         for tool, command in setting.tools().items()
     }
@@ -172,11 +170,10 @@ def first(setting: Setting) -> Iterable[Subject]:
         title="The first command, from empty caches",
         about="an image with its proof, beside the download of vLLM's wheel alone; one run each",
     )
-    for number, tool in enumerate(setting.tools()):
-        cache = {"SPARK_BUILD_CACHE": str(setting.folder / f"empty-{number}")}
-        words = ("image", "-l", "b12x-full", "-b", BASE, "--output", "OUT")
-        name = f"{tool} image, with its proof"
-        subject.add(name, [_of_each(setting, "image, with its proof", words, cache)[name]()])
+    for tool, command in setting.tools().items():
+        cache = {"SPARK_BUILD_CACHE": str(setting.folder / f"empty {tool}")}
+        words = ("image", "-l", "b12x-full", "-b", BASE, "--output", setting.image_of(tool))
+        subject.add(f"{tool} image, with its proof", [_command(command, *words, env=cache)()])
     subject.add(
         "pip download, no cache", [_pip_download(setting, "none", BASE, "--no-cache-dir")()]
     )

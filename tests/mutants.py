@@ -304,8 +304,7 @@ def redundant(kernel: Kernel, line: int) -> bool:
         if _ends(one, other):
             return _is_second(kernel, place)
         ways += [other.target] if other.opcode == "bra" else []
-        on = other.opcode not in ("bra", "ret", "exit") or other.guard
-        ways += [at + 1] if on else []
+        ways += [at + 1] if other.opcode not in _JUMPS or other.guard else []
     return True
 
 

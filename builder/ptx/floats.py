@@ -877,12 +877,10 @@ def _reader(d: Decoder, i: Instruction, name: str, *, ftz: bool) -> Callable[[Wa
     Instruction-Type Size").
     """
     kind = typed(_FLOATS.get(name, name))
+    narrow = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
     slot = d.slots.get(getattr(i.operands[1], "text", ""))
     if name[0] in "us" and slot and slot.width > max(kind.bits, 16):
-        narrow, wide = (
-            np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}"),
-            typed(f"b{slot.width}"),
-        )
+        wide = typed(f"b{slot.width}")
         return lambda w: w.views[wide.view][slot.index].astype(narrow)
     a, view = d.source(i, i.operands[1], kind), kind.view
     if name == "f16":
@@ -894,7 +892,6 @@ def _reader(d: Decoder, i: Instruction, name: str, *, ftz: bool) -> Callable[[Wa
         return lambda w: prepare(w.views[view][a]).astype(np.float64)
     if kind.name[0] not in "us":
         raise d.unknown(i)
-    narrow = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
     return lambda w: w.views[view][a].astype(narrow)
 
 

@@ -124,7 +124,7 @@ def test_a_push_recovers(line: FaultProxy, fault: Fault, tmp_path: Path) -> None
     seed = fresh()
     made = images.image(tmp_path / "from", seed)
     count = requests_of(line, lambda: push(tmp_path / "from", line, fresh()))
-    assert count >= 10
+    assert count >= 11
     for number in steps(fault, count):
         # blobs of its own: an implementation may share them between repositories
         made = images.image(tmp_path / f"from{number}", f"{seed}-{number}")

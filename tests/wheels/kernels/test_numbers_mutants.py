@@ -34,7 +34,7 @@ SAME = {
     # two barriers follow each other
     "bar.sync 0: moved by 5",
 }
-#: Survivors of the draw of the MoE kernel for 1 token: each computes the same.
+#: Survivors of the draw of the MoE kernel for 1 token: none changes a result of this launch.
 SAME_EXPERTS = {
     # past an addition and a comparison of registers
     "bar.sync 1, 128: moved by 2",
@@ -50,7 +50,7 @@ SAME_EXPERTS = {
     ("names", "count", "seed", "same"),
     [
         (["b12x GEMM, tile 64x64", "b12x GEMM, several tiles of 64x64 a block"], 12, 4, SAME),
-        (["b12x MoE, 1 token"], 7, 7, SAME_EXPERTS),
+        (["b12x MoE, 1 token"], 9, 7, SAME_EXPERTS),
     ],
     ids=["GEMM", "MoE"],
 )
@@ -87,7 +87,6 @@ def test_checks_that_detect_a_mutant(
     for mutant in survivors:
         print(f"survived: PTX line {mutant.line}, {mutant.kind}: {mutant.said}")
     assert set(counts) <= {*CATCHERS, "nothing"}
-    unexplained = [mutant for mutant in survivors if mutant.said not in same]
-    assert len(unexplained) <= 0.35 * len(mutants)
+    assert len(survivors) <= 0.35 * len(mutants)
     if asked is None and SEED not in os.environ:
         assert {mutant.said for mutant in survivors} <= same

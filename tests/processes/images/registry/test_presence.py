@@ -65,17 +65,22 @@ def test_nothing_is_sent_if_all_blobs_exist(
     assert registry.tag("a/b", "v1") == image.digest
 
 
-def test_the_requests_of_an_append(registry: MemoryRegistry, tmp_path: Path) -> None:
-    """A mount and a look for each blob of the base, two requests for each new one, no more."""
+def appended(registry: MemoryRegistry, folder: Path) -> tuple[RawManifest, FallbackSource]:
+    """An image of five layers that the registry has, and one layer more that is here."""
     below = [b"%d" % number for number in range(5)]
     base = registry.repository("base")
-    put_image(tmp_path / "base", *below, name="v1")
-    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
-    image = put_image(tmp_path / "own", *below, b"ours")
+    put_image(folder / "base", *below, name="v1")
+    copy_image(LayoutDirectory(folder / "base"), "v1", base, "v1")
+    image = put_image(folder / "own", *below, b"ours")
     for layer in blobs(image)[1:-1]:
-        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+        (folder / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+    return image, FallbackSource(LayoutDirectory(folder / "own"), base)
+
+
+def test_the_requests_of_an_append(registry: MemoryRegistry, tmp_path: Path) -> None:
+    """A mount and a look for each blob of the base, two requests for each new one, no more."""
+    image, source = appended(registry, tmp_path)
     registry.log.clear()
-    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
     copied = copy_image(source, image.digest, registry.repository(), "v1")
     assert (copied.mounted, copied.streamed, registry.tag("a/b", "v1")) == (5, 2, image.digest)
     methods = collections.Counter(request.method for request in registry.log)
@@ -88,13 +93,7 @@ def test_an_append_takes_four_rounds(registry: MemoryRegistry, tmp_path: Path) -
     The tag was asked before.  The registry answers a round when all of it has arrived, so requests
     one after the other would never be answered.
     """
-    below = [b"%d" % number for number in range(5)]
-    base = registry.repository("base")
-    put_image(tmp_path / "base", *below, name="v1")
-    copy_image(LayoutDirectory(tmp_path / "base"), "v1", base, "v1")
-    image = put_image(tmp_path / "own", *below, b"ours")
-    for layer in blobs(image)[1:-1]:
-        (tmp_path / "own" / LayoutDirectory.blob_path(layer.digest)).unlink()
+    image, source = appended(registry, tmp_path)
     target = registry.repository()
     tagged = ask_tag(Location(image=target, reference="v1"))
     assert tagged.result() is None
@@ -108,7 +107,6 @@ def test_an_append_takes_four_rounds(registry: MemoryRegistry, tmp_path: Path) -
 
     registry.answer = together
     registry.log.clear()
-    source = FallbackSource(LayoutDirectory(tmp_path / "own"), base)
     copy_image(source, image.digest, target, "v1", tagged=tagged)
     last = [request.method for request in registry.log if "/manifests/" in request.path]
     assert (last, len(registry.log)) == (["PUT", "PUT"], 7 + 7 + 2)
