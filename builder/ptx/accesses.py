@@ -1247,15 +1247,131 @@ def _tensor(d: Decoder, i: Instruction, operand: Operand) -> tuple[Any, list[int
     return where, [d.source(i, one, _WORD) for one in operand.coordinates]
 
 
-def _map_at(block: Block, address: int) -> TensorMap:
-    """The tensor map in the parameter space at a generic address."""
-    tensor_map = block.maps.get(address)
-    if tensor_map is None:
-        place, data = address - PARAMETERS, block.state.launch.parameters
-        if not 0 <= place <= len(data) - 128 or place % 64:
-            raise Fault("a tensor map that is not a parameter, or not at a multiple of 64 bytes")
-        tensor_map = block.maps[address] = TensorMap.of(data[place : place + 128])
-    return tensor_map
+#: Bytes of a tensor map, and of the parts that a lane reads or writes.
+_MAP, _PART = 128, 16
+
+
+def _parts(address: int) -> Any:
+    """The addresses of a tensor map's parts."""
+    return np.arange(address, address + _MAP, _PART, dtype=np.uint64)
+
+
+def _map_at(w: Warp, lane: int, address: int, line: int) -> TensorMap:
+    """The tensor map at a generic address, a parameter or in global memory, when a copy is issued.
+
+    A copy reads it through the tensormap proxy, which has what the block acquired last, or else
+    what was there before the kernel wrote it.
+    """
+    block, state = w.block, w.block.state
+    if address % 64:
+        raise Fault("a tensor map that is not at a multiple of 64 bytes")
+    place, data = address - PARAMETERS, state.launch.parameters
+    if 0 <= place <= len(data) - _MAP:
+        return TensorMap.of(data[place : place + _MAP])
+    if address >= int(_WINDOWS[0]):
+        raise Fault("a tensor map that is neither a parameter nor in global memory")
+    lanes = np.full(_MAP // _PART, lane)
+    raw = read_rows(w, "global", lanes, _parts(address), _PART, line).tobytes()
+    if block.maps.get(address, state.replaced.get(address, raw)) != raw:
+        raise Fault(
+            f"a tensor map at {address:#x} that was written, and then used without "
+            "fence.proxy.tensormap::generic.acquire in the block after its release"
+        )
+    return TensorMap.of(raw)
+
+
+def _global_map(block: Block, address: int) -> bytes:
+    region = block.state.memory.find(address, address + _MAP)
+    return region.data[address - region.address :][:_MAP].tobytes()
+
+
+def _field(name: str, number: int, new: Any, word: Any) -> dict[int, Any]:
+    """What a field of maps becomes, by its offset; ``word`` is word 7, which has high parts."""
+    if name == "global_address":
+        return {0: new}
+    if name == "global_dim":
+        return {32 + 4 * number: new - np.uint32(1)}
+    part = 4 * number
+    high = (new >> np.uint64(36)).astype(np.uint32) & 15
+    kept = word & np.uint32(0xFFFFFFFF ^ 15 << part)
+    return {12 + part: (new >> np.uint64(4)).astype(np.uint32), 28: kept | high << part}
+
+
+def _replace(d: Decoder, i: Instruction) -> Step:
+    """``tensormap.replace``: the address, a size or a stride of a map in shared or global memory.
+
+    The fields are where the driver has them (`TensorMap.of`).
+    """
+    name, space = (*i.modifiers[2:4], "", "")[:2]
+    kind = {"global_address": "b64", "global_dim": "b32", "global_stride": "b64"}.get(name, "")
+    form = ("replace", "tile", name, space, "b1024", kind)
+    number = i.operands[1].value if isinstance(i.operands[1], Number) else 0
+    if i.modifiers != form or space not in ("global", "shared::cta"):
+        raise d.unknown(i)
+    if number not in range(5 if name == "global_dim" else 4):
+        raise d.unknown(i, "the number of a dimension")
+    value, line, memory = d.source(i, i.operands[-1], typed(kind)), i.line, memory_of(space)
+    address = _in_shared(d, i, i.operands[0]) if memory == "shared" else d.address(i, i.operands[0])
+    for size in (4, 8):
+        _note_size(d, memory, size)
+
+    def run(w: Warp, m: Mask) -> None:
+        lanes = w.lanes(m)
+        at, new = address(w)[lanes], w.views[U64 if kind == "b64" else U32][value][lanes]
+        for one in at.tolist() if memory == "global" else ():
+            w.block.replaces(one, _global_map(w.block, one), released=False)
+        word = None
+        if name == "global_stride":
+            word = read_rows(w, memory, lanes, at + 28, 4, line).view(np.uint32)[:, 0]
+        for place, values in _field(name, number, new, word).items():
+            rows = np.ascontiguousarray(values)[:, None].view(np.uint8)
+            write_rows(w, memory, lanes, at + place, rows, line)
+
+    return run
+
+
+def _publish_map(d: Decoder, i: Instruction) -> Step:
+    """``tensormap.cp_fenceproxy``: a warp copies a map to global memory, and releases it."""
+    proxy = ("global", "shared::cta", "tensormap::generic", "release")
+    size = i.operands[2]
+    if i.modifiers[1:5] != proxy or i.modifiers[6:] != ("sync", "aligned"):
+        raise d.unknown(i)
+    if not isinstance(size, Number) or size.value != _MAP:
+        raise d.unknown(i, "a size that is not 128")
+    to, source, line = d.address(i, i.operands[0], 64), _in_shared(d, i, i.operands[1]), i.line
+
+    def run(w: Warp, m: Mask) -> None:
+        if m is not True and not m.all():
+            raise Fault("tensormap.cp_fenceproxy in a part of a warp")
+        target, place = to(w), source(w)
+        if (target != target[0]).any() or (place != place[0]).any():
+            raise Fault("tensormap.cp_fenceproxy with different addresses in a warp")
+        address = int(target[0])
+        parts = place[0] + np.arange(0, _MAP, _PART, dtype=np.uint32)
+        rows = read_shared(w, w.block, None, parts, _PART, line)
+        w.block.replaces(address, _global_map(w.block, address), released=True)
+        write_rows(w, "global", None, _parts(address), rows, line)
+
+    return run
+
+
+def fence_maps(d: Decoder, i: Instruction) -> Step:
+    """``fence.proxy.tensormap::generic``: a block releases its changes, or acquires one map."""
+    if i.has("release"):
+        return lambda w, _m: w.block.releases_maps()
+    size = i.operands[1] if len(i.operands) > 1 else None
+    if not i.has("acquire") or not isinstance(size, Number) or size.value != _MAP:
+        raise d.unknown(i)
+    address = d.address(i, i.operands[0], 64)
+
+    def run(w: Warp, m: Mask) -> None:
+        block, state = w.block, w.block.state
+        for one in {*address(w)[w.lanes(m)].tolist()} - state.unreleased.keys():
+            # CUTLASS's warps that store nothing have none: they acquire address 0
+            if any(region.address <= one < region.end for region in state.memory.regions):
+                block.maps[one] = _global_map(block, one)
+
+    return run
 
 
 def _coordinate(values: Any, lane: int) -> int:
@@ -1280,7 +1396,7 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
 
     def start(w: Warp, lane: int) -> None:
         block = w.block
-        tensor = _map_at(block, int(where(w)[lane]))
+        tensor = _map_at(w, lane, int(where(w)[lane]), line)
         at = [_coordinate(w.views[U32][one], lane) for one in coordinates]
         places = int(to(w)[lane]), int(barrier(w)[lane])
         for target in _targets(block, *places, blocks(w, lane)):
@@ -1308,7 +1424,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
 
     def start(w: Warp, lanes: Any, descriptor: int, place: int, *at: int) -> None:
         block = w.block
-        tensor = _map_at(block, descriptor)
+        tensor = _map_at(w, int(lanes[0]), descriptor, line)
         _check_tile(tensor, place, block)
 
         def write(copy: Copy | None) -> None:
@@ -1340,4 +1456,5 @@ ASYNC: dict[str, Emitter] = {
     "mbarrier": _mbarrier,
     "cp": _copy,
     "clusterlaunchcontrol": _launch_control,
+    "tensormap": lambda d, i: (_replace if i.has("replace") else _publish_map)(d, i),
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from builder.ptx.memory import GlobalMemory, TensorMap
+    from builder.ptx.memory import GlobalMemory
     from builder.ptx.races import Copy, LaunchRaces, Shadow, VectorClocks
     from builder.ptx.source import Places, Variable
 
@@ -80,6 +80,10 @@ class LaunchState:
     clock: int = 0
     #: what ``printf`` wrote
     printed: list[str] = field(default_factory=list)
+    #: tensor maps that the kernel wrote, by their address: what was there before, and of those
+    #: that were not released yet the number of the block
+    replaced: dict[int, bytes] = field(default_factory=dict)
+    unreleased: dict[int, int] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------ asynchronous copies
@@ -332,7 +336,8 @@ class Block:
         self.named_barriers: dict[int, NamedBarrier] = {}
         self._groups: dict[tuple[str, int], LaneGroups] = {}
         self.queue: list[Operation] = []
-        self.maps: dict[int, TensorMap] = {}
+        #: tensor maps in global memory, as the block acquired them, by their address
+        self.maps: dict[int, bytes] = {}
         #: the block as core.c sees it
         self.core: Any = None
         self.races: Races | None = None
@@ -530,6 +535,19 @@ class Block:
         return barrier.phase != parity
 
     # -------------------------------------------------------------------------- asynchronous copies
+
+    def replaces(self, address: int, before: bytes, *, released: bool) -> None:
+        """The block changes a tensor map in global memory, and releases it or not."""
+        self.state.replaced.setdefault(address, before)
+        self.state.unreleased.pop(address, None)
+        if not released:
+            self.state.unreleased[address] = self.linear
+
+    def releases_maps(self) -> None:
+        """The block releases what it changed of tensor maps."""
+        unreleased = self.state.unreleased
+        for address in [one for one, block in unreleased.items() if block == self.linear]:
+            del unreleased[address]
 
     def groups(self, kind: str, warp: int) -> LaneGroups:
         """The groups of a warp's operations of one kind."""

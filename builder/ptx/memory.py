@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -236,6 +236,7 @@ class TensorMap:
     box: tuple[int, ...]
 
     @classmethod
+    @lru_cache(1024)
     def of(cls, raw: bytes) -> TensorMap:
         """Decode a descriptor.
 

@@ -823,10 +823,11 @@ class Races:
         self, warp: int, lanes: Lanes, at: Any, rows: Any, line: int, scope: int,
         memory: GlobalMemory,
     ) -> None:  # fmt: skip
-        """Lanes are about to store to global memory."""
+        """Lanes are about to store to global memory; without lanes, the whole warp together."""
         for which, offsets, region in memory.spans(at, rows.shape[1], write=True):
             shadow = self.launch.shadow(region)
-            self.stores(warp, lanes[which], offsets, rows[which], line, scope, region.data, shadow)
+            own = None if lanes is None else lanes[which]
+            self.stores(warp, own, offsets, rows[which], line, scope, region.data, shadow)
 
     def strongs(
         self, warp: int, lanes: Lanes, at: Any, size: int, line: int, scope: int,

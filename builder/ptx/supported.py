@@ -210,7 +210,13 @@ FORMS: dict[str, str] = {
         discard.global.L2 g i
         createpolicy.fractional.L2::evict_first.b64 l
         multimem.ld_reduce.global.add.f32 r g
-        tensormap.replace.tile.global_address.global.b1024.b64 g l
+        tensormap.replace.tile.global_address{.global|.shared::cta}.b1024.b64 a l
+        tensormap.replace.tile.global_dim{.global|.shared::cta}.b1024.b32 a i r
+        tensormap.replace.tile.global_stride{.global|.shared::cta}.b1024.b64 a i l
+        tensormap.replace.tile{.rank|.elemtype|.swizzle_mode}.shared::cta.b1024.b32 s i
+        tensormap.replace.tile{.box_dim|.element_stride}.shared::cta.b1024.b32 s i r
+        tensormap.cp_fenceproxy.global.shared::cta"""
+    """.tensormap::generic.release.gpu.sync.aligned g s 128
         alloca.u64 l l
         {tex|tld4|suld|sust|sured|txq|suq} r r""",
     "atomics": f"""
@@ -279,7 +285,8 @@ FORMS: dict[str, str] = {
         fence.proxy.async{{|.global|.shared::cta}} _
         fence.proxy.alias _
         fence.mbarrier_init.release.cluster _
-        fence.proxy.tensormap::generic{{.release|.acquire}}.gpu _
+        fence.proxy.tensormap::generic.release.gpu _
+        fence.proxy.tensormap::generic.acquire.gpu g 128
         mbarrier.init{{|.shared}}.b64 s r
         mbarrier.inval{{|.shared}}.b64 s
         mbarrier.arrive{{|.shared}}.b64 l s

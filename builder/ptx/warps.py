@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.ptx.accesses import fence_maps
 from builder.ptx.block import ALL
 from builder.ptx.decoder import (
     PRED,
@@ -412,7 +413,9 @@ def _fence_initialised(w: Warp, m: Mask) -> None:
 def _fence(d: Decoder, i: Instruction) -> Step:
     """``fence.proxy.async`` makes earlier writes visible to the asynchronous proxy."""
     if i.modifiers[:2] != ("proxy", "async"):
-        if i.modifiers[:1] == ("proxy",) and i.modifiers[:2] != ("proxy", "tensormap::generic"):
+        if i.modifiers[:2] == ("proxy", "tensormap::generic"):
+            return fence_maps(d, i)
+        if i.modifiers[:1] == ("proxy",):
             raise d.unknown(i)
         return _fence_initialised if i.modifiers[:1] == ("mbarrier_init",) else _order(d, i)
     if i.modifiers[2:] not in ((), ("shared::cta",), ("global",)):
@@ -428,8 +431,6 @@ def _fence(d: Decoder, i: Instruction) -> Step:
 
 def _order(_d: Decoder, i: Instruction) -> Step:
     """``fence.sc``, ``fence.acq_rel`` and ``membar``, which order memory at a scope."""
-    if i.opcode == "fence" and i.modifiers[:1] == ("proxy",):
-        return lambda _w, _m: None
     scope = BLOCK if i.has("cta") else CLUSTER if i.has("cluster") else GRID
 
     def run(w: Warp, m: Mask) -> None:
