@@ -440,6 +440,7 @@ def product(a: Any, b: Any, c: Any, kind: str, *, limited: bool = False) -> Any:
 
 _MMA = re.compile(
     r"sync\.aligned\.(?:kind::f8f6f4\.)?(m\d+n8k\d+)\.row\.col\.(satfinite\.)?(\w+\.(\w+)\.(\w+)\.\w+)"
+    r"(\.satfinite)?"  # not in the PTX ISA, but ptxas takes it, and vLLM's Marlin has it there
 )
 #: Products of bytes that are not all E4M3 or E5M2.
 _MIXED = {f"{c}.{a}.{b}.{c}" for a in _BYTES for b in _BYTES for c in ("f32", "f16")
@@ -456,6 +457,9 @@ def _multiply_plain(d: Decoder, i: Instruction) -> Step:
     if form and form[3] in _MIXED and i.has("kind::f8f6f4"):
         shapes = "m16n8k32"
     if form is None or form[1] not in shapes.split() or len(i.operands) != 4:
+        raise d.unknown(i)
+    limited = bool(form[2] or form[6])
+    if limited and not form[3].startswith("s32."):
         raise d.unknown(i)
     rows, depth = (int(n) for n in re.findall(r"[mk](\d+)", form[1]))
     kind, (x, y) = form[3].partition(".")[0], (_ELEMENTS[form[n]] for n in (4, 5))
@@ -489,8 +493,7 @@ def _multiply_plain(d: Decoder, i: Instruction) -> Step:
         laid = added.reshape(rows // 8, 2, 8, 4).transpose(0, 2, 3, 1).reshape(rows, 8)
         laid = from_f16(laid) if kind == "f16" else laid
         total = product(
-            left(words[a], x, rows, depth), right(words[b], y, depth), laid, kind,
-            limited=bool(form[2]),
+            left(words[a], x, rows, depth), right(words[b], y, depth), laid, kind, limited=limited
         )  # fmt: skip
         by_lane = (
             total.reshape(rows // 8, 8, 4, 2).transpose(0, 3, 1, 2).reshape(rows // 8, 2, LANES)

@@ -346,8 +346,11 @@ FORMS: dict[str, str] = {
         mma.sync.aligned.m16n8k32.row.col.f32{.e4m3|.e5m2}{.e4m3|.e5m2}.f32 4r 4r 2r 4r
         mma.sync.aligned.m16n8k32.row.col.f16{.e4m3|.e5m2}{.e4m3|.e5m2}.f16 2r 4r 2r 2r
         mma.sync.aligned.m16n8k16.row.col{|.satfinite}.s32{.s8|.u8}{.s8|.u8}.s32 4r 2r 1r 4r
+        mma.sync.aligned.m16n8k16.row.col.s32{.s8|.u8}{.s8|.u8}.s32.satfinite 4r 2r 1r 4r
         mma.sync.aligned.m16n8k32.row.col{|.satfinite}.s32{.s8|.u8}{.s8|.u8}.s32 4r 4r 2r 4r
+        mma.sync.aligned.m16n8k32.row.col.s32{.s8|.u8}{.s8|.u8}.s32.satfinite 4r 4r 2r 4r
         mma.sync.aligned.m16n8k64.row.col{|.satfinite}.s32{.s4|.u4}{.s4|.u4}.s32 4r 4r 2r 4r
+        mma.sync.aligned.m16n8k64.row.col.s32{.s4|.u4}{.s4|.u4}.s32.satfinite 4r 4r 2r 4r
         mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32{.xor|.and}.popc 4r 4r 2r 4r
         mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 2l 1l 1l 2l
         mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 4l 4l 2l 4l

@@ -338,6 +338,28 @@ def test_the_block_scaled_product_of_bytes(kinds: tuple[str, str]) -> None:
         assert (found == mxf8_wanted(words, values)).all()
 
 
+@pytest.mark.parametrize("form", ["satfinite.s32.s8.s8.s32", "s32.s8.s8.s32.satfinite"])
+def test_a_product_of_bytes_that_is_limited(form: str) -> None:
+    """From the tables of fragments; the second place of the word is that of vLLM's Marlin."""
+    words = np.random.default_rng(6).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    most = 2**31 - 1
+    body = (
+        f"mov.b32 %r20, {most}; mma.sync.aligned.m16n8k32.row.col.{form} {{%r5, %r6, %r7, %r8}},"
+        " {%r1, %r2, %r3, %r4}, {%r1, %r3}, {%r20, %r20, %r20, %r20};"
+    )
+    found = run(body, words).out.view(np.int32)
+    parts = words.view(np.int8).reshape(8, 4, 2, 2, 4).astype(int)  # g, t, columns, rows, byte
+    a = parts.transpose(3, 0, 2, 1, 4).reshape(16, 32)
+    b = parts[:, :, :, 0].transpose(0, 2, 1, 3).reshape(8, 32)
+    exact = (a @ b.T + most).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+    assert (exact > most).any(), "else nothing is limited"
+    assert (found == np.minimum(exact, most)).all()
+    wrapped = run(body.replace(".satfinite", "").replace("satfinite.", ""), words).out
+    assert (wrapped == (exact & 0xFFFFFFFF).astype(np.uint32)).all()
+    with pytest.raises(PtxError, match="unknown instruction mma"):  # floats cannot be limited
+        run(body.replace("s32", "f32").replace("s8", "e4m3").replace("%r5, %r6", "%f5, %f6"))
+
+
 def test_invalid_selectors_of_1x() -> None:
     with pytest.raises(Fault, match="scale selectors"):
         run(mxf8_body(by="{1, 2}, %r23, {2, 3}"))
