@@ -115,9 +115,7 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
         faults = [run for run in runs if run.fault]
         seen = seen or "; ".join(_fault(run) for run in faults[:1]) or "no value was checked"
         return _check(one, "fail", seen, where=where, simulated=simulated)
-    between_blocks = one.serves not in NOT_EXAMINED
-    findings = Findings.of(runs, between_blocks=between_blocks)
-    figures = figures_of(reply, between_blocks=between_blocks)
+    findings, figures = Findings.of(runs), figures_of(reply)
     if findings.words:
         seen = "; ".join(findings.words)
         return _check(one, "fail", seen, where=where, simulated=simulated, figures=figures)
@@ -133,33 +131,20 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
 
 
-#: Kernels whose findings on global memory nobody has examined yet: the package ``b12x``, and the
-#: experts of W4A16, whose grid barrier the executor does not see as one in any release.
-NOT_EXAMINED = {PACKAGE, "w4a16-moe"}
-
-
-def judged(run: Run, *, between_blocks: bool = True) -> tuple[FoundRace, ...]:
+def judged(run: Run) -> tuple[FoundRace, ...]:
     """The races by which a kernel is judged: those between warps, blocks and copies.
 
     Those on global memory are judged as GPUs order it (`builder.ptx.races.LaunchRaces.as_gpus`).
     What is found between lanes of a warp and at the end of a block was not yet compared with
     hardware for these kernels; ``spark-build ptx`` reports it.
-
-    ``between_blocks``: not for what is `NOT_EXAMINED`.
     """
-    return tuple(
-        race
-        for race in run.races
-        if not race.of_lanes
-        and race.kind != UNWAITED
-        and (between_blocks or race.memory == "shared memory")
-    )
+    return tuple(race for race in run.races if not race.of_lanes and race.kind != UNWAITED)
 
 
-def figures_of(reply: Reply, *, between_blocks: bool = True) -> dict[str, int]:
+def figures_of(reply: Reply) -> dict[str, int]:
     """A row of the page's table; races by the lines of the kernel's own source."""
     runs = [run for ran in reply.ran for run in ran.runs]
-    reads = [race for run in runs for race in judged(run, between_blocks=between_blocks)]
+    reads = [race for run in runs for race in judged(run)]
     reads = [race for race in reads if race.kind != UNWRITTEN]
     pairs = {(race.kind, *(line.source or str(line.line) for line in race.lines)) for race in reads}
     covered = _covered(reply)
@@ -184,7 +169,7 @@ class Findings:
     unset: str = ""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], *, between_blocks: bool = True) -> Findings:
+    def of(cls, runs: Sequence[Run]) -> Findings:
         """The worst of the wrong values, one fault, one race of each kind; how many of each."""
         words = []
         wrong = [run for run in runs if run.wrong]
@@ -200,7 +185,7 @@ class Findings:
             words.append(f"{_many(len(faults), 'run')} did not end; {_fault(faults[0])}")
         by_kind: dict[str, dict[object, FoundRace]] = {}
         for run in runs:
-            for race in judged(run, between_blocks=between_blocks):
+            for race in judged(run):
                 by_kind.setdefault(race.kind, {}).setdefault(race.key, race)
         unset = by_kind.pop(UNWRITTEN, {}) if not wrong and not faults else {}
         words += [f"race, {_first(races.values())}" for races in by_kind.values()]

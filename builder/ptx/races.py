@@ -213,6 +213,11 @@ class Shadow:
         self.reads: NDArray[np.int32] | None = None
         self.atomics: NDArray[np.int32] | None = None
         self.copies: NDArray[np.int32] | None = None
+        #: by granule: the block, the clock's index and the clock of threads whose strong read saw
+        #: its latest strong write
+        self.observers: dict[int, dict[tuple[int, int], int]] = {}
+        #: granules with a strong store that read nothing, after another strong write
+        self.restored: set[int] = set()
         #: called when a table was made
         self.updated: Callable[[], None] = lambda: None
 
@@ -253,11 +258,15 @@ class Shadow:
         if some(overwritten):
             another[places[overwritten]] = mine[overwritten]
 
-    def note_atomics(self, places: Any, mine: Any, events: Events) -> None:
-        """Remember strong writes."""
+    def note_atomics(self, places: Any, mine: Any, events: Events, *, adds: bool = True) -> None:
+        """Remember strong writes; ``adds``: of atomics, which read what was there."""
         if self.atomics is None:
             self._new("atomics", _REMEMBERED)
         assert self.atomics is not None
+        if not adds:
+            self.restored.update(places[self.atomics[0][places] != 0].tolist())
+        for place in places.tolist() if self.observers else ():
+            self.observers.pop(place, None)
         _note(self.atomics, places, mine, events)
         if self.warps:  # they also initialise
             self.writes[places] = np.where(self.writes[places] == 0, mine, self.writes[places])
@@ -308,8 +317,8 @@ class LaunchRaces:
     #: the blocks of a cluster, which have adjacent numbers
     cluster: int = 1
     #: order on global memory as GPUs keep it, where the memory model asks for more: a strong read
-    #: acquires; what a thread writes to a place after its own atomic there is after the atomics
-    #: before that; and copies see what threads see
+    #: acquires; it is after all earlier strong writes of the place, and not only after those that
+    #: atomics passed on; and copies see what threads see
     as_gpus: bool = False
     races: list[Race] = field(default_factory=list)
     events: Events = field(default_factory=Events)
@@ -585,6 +594,37 @@ class Races:
         late &= ~((other != WEAK) & near)
         return late if some(late) else None
 
+    def _forgive_observed(self, late: Any, access: _Access, shadow: Shadow) -> Any:
+        """A strong write is before what follows a strong read that saw it, acquired or not.
+
+        So are the strong writes that it read itself, as atomics do.  PTX ISA, "Observation order"
+        and "Causality order".
+        """
+        assert shadow.atomics is not None
+        events, mine = self.launch.events, access.mine
+        seen = self._is_own(shadow.atomics[0, access.places], access)
+        threads = (events.base[mine >> 5] + (mine & 31)).tolist()
+        for at, place in enumerate(access.places.tolist() if shadow.observers else ()):
+            readers = shadow.observers.get(place, {})
+            seen[at] |= (self.number, threads[at]) in readers or any(
+                len(latest := access.clocks.seen.get(block, ())) > index and latest[index] >= clock
+                for (block, index), clock in readers.items()
+            )
+        if not self.launch.as_gpus and shadow.restored:
+            seen &= ~np.isin(access.places, [*shadow.restored])
+        late &= ~seen
+        return late if some(late) else None
+
+    def _observe(self, access: _Access, shadow: Shadow) -> None:
+        """Remember who read the latest strong writes with a strong read."""
+        assert shadow.atomics is not None
+        events, rows = self.launch.events, access.mine >> 5
+        threads = (events.base[rows] + (access.mine & 31)).tolist()
+        written = shadow.atomics[0, access.places] != 0
+        for at in np.flatnonzero(written).tolist():
+            readers = shadow.observers.setdefault(int(access.places[at]), {})
+            readers[self.number, threads[at]] = int(events.clock[rows[at]])
+
     def _check(
         self,
         access: _Access,
@@ -599,6 +639,8 @@ class Races:
         if late is not None and scope:
             both = access.verb != "read" and noun == "an atomic"
             late = self._forgive_strong(late, slots, scope, written=both)
+        if late is not None and noun == "an atomic":
+            late = self._forgive_observed(late, access, shadow)
         if late is not None and changed is not None:
             late &= changed
         if late is None or not some(late):
@@ -765,6 +807,8 @@ class Races:
             if shadow.atomics is not None:
                 slots = shadow.atomics[:, access.places]
                 self._check(access, shadow, slots, "an atomic", scope)
+                if WEAK < scope < VOLATILE:
+                    self._observe(access, shadow)
             row = self._row(warp, shadow)
             shadow.note_reads(access.places, access.mine, row, self.launch.events)
 
@@ -796,7 +840,7 @@ class Races:
             threads = [warp * LANES + int(lane) for lane in (_ALL if lanes is None else lanes)]
             if scope == VOLATILE and not all(one in self._fences for one in threads):
                 scope = _UNORDERED
-            self.strong(warp, lanes, offsets, size, line, scope, shadow)
+            self.strong(warp, lanes, offsets, size, line, scope, shadow, adds=False)
             return
         changed = (memory[offsets[:, None] + np.arange(size)] != rows).any(axis=1)
         self.write(warp, lanes, offsets, size, line, changed, shadow)
@@ -853,14 +897,14 @@ class Races:
 
     def strong(
         self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int,
-        shadow: Shadow | None = None,
+        shadow: Shadow | None = None, *, adds: bool = True,
     ) -> None:  # fmt: skip
-        """Lanes write with an atomic, or with a strong store."""
+        """Lanes write with an atomic, which ``adds``, or with a strong store."""
         shadow = shadow or self.shared
         verb = "write" if scope >= VOLATILE else "atomic"
         for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
             self._check_write(access, shadow, scope)
-            shadow.note_atomics(access.places, access.mine, self.launch.events)
+            shadow.note_atomics(access.places, access.mine, self.launch.events, adds=adds)
 
     def _check_write(
         self, access: _Access, shadow: Shadow, scope: int, changed: Any = None
@@ -871,8 +915,6 @@ class Races:
             self._check(access, shadow, shadow.reads[:, places], "a read", scope)
         if shadow.atomics is not None:
             slots = shadow.atomics[:, places]
-            if self.launch.as_gpus and not shadow.warps:
-                slots = np.where(self._is_own(slots[0], access), 0, slots)
             self._check(access, shadow, slots, "an atomic", scope)
         if shadow.copies is not None:
             self._check(access, shadow, shadow.copies[places], "a read", WEAK)

@@ -259,7 +259,6 @@ def test_a_kernel_is_judged_by_races_between_warps_and_blocks() -> None:
     apart, other = replace(shared, missing="bar.warp.sync between two"), replace(shared, memory="x")
     run = Run(launch="one", schedule="eager", races=(shared, lanes, apart, other))
     assert judged(run) == (shared, other)
-    assert judged(run, between_blocks=False) == (shared,)
 
 
 def reply_of(*runs: Run, error: str = "") -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
     from tests.wheels.support import Planner
 
 RELEASE = "pypi:vllm[b12x]==0.33.0"
-EXPERTS = "package b12x, vLLM's NVFP4 experts"
-#: The leader of a block writes the next batch where other warps may still read the last.
-RACE = "race, write without order after a read: line "
+IN_GRID = "race, read without order after a write in another block: .*"
+#: With several tokens, the leader of a block writes the next batch where other warps may still read
+#: the last.  With one token of FP4, and with weights alone in FP4, a block counts itself as ready
+#: without a fence after what it wrote.
+RACES = {
+    "package b12x, vLLM's NVFP4 experts": (
+        r"race, write without order after a read: line \d+ \(warp \d+, b12x/moe/",
+        rf"{IN_GRID}b12x/moe/_shared/kernels/micro\.py:\d+\)",
+    ),
+    "package b12x, vLLM's W4A16 experts": (
+        rf"{IN_GRID}b12x/moe/_shared/kernels/w4a16/kernel\.py:\d+\)",
+    ),
+}
 
 
 def test_every_kernel_of_the_package_is_run(
@@ -34,8 +45,11 @@ def test_every_kernel_of_the_package_is_run(
     checks = {check.name: check for check in check_numbers(target)}
     assert set(checks) == {one.name for one in OF_PACKAGE}
     failed = {name: one.seen for name, one in checks.items() if one.status != "pass"}
-    assert set(failed) == {EXPERTS}
-    assert failed[EXPERTS].startswith(RACE), "and no value is wrong"
+    assert set(failed) == set(RACES)
+    for name, seen in failed.items():
+        assert seen.startswith("race, "), "and no value is wrong"
+        for race in RACES[name]:
+            assert re.search(race, seen), seen
     for one in checks.values():
         assert one.where.startswith("b12x 1.5.1 + CuTe DSL 4.8.0 of ")
         assert any("package b12x: its tensors" in words for words in one.simulated)
