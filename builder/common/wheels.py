@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import email.parser
 import hashlib
+import os
 import re
 import shutil
 import struct
@@ -23,6 +24,7 @@ from builder.applier.sources import DAMAGED, FILE_BYTES, Member, RangeFile, whee
 from builder.applier.trees import Distribution, distribution_of
 from builder.applier.values import ApplyError, normalize, sha256_hex
 from builder.common.console import Bar, console, megabytes
+from builder.common.deflate import Inflater
 from builder.common.hints import CACHE, TEMPORARY, os_hint
 from builder.common.paths import cache_dir, package_file
 from builder.common.pypi import download, downloaded, write_atomically
@@ -44,6 +46,8 @@ _GAP = 256 << 10
 _PIECE = 16 << 20
 #: Bytes of METADATA that are parsed; vLLM's has 40 kB.
 _METADATA_BYTES = 4 << 20
+#: Bytes of a file's header in a zip archive, before its name (APPNOTE.TXT, 4.3.7).
+_LOCAL_HEADER = 30
 
 
 class RemoteWheel:
@@ -263,7 +267,19 @@ class RemoteWheel:
         self.download()
         if path not in self.members:
             raise RemoteError(f"{self.file.filename} has no {path}")
+        _whole_wheels[self.file.filename] = self
         return self._checked(path)
+
+    def deflated(self, path: str) -> bytes | None:
+        """The compressed bytes of a file of the whole wheel; None if it is not compressed."""
+        info = self._info(path)
+        if self._whole is None or info.compress_type != zipfile.ZIP_DEFLATED:
+            return None
+        with self._whole.open("rb") as archive:
+            archive.seek(info.header_offset)
+            head = archive.read(_LOCAL_HEADER)
+            archive.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
+            return archive.read(info.compress_size)
 
     def preload(self, paths: Iterable[str]) -> None:
         """Read many files with few range requests."""
@@ -315,8 +331,8 @@ class RemoteWheel:
         runs: list[tuple[int, int]] = []
         for info in infos:
             start = info.header_offset
-            # local header: 30 bytes, the name, and an extra field that is short in wheels
-            stop = start + 30 + len(info.filename.encode()) + 256 + info.compress_size
+            # the local header, the name, and an extra field that is short in wheels
+            stop = start + _LOCAL_HEADER + len(info.filename.encode()) + 256 + info.compress_size
             if runs and start - runs[-1][1] < _GAP:
                 runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
             else:
@@ -366,17 +382,20 @@ class RemoteWheel:
                 while piece := stream.read(_PIECE):
                     yield piece
             return
-        head = self._fetch(info.header_offset, info.header_offset + 30)
-        start = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
+        head = self._fetch(info.header_offset, info.header_offset + _LOCAL_HEADER)
+        start = info.header_offset + _LOCAL_HEADER + sum(struct.unpack_from("<HH", head, 26))
         stop = start + info.compress_size
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        left = info.file_size
+        inflater, left = Inflater(-zlib.MAX_WBITS), info.file_size
         for at in range(start, stop, _PIECE):
             piece = self._fetch(at, min(stop, at + _PIECE))
-            while piece and left > 0:
-                stored = info.compress_type == zipfile.ZIP_STORED
-                plain = piece if stored else inflate.decompress(piece, min(left, _PIECE))
-                piece = b"" if stored else inflate.unconsumed_tail
+            if info.compress_type == zipfile.ZIP_STORED:
+                yield piece[:left]
+                left -= len(piece[:left])
+                continue
+            more = True
+            while more and left > 0:
+                plain = inflater.decompress(piece, min(left, _PIECE))
+                piece, more = b"", not inflater.needs_input and bool(plain)
                 left -= len(plain)
                 yield plain
 
@@ -429,6 +448,17 @@ class RemoteWheel:
                 hint="pip config list",
             )
         return path
+
+
+#: Wheels of which files were read with `RemoteWheel.read_whole` in this process, by file name.
+_whole_wheels: dict[str, RemoteWheel] = {}
+
+
+def deflated(origin: str) -> bytes | None:
+    """The compressed bytes of a file that was read of a whole wheel: ``filename:path``, or None."""
+    filename, _, path = origin.partition(":")
+    wheel = _whole_wheels.get(filename)
+    return wheel.deflated(path) if wheel is not None and path in wheel.members else None
 
 
 def _info_dir(members: Mapping[str, Member]) -> str:

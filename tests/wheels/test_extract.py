@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,7 @@ def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeIndex
     """An index with one wheel, a cache of its own, and pieces of 100 kB."""
     monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(wheels, "_PIECE", 100_000)
+    monkeypatch.setattr(wheels, "_whole_wheels", {})
     with FakeIndex() as made:
         made.add("vllm", "9.9.0", {"vllm/__init__.py": noise(2, 200_000), MODULE: DATA})
         yield made
@@ -51,6 +53,21 @@ def test_a_file_is_read_completely_and_not_cached(index: FakeIndex, tmp_path: Pa
 def test_a_file_that_is_not_compressed(index: FakeIndex, tmp_path: Path) -> None:
     opened(index).extract(RECORD, tmp_path / "file")
     assert (tmp_path / "file").read_text().startswith("vllm/__init__.py,sha256=")
+
+
+def test_a_whole_wheel_gives_the_compressed_bytes_of_a_file_that_was_read(
+    index: FakeIndex,
+) -> None:
+    wheel = opened(index)
+    name = wheel.file.filename
+    assert wheels.deflated(f"{name}:{MODULE}") is None
+    assert wheel.read_whole(MODULE) == DATA
+    packed = wheels.deflated(f"{name}:{MODULE}")
+    assert packed is not None
+    assert zlib.decompress(packed, wbits=-15) == DATA
+    assert wheels.deflated(f"{name}:{RECORD}") is None
+    assert wheels.deflated(f"{name}:vllm/none.py") is None
+    assert wheels.deflated("vllm/local/file.py") is None
 
 
 def test_other_bytes_are_refused(index: FakeIndex, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from builder.common.leftovers import keep_latest, making
 from builder.common.paths import cache_dir
 from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
+from builder.common.wheels import deflated
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker, metadata
 from builder.images.engines.docker import engine_needs
@@ -71,6 +72,7 @@ from builder.images.rootfs.tar import (
     DIR,
     FILE,
     FOLDER,
+    ITS_OWN,
     LEVEL,
     PIECE,
     Owners,
@@ -154,7 +156,7 @@ def layer_key(
             rows.append([name, sha256, *owners.of(path, content)])
     value = {
         "recipe": RECIPE,
-        "compression": ["gzip", LEVEL, PIECE, zlib.ZLIB_RUNTIME_VERSION],
+        "compression": ["gzip", LEVEL, PIECE, ITS_OWN, zlib.ZLIB_RUNTIME_VERSION],
         "platform": inputs.platform,
         "planned": [dict(part) for part in inputs.planned],
         "epoch": epoch,
@@ -295,7 +297,9 @@ class Scratch:
                     console.progress(title, total, leaves_line=False) as bar,
                     partial.open("wb") as out,
                 ):
-                    digest, diff_id, size = tar_layer(out, files, epoch, owners, bar.advance)
+                    digest, diff_id, size = tar_layer(
+                        out, files, epoch, owners, bar.advance, deflated
+                    )
                 layer = CachedLayer(digest, diff_id, size)
                 cache_layer(key, layer, partial)
         partial.replace(self._path(layer.digest))

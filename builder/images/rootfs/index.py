@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from builder.applier.receipts import STATE_DIR
+from builder.common.deflate import pack, unpack
 from builder.errors import RemoteError
 from builder.images.rootfs import limits
 from builder.images.rootfs.tar import (
@@ -227,9 +227,7 @@ class LayerWriter:
 
     def keep(self, sha256: str, data: bytes) -> None:
         """Store a file's bytes."""
-        self._db.execute(
-            "INSERT OR IGNORE INTO content VALUES (?, ?)", (sha256, zlib.compress(data, 1))
-        )
+        self._db.execute("INSERT OR IGNORE INTO content VALUES (?, ?)", (sha256, pack(data)))
 
     def finish(self, diff_id: str, form: str = "") -> None:
         """Complete the index with the digest of the layer's tar, and how its blob is packed."""
@@ -339,7 +337,7 @@ class LayerIndex:
         """The stored bytes of a file."""
         query = "SELECT packed FROM content WHERE sha256 = ?"
         row = self._db.execute(query, (sha256,)).fetchone()
-        return None if row is None else zlib.decompress(row[0])
+        return None if row is None else unpack(row[0])
 
     def has_content(self, sha256: str) -> bool:
         """Whether the bytes of a file are stored; unpacks nothing."""
@@ -348,7 +346,7 @@ class LayerIndex:
 
     def keep(self, sha256: str, data: bytes) -> None:
         """Store a file's bytes after the index was completed."""
-        row = (sha256, zlib.compress(data, 1))
+        row = (sha256, pack(data))
         self._db.execute("INSERT OR IGNORE INTO content VALUES (?, ?)", row)
 
     def _count(self) -> int:

@@ -7,14 +7,14 @@ and GNU tar's manual).  Anything else is refused, and so are entries that runtim
 differently.
 
 What we write has the same bytes for the same files: entries sorted by name, one timestamp, no user
-names; gzip level 6 in members of 4 MiB each, with no name and no time in their headers.  Other zlib
-builds may compress to different bytes; the tar, and so the diff_id, is the same.
+names; gzip level 6 in members of 4 MiB each, with no name and no time in their headers.  A large
+file of a wheel is a member of its own, with the wheel's own compressed bytes.  Other zlib builds
+may compress the rest to different bytes; the tar, and so the diff_id, is the same.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import struct
@@ -23,9 +23,11 @@ import tarfile
 import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from builder.common.deflate import Inflater
 from builder.errors import RemoteError
 from builder.images.rootfs import limits
 
@@ -64,34 +66,8 @@ class _Codec(Protocol):
     def unused_data(self) -> bytes: ...
 
 
-def _inflater() -> zlib._Decompress:
-    """The decompressor of ISA-L, which takes half the processor time of zlib's, or zlib's."""
-    try:
-        from isal import isal_zlib
-    except ImportError:  # there is no wheel for this machine
-        return zlib.decompressobj(16 + zlib.MAX_WBITS)
-    return cast("zlib._Decompress", isal_zlib.decompressobj(16 + zlib.MAX_WBITS))
-
-
-class _GzipMember:
-    """A decompressor like ``zlib``'s in the form that the others have."""
-
-    def __init__(self) -> None:
-        self._inner = _inflater()
-        self.needs_input = True
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        out = self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
-        self.needs_input = not self._inner.unconsumed_tail and len(out) < max_length
-        return out
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
+def _gzip_member() -> _Codec:
+    return Inflater(16 + zlib.MAX_WBITS)
 
 
 def _zstd_frame() -> _Codec:
@@ -120,9 +96,9 @@ class Unpacked:
         self._out = memoryview(b"")
         self._codec: _Codec | None = None
         head = self._pending[:4].ljust(4, b"\0")
-        self._make = _GzipMember if head[:2] == _GZIP else _zstd_frame if _is_zstd(head) else None
+        self._make = _gzip_member if head[:2] == _GZIP else _zstd_frame if _is_zstd(head) else None
         #: how the blob is packed: ``GZIP``, ``ZSTD`` or ``TAR``
-        self.form = GZIP if self._make is _GzipMember else ZSTD if self._make else TAR
+        self.form = GZIP if self._make is _gzip_member else ZSTD if self._make else TAR
 
     def _fill(self) -> bytes:
         data = self._source.read(_READ)
@@ -616,6 +592,8 @@ class LayerTar:
 LEVEL = 6
 #: Bytes of the tar in one gzip member; RFC 1952 lets a file have many.
 PIECE = 4 << 20
+#: Bytes from which a file that is compressed already becomes a gzip member of its own.
+ITS_OWN = 1 << 20
 #: ``[mode, uid, gid]`` by default.
 FOLDER = (0o755, 0, 0)
 
@@ -637,25 +615,26 @@ class _Hashed:
         return f"sha256:{self._sha.hexdigest()}"
 
 
-class _Counted(io.BytesIO):
-    """Reports the bytes read."""
-
-    def __init__(self, data: bytes, moved: Callable[[int], object]) -> None:
-        super().__init__(data)
-        self._moved = moved
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self._moved(len(data))
-        return data
-
-
 def _member(data: bytes) -> bytes:
-    """One gzip member; its header does not depend on the machine (RFC 1952, section 2.3)."""
+    """One gzip member."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    body = packer.compress(data) + packer.flush()
+    return _framed(packer.compress(data) + packer.flush(), data)
+
+
+def _framed(deflated: bytes, data: bytes) -> bytes:
+    """A gzip member; its header does not depend on the machine (RFC 1952, section 2.3)."""
     sums = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + body + sums
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + deflated + sums
+
+
+def _member_of(deflated: bytes, data: bytes) -> bytes:
+    """A gzip member with a file's compressed bytes, if they are exactly that."""
+    inflater = Inflater(-zlib.MAX_WBITS)
+    with suppress(zlib.error):
+        same = inflater.decompress(deflated, len(data) + 1) == data
+        if same and inflater.eof and not inflater.unused_data:
+            return _framed(deflated, data)
+    return _member(data)
 
 
 class _Packer:
@@ -670,11 +649,18 @@ class _Packer:
     def write(self, data: bytes) -> None:
         self._buffer += data
         while len(self._buffer) >= PIECE:
-            self._submit(bytes(self._buffer[:PIECE]))
+            self._submit(_member, bytes(self._buffer[:PIECE]))
             del self._buffer[:PIECE]
 
-    def _submit(self, piece: bytes) -> None:
-        self._pending.append(self._pool.submit(_member, piece))
+    def write_deflated(self, deflated: bytes, data: bytes) -> None:
+        """Write data whose compressed bytes are known."""
+        if self._buffer:
+            self._submit(_member, bytes(self._buffer))
+            self._buffer.clear()
+        self._submit(_member_of, deflated, data)
+
+    def _submit(self, member: Callable[..., bytes], *data: bytes) -> None:
+        self._pending.append(self._pool.submit(member, *data))
         while len(self._pending) > 2 * self._workers:
             self._write(self._pending.popleft().result())
 
@@ -684,7 +670,7 @@ class _Packer:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         try:
             if kind is None:
-                self._submit(bytes(self._buffer))
+                self._submit(_member, bytes(self._buffer))
                 while self._pending:
                     self._write(self._pending.popleft().result())
         finally:
@@ -706,16 +692,53 @@ class Owners:
         return known if known is not None else (content.mode, 0, 0)
 
 
+class _Tar:
+    """Writes a tar, and hashes it."""
+
+    def __init__(self, packer: _Packer, moved: Callable[[int], object]) -> None:
+        self._packer, self._moved, self.sha256, self._size = packer, moved, hashlib.sha256(), 0
+
+    def header(self, info: tarfile.TarInfo) -> None:
+        self._write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+    def file(self, data: bytes, deflated: bytes | None) -> None:
+        if deflated is None:
+            for at in range(0, len(data), PIECE):
+                self._write(data[at : at + PIECE])
+                self._moved(len(data[at : at + PIECE]))
+        else:
+            self.sha256.update(data)
+            self._size += len(data)
+            self._packer.write_deflated(deflated, data)
+            self._moved(len(data))
+        self._fill(BLOCK)
+
+    def end(self) -> None:
+        """Two empty blocks, in a whole record."""
+        self._write(bytes(2 * BLOCK))
+        self._fill(tarfile.RECORDSIZE)
+
+    def _write(self, data: bytes) -> None:
+        self.sha256.update(data)
+        self._size += len(data)
+        self._packer.write(data)
+
+    def _fill(self, unit: int) -> None:
+        self._write(bytes(-self._size % unit))
+
+
 def tar_layer(
     out: IO[bytes],
     files: Mapping[str, Content | None],
     epoch: int,
     owners: Owners | None = None,
     moved: Callable[[int], object] = lambda _size: None,
+    deflated: Callable[[str], bytes | None] = lambda _origin: None,
 ) -> tuple[str, str, int]:
     """Write a gzipped layer tar; returns ``(digest, diff_id, compressed size)``.
 
-    ``moved`` is called with the number of bytes written.
+    ``moved`` is called with the number of bytes written.  ``deflated`` gives the compressed bytes
+    of a file by its origin, if it was read from where it is compressed.
 
     ``files`` maps absolute paths to content, or None for a removed file (a whiteout).
     Every parent folder has an entry, so that runtimes need not guess its mode.
@@ -723,23 +746,23 @@ def tar_layer(
     owners = owners or Owners()
     compressed = _Hashed(out.write)
     with _Packer(compressed.write) as packer:
-        plain = _Hashed(packer.write)
-        with tarfile.open(
-            None, "w|", fileobj=cast("IO[bytes]", plain), format=tarfile.PAX_FORMAT
-        ) as tar:
-            for name, path, content in layer_entries(files):
-                info = tarfile.TarInfo(name)
-                info.mtime = epoch
-                if content == "dir":
-                    info.type = tarfile.DIRTYPE
-                    info.mode, info.uid, info.gid = owners.folder(path)
-                    tar.addfile(info)
-                    continue
-                info.mode, info.uid, info.gid = owners.of(path, content)
-                info.size = 0 if content is None else content.size
-                read = None if content is None else _Counted(content.read(), moved)
-                tar.addfile(info, read)
-    return compressed.digest, plain.digest, compressed.size
+        tar = _Tar(packer, moved)
+        for name, path, content in layer_entries(files):
+            info = tarfile.TarInfo(name)
+            info.mtime = epoch
+            if content == "dir":
+                info.type = tarfile.DIRTYPE
+                info.mode, info.uid, info.gid = owners.folder(path)
+                tar.header(info)
+                continue
+            info.mode, info.uid, info.gid = owners.of(path, content)
+            info.size = 0 if content is None else content.size
+            tar.header(info)
+            if content is not None:
+                data = content.read()
+                tar.file(data, deflated(content.origin) if content.size >= ITS_OWN else None)
+        tar.end()
+    return compressed.digest, f"sha256:{tar.sha256.hexdigest()}", compressed.size
 
 
 def layer_entries(files: Mapping[str, Content | None]) -> Iterable[tuple[str, str, Any]]:

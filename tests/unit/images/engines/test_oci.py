@@ -9,7 +9,9 @@ import hashlib
 import io
 import json
 import os
+import random
 import tarfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,8 @@ from builder.images.engines import metadata
 from builder.images.engines.choice import get_engine
 from builder.images.engines.model import BuildRequest, BuiltImage
 from builder.images.engines.oci import OciEngine, layout_digest, read_layout
-from builder.images.rootfs.tar import tar_layer
+from builder.images.registry.model import sha256_digest
+from builder.images.rootfs.tar import ITS_OWN, tar_layer
 from tests.unit.fakes import (
     BACKEND,
     copy_op,
@@ -218,6 +221,55 @@ def test_the_order_of_input_files_does_not_matter() -> None:
     tar_layer(one, LAYER, 0)
     tar_layer(two, dict(reversed(LAYER.items())), 0)
     assert one.getvalue() == two.getvalue()
+
+
+def test_the_tar_is_what_the_standard_library_writes() -> None:
+    out, plain = io.BytesIO(), io.BytesIO()
+    files: dict[str, Content | None] = {**LAYER, f"/{'ü' * 60}/{'n' * 90}.so": Content.of(BIG)}
+    _, diff_id, _ = tar_layer(out, files, 1_000)
+    out.seek(0)
+    with (
+        tarfile.open(fileobj=out, mode="r:gz") as tar,
+        tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as again,
+    ):
+        for member in tar:
+            again.addfile(member, tar.extractfile(member) if member.isfile() else None)
+    assert diff_id == sha256_digest(plain.getvalue())
+
+
+#: A file that is large enough to be a gzip member of its own, as wheels compress it.
+BIG = bytes(random.Random(1).choices(b"ab" * 9 + bytes(90), k=ITS_OWN))
+DEFLATED = zlib.compressobj(9, zlib.DEFLATED, -15)
+PACKED = DEFLATED.compress(BIG) + DEFLATED.flush()
+
+
+@pytest.mark.parametrize(
+    ("packed", "used"),
+    [
+        (PACKED, True),
+        (PACKED[:-1], False),
+        (PACKED + b"x", False),
+        (b"\xff" * 99, False),
+        (zlib.compress(BIG[:-1] + b"\0", wbits=-15), False),
+        (zlib.compress(BIG + b"\0", wbits=-15), False),
+        (None, False),
+    ],
+    ids=["its own", "cut", "more after it", "damaged", "another", "longer", "not compressed"],
+)
+def test_a_file_keeps_its_compressed_bytes_if_they_are_exactly_it(
+    packed: bytes | None, used: bool
+) -> None:
+    files: dict[str, Content | None] = {
+        "/a.so": dataclasses.replace(Content.of(BIG), origin="x.whl:a.so"),
+        "/small": Content.of(b"a" * 5000),
+    }
+    out, without = io.BytesIO(), io.BytesIO()
+    digests = tar_layer(out, files, 0, deflated={"x.whl:a.so": packed}.get)
+    assert digests[0] == sha256_digest(out.getvalue())
+    assert digests[1] == tar_layer(without, files, 0)[1]
+    assert (PACKED in out.getvalue()) is used
+    assert packed or out.getvalue() == without.getvalue()
+    assert sha256_digest(gzip.decompress(out.getvalue())) == digests[1]
 
 
 def test_compressed_data_has_no_file_name_and_no_time() -> None:

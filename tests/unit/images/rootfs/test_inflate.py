@@ -7,12 +7,14 @@ import gzip
 import io
 import random
 import sys
+import zlib
 
 import pytest
 
+from builder.common.deflate import Inflater, pack, unpack
 from builder.errors import RemoteError
 from builder.images.rootfs import limits
-from builder.images.rootfs.tar import Unpacked, _inflater
+from builder.images.rootfs.tar import Unpacked
 from tests.unit.chance import CASES
 
 SEED = 20_261_128
@@ -28,7 +30,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if name == "isal":
         pytest.importorskip("isal")
     else:
-        monkeypatch.setitem(sys.modules, "isal", None)
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     return name
 
 
@@ -38,8 +40,41 @@ def unpacked(blob: bytes) -> bytes:
 
 
 def test_members_are_unpacked(library: str) -> None:
-    assert type(_inflater()).__module__.startswith(library)
+    assert type(Inflater(31)._inner).__module__.startswith(library)
     assert unpacked(WHOLE) == PLAIN
+
+
+@pytest.mark.usefixtures("library")
+def test_what_is_packed_for_a_cache_is_read_with_either_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed = pack(PLAIN)
+    assert len(packed) < len(PLAIN) / 10
+    assert unpack(packed) == PLAIN
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    assert unpack(packed) == zlib.decompress(packed) == PLAIN
+
+
+@pytest.mark.usefixtures("library")
+def test_damage_in_a_cache_is_an_error() -> None:
+    with pytest.raises(zlib.error):
+        unpack(pack(PLAIN)[:-5])
+    with pytest.raises(zlib.error):
+        unpack(b"no deflate")
+
+
+@pytest.mark.usefixtures("library")
+def test_raw_deflate_is_unpacked_in_steps() -> None:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    data, inflater, out = packer.compress(PLAIN) + packer.flush() + b"rest", Inflater(-15), b""
+    for at in range(0, len(data), 100):
+        out += inflater.decompress(data[at : at + 100], 1000)
+        while not inflater.needs_input and not inflater.eof:
+            out += inflater.decompress(b"", 1000)
+    assert out == PLAIN
+    assert inflater.eof
+    with pytest.raises(zlib.error):
+        Inflater(-15).decompress(b"\xff" * 99, 1000)
 
 
 @pytest.mark.parametrize(
