@@ -32,6 +32,11 @@ class _BackgroundThread(threading.Thread):
         above = self._begun_by
         return self._ended.is_set() or (isinstance(above, _BackgroundThread) and above.unwanted)
 
+    def is_below(self, above: threading.Thread) -> bool:
+        """Whether it was begun by a thread, or by one that this thread began."""
+        by = self._begun_by
+        return by is above or (isinstance(by, _BackgroundThread) and by.is_below(above))
+
     def end(self) -> None:
         """Mark its block as ended."""
         self._ended.set()
@@ -80,10 +85,26 @@ def in_background(work: Callable[[], object] | None) -> Iterator[None]:
 def wait_for_background() -> None:
     """Wait until the background work is done.
 
+    Background work itself waits for what it began and for what was begun before it, so that no two
+    wait for each other.
+
     Raises:
         WorkCancelled: the work of this thread was cancelled.
     """
-    for thread in tuple(_running):
-        while thread is not threading.current_thread() and thread.is_alive():
+    own = threading.current_thread()
+    begun = tuple(_running)
+    before = begun.index(own) if own in begun else len(begun)
+    for number, thread in enumerate(begun):
+        while (number < before or thread.is_below(own)) and thread.is_alive():
             check_cancelled()
             thread.join(_LOOK)
+
+
+def acquire(lock: threading.Lock) -> None:
+    """Wait for a lock that another thread has.
+
+    Raises:
+        WorkCancelled: the work of this thread was cancelled.
+    """
+    while not lock.acquire(timeout=_LOOK):
+        check_cancelled()

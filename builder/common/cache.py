@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from builder.applier.values import sha256_hex
+from builder.common.background import acquire
 from builder.common.console import console
 from builder.common.document import Count, Document, Moment, Part, Text, moment
 from builder.common.hints import CACHE, os_hint
@@ -34,12 +36,29 @@ if TYPE_CHECKING:
 def locked(subject: str, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock of a subject (a path, a wheel) during the block.
 
+    Other threads of this process wait without a message; one that was cancelled does not.
+
     Raises:
         UsageError: another run holds it and ``wait`` is false, or the cache cannot be written.
     """
+    path = cache_dir() / "locks" / f"{sha256_hex(subject.encode())[:16]}.lock"
+    own = _of_threads.setdefault(path, threading.Lock())
+    acquire(own)
+    try:
+        with _of_processes(subject, path, wait=wait):
+            yield
+    finally:
+        own.release()
+
+
+#: The lock of a subject between threads of this process, by the file of that between processes.
+_of_threads: dict[Path, threading.Lock] = {}
+
+
+@contextlib.contextmanager
+def _of_processes(subject: str, path: Path, *, wait: bool) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
-    path = cache_dir() / "locks" / f"{sha256_hex(subject.encode())[:16]}.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         in_use_lock(path.parent.parent)

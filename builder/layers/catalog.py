@@ -148,6 +148,10 @@ class Selection:
             merged.update(profile.pins)
         return merged
 
+    def expected(self, packages: Mapping[str, str]) -> tuple[ExpectedChoice, ...]:
+        """What vLLM must log with these versions, by its profiles."""
+        return tuple(e.choice for p in self.profiles for e in p.expected(packages))
+
 
 def has_pulls(layer: Layer) -> bool:
     """Whether a layer has ops that need a forge."""

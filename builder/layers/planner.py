@@ -73,15 +73,12 @@ def make_plan(
         LayerDecision(layer=s.layer, outcome=s.outcome, receipt=s.receipt, changes=s.changes)
         for s in steps
     ]
-    expect = [
-        e.choice for profile in selection.profiles for e in profile.expected(identity.packages)
-    ]
     return BuildPlan(
         name=selection.name,
         profiles=tuple(p.name for p in selection.profiles),
         base=identity,
         decisions=tuple(decisions),
-        expect=tuple(expect),
+        expect=selection.expected(identity.packages),
         maker=maker(),
         epoch=epoch_for(identity, selection.layers) if epoch is None else epoch,
         single_layer=single_layer,

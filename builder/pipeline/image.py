@@ -526,15 +526,16 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
                 ref, in_engine=False if options.builder else reads_in_engine(engine)
             )
     try:
-        with timed(timings, "plan"), console.step("plan"):
-            plan = planning.plan()
-            if not options.json or not options.dry_run:
-                show_plan(plan, elsewhere=planning.elsewhere)
-        refuse_nothing(plan, inputs.selection, building=True)
-        refuse_plan(plan, planning.rebuild_command("image"))
-        planning.refuse_stages(plan)
-        entry = PlatformPlan(plan.base.platform.oci, planning, plan)
-        yield PlannedBuild(entries=(entry,), inputs=inputs, timings=timings, ref=ref)
+        with in_background(_sandbox_for(planning.base, inputs, options)):
+            with timed(timings, "plan"), console.step("plan"):
+                plan = planning.plan()
+                if not options.json or not options.dry_run:
+                    show_plan(plan, elsewhere=planning.elsewhere)
+            refuse_nothing(plan, inputs.selection, building=True)
+            refuse_plan(plan, planning.rebuild_command("image"))
+            planning.refuse_stages(plan)
+            entry = PlatformPlan(plan.base.platform.oci, planning, plan)
+            yield PlannedBuild(entries=(entry,), inputs=inputs, timings=timings, ref=ref)
     finally:
         planning.close()
 
@@ -567,7 +568,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     check_room([*engine.needs(request), *verification_needs(entry, options)])
     reports: tuple[Report, ...] = ()
     in_engine = request.output is None and not request.push  # the image itself is used
-    with in_background(_sandbox_for(entry) if options.verify and not in_engine else None):
+    with in_background(None if in_engine else _dispatch_ahead(entry, planned.inputs, options)):
         with timed(timings, "build"), console.step(f"build with {engine.name}"):
             built = engine.build(request)
         if options.verify:
@@ -606,11 +607,32 @@ def _request(entry: PlatformPlan, options: ImageOptions, engine: Engine) -> Buil
 # What verifies takes long to import, and a push without verification needs none of it.
 
 
-def _sandbox_for(entry: PlatformPlan) -> Callable[[], object] | None:
-    """What prepares the sandbox for verification, if it needs one."""
-    from builder.proof.runners import sandbox_maker
+def _sandbox_for(
+    base: Subject, inputs: Inputs, options: ImageOptions
+) -> Callable[[], object] | None:
+    """What prepares the sandbox for verification, if an image is built that needs one."""
+    if not options.verify or options.dry_run or options.print_dockerfile or base.in_engine:
+        return None
+    if not inputs.selection.expected(base.identity.packages):  # nothing is asked there
+        return None
+    from builder.proof.runners import InSandbox
 
-    return sandbox_maker(entry.plan, entry.base.tree)
+    try:
+        return InSandbox(base.tree, base.identity.packages).common_maker()
+    except SparkBuildError:  # which verification will say
+        return None
+
+
+def _dispatch_ahead(
+    entry: PlatformPlan, inputs: Inputs, options: ImageOptions
+) -> Callable[[], object] | None:
+    """What asks for the kernels of an image while it is built."""
+    if not options.verify:
+        return None
+    from builder.pipeline.verify import trust_of
+    from builder.proof.opening import dispatch_ahead
+
+    return dispatch_ahead(entry.plan, entry.base, trust_of(entry.plan, inputs, options))
 
 
 def _verified(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
@@ -727,7 +749,7 @@ def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     check_room([*needs, *verification_needs(first, options)])
     timings = dict(planned.timings)
     reports: list[Report] = []
-    with in_background(_sandbox_for(first) if options.verify else None):
+    with in_background(_dispatch_ahead(first, planned.inputs, options)):
         with timed(timings, "build"), console.step("build with oci"):
             built = build_index(request)
         for entry in entries if options.verify else ():

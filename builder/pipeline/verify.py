@@ -255,14 +255,21 @@ def _proven(target: VerifyTarget, levels: Sequence[str], told: CheckLines | None
     return report
 
 
+def trust_of(plan: BuildPlan, inputs: Inputs, options: ImageOptions) -> TrustedSources:
+    """The trusted sources of an image's files, with those that its plan writes."""
+    trust = TrustedSources(
+        index=inputs.index, patches=options.plan.patches, everything=options.trust_image
+    )
+    return trust.with_plan(plan.document)
+
+
 def verify_built(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
     """Verify a new image, read back from its destination, or known from the cache."""
-    trust = TrustedSources(patches=options.plan.patches, everything=options.trust_image)
     opening = Opening(
         index=inputs.index,
         sources=inputs.sources,
         facts_of=inputs.facts.of,
-        trust=trust.with_plan(plan.document),
+        trust=trust_of(plan, inputs, options),
     )
     evidence = EvidenceCache(
         levels=DEFAULT_LEVELS,

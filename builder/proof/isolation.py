@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from dataclasses import dataclass, field
 from functools import cache
@@ -386,11 +388,7 @@ def call(command: Command) -> str:
         text=True,
         env={**os.environ, "PYTHONSAFEPATH": "1", **command.env},
     ) as process:
-        try:
-            out, err = _ended(process)
-        except BaseException:
-            process.kill()
-            raise
+        out, err = ended(process)
     if process.returncode != 0:
         tail = (err or out).strip().splitlines()[-3:]
         message = f"{words[0]} {' '.join(words[1:4])} ... failed: {' | '.join(tail)}"
@@ -404,9 +402,27 @@ def call(command: Command) -> str:
     return out
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    while True:
-        try:
-            return process.communicate(timeout=_LOOK)
-        except subprocess.TimeoutExpired:
-            check_cancelled()
+def ended(
+    process: subprocess.Popen[str], text: str | None = None, timeout: float = math.inf
+) -> tuple[str, str]:
+    """The output and errors of a process that reads ``text``; ``timeout`` is in seconds.
+
+    It is killed if it takes longer, or if this work was cancelled.
+
+    Raises:
+        subprocess.TimeoutExpired: it takes longer.
+        WorkCancelled: the work of this thread was cancelled.
+    """
+    until = time.monotonic() + timeout
+    try:
+        while True:
+            try:
+                return process.communicate(text, timeout=_LOOK)
+            except subprocess.TimeoutExpired:
+                text = None  # which the process has, or still gets
+                check_cancelled()
+                if time.monotonic() > until:
+                    raise
+    except BaseException:
+        process.kill()
+        raise

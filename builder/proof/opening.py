@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from builder.applier.trees import Content, OverlayTree
 from builder.common.console import console
 from builder.common.reference import Ref, base_kind
-from builder.errors import RemoteError, UsageError
+from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import asks_engine, identify
 from builder.images.bases.image import InEngine, base_of, embedded_in, with_files
 from builder.images.engines import metadata
@@ -30,13 +30,14 @@ from builder.images.registry.reference import refuse_wrong_kind
 from builder.images.rootfs.image import open_image
 from builder.images.subject import BaseRequest, InFiles, Subject, no_facts, tracked_for
 from builder.layers.planner import make_plan
+from builder.proof.dispatch import make_request, own_settings
 from builder.proof.ongpu import GpuOptions
 from builder.proof.runners import InContainer, InSandbox, runner_of
 from builder.proof.target import Origin, VerifyTarget
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from builder.applier.layers import Layer
     from builder.applier.trees import Tree
@@ -129,6 +130,25 @@ def target_of_plan(
     overlay = OverlayTree(base.tree)
     overlay.update(plan.changes)
     return target.planned(overlay, {**base.identity.env, **plan.env})
+
+
+def dispatch_ahead(
+    plan: BuildPlan, base: Subject, trust: TrustedSources
+) -> Callable[[], object] | None:
+    """What may run beside the build, so that level ``dispatch`` of its image knows the answer.
+
+    None: nothing may, and the level itself will say why.
+    """
+    if not plan.expect:
+        return None
+    trust = dataclasses.replace(trust, platform=base.identity.platform)
+    target = target_of_plan(plan, base, base.identity.ref, patched=True, trust=trust)
+    if not isinstance(target.runner, InSandbox):
+        return None
+    try:
+        return target.runner.ahead(make_request(target.plan, own_settings(target)))
+    except SparkBuildError:
+        return None
 
 
 def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:

@@ -49,6 +49,7 @@ from builder.proof.sandbox import (
     folder_of,
     lay_out,
     make,
+    make_common,
     python_files,
     requirements_for,
     wanted_torch,
@@ -61,13 +62,14 @@ if TYPE_CHECKING:
     from typing import IO
 
     from builder.applier.trees import Changes, Tree
-    from builder.common.plan import BuildPlan, PlanDocument
+    from builder.common.plan import PlanDocument
     from builder.common.programs import Program
     from builder.images.subject import Subject
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
     from builder.proof.sandbox import PreparedSandbox
     from builder.proof.target import Runner
+    from builder.proof.trust import IsolatedRun
 
 
 Request = TypeVar("Request", "DispatchRequest", "CodegenRequest")
@@ -151,30 +153,66 @@ class InSandbox:
         requirements = requirements_for(self._packages["vllm"])
         return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
 
+    def common_maker(self) -> Callable[[], Sandbox]:
+        """The same for the parts that layers do not change: it may run before there is a plan.
+
+        Raises:
+            UsageError: there is none for this release.
+        """
+        requirements = requirements_for(self._packages["vllm"])
+        return partial(make_common, requirements, wanted_torch(self._tree, self._packages))
+
     def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
         """See `Runner`."""
         return attempt(self._select, request)
 
+    def ahead(self, request: DispatchRequest) -> Callable[[], object]:
+        """What another thread may do before `dispatch` is called: make the sandbox, and ask there.
+
+        Asks only where a sandbox is made and no file is unknown, and reads the tree for it now.
+
+        Raises:
+            SparkBuildError: there is none for this release, or the tree cannot be read.
+        """
+        make_it = self.maker()
+        if self._has_sandbox() or self._trust.unknown(self._tree, python_files(self._tree)):
+            return make_it
+        folder = lay_out(self._tree)
+        return lambda: self._asked(request, make_it(), folder)
+
+    def _has_sandbox(self) -> bool:
+        return Sandbox(requirements_for(self._packages["vllm"])).complete
+
     def _select(self, request: DispatchRequest) -> DispatchReply:
-        release = self._packages["vllm"]
         make_it = self.maker()
         apart = self._trust.apart(self._tree, python_files(self._tree))
-        if not Sandbox(requirements_for(release)).complete:
+        if not self._has_sandbox():
             lay_out(self._tree)  # while it may still be made beside this
-        prepared = make_it()
+        return self._asked(request, make_it(), folder_of(self._tree), apart)
+
+    def _asked(
+        self,
+        request: DispatchRequest,
+        prepared: PreparedSandbox,
+        folder: Path,
+        apart: IsolatedRun | None = None,
+    ) -> DispatchReply:
+        """The reply of a tree's code, which is laid out in a folder if it must be asked."""
+        release = self._packages["vllm"]
         real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
         # every path is named by a digest of its contents
         full = {
             **plain(request),
             **plain(real),
-            "paths": [str(folder_of(self._tree)), *map(str, prepared.paths)],
+            "paths": [str(folder), *map(str, prepared.paths)],
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
             "pretend_triton": prepared.sandbox.requirements.pretend_triton,
         }
         inputs = [str(prepared.sandbox.python), full]
         reply = None if apart else RESULTS.get(inputs, DispatchReply)
         if reply is None:
-            lay_out(self._tree)
+            if not folder.is_dir():
+                lay_out(self._tree)
             reply = prepared.sandbox.ask(full, apart=apart)
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)
@@ -198,16 +236,6 @@ class InSandbox:
     def on(self, tree: Tree, env: Mapping[str, str]) -> InSandbox:  # noqa: ARG002
         """See `Runner`."""
         return InSandbox(tree, self._packages, self._trust, self._no_gpu)
-
-
-def sandbox_maker(plan: BuildPlan, tree: Tree) -> Callable[[], PreparedSandbox] | None:
-    """The sandbox to prepare before an image is built, or None."""
-    patched = OverlayTree(tree)
-    patched.update(plan.changes)
-    try:
-        return InSandbox(patched, plan.base.packages).maker()
-    except SparkBuildError:  # which the level itself will say
-        return None
 
 
 # ------------------------------------------------------------------------- in a local environment

@@ -58,6 +58,7 @@ from builder.probes.stub_driver import (
 from builder.proof.isolation import (
     SandboxUnavailable,
     call,
+    ended,
     environment_command,
     install_command,
     installs_here,
@@ -238,15 +239,25 @@ def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) ->
     Raises:
         SparkBuildError: a part is not available here.
     """
-    wait_for_background()  # which may be making the same
-    sandbox = Sandbox(requirements)
-    own_dsl = partial(sandbox.dsl, packages) if requirements.needs_dsl else None
-    with in_background(partial(torch_folder, torch)), in_background(own_dsl):
-        sandbox.prepare()
-        wait_for_background()
+    own_dsl = partial(Sandbox(requirements).dsl, packages) if requirements.needs_dsl else None
+    with in_background(own_dsl):
+        sandbox = make_common(requirements, torch)
     dsl = (own_dsl(),) if own_dsl else ()
     folder = torch_folder(torch)
     return PreparedSandbox(sandbox=sandbox, torch=folder, paths=(*dsl, folder.folder))
+
+
+def make_common(requirements: Requirements, torch: str) -> Sandbox:
+    """Create what all layers of a release have in common, if it is missing: all but the CuTe DSL.
+
+    Raises:
+        SparkBuildError: a part is not available here.
+    """
+    sandbox = Sandbox(requirements)
+    with in_background(partial(torch_folder, torch)):
+        sandbox.prepare()
+        wait_for_background()
+    return sandbox
 
 
 #: Runs a program with one directory hidden from the interpreter.  For ``-c`` the first entry of
@@ -313,17 +324,18 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
     removed afterwards.
     """
     own = tempfile.TemporaryDirectory(prefix="spark-build-probe-", ignore_cleanup_errors=True)
-    with own as folder:
-        answer = subprocess.run(
+    with (
+        own as folder,
+        subprocess.Popen(
             command,
-            input=request,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=timeout,
             env=probe_environment(folder),
-            check=False,
-        )
-    return answer.stdout
+        ) as process,
+    ):
+        return ended(process, request, timeout)[0]
 
 
 def probe_environment(temporary: str) -> dict[str, str]:

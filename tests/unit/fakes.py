@@ -398,6 +398,8 @@ def no_sandbox(patch: pytest.MonkeyPatch) -> None:
     """Nothing can be asked in a sandbox, and none is made."""
     patch.setattr(InSandbox, "dispatch", lambda *_: Refusal("no sandbox"))
     patch.setattr(InSandbox, "maker", lambda _probe: None)
+    patch.setattr(InSandbox, "common_maker", lambda _probe: None)
+    patch.setattr(InSandbox, "ahead", lambda *_: None)
 
 
 def make_plan_of(base: Subject, *layers: Layer, wheels: Sequence[Wheel] = ()) -> BuildPlan:

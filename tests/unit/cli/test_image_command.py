@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.common.background import wait_for_background
+from builder.common.plan import ExpectedChoice
 from builder.common.reference import Ref
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
+from builder.layers.catalog import Selection
 from builder.pipeline import verify
 from builder.proof.runners import InSandbox
 from builder.proof.target import Refusal
@@ -329,24 +331,44 @@ class Maker:
 def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     maker = Maker()
     monkeypatch.setattr(InSandbox, "dispatch", lambda _probe, request: maker.dispatch(request))
-    monkeypatch.setattr(InSandbox, "maker", lambda _probe: maker.maker())
+    monkeypatch.setattr(InSandbox, "common_maker", lambda _probe: maker.maker())
+    monkeypatch.setattr(InSandbox, "ahead", lambda _probe, _request: maker.maker())
     return maker
 
 
+@pytest.fixture
+def expecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a profile has it, a kernel is expected."""
+    expected = (ExpectedChoice(kind="nvfp4-moe", line="a line of vLLM"),)
+    monkeypatch.setattr(Selection, "expected", lambda *_: expected)
+
+
+@pytest.mark.usefixtures("expecting")
 def test_the_sandbox_is_prepared_during_the_build(
     call: Call, tmp_path: Path, sandbox: Maker
 ) -> None:
     put_vllm(tmp_path / "base")
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 0, done.err
-    assert sandbox.threads == ["beside"]
+    assert sandbox.threads == ["beside", "beside"]
 
 
-@pytest.mark.parametrize("words", [("--no-verify",), ("--dry-run",)])
+def test_without_expected_kernels_no_sandbox_is_made(
+    call: Call, tmp_path: Path, sandbox: Maker
+) -> None:
+    put_vllm(tmp_path / "base")
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert done.code == 0, done.err
+    assert sandbox.threads == []
+
+
+@pytest.mark.usefixtures("expecting")
+@pytest.mark.parametrize("words", [("--no-verify",), ("--dry-run",), ("--print-dockerfile",)])
 def test_without_verification_no_sandbox_is_made(
     call: Call, tmp_path: Path, sandbox: Maker, words: tuple[str, ...]
 ) -> None:
     put_vllm(tmp_path / "base")
-    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out", *words)
+    where = ("-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    done = call(*IMAGE, *where, *words)
     assert done.code == 0, done.err
     assert sandbox.threads == []
