@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
@@ -485,6 +485,8 @@ class PlannedBuild:
     timings: Mapping[str, float]
     #: the base's reference as given
     ref: Ref
+    #: whether a sandbox is being made for verification
+    sandbox: bool
 
 
 def check_options(options: ImageOptions) -> ImageOptions:
@@ -526,7 +528,8 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
                 ref, in_engine=False if options.builder else reads_in_engine(engine)
             )
     try:
-        with in_background(_sandbox_for(planning.base, inputs, options)):
+        sandbox = _sandbox_for(planning.base, inputs, options)
+        with in_background(sandbox):
             with timed(timings, "plan"), console.step("plan"):
                 plan = planning.plan()
                 if not options.json or not options.dry_run:
@@ -535,7 +538,13 @@ def planned_image(options: ImageOptions) -> Iterator[PlannedBuild]:
             refuse_plan(plan, planning.rebuild_command("image"))
             planning.refuse_stages(plan)
             entry = PlatformPlan(plan.base.platform.oci, planning, plan)
-            yield PlannedBuild(entries=(entry,), inputs=inputs, timings=timings, ref=ref)
+            yield PlannedBuild(
+                entries=(entry,),
+                inputs=inputs,
+                timings=timings,
+                ref=ref,
+                sandbox=sandbox is not None,
+            )
     finally:
         planning.close()
 
@@ -568,7 +577,7 @@ def build_image(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     check_room([*engine.needs(request), *verification_needs(entry, options)])
     reports: tuple[Report, ...] = ()
     in_engine = request.output is None and not request.push  # the image itself is used
-    with in_background(None if in_engine else _dispatch_ahead(entry, planned.inputs, options)):
+    with nullcontext() if in_engine else _dispatch_ahead(planned, entry, options):
         with timed(timings, "build"), console.step(f"build with {engine.name}"):
             built = engine.build(request)
         if options.verify:
@@ -624,15 +633,15 @@ def _sandbox_for(
 
 
 def _dispatch_ahead(
-    entry: PlatformPlan, inputs: Inputs, options: ImageOptions
-) -> Callable[[], object] | None:
-    """What asks for the kernels of an image while it is built."""
-    if not options.verify:
-        return None
+    planned: PlannedBuild, entry: PlatformPlan, options: ImageOptions
+) -> AbstractContextManager[None]:
+    """Ask for the kernels of an image while it is built, if a sandbox is made for it."""
+    if not planned.sandbox:  # it exists, and may know the answer
+        return nullcontext()
     from builder.pipeline.verify import trust_of
     from builder.proof.opening import dispatch_ahead
 
-    return dispatch_ahead(entry.plan, entry.base, trust_of(entry.plan, inputs, options))
+    return dispatch_ahead(entry.plan, entry.base, trust_of(entry.plan, planned.inputs, options))
 
 
 def _verified(ref: Ref, inputs: Inputs, plan: BuildPlan, options: ImageOptions) -> Report:
@@ -671,7 +680,15 @@ def planned_index(options: ImageOptions) -> Iterator[PlannedBuild]:
                 f"nothing to do: this profile supports no image of {ref}",
                 Exit.NOTHING_TO_DO,
             )
-        yield PlannedBuild(entries=tuple(entries), inputs=inputs, timings=timings, ref=ref)
+        sandbox = _sandbox_for(entries[0].base, inputs, options)
+        with in_background(sandbox):
+            yield PlannedBuild(
+                entries=tuple(entries),
+                inputs=inputs,
+                timings=timings,
+                ref=ref,
+                sandbox=sandbox is not None,
+            )
 
 
 def _check(options: ImageOptions) -> Ref:
@@ -749,7 +766,7 @@ def build_images(options: ImageOptions, planned: PlannedBuild) -> BuildResult:
     check_room([*needs, *verification_needs(first, options)])
     timings = dict(planned.timings)
     reports: list[Report] = []
-    with in_background(_dispatch_ahead(first, planned.inputs, options)):
+    with _dispatch_ahead(planned, first, options):
         with timed(timings, "build"), console.step("build with oci"):
             built = build_index(request)
         for entry in entries if options.verify else ():

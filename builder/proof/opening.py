@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
+from collections import ChainMap
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from builder.applier.trees import Content, OverlayTree
+from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.reference import Ref, base_kind
 from builder.errors import RemoteError, SparkBuildError, UsageError
@@ -37,7 +40,7 @@ from builder.proof.target import Origin, VerifyTarget
 from builder.proof.trust import TrustedSources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from builder.applier.layers import Layer
     from builder.applier.trees import Tree
@@ -132,23 +135,34 @@ def target_of_plan(
     return target.planned(overlay, {**base.identity.env, **plan.env})
 
 
-def dispatch_ahead(
-    plan: BuildPlan, base: Subject, trust: TrustedSources
-) -> Callable[[], object] | None:
-    """What may run beside the build, so that level ``dispatch`` of its image knows the answer.
+@contextmanager
+def dispatch_ahead(plan: BuildPlan, base: Subject, trust: TrustedSources) -> Iterator[None]:
+    """Ask for the kernels of an image during the block, which builds and verifies it.
 
-    None: nothing may, and the level itself will say why.
+    Level ``dispatch`` then knows the answer, if the image has the same files.  Where nothing can be
+    asked, the level itself says why.
     """
-    if not plan.expect:
-        return None
     trust = dataclasses.replace(trust, platform=base.identity.platform)
-    target = target_of_plan(plan, base, base.identity.ref, patched=True, trust=trust)
-    if not isinstance(target.runner, InSandbox):
-        return None
-    try:
-        return target.runner.ahead(make_request(target.plan, own_settings(target)))
-    except SparkBuildError:
-        return None
+    target = target_of_plan(plan, base, base.identity.ref, patched=False, trust=trust)
+    target = target.planned(_tree_in_image(plan, base), {**base.identity.env, **plan.env})
+    runner = target.runner
+    with ExitStack() as running:
+        if plan.expect and isinstance(runner, InSandbox):
+            with suppress(SparkBuildError):
+                running.enter_context(in_background(runner.maker()))  # while files are laid out
+                request = make_request(target.plan, own_settings(target))
+                running.enter_context(in_background(runner.ahead(request)))
+        yield
+
+
+def _tree_in_image(plan: BuildPlan, base: Subject) -> Tree:
+    """The files that are verified once the image exists."""
+    if plan.base.is_wheels:
+        layers = metadata.image_layers(plan)
+        return _laid_over(base.tree, plan.document, dict(ChainMap(*(f for _, f in layers[::-1]))))
+    tree = OverlayTree(base.tree)
+    tree.update(plan.changes)
+    return tree
 
 
 def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:
@@ -215,7 +229,7 @@ def open_overlay(
     origin = Origin(subject=base, sources=opening.sources)
     overlay = Subject(
         dataclasses.replace(base.identity, env=dict(image.env)),
-        _laid_over(base.tree, plan, image.files),
+        _laid_over(base.tree, plan, {p: Content.of(data) for p, data in image.files.items()}),
         image,
     )
     if opening.selection is not None:
@@ -257,15 +271,15 @@ def _wheels_of(name: str, plan: BakedPlan, opening: Opening, layers: Sequence[La
     return base
 
 
-def _laid_over(tree: Tree, plan: PlanDocument, files: Mapping[str, bytes]) -> OverlayTree:
+def _laid_over(tree: Tree, plan: PlanDocument, files: Mapping[str, Content | None]) -> OverlayTree:
     """Wheels with an overlay's files; what the plan removes is gone: there are no whiteouts."""
     prefix = f"{plan.base.site_packages}/"
     removed = {
         file.path: None for layer in plan.layers for file in layer.files if file.after is None
     }
     own = {
-        path.removeprefix(prefix): Content.of(data)
-        for path, data in files.items()
+        path.removeprefix(prefix): content
+        for path, content in files.items()
         if path.startswith(prefix)
     }
     overlay = OverlayTree(tree)

@@ -52,6 +52,7 @@ from builder.proof.sandbox import (
     make_common,
     python_files,
     requirements_for,
+    torch_need,
     wanted_torch,
 )
 from builder.proof.target import Refusal
@@ -153,40 +154,40 @@ class InSandbox:
         requirements = requirements_for(self._packages["vllm"])
         return partial(make, requirements, wanted_torch(self._tree, self._packages), self._packages)
 
-    def common_maker(self) -> Callable[[], Sandbox]:
-        """The same for the parts that layers do not change: it may run before there is a plan.
+    def common_maker(self) -> Callable[[], Sandbox] | None:
+        """The same for what layers do not change, before there is a plan; None if it exists.
 
         Raises:
             UsageError: there is none for this release.
         """
         requirements = requirements_for(self._packages["vllm"])
-        return partial(make_common, requirements, wanted_torch(self._tree, self._packages))
+        torch = wanted_torch(self._tree, self._packages)
+        if Sandbox(requirements).complete and torch_need(torch) is None:
+            return None
+        return partial(make_common, requirements, torch)
 
     def dispatch(self, request: DispatchRequest) -> DispatchReply | Refusal:
         """See `Runner`."""
         return attempt(self._select, request)
 
-    def ahead(self, request: DispatchRequest) -> Callable[[], object]:
-        """What another thread may do before `dispatch` is called: make the sandbox, and ask there.
+    def ahead(self, request: DispatchRequest) -> Callable[[], object] | None:
+        """What another thread may do before `dispatch` is called, whose answer it makes known.
 
-        Asks only where a sandbox is made and no file is unknown, and reads the tree for it now.
+        It reads the tree now.  None where a file is unknown, so that code must run isolated.
 
         Raises:
-            SparkBuildError: there is none for this release, or the tree cannot be read.
+            SparkBuildError: there is no sandbox for this release, or the tree cannot be read.
         """
         make_it = self.maker()
-        if self._has_sandbox() or self._trust.unknown(self._tree, python_files(self._tree)):
-            return make_it
+        if self._trust.unknown(self._tree, python_files(self._tree)):
+            return None
         folder = lay_out(self._tree)
         return lambda: self._asked(request, make_it(), folder)
-
-    def _has_sandbox(self) -> bool:
-        return Sandbox(requirements_for(self._packages["vllm"])).complete
 
     def _select(self, request: DispatchRequest) -> DispatchReply:
         make_it = self.maker()
         apart = self._trust.apart(self._tree, python_files(self._tree))
-        if not self._has_sandbox():
+        if not Sandbox(requirements_for(self._packages["vllm"])).complete:
             lay_out(self._tree)  # while it may still be made beside this
         return self._asked(request, make_it(), folder_of(self._tree), apart)
 

@@ -450,8 +450,8 @@ DEFAULT = "2.13.0"
 #: Maximum size of a CUDA build: measured 0.61 GB for 2.11.0 on x86-64 and 0.67 GB for
 #: 2.10.0.
 ON_DISK = 1_300_000_000
-#: Version of the folders in the cache.
-_FORM = 1
+#: Version of the folders in the cache, and letters of the key in their names.
+_FORM, _KEY = 1, 12
 #: File in a folder with the sha256 of the RECORD that its files were held against.
 _RECORD = "spark-build-record.txt"
 #: Parts that selection never loads: solvers, NVSHMEM, headers, tests, compilers, static libraries.
@@ -511,7 +511,7 @@ def torch_folder(wanted: str) -> Torch:
     index = PackageIndex(settings.TORCH_INDEX.value or None)
     file = _choose(index, wanted)
     wheel = RemoteWheel(file, index)
-    key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:12]
+    key = sha256_hex(f"{file.sha256} {_FORM}".encode())[:_KEY]
     folder = cache_dir() / "sandbox" / f"torch-{file.version}-{key}"
     with locked(str(folder)):
         # what is unpacked is held against RECORD, not against the wheel's sha256: with a RECORD
@@ -547,8 +547,9 @@ def _check_cpp_runtime() -> None:
 
 def torch_need(wanted: str) -> Need | None:
     """The disk space that `torch_folder` may need; None if that version already exists."""
+    key = "[0-9a-f]" * _KEY  # and nothing after it, as one that is being unpacked has
     sandboxes = cache_dir() / "sandbox"
-    if any(sandboxes.glob(f"torch-{wanted}-*")) or any(sandboxes.glob(f"torch-{wanted}+*-*")):
+    if any(any(sandboxes.glob(f"torch-{wanted}{local}-{key}")) for local in ("", "+*")):
         return None
     return Need.cache(ON_DISK, f"torch {wanted}, which verification imports")
 

@@ -332,6 +332,7 @@ def sandbox(monkeypatch: pytest.MonkeyPatch, call: Call) -> Maker:
     maker = Maker()
     monkeypatch.setattr(InSandbox, "dispatch", lambda _probe, request: maker.dispatch(request))
     monkeypatch.setattr(InSandbox, "common_maker", lambda _probe: maker.maker())
+    monkeypatch.setattr(InSandbox, "maker", lambda _probe: maker.maker())
     monkeypatch.setattr(InSandbox, "ahead", lambda _probe, _request: maker.maker())
     return maker
 
@@ -350,7 +351,19 @@ def test_the_sandbox_is_prepared_during_the_build(
     put_vllm(tmp_path / "base")
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 0, done.err
-    assert sandbox.threads == ["beside", "beside"]
+    assert sandbox.threads == ["beside"] * 3
+
+
+@pytest.mark.usefixtures("expecting")
+def test_a_sandbox_that_exists_is_not_asked_ahead(
+    call: Call, tmp_path: Path, sandbox: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer may be in the cache."""
+    monkeypatch.setattr(InSandbox, "common_maker", lambda _probe: None)
+    put_vllm(tmp_path / "base")
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert done.code == 0, done.err
+    assert sandbox.threads == []
 
 
 def test_without_expected_kernels_no_sandbox_is_made(
