@@ -115,13 +115,16 @@ def test_a_pull_needs_twice_the_transferred_size(
 
 def test_a_sandbox_counts_until_it_exists() -> None:
     base = fake_base(vllm_files(), "pypi")
-    packages, torch = {"vllm": "0.20.1", "torch": "2.11.0"}, cache_dir() / "sandbox/torch-2.11.0-1"
+    packages = {"vllm": "0.20.1", "torch": "2.11.0"}
+    torch = cache_dir() / "sandbox/torch-2.11.0-0123456789ab"
     environment, unpacked = sandbox_needs(packages, base.tree)
     assert environment.bytes > 300_000_000
     assert unpacked.bytes > 1_000_000_000
     sandbox = Sandbox(requirements_for("0.20.1"))
     sandbox.root.mkdir(parents=True)
     (sandbox.root / "complete").touch()
+    assert sandbox_needs(packages, base.tree) == [unpacked]
+    torch.with_name(f"{torch.name}.1-2.0.part").mkdir()  # as it is unpacked
     assert sandbox_needs(packages, base.tree) == [unpacked]
     torch.mkdir()
     assert sandbox_needs(packages, base.tree) == []
