@@ -5,8 +5,7 @@
 FLASHINFER is the folder ``flashinfer`` of a release's wheel; ``nvcc`` must be on PATH, FOLDER has
 headers that its toolkit lacks (curand), and no GPU is needed.  `cutlass_gemm.cu` is compiled with
 them once (two minutes of processor time): the kernels' PTX, and a program that makes each launch
-with FlashInfer's own host code.  Left out is what asks the device: multiprocessors are a GB10's,
-fewer where a block shall have several tiles, and tensor maps have what the executor reads of them.
+with FlashInfer's own host code (`cuda_host`).
 
 Prints for each launch how many values differ from the exact ones, rounded once, and the races; and
 how many of the barriers, waits and fences of a kernel nothing notices if left out.
@@ -15,31 +14,19 @@ how many of the barriers, waits and fences of a kernel nothing notices if left o
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.cuda_host import Built, Compiler, add_options, placed
 from builder.ptx.block import MULTIPROCESSORS
-from builder.ptx.launchfile import APART, FIRST, Array, LaunchFile
+from builder.ptx.launchfile import Array, LaunchFile
 from builder.ptx.machine import E2M1, to_bf16
 from builder.ptx.runs import program_of, run_once, schedules_of
 
-#: FlashInfer's own flags (``gen_gemm_sm120_module_cutlass_fp4``), and one by which CUTLASS calls
-#: the function for tensor maps by its name.
-FLAGS = (
-    "-arch=compute_121a", "-code=compute_121a", "-std=c++17", "-O3", "--expt-relaxed-constexpr",
-    "-DENABLE_BF16", "-DENABLE_FP4", "-DCUTLASS_ENABLE_GDC_FOR_SM100=1", "-w",
-    "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
-)  # fmt: skip
-INCLUDES = (
-    "include", "csrc", "cutlass/include", "cutlass/tools/util/include", "csrc/nv_internal",
-    "csrc/nv_internal/include", "spdlog/include", "cccl/include",
-)  # fmt: skip
 #: Scheduler, whether A and B are swapped, tokens, columns, depth, multiprocessors.
 LAUNCHES = [
     *((s, w, 256, 264, 416, MULTIPROCESSORS) for s in ("dp", "streamk") for w in (False, True)),
@@ -50,46 +37,21 @@ LAUNCHES = [
 #: What is left out: barriers, waits for an mbarrier and for stores, and fences.
 ORDERS = re.compile(
     r"bar(?:rier)?\.sync\s[^;]*;|bra\s+LAB_WAIT;|cp\.async\.bulk\.wait_group[^;]*;"
-    r"|fence\.proxy\.async[^;]*;|fence\.mbarrier_init[^;]*;"
-)
-#: Tables of curand, which none of these kernels names.
-TABLES = re.compile(
-    r"^\.(?:global|const) [^=;]*(?:precalc|mrg32k3a|__cr_)\w*\[[^;]*;\n", re.MULTILINE
+    r"|fence\.proxy\.[^;]*;|fence\.mbarrier_init[^;]*;"
 )
 #: Codes of E2M1 whose sums, with scales that are powers of two, are exact in float32.
 CODES, SCALES = np.array([0, 1, 2, 3, 4, 9, 10, 11, 12]), np.arange(-2, 3)
 ALPHA, GROUP = 0.5, 16
+#: The workspace's address.
+WORKSPACE = 1 << 32
 
 
-@dataclass(frozen=True)
-class Built:
-    """The program that makes launches, and its kernels."""
-
-    program: Path
-    ptx: str
-
-    def kernel(self, scheduler: str, *, swapped: bool) -> str:
-        """The name of a kernel; one whose operands are swapped stores matrices transposed."""
-        names: list[str] = re.findall(r"\.entry\s+([\w$]+)", self.ptx)
-        forms = {("StreamK" in name, "STSM_T" in name): name for name in names}
-        return forms[scheduler == "streamk", swapped]
-
-
-def build(flashinfer: Path, work: Path, tile: str, more: list[Path]) -> Built:
+def build(compiler: Compiler, tile: str) -> Built:
     """Compile for a tile, unless that was done."""
-    folder, source = work / tile, Path(__file__).with_suffix(".cu")
-    program = folder / "program"
-    if not program.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        sizes = zip("MNK", tile.split("x"), strict=True)
-        subprocess.run(
-            ["nvcc", *FLAGS, *(f"-DTILE_{name}={size}" for name, size in sizes), "--keep",
-             "--keep-dir", folder, *(f"-I{flashinfer / 'data' / one}" for one in INCLUDES),
-             *(f"-I{one}" for one in more), source, "-o", program],
-            check=True,
-        )  # fmt: skip
-    ptx = (folder / source.with_suffix(".ptx").name).read_text("utf-8")
-    return Built(program, TABLES.sub("\n", ptx))
+    sizes = (f"-DTILE_{name}={size}" for name, size in zip("MNK", tile.split("x"), strict=True))
+    return compiler.linked(
+        tile, [compiler.compiled(tile, Path(__file__).with_suffix(".cu"), *sizes)]
+    )
 
 
 def packed(codes: Any) -> bytes:
@@ -139,26 +101,30 @@ def case_of(built: Built, launch: tuple[str, bool, int, int, int, int]) -> Case:
     contents = {
         "D": np.full((m, n), 0x7FC0, np.uint16).tobytes(), "A": packed(a), "B": packed(b),
         "SFA": tiled(powers[0]), "SFB": tiled(powers[1]),
-        "alpha": np.float32(ALPHA).tobytes(), "workspace": b"",
+        "alpha": np.float32(ALPHA).tobytes(),
     }  # fmt: skip
-    address, memory = FIRST, []
-    for name, data in contents.items():
-        memory.append(Array(name, address, data, name in ("D", "workspace"), "u8", (len(data),)))
-        address += -(-len(data) // APART) * APART + APART
-    words = [scheduler, "swapped" if swapped else "plain", *(str(one.address) for one in memory),
-             *map(str, (m, n, k, processors))]  # fmt: skip
-    done = subprocess.run([built.program, *words], check=True, capture_output=True, text=True)
-    given = json.loads(done.stdout)
-    memory[-1] = Array("workspace", memory[-1].address, bytes(given["workspace"]), True, "u8", ())
+    memory = placed(contents, "D")
+    words = [scheduler, "swapped" if swapped else "plain", *(one.address for one in memory),
+             WORKSPACE, m, n, k]  # fmt: skip
+    room, *_, line = built.printed(words, processors)
+    if size := room["workspace"]:
+        memory.append(Array("workspace", WORKSPACE, bytes(size), True, "u8", ()))
     name = f"{scheduler}{' swapped' if swapped else ''} {m}x{n}x{k}, {processors} multiprocessors"
-    return Case(
-        LaunchFile(name, built.ptx, built.kernel(scheduler, swapped=swapped), tuple(given["grid"]),
-                   tuple(given["block"]), given["shared"], (bytes.fromhex(given["parameters"]),),
-                   tuple(memory if given["workspace"] else memory[:-1])), exact,
-    )  # fmt: skip
+    return Case(built.launch(name, line, tuple(memory)), exact)
 
 
-def unnoticed(case: Case) -> tuple[int, int]:
+class Judged(Protocol):
+    """A launch, and what shows if it runs with its PTX or another."""
+
+    @property
+    def file(self) -> LaunchFile:
+        """The launch."""
+
+    def judged(self, ptx: str, *schedules: str) -> tuple[int, list[str], list[str]]:
+        """Wrong values, races and faults."""
+
+
+def unnoticed(case: Judged) -> tuple[int, int]:
     """How many orders of a kernel can be left out, each alone, and nothing shows; of how many."""
     begin = case.file.ptx.index(f".entry {case.file.kernel}")
     end = case.file.ptx.find(".entry", begin + 1)
@@ -166,25 +132,23 @@ def unnoticed(case: Case) -> tuple[int, int]:
     silent = 0
     for one in orders:
         ptx = f"{case.file.ptx[: one.start()]}{case.file.ptx[one.end() :]}"
-        silent += not any(case.judged(ptx, "eager", "lazy"))
+        silent += not any(any(case.judged(ptx, one)) for one in ("eager", "lazy"))
     return silent, len(orders)
 
 
 def main() -> None:
     """Compile, run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("flashinfer", type=Path)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--include", type=Path, action="append", default=[])
+    add_options(parser)
     parser.add_argument(
         "--tile", default="128x32x128", help="FlashInfer's first tactic has this one"
     )
-    parser.add_argument("--orders", action="store_true", help="leave out barriers, one at a time")
     options = parser.parse_args()
-    built = build(options.flashinfer, options.work, options.tile, options.include)
+    compiler = Compiler(options.flashinfer, options.work, tuple(options.include))
+    built = build(compiler, options.tile)
     for launch in LAUNCHES:
         case = case_of(built, launch)
-        wrong, races, faults = case.judged(built.ptx)
+        wrong, races, faults = case.judged(case.file.ptx)
         figures = f"{wrong} of {case.exact.size} values wrong, {len(races)} races"
         print(f"{options.tile} {case.file.name}, grid {case.file.grid}: {figures}, "
               f"{len(faults)} faults", flush=True)  # fmt: skip
