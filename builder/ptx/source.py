@@ -258,6 +258,8 @@ _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.+)", re.DOTALL)
 _RANGE = re.compile(r"(%?[\w$]+)<(\d+)>")
 _LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
 _AFTER_LABEL = re.compile(r"\s*\.(callprototype|branchtargets)\b([^;]*);")
+_USED_BYTES = re.compile(r'\.pragma "used_bytes_mask (0x[0-9a-fA-F]+)"')
+_BITS, _VECTOR = re.compile(r"\d+$"), re.compile(r"v\d")
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+")
 _ADDRESS = re.compile(
     r"\[\s*([%\w$.]+)\s*(?:([+-])\s*(-?\w+)\s*)?(?:,\s*\{(.*)\}\s*)?\]", re.DOTALL
@@ -603,6 +605,24 @@ def split(text: str) -> list[str]:
     return [*parts, last] if last else parts
 
 
+def _used_parts(i: Instruction, used: int) -> list[Instruction]:
+    """A load, or if it has bytes that are not used, one for each element with others.
+
+    PTX ISA, "Pragma Strings: used_bytes_mask": compilers widen a load over bytes of others.
+    """
+    to, place = (*i.operands, None, None)[:2]
+    size = _BITS.search(i.modifiers[-1]) if i.modifiers else None
+    if used < 0 or size is None or not isinstance(to, Vector) or not isinstance(place, Address):
+        return [i]
+    count, words = int(size[0]) // 8, tuple(m for m in i.modifiers if not _VECTOR.fullmatch(m))
+    parts = []
+    for number, register in enumerate(to.parts):
+        if used >> number * count & (1 << count) - 1:
+            at = replace(place, offset=place.offset + number * count)
+            parts.append(replace(i, modifiers=words, operands=(register, at)))
+    return parts if len(parts) < len(to.parts) else [i]
+
+
 @dataclass
 class _Body:
     """Reads a kernel's body, with the names of inner scopes made unique."""
@@ -621,6 +641,8 @@ class _Body:
     def __post_init__(self) -> None:
         self._scopes: list[tuple[int, dict[str, str]]] = [(0, {})]
         self._count = 0
+        #: which bytes of the next load are used; -1 for all
+        self._used = -1
         self._read()
 
     def _read(self) -> None:
@@ -665,6 +687,8 @@ class _Body:
                     self.variables[renamed[one.name]] = replace(one, name=renamed[one.name])
             elif not statement.startswith("."):
                 self._instruction(statement)
+            elif match := _USED_BYTES.fullmatch(statement):
+                self._used = int(match[1], 16)
             elif not statement.startswith((".shared", ".local", ".pragma")):
                 raise PtxError(f"an unknown directive: {statement[:80]}", self.line)
         except (ValueError, RecursionError):
@@ -698,7 +722,9 @@ class _Body:
         opcode, *modifiers = name.split(".")
         operands = tuple(self.operand(part) for part in split(rest))
         instruction = Instruction(opcode, tuple(modifiers), operands, guard, self.line)
-        self.code.append((instruction, tuple(number for number, _ in self._scopes)))
+        scopes = tuple(number for number, _ in self._scopes)
+        self.code += [(one, scopes) for one in _used_parts(instruction, self._used)]
+        self._used = -1
 
     def _renamed(self, name: str) -> str:
         for _, names in reversed(self._scopes):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.ptx import accesses
+from builder.ptx import accesses, api
 from builder.ptx.grid import Schedule
 from builder.ptx.machine import Fault, PtxError
 from builder.ptx.memory import Region
@@ -197,3 +197,38 @@ def test_shared_memory_is_private_to_a_block() -> None:
         cell[:] = 0
         assert run(body, blocks=3, schedule=schedule, memory=(region,)).out[0, 0] == 1
     assert IN < 0x200000
+
+
+#: Words 0 and 2 are written, and all four loaded.
+WIDENED = """.version 9.0
+.target sm_121a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{
+.reg .b32 %r<9>; .reg .b64 %rd<3>; .shared .align 16 .b8 place[32];
+ld.param.u64 %rd1, [out]; mov.u32 %r1, 7; mov.u32 %r2, 0; mov.u32 %r4, 0;
+st.shared.b32 [place], %r1; st.shared.b32 [place+8], %r1;
+{pragma}
+ld.shared.v4.b32 {{%r5, %r2, %r6, %r4}}, [place];
+{more}
+add.u32 %r5, %r5, %r6; st.global.u32 [%rd1], %r5; ret;
+}}
+"""
+UNUSED = '.pragma "used_bytes_mask 0xf0f";'
+
+
+def test_bytes_that_a_compiler_loads_but_does_not_use() -> None:
+    """A load that was widened over another thread's words is no read of those."""
+
+    def loaded(pragma: str, more: str = "") -> tuple[set[str], int]:
+        out = np.zeros(1, np.uint32)
+        result = api.run(WIDENED.format(pragma=pragma, more=more), "k", 1, 1, [out])
+        return {race.kind for race in result.races}, int(result[out][0])
+
+    uninitialised = "read of uninitialised memory"
+    assert loaded(UNUSED) == (set(), 14)
+    assert loaded("") == ({uninitialised}, 14)
+    assert loaded('.pragma "used_bytes_mask 0xffff";') == ({uninitialised}, 14)
+    assert loaded('.pragma "used_bytes_mask 0xf1f";') == ({uninitialised}, 14), "a byte is used"
+    next_one = "ld.shared.v4.b32 {%r5, %r2, %r6, %r4}, [place];"
+    assert loaded(UNUSED, next_one) == ({uninitialised}, 14), "it is for one load"
