@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.__main__ import run
+from builder.cli.root import _command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ def test_completion_names_the_files_that_it_changes(
     monkeypatch.setenv("SHELL", "/bin/bash")
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     (tmp_path / ".bashrc").write_text("mine\n")
+    _command.cache_clear()  # typer reads the variable when a command is made
     with pytest.raises(SystemExit) as ended:
         run(["--install-completion", "bash"])
     assert ended.value.code == 0
