@@ -171,7 +171,8 @@ def first(setting: Setting) -> Iterable[Subject]:
         about="an image with its proof, beside the download of vLLM's wheel alone; one run each",
     )
     for tool, command in setting.tools().items():
-        cache = {"SPARK_BUILD_CACHE": str(setting.folder / f"empty {tool}")}
+        empty = setting.folder / f"empty {tool}"
+        cache = {"SPARK_BUILD_CACHE": str(empty / "own"), "UV_CACHE_DIR": str(empty / "uv")}
         words = ("image", "-l", "b12x-full", "-b", BASE, "--output", setting.image_of(tool))
         subject.add(f"{tool} image, with its proof", [_command(command, *words, env=cache)()])
     subject.add(
