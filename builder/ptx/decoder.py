@@ -232,12 +232,15 @@ DATA_GAP = 64
 def _lay_out(
     variables: Iterable[Variable], base: int, apart: int = 0
 ) -> tuple[int, dict[str, int]]:
-    """Place variables of known size first; those that the launch sizes share the rest."""
+    """Place variables of known size first; those that the launch sizes share what follows.
+
+    The bytes that align these are no part of the launch's size: the hardware has units of 128.
+    """
     at, places = 0, {}
     for variable in sorted(variables, key=lambda v: v.size is None):
         begin = -(-at // variable.align) * variable.align
         places[variable.name] = begin + base
-        at = begin + variable.size + apart if variable.size is not None else at
+        at = begin if variable.size is None else begin + variable.size + apart
     return at, places
 
 

@@ -83,6 +83,24 @@ def test_a_fault_is_a_value() -> None:
     assert "a write to argument 1" in fault
 
 
+STATIC = """.version 8.8
+.target sm_121a
+.address_size 64
+.extern .shared .align 128 .b8 dynamic[];
+.visible .entry store()
+{
+  .shared .align 4 .b8 flag[4];
+  st.shared.b32 [flag], 1; st.shared.b32 [dynamic+{at}], 1; ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("at", "faults"), [(252, 0), (256, 1)])
+def test_what_aligns_dynamic_shared_memory_is_no_part_of_it(at: int, faults: int) -> None:
+    ptx = STATIC.replace("{at}", str(at))
+    assert len(run(ptx, "store", 1, 1, [], shared=256, schedules=["eager"]).faults) == faults
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     x, out = arrays()
     good = [x, out, 64, 0.5]
