@@ -2,7 +2,7 @@
 
     python -m benchmarks.marlin 0.33.0 --work WORK [--orders] [--arch 80]
 
-Reads the two modules with Marlin out of vLLM's arm64 wheel on the package index, by range, once.
+Reads the modules with Marlin out of vLLM's arm64 wheel on the package index, by range, once.
 ``cuobjdump`` takes their PTX out, and no GPU is needed.  A GB10 runs machine code of the same
 sources where the wheel has some, and this PTX where it has not (docs/kernel-defects.md).
 
@@ -35,7 +35,7 @@ from builder.ptx.machine import E2M1, to_bf16
 if TYPE_CHECKING:
     from builder.ptx.findings import FoundRace
 
-MODULES = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so")
+_MODULE = re.compile(r"vllm/_(?:moe_)?C(?:_stable_libtorch)?\.abi3\.so")
 #: Shared memory that a block may ask for on SM12x (CUDA C++ Programming Guide, table of compute
 #: capabilities); vLLM asks for all of it.
 SHARED = 99 << 10
@@ -60,6 +60,8 @@ _FETCH, _SLICE_ENDS = re.compile(r"ld\.shared|ldmatrix"), "cp.async.wait_group 0
 _REGISTER = re.compile(r"%r\d+")
 #: Two in a fixed order, and two at random.
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
+#: The kernel for weights of 4 bits; up to 0.22.1 also with a permutation of the rows.
+_REPACK = re.compile(r"gptq_marlin_repack_kernelILi256ELi4E(?:Lb0E)?Lb0EEEv")
 _ENTRY = re.compile(r"^(?:\.visible )?\.entry (\w+)", re.MULTILINE)
 
 
@@ -69,14 +71,11 @@ def fetch(version: str, work: Path) -> None:
     if done.exists():
         return
     index = PackageIndex()
-    (file,) = (
-        one
-        for one in index.wheels("vllm")
-        if one.filename.startswith(f"vllm-{version}-") and "aarch64" in one.filename
-    )
+    name = re.compile(rf"vllm-{re.escape(version)}-.*aarch64\.whl")
+    *_, file = (one for one in index.wheels("vllm") if name.fullmatch(one.filename))
     wheel, into = RemoteWheel(file, index), work / "part"
     into.mkdir(parents=True, exist_ok=True)
-    for path in MODULES:
+    for path in filter(_MODULE.fullmatch, wheel.members):
         module = into / Path(path).name
         wheel.extract(path, module)
         subprocess.run(
@@ -172,7 +171,9 @@ def permuted(scales: Any) -> Any:
     return np.ascontiguousarray(blocks).reshape(scales.shape)
 
 
-def weights_of(form: str, n: int, k: int, repack: str, seed: int, *, small: bool) -> Weights:
+def weights_of(
+    form: str, n: int, k: int, kernels: dict[str, tuple[int, str]], seed: int, *, small: bool
+) -> Weights:
     """Random weights, repacked by the release's kernel; ``small``: of few bits, with one scale."""
     draw, group = np.random.default_rng(seed), FORMATS[form][2]
     codes = draw.integers(0, 16, (n, k)).astype(np.uint32)
@@ -201,7 +202,9 @@ def weights_of(form: str, n: int, k: int, repack: str, seed: int, *, small: bool
     words = (codes.reshape(n, k // 8, 8) << np.arange(0, 32, 4, dtype=np.uint32)).sum(2)
     columns = np.ascontiguousarray(words.T.astype(np.uint32))
     out = np.zeros((k // 16, n * 2), np.uint32)
-    result = run(repack, "", MULTIPROCESSORS, 256, [columns, out, k, n], shared=SHARED)
+    name = next(one for one in kernels if _REPACK.search(one))
+    given = [columns, 0, out, k, n] if "EEEvPKjS" in name else [columns, out, k, n]
+    result = run(kernels[name][1], name, MULTIPROCESSORS, 256, given, shared=SHARED)
     result.check()
     spread = np.repeat(real.T, group, 1)
     return Weights(result[out], scales, factor, values * spread)
@@ -288,17 +291,11 @@ class Launch:
         return f"{self.form} {self.m}x{self.n}x{self.k}, {self.processors} blocks {' '.join(words)}"
 
 
-def repacks(kernels: dict[str, tuple[int, str]]) -> str:
-    """The PTX of the kernel that repacks weights of 4 bits."""
-    name = "gptq_marlin_repack_kernelILi256ELi4ELb0"
-    return next(ptx for kernel, (_, ptx) in kernels.items() if name in kernel)
-
-
 def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
     """A launch of ``marlin_gemm``."""
     form, m, n, k = launch.form, launch.m, launch.n, launch.k
     group, small = FORMATS[form][2], launch.atomic or launch.halves
-    weights = weights_of(form, n, k, repacks(kernels), 1, small=small)
+    weights = weights_of(form, n, k, kernels, 1, small=small)
     draw = np.random.default_rng(2)
     a = draw.integers(-4, 5, (m, k)).astype(np.float64)
     if small:  # every part of a sum is exact in bfloat16
@@ -322,11 +319,27 @@ def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
         "shared": SHARED,
     }  # fmt: skip
     name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
-    return Case(name, kernel, launch.processors, tile.threads, guarded(arguments), rounded(exact))
+    return Case(
+        name,
+        kernel,
+        launch.processors,
+        tile.threads,
+        guarded(kernel, arguments, k // group),
+        rounded(exact),
+    )
 
 
-def guarded(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of which the kernel may only write the output, its parts and the locks."""
+def guarded(kernel: str, arguments: dict[str, Any], groups: int) -> dict[str, Any]:
+    """Arguments of which the kernel may only write the output, its parts and the locks.
+
+    Up to 0.22.1 there are a permutation of the rows and the number of groups besides.
+    """
+    if "S6_S3_PKiiiiiiPi" in kernel or "S6_S3_PKiS8_S8_S8_S6_" in kernel:
+        rows = list(arguments.items())
+        at = list(arguments)
+        rows.insert(at.index("m"), ("groups", groups))
+        rows.insert(at.index("zeros") + 1, ("permutation", 0))
+        arguments = dict(rows)
     for name, one in arguments.items():
         if isinstance(one, np.ndarray):
             one.flags.writeable = name in ("C", "C_tmp", "locks")
@@ -360,7 +373,8 @@ EXPERTS = 4
 def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     """A launch of ``moe_wna16_marlin_gemm``: expert 2 of 4 has no token."""
     form, n, k, rows = launch.form, launch.n, launch.k, launch.rows
-    every = [weights_of(form, n, k, repacks(kernels), 5 + e, small=False) for e in range(EXPERTS)]
+    group = FORMATS[form][2]
+    every = [weights_of(form, n, k, kernels, 5 + e, small=False) for e in range(EXPERTS)]
     draw = np.random.default_rng(4)
     a = draw.integers(-4, 5, (launch.tokens, k)).astype(np.float64)
     chosen = np.stack([draw.permutation([0, 1, 3])[: launch.top_k] for _ in a]).reshape(-1)
@@ -375,7 +389,7 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     exact = np.stack([every[e].values @ a[n // launch.top_k] for n, e in enumerate(chosen)])
     if launch.weighted:
         exact = values_of(rounded(exact)) * share[:, None]
-    tile = tiles_of(rows, n, k, FORMATS[form][2], routed=True)[launch.tile]
+    tile = tiles_of(rows, n, k, group, routed=True)[launch.tile]
     (kernel,) = (name for name in kernels if tile.name("marlin_moe_wna16", form) in name)
     room = min(n * len(order), launch.processors * 4 * rows * 256) * (2 if rows == 8 else 1)
     arguments: dict[str, Any] = {
@@ -390,7 +404,14 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
         "fp32": True,
     }  # fmt: skip
     name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
-    return Case(name, kernel, launch.processors, tile.threads, guarded(arguments), rounded(exact))
+    return Case(
+        name,
+        kernel,
+        launch.processors,
+        tile.threads,
+        guarded(kernel, arguments, k // group),
+        rounded(exact),
+    )
 
 
 def values_of(halves: Any) -> Any:
@@ -400,32 +421,36 @@ def values_of(halves: Any) -> Any:
 
 N, X, G = "NVFP4", "MXFP4", "GPTQ"
 LAUNCHES: list[Launch | Routed] = [
-    Launch(N, 1, 256, 1024), Launch(N, 1, 512, 1024, 5), Launch(N, 16, 256, 1024, 5),
+    Launch(N, 1, 256, 1024), Launch(N, 1, 512, 1024, 5), Launch(N, 16, 256, 1280, 3),
     Launch(N, 16, 128, 448, 5), Launch(N, 16, 192, 512, 3), Launch(N, 33, 512, 512, 3, bias=True),
     Launch(N, 64, 512, 512), Launch(N, 64, 768, 512, 7), Launch(N, 192, 512, 256, 3),
     Launch(N, 16, 256, 1024, 5, halves=True), Launch(N, 1, 256, 2048, atomic=True),
-    Launch(N, 16, 256, 2048, 5, atomic=True),
-    Launch(X, 1, 256, 1024), Launch(X, 16, 256, 1024, 5), Launch(X, 64, 512, 1024, 7),
-    Launch(G, 1, 256, 1024), Launch(G, 16, 256, 1024, 5), Launch(G, 64, 512, 1024, 7),
+    Launch(N, 16, 256, 2560, 3, atomic=True),
+    Launch(X, 1, 256, 1024), Launch(X, 16, 256, 1280, 3), Launch(X, 64, 512, 1024, 7),
+    Launch(G, 1, 256, 1024), Launch(G, 16, 256, 1280, 3), Launch(G, 64, 512, 1024, 7),
     Routed(N, 1, 256, 512, 8), Routed(N, 8, 256, 512, 8, 0, 5),
-    Routed(N, 24, 256, 512, 16, 1, 7, weighted=True), Routed(N, 64, 256, 512, 48, 0, 5),
+    Routed(N, 24, 256, 640, 16, 0, 3, weighted=True), Routed(N, 64, 256, 512, 48, 0, 5),
     Routed(X, 1, 256, 512, 8), Routed(X, 24, 256, 512, 16, 0, 7, weighted=True),
     Routed(X, 64, 256, 512, 64, 2, 5),
 ]  # fmt: skip
 #: Launches whose kernels are run once more for each barrier, wait and fence that is left out.
-ORDERED = {2, 11, 17, 20}
+ORDERED = {2, 5, 11, 20}
 
 
-def left_out(case: Case, ptx: str, judged: Judged) -> tuple[list[str], int]:
-    """The barriers, waits and fences that nothing notices if one is left out, and how many are."""
+def left_out(case: Case, ptx: str, judged: Judged) -> tuple[list[str], int, int]:
+    """What nothing notices if it is left out; how many a launch reaches, and of how many."""
     found = [*ORDERS.finditer(ptx)]
-    silent = []
+    silent, reached = [], 0
     for one in found:
+        before, after = ptx[: one.start()], ptx[one.end() :]
         weaker = "ld.global.relaxed" if one[0].startswith("ld") else ""
-        other = case.judged(f"{ptx[: one.start()]}{weaker}{ptx[one.end() :]}", "eager", "random:1")
-        if not (other.wrong or other.faults or other.races.keys() - judged.races.keys()):
-            silent.append(f"line {ptx.count(chr(10), 0, one.start()) + 1}: {one[0]}")
-    return silent, len(found)
+        other = case.judged(f"{before}{weaker}{after}", "eager", "random:1")
+        if other.wrong or other.faults or other.races.keys() - judged.races.keys():
+            reached += 1
+        elif case.judged(f"{before}trap; {one[0]}{after}", "eager").faults:
+            reached += 1
+            silent.append(f"  line {ptx.count(chr(10), 0, one.start()) + 1}: {one[0]}")
+    return silent, reached, len(found)
 
 
 def main() -> None:
@@ -454,10 +479,9 @@ def main() -> None:
         shown = [race for key, race in judged.races.items() if key not in unused]
         print(*shown[:6], *judged.faults[:3], sep="\n", end="\n" if shown or judged.faults else "")
         if options.orders and number in ORDERED:
-            silent, count = left_out(case, ptx, judged)
-            print(
-                f"  {len(silent)} of {count} barriers, waits and fences can be left out", flush=True
-            )
+            silent, reached, count = left_out(case, ptx, judged)
+            print(f"  of {count} barriers, waits and fences {reached} are reached, and "
+                  f"{len(silent)} of these can be left out", flush=True)  # fmt: skip
             print(*silent, sep="\n")
 
 
