@@ -1,6 +1,6 @@
 """vLLM's Marlin kernels, from the PTX of a released wheel, in the executor.
 
-    python -m benchmarks.marlin 0.33.0 --work WORK [--orders] [--arch 80]
+    python -m benchmarks.marlin 0.33.0 --work WORK [--orders] [--pack FOLDER]
 
 Reads the modules with Marlin out of vLLM's arm64 wheel on the package index, by range, once.
 ``cuobjdump`` takes their PTX out, and no GPU is needed.  A GB10 runs machine code of the same
@@ -11,12 +11,14 @@ Each launch has the parameters that vLLM's host code gives it on a GB10 (``marli
 that the release's own kernel has repacked, and scales as vLLM's ``marlin_utils_fp4.py`` makes
 them.  The operands are such that every sum is exact.  Prints for each launch how many values differ
 from the exact ones, the races, and whether the locks are zero again; with ``--orders`` how many
-barriers, waits and fences of a kernel nothing notices if left out.
+barriers, waits and fences of a kernel nothing notices if left out.  ``--pack FOLDER`` writes the
+launches for ``benchmarks/hopper/run.py``, which runs the same PTX on a Hopper GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from builder.common.wheels import RemoteWheel
 from builder.ptx.api import run
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.machine import E2M1, to_bf16
+from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
     from builder.ptx.findings import FoundRace
@@ -230,12 +233,11 @@ class Case:
     threads: int
     arguments: dict[str, Any]
     exact: Any
-    shared: int = SHARED
 
     def judged(self, ptx: str, *schedules: str) -> Judged:
         """Run the launch with a kernel's PTX or another."""
         given = self.arguments
-        result = run(ptx, self.kernel, self.grid, self.threads, given, shared=self.shared,
+        result = run(ptx, self.kernel, self.grid, self.threads, given, shared=SHARED,
                      schedules=schedules)  # fmt: skip
         faults, wrong = [*result.faults], 0
         for n, one in enumerate(result.runs):
@@ -453,6 +455,31 @@ def left_out(case: Case, ptx: str, judged: Judged) -> tuple[list[str], int, int]
     return silent, reached, len(found)
 
 
+def pack(case: Case, ptx: str, into: Path) -> None:
+    """Write a launch, whose driver compiles the PTX, for `benchmarks.hopper.run`."""
+    into.mkdir(parents=True)
+    (into / "kernel.cubin").write_bytes(ptx.encode() + b"\0")
+    parameters, arrays = list[Any](), list[str]()
+    sizes = [one.size for one in module_of(ptx).kernel(case.kernel).parameters.values()]
+    for (name, value), size in zip(case.arguments.items(), sizes, strict=True):
+        pointers = []
+        if isinstance(value, np.ndarray):
+            pointers.append({"memory": len(arrays), "offset": 0, "at": 0})
+            (into / f"memory-{len(arrays)}.bin").write_bytes(value.tobytes())
+            arrays.append(name)
+            value = 0
+        parameters.append({"hex": int(value).to_bytes(size, "little").hex(), "pointers": pointers})
+    np.save(into / "exact.npy", values_of(case.exact).astype(np.float64))
+    np.save(into / "bound.npy", np.zeros(case.exact.shape))
+    (into / "executor.bin").write_bytes(case.exact.tobytes())
+    document = {
+        "name": case.name, "entry": case.kernel, "grid": (case.grid, 1, 1),
+        "block": (case.threads, 1, 1), "shared": SHARED, "parameters": parameters,
+        "memories": len(arrays), "result": {"memory": arrays.index("C"), "offset": 0},
+    }  # fmt: skip
+    (into / "launch.json").write_text(json.dumps(document))
+
+
 def main() -> None:
     """Fetch, run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -461,6 +488,7 @@ def main() -> None:
     parser.add_argument("--arch", type=int, help="80 or 90; default: the newest that a kernel has")
     parser.add_argument("--only", type=int, nargs="*", help="launches by number")
     parser.add_argument("--orders", action="store_true", help="leave out barriers, one at a time")
+    parser.add_argument("--pack", type=Path, help="write the launches, and do not run them")
     options = parser.parse_args()
     fetch(options.version, options.work)
     kernels = kernels_of(options.work / options.version, options.arch)
@@ -469,6 +497,9 @@ def main() -> None:
             continue
         case = routed(launch, kernels) if isinstance(launch, Routed) else dense(launch, kernels)
         arch, ptx = kernels[case.kernel]
+        if options.pack:
+            pack(case, ptx, options.pack / f"{number:02}")
+            continue
         judged = case.judged(ptx, *SCHEDULES)
         unused = case.unused(ptx, judged.races)
         print(
