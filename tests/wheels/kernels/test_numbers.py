@@ -147,40 +147,6 @@ def test_without_the_layer_the_values_are_wrong(
         assert ("race" in checks[name].seen) == ("race" in seen), checks[name].seen
 
 
-DYNAMIC = "flashinfer/fused_moe/cute_dsl/blackwell_sm12x/moe_dynamic_kernel.py"
-BARRIER = "cute.arch.sync_threads()"
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        "# The leader writes the next number here:",
-        "# The leader asks again, and writes the answer here:",
-    ],
-    ids=["the next batch", "a block without work"],
-)
-def test_each_barrier_of_the_kernel_for_many_tokens_is_needed(
-    planned: Planner, before: str
-) -> None:
-    """FlashInfer 0.6.9 without one of the layer's barriers: a race, and no other fault."""
-    made = planned("pypi:vllm==0.20.1")
-    tree = OverlayTree(made.base.tree)
-    tree.update(made.plan.changes)
-    text = (tree.read(DYNAMIC) or b"").decode()
-    assert text.count(before) == 1
-    start = text.index("\n", text.index(before))
-    end = text.index(BARRIER, start) + len(BARRIER)
-    assert text[start:end].strip() == BARRIER
-    tree.update({DYNAMIC: Content.of((text[:start] + text[end:]).encode())})
-    (many,) = (one for one in LAUNCHED if one.name == MANY)
-    request = launch_request(made.plan.env, "sm_121a", [many])
-    packages, trust = made.base.identity.packages, TrustedSources(everything=True)
-    (reply,) = launch_in_sandbox(request, tree, packages, trust).replies
-    runs = [run for ran in reply.ran for run in ran.runs]
-    assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
-    assert any(judged(run) for run in runs)
-
-
 #: More than 128 pairs of token and expert get a tile of 128 rows, of which 64 were computed.
 WIDE = {"kind": "moe-b12x", "tokens": [72], "experts": 2, "hidden": 256, "sms": 4}
 
@@ -344,10 +310,54 @@ def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner)
     runs = [run for ran in reply.ran for run in ran.runs]
     assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
     assert {run.values for run in runs if run.values} == {256, 3 * 256, 24 * 256}
-    races = [race for run in runs for race in judged(run)]
-    within = {race.kind for race in races if not race.kind.endswith(" in another block")}
-    assert within == {UNWRITTEN}, "rows that no token needs"
-    assert len(within) < len({race.kind for race in races}), "its grid barrier lacks a fence"
+    kinds = {race.kind for run in runs for race in judged(run)}
+    assert kinds == {UNWRITTEN}, "rows that no token needs"
+
+
+FUSED = "flashinfer/fused_moe/cute_dsl/blackwell_sm12x"
+DYNAMIC = f"{FUSED}/moe_dynamic_kernel.py"
+BARRIER = "cute.arch.sync_threads()"
+(MANY_TOKENS,) = (one for one in LAUNCHED if one.name == MANY)
+
+
+@pytest.mark.parametrize(
+    ("release", "path", "before", "missing", "kernel", "race"),
+    [
+        ("pypi:vllm==0.20.1", DYNAMIC, "# The leader writes the next number here:", BARRIER,
+         MANY_TOKENS, "write without order after a read"),
+        ("pypi:vllm==0.20.1", DYNAMIC, "# The leader asks again, and writes the answer here:",
+         BARRIER, MANY_TOKENS, "write without order after a read"),
+        (NEWEST, f"{FUSED}/moe_w4a16_kernel.py", "once the last block has seen the count",
+         "threadfence()", Launched(name="a16", serves="w4a16-moe", request=A16_EXPERTS),
+         "read without order after a write in another block"),
+    ],
+    ids=["the next batch", "a block without work", "the grid of the W4A16 experts"],
+)  # fmt: skip
+def test_each_barrier_and_fence_of_the_layer_is_needed(
+    release: str,
+    path: str,
+    before: str,
+    missing: str,
+    kernel: Launched,
+    race: str,
+    planned: Planner,
+) -> None:
+    """A kernel without one of the layer's statements: a race, and no other fault."""
+    made = planned(release)
+    tree = OverlayTree(made.base.tree)
+    tree.update(made.plan.changes)
+    text = (tree.read(path) or b"").decode()
+    assert text.count(before) == 1
+    start = text.index("\n", text.index(before))
+    end = text.index(missing, start) + len(missing)
+    assert text[start:end].strip() == missing
+    tree.update({path: Content.of((text[:start] + text[end:]).encode())})
+    request = launch_request(made.plan.env, "sm_121a", [kernel])
+    packages, trust = made.base.identity.packages, TrustedSources(everything=True)
+    (reply,) = launch_in_sandbox(request, tree, packages, trust).replies
+    runs = [run for ran in reply.ran for run in ran.runs]
+    assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
+    assert race in {one.kind for run in runs for one in judged(run)}
 
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"
