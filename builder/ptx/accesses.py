@@ -1088,8 +1088,12 @@ def _load_bulk(
     size: int,
     write: Callable[[Copy | None], None],
     line: int,
+    room: int = 0,
 ) -> None:
-    """Issue a copy to a block's shared memory, at a place, whose bytes count for its mbarrier."""
+    """Issue a copy to a block's shared memory, at a place, whose bytes count for its mbarrier.
+
+    ``room``: the bytes that it takes there, if they are others.
+    """
     block, (owner, place, signal) = w.block, target
     owner.mbarrier(signal)
     races, key = block.races, (owner.rank, place, signal)
@@ -1103,7 +1107,7 @@ def _load_bulk(
         write(copy)
         clocks = None
         if races and owner.shadow and copy:
-            span = owner.shadow.span(place - SHARED_BASE, size)
+            span = owner.shadow.span(place - SHARED_BASE, room or size)
             races.copy_writes(copy, span, owner.shadow)
             clocks = races.finish(copy)
         owner.transferred(signal, size, clocks)
@@ -1382,7 +1386,7 @@ def _check_tile(tensor: TensorMap, place: int, block: Block) -> None:
     first = place - SHARED_BASE
     if place % 128:
         raise Fault(f"a tile at shared memory offset {first}, not a multiple of 128")
-    _check_fits(f"a tile of {tensor.size} bytes at", first, tensor.size, block)
+    _check_fits(f"a tile of {tensor.room} bytes at", first, tensor.room, block)
 
 
 def _load_tile(d: Decoder, i: Instruction) -> Step:
@@ -1408,7 +1412,7 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
                     block.races.copy_global(copy, *reached)
                 tensor.lay(target[0].shared, target[1], tensor.gather(block.state.memory, at))
 
-            _load_bulk(w, lane, target, tensor.size, write, line)
+            _load_bulk(w, lane, target, tensor.size, write, line, tensor.room)
 
     return _each_lane(start)
 
@@ -1436,7 +1440,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
             if block.races and copy:
                 block.races.copy_global(copy, region, offsets, unit, before)
 
-        _store_bulk(w, lanes, place, tensor.size, write, line)
+        _store_bulk(w, lanes, place, tensor.room, write, line)
 
     return _each_store(operands, start)
 

@@ -211,8 +211,9 @@ class SharedMemory:
 
 
 #: Bits of an element by its code: 0 u8, 1 u16, 2 of 32 bits, 6 f16, 7 f32, 10 bf16, 11 packed
-#: 4-bit codes.
-ELEMENT_BITS = {0: 8, 1: 16, 2: 32, 6: 16, 7: 32, 10: 16, 11: 4}
+#: 4-bit codes, 12 the same, of which 16 take 16 bytes of shared memory: the last 8 are padding.
+ELEMENT_BITS = {0: 8, 1: 16, 2: 32, 6: 16, 7: 32, 10: 16, 11: 4, 12: 4}
+_SPREAD = 12
 _KIND = 2
 #: Codes of numpy's types; others by their size.
 _CODES = {"float16": 6, "float32": 7, "bfloat16": 10}
@@ -234,6 +235,8 @@ class TensorMap:
     #: bytes between neighbours along each dimension but the first
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    #: in shared memory 8 bytes of padding follow each 8 bytes
+    spread: bool = False
 
     @classmethod
     @lru_cache(1024)
@@ -261,6 +264,7 @@ class TensorMap:
             dims=tuple(word[8 + n] + 1 for n in range(rank)),
             strides=tuple((word[3 + n] | high[n] << 32) * 16 for n in range(rank - 1)),
             box=tuple(size + 1 for size in box[:rank]),
+            spread=code == _SPREAD,
         )
 
     @property
@@ -272,6 +276,11 @@ class TensorMap:
     def size(self) -> int:
         """Bytes of the box, which a copy transfers completely, even outside of the bounds."""
         return int(self.row * np.prod(self.box[1:], dtype=np.int64))
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory that the box takes."""
+        return 2 * self.size if self.spread else self.size
 
     def gather(self, memory: GlobalMemory, at: Sequence[int]) -> NDArray[np.uint8]:
         """A box's bytes, with zeros outside of the tensor."""
@@ -322,14 +331,14 @@ class TensorMap:
 
     def lay(self, shared: SharedMemory, start: int, data: NDArray[np.uint8]) -> None:
         """Put a box's bytes into shared memory."""
-        if self.row % _PART:
+        if self.row % _PART or self.spread:
             shared.bytes[self.place(start) - SHARED_BASE] = data
         else:
             shared.elements[_PART][self._places(start)] = data.view(_WORD)
 
     def take(self, shared: SharedMemory, start: int) -> NDArray[np.uint8]:
         """A box's bytes from shared memory."""
-        if self.row % _PART:
+        if self.row % _PART or self.spread:
             return shared.bytes[self.place(start) - SHARED_BASE]
         return shared.elements[_PART][self._places(start)].view(np.uint8)
 
@@ -346,7 +355,8 @@ class TensorMap:
 
     def place(self, start: int) -> NDArray[np.int64]:
         """Addresses in shared memory of a box's bytes: swizzling permutes 16-byte parts."""
-        plain = start + np.arange(self.size, dtype=np.int64)
+        offsets = np.arange(self.size, dtype=np.int64)
+        plain = start + (offsets + (offsets & -8) if self.spread else offsets)
         if not self.swizzle:
             return plain
         return plain ^ (((plain >> 7) & ((1 << self.swizzle) - 1)) << 4)

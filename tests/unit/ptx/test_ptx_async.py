@@ -219,7 +219,7 @@ def test_too_many_arrivals_and_no_mbarrier() -> None:
 # ------------------------------------------------------------------------------------ tensor copies
 
 TENSOR = 0x400000
-CODE_U16, CODE_FP4 = 1, 11
+CODE_U16, CODE_FP4, CODE_SPREAD = 1, 11, 12
 
 
 def descriptor(
@@ -430,6 +430,20 @@ def test_a_tensor_of_4_bit_codes() -> None:
     data = rows(16, 16)
     tensor = descriptor((64, 16), (32,), (64, 16), code=CODE_FP4)
     assert (load_tile(data, tensor).out.view(np.uint16).reshape(16, 16) == data).all()
+
+
+@pytest.mark.parametrize("swizzle", [0, 3])
+def test_4_bit_codes_that_are_spread(swizzle: int) -> None:
+    """Of 16 bytes in shared memory the last 8 are padding, which does not count as transferred."""
+    data = rows(8, 16)
+    tensor = descriptor((64, 8), (32,), (64, 8), code=CODE_SPREAD, swizzle=swizzle)
+    found = load_tile(data, tensor, size=256, watch=True)
+    assert found.outcome.races == []
+    parts, plain = found.out.view(np.uint64).reshape(32, 2)[:, 0], data.view(np.uint64).reshape(-1)
+    order = [part ^ (part // 8 % 2**swizzle) for part in range(32)]
+    assert (parts[order] == plain).all()
+    with pytest.raises(Deadlock, match="256 bytes missing"):
+        load_tile(data, tensor, size=512)
 
 
 @pytest.mark.parametrize(
