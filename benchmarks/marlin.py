@@ -249,7 +249,7 @@ class Case:
         return Judged(wrong, {race.key: race for race in result.races}, faults)
 
     def unused(self, ptx: str, races: dict[Any, FoundRace]) -> set[Any]:
-        """Races of values that are fetched for a tile that does not come, and not used.
+        """Races and uninitialised reads of operands of a tile that does not come.
 
         They are read in the loop over tiles, and nothing wrote them, or what is behind the loop
         writes there.  Behind the loop the registers are overwritten with NaN: if all values stay
@@ -261,9 +261,11 @@ class Case:
         for key, race in races.items():
             reads = [one for one in race.lines if one.line < loop_ends and _FETCH.match(one.text)]
             others = [one for one in race.lines if one.line > loop_ends]
-            if race.memory == "shared memory" and len(reads) + len(others) == len(race.lines):
+            filled = {n for one in reads for n in _REGISTER.findall(one.text.split("[")[0])}
+            whole = len(reads) + len(others) == len(race.lines)
+            if filled and whole and race.memory == "shared memory":
                 keys.add(key)
-                registers |= {n for one in reads for n in _REGISTER.findall(one.text.split("[")[0])}
+                registers |= filled
         spoil = "".join(f"mov.b32 {one}, 0x7fc07fc0; " for one in sorted(registers))
         spoiled = self.judged(f"{ptx[:at]}{spoil}{ptx[at:]}", "eager", "random:1")
         return set() if spoiled.wrong or spoiled.faults else keys
@@ -502,13 +504,14 @@ def main() -> None:
             continue
         judged = case.judged(ptx, *SCHEDULES)
         unused = case.unused(ptx, judged.races)
+        shown = [race for key, race in judged.races.items() if key not in unused]
+        alone = sum(len(race.lines) == 1 for race in shown)
         print(
             f"{number}: {case.name}, sm_{arch}: {judged.wrong} of {case.exact.size} values wrong, "
-            f"{len(judged.races) - len(unused)} races, {len(unused)} of values that nothing uses, "
-            f"{len(judged.faults)} faults", flush=True,
+            f"{len(shown) - alone} races, {alone} uninitialised reads, {len(unused)} of both whose "
+            f"values nothing uses, {len(judged.faults)} faults", flush=True,
         )  # fmt: skip
-        shown = [race for key, race in judged.races.items() if key not in unused]
-        print(*shown[:6], *judged.faults[:3], sep="\n", end="\n" if shown or judged.faults else "")
+        print(*shown[:9], *judged.faults[:3], sep="\n", end="\n" if shown or judged.faults else "")
         if options.orders and number in ORDERED:
             silent, reached, count = left_out(case, ptx, judged)
             print(f"  of {count} barriers, waits and fences {reached} are reached, and "
