@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from builder.applier.trees import Content, OverlayTree
+from builder.applier.values import ApplyError
 from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.reference import Ref, base_kind
@@ -148,7 +149,7 @@ def dispatch_ahead(plan: BuildPlan, base: Subject, trust: TrustedSources) -> Ite
     runner = target.runner
     with ExitStack() as running:
         if plan.expect and isinstance(runner, InSandbox):
-            with suppress(SparkBuildError):
+            with suppress(SparkBuildError, ApplyError):
                 running.enter_context(in_background(runner.maker()))  # while files are laid out
                 request = make_request(target.plan, own_settings(target))
                 running.enter_context(in_background(runner.ahead(request)))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.applier.values import ApplyError
 from builder.common.background import wait_for_background
 from builder.common.plan import ExpectedChoice
 from builder.common.reference import Ref
+from builder.errors import RemoteError
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import DOCKER_CONFIG, DOCKER_INDEX, DOCKER_MANIFEST, RawManifest
 from builder.images.rootfs.image import open_image
@@ -352,6 +354,21 @@ def test_the_sandbox_is_prepared_during_the_build(
     done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
     assert done.code == 0, done.err
     assert sandbox.threads == ["beside"] * 3
+
+
+@pytest.mark.usefixtures("expecting", "sandbox")
+@pytest.mark.parametrize("error", [RemoteError("the index is gone"), ApplyError("no file", 8)])
+def test_what_cannot_be_asked_ahead_is_left_to_verification(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def ahead(*_: object) -> object:
+        raise error
+
+    monkeypatch.setattr(InSandbox, "ahead", ahead)
+    put_vllm(tmp_path / "base")
+    done = call(*IMAGE, "-b", f"oci:{tmp_path}/base", "--output", "oci:out")
+    assert done.code == 0, done.err
+    assert str(error) not in done.err
 
 
 @pytest.mark.usefixtures("expecting")
