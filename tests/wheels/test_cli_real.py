@@ -103,7 +103,11 @@ BARRIER, WAIT = "flashinfer-b12x-moe-barrier", "flashinfer-b12x-store-wait"
 W4A16, NARROW = "flashinfer-w4a16-store-wait", "flashinfer-narrow-experts"
 ROWS = "flashinfer-b12x-moe-rows"
 #: The files of FlashInfer 0.6.18 and later that lack a barrier or a fence.
-NEWER = ["gated.py", "generic.py", "moe_direct_micro_kernel.py", "moe_micro_kernel.py"]
+NEWER = [
+    "gated.py", "generic.py", "moe_direct_micro_kernel.py", "moe_micro_kernel.py",
+    "moe_w4a16_kernel.py",
+]  # fmt: skip
+OLDER = ("dynamic", "micro", "static", "w4a16")
 #: What vLLM's own code lacks in every release, and the kernels do not; and up to 0.32.0.
 EXPERTS = {"vllm-b12x-experts-scales": ["flashinfer_b12x_moe.py"]}
 PADDING = {"vllm-b12x-padding": ["flashinfer_b12x_moe.py"]}
@@ -112,7 +116,7 @@ PADDING = {"vllm-b12x-padding": ["flashinfer_b12x_moe.py"]}
 @pytest.mark.parametrize(
     ("release", "kernels"),
     [
-        ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in ("dynamic", "micro", "static")],
+        ("0.28.0", {BARRIER: [f"moe_{one}_kernel.py" for one in OLDER],
                     WAIT: ["dense_blockscaled_gemm_sm120_b12x.py"],
                     ROWS: ["moe_static_kernel.py"]}),
         ("0.30.0", {BARRIER: NEWER, NARROW: ["moe_dispatch.py"],
@@ -134,7 +138,7 @@ def test_a_recent_release_needs_only_fixes_of_values(
     padding = {} if release == "0.33.0" else PADDING
     assert needed == {**kernels, **EXPERTS, **padding, "b12x-env": []}
     if f"--base vllm/vllm-openai:v{release}" in README:
-        number = ("one", "two", "three", "four", "five")[sum(map(len, kernels.values())) - 1]
+        number = ("one", "two", "three", "four", "five", "six")[sum(map(len, kernels.values())) - 1]
         flat = " ".join(README.split())
         assert f"`b12x-full` changes {number} files of its FlashInfer" in flat
         assert f"and {('one', 'two')[len(EXPERTS) - 1]} of vLLM, which rounds" in flat

@@ -68,6 +68,7 @@ def test_a_kernel_that_a_release_lacks_has_no_result() -> None:
 
 #: How rows of defects begin, by a part of a check's name.
 KINDS = {
+    "1 token, narrow": "MoE, 1 token, narrow experts",
     "narrow": "MoE, few tokens, narrow experts",
     "MoE": "MoE",
     "experts": "MoE",
