@@ -109,10 +109,16 @@ def _in_turn(subject: Subject, ways: Mapping[str, Callable[[], Sample]], rounds:
 
 
 def _of_each(setting: Setting, name: str, words: Sequence[str]) -> dict[str, Callable[[], Sample]]:
-    """A command line of each spark-build; ``OUT`` stands for an image of its own."""
+    """A command line of each spark-build; ``OUT`` stands for an image of its own.
+
+    Another version has a cache of its own: what it writes, ours would have to make again.
+    """
+    own = {"SPARK_BUILD_CACHE": str(setting.folder / "cache of the earlier")}
     return {
         f"{tool} {name}": _command(
-            command, *[setting.image_of(tool) if word == "OUT" else word for word in words]
+            command,
+            *[setting.image_of(tool) if word == "OUT" else word for word in words],
+            env=own if tool == EARLIER else None,
         )
         for tool, command in setting.tools().items()
     }
