@@ -84,6 +84,16 @@ class Compiler:
         return Built(program, tuple(parts))
 
 
+def kernels_alone(ptx: str) -> dict[str, str]:
+    """A module's PTX by kernel, each with what the module declares before the first."""
+    starts = [*_ENTRY.finditer(ptx)]
+    ends = [*(one.start() for one in starts), len(ptx)]
+    return {
+        one[1]: ptx[: ends[0]] + ptx[one.start() : ends[number + 1]]
+        for number, one in enumerate(starts)
+    }
+
+
 @dataclass(frozen=True)
 class Built:
     """A program that makes launches, and the PTX of its parts."""
@@ -93,14 +103,8 @@ class Built:
 
     @cached_property
     def kernels(self) -> dict[str, str]:
-        """The PTX of each kernel alone, with what its module declares before the first."""
-        alone = {}
-        for part in self.parts:
-            starts = [*_ENTRY.finditer(part)]
-            ends = [*(one.start() for one in starts), len(part)]
-            for number, one in enumerate(starts):
-                alone[one[1]] = part[: ends[0]] + part[one.start() : ends[number + 1]]
-        return alone
+        """The PTX of each kernel alone."""
+        return {name: text for part in self.parts for name, text in kernels_alone(part).items()}
 
     @cached_property
     def sizes(self) -> str:

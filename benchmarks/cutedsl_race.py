@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.race_suites import Suite, fetched
 from builder.ptx.api import Result, run
+from builder.ptx.machine import to_bf16
 from builder.ptx.source import kernels_of
 
 PATH = "python/sglang/kernels/ops/gemm/cutedsl_dsv3_fused_a_gemm.py"
@@ -69,7 +70,7 @@ def compiled(kernel: Any, stages: int) -> tuple[str, int]:
 
 
 def _bfloat16(values: Any) -> Any:
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return to_bf16(values.astype(np.float32)).astype(np.uint16)
 
 
 def examined(ptx: str, shared: int) -> tuple[Result, list[int]]:

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.cuda_host import kernels_alone
 from builder.common.machinecode import find_tool
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.ptx.api import run
 from builder.ptx.block import MULTIPROCESSORS
-from builder.ptx.machine import E2M1, to_bf16
+from builder.ptx.machine import E2M1, from_bf16, to_bf16
 from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ _REGISTER = re.compile(r"%r\d+")
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
 #: The kernel for weights of 4 bits; up to 0.22.1 also with a permutation of the rows.
 _REPACK = re.compile(r"gptq_marlin_repack_kernelILi256ELi4E(?:Lb0E)?Lb0EEEv")
-_ENTRY = re.compile(r"^(?:\.visible )?\.entry (\w+)", re.MULTILINE)
 
 
 def fetch(version: str, work: Path) -> None:
@@ -94,14 +94,12 @@ def kernels_of(folder: Path, arch: int | None) -> dict[str, tuple[int, str]]:
     kernels: dict[str, tuple[int, str]] = {}
     for path in sorted(folder.glob("*.ptx")):
         own = int(path.name.split(".")[-2].removeprefix("sm_").rstrip("af"))
-        text = path.read_text("utf-8")
-        places = [(match[1], match.start()) for match in _ENTRY.finditer(text)]
-        if arch not in (None, own) or not any("arlin" in name for name, _ in places):
+        alone = kernels_alone(path.read_text("utf-8")) if arch in (None, own) else {}
+        if not any("arlin" in name for name in alone):
             continue
-        ends = [start for _, start in places[1:]] + [len(text)]
-        for (name, start), end in zip(places, ends, strict=True):
+        for name, text in alone.items():
             if own >= kernels.get(name, (0, ""))[0]:
-                kernels[name] = own, text[: places[0][1]] + text[start:end]
+                kernels[name] = own, text
     return kernels
 
 
@@ -309,7 +307,7 @@ def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
     assert (np.abs(a) @ np.abs(weights.values.T)).max() < 2**18  # of steps of 2^-6, in float32
     bias = draw.integers(-32, 33, n).astype(np.float64)
     if launch.bias:
-        exact = values_of(rounded(exact)) + bias
+        exact = from_bf16(rounded(exact)) + bias
     tile = tile_of(m, n, k, group, launch.processors)
     (kernel,) = (name for name in kernels if tile.name("marlin", form) in name)
     order = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(32)  # scale_perm_single
@@ -322,15 +320,7 @@ def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
         "has_bias": launch.bias, "atomic": launch.atomic, "fp32": not launch.halves,
         "shared": SHARED,
     }  # fmt: skip
-    name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
-    return Case(
-        name,
-        kernel,
-        launch.processors,
-        tile.threads,
-        guarded(kernel, arguments, k // group),
-        rounded(exact),
-    )
+    return case_of(launch, tile, kernel, arguments, exact)
 
 
 def guarded(kernel: str, arguments: dict[str, Any], groups: int) -> dict[str, Any]:
@@ -374,6 +364,15 @@ class Routed:
 EXPERTS = 4
 
 
+def case_of(
+    launch: Launch | Routed, tile: Tile, kernel: str, arguments: dict[str, Any], exact: Any
+) -> Case:
+    """A launch with its arguments as the release's kernel takes them."""
+    name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
+    given = guarded(kernel, arguments, launch.k // FORMATS[launch.form][2])
+    return Case(name, kernel, launch.processors, tile.threads, given, rounded(exact))
+
+
 def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     """A launch of ``moe_wna16_marlin_gemm``: expert 2 of 4 has no token."""
     form, n, k, rows = launch.form, launch.n, launch.k, launch.rows
@@ -392,7 +391,7 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     share = draw.integers(1, 4, pairs) / 4.0
     exact = np.stack([every[e].values @ a[n // launch.top_k] for n, e in enumerate(chosen)])
     if launch.weighted:
-        exact = values_of(rounded(exact)) * share[:, None]
+        exact = from_bf16(rounded(exact)) * share[:, None]
     tile = tiles_of(rows, n, k, group, routed=True)[launch.tile]
     (kernel,) = (name for name in kernels if tile.name("marlin_moe_wna16", form) in name)
     room = min(n * len(order), launch.processors * 4 * rows * 256) * (2 if rows == 8 else 1)
@@ -407,20 +406,7 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
         "locks": np.zeros(launch.processors * 4, np.int32), "has_bias": False, "atomic": False,
         "fp32": True,
     }  # fmt: skip
-    name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
-    return Case(
-        name,
-        kernel,
-        launch.processors,
-        tile.threads,
-        guarded(kernel, arguments, k // group),
-        rounded(exact),
-    )
-
-
-def values_of(halves: Any) -> Any:
-    """bfloat16 as float32."""
-    return (halves.astype(np.uint32) << 16).view(np.float32)
+    return case_of(launch, tile, kernel, arguments, exact)
 
 
 N, X, G = "NVFP4", "MXFP4", "GPTQ"
@@ -471,7 +457,7 @@ def pack(case: Case, ptx: str, into: Path) -> None:
             arrays.append(name)
             value = 0
         parameters.append({"hex": int(value).to_bytes(size, "little").hex(), "pointers": pointers})
-    np.save(into / "exact.npy", values_of(case.exact).astype(np.float64))
+    np.save(into / "exact.npy", from_bf16(case.exact).astype(np.float64))
     np.save(into / "bound.npy", np.zeros(case.exact.shape))
     (into / "executor.bin").write_bytes(case.exact.tobytes())
     document = {

@@ -21,6 +21,7 @@ from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.ptx.api import Result, TensorMap, run
+from builder.ptx.machine import to_bf16
 from builder.ptx.source import kernels_of
 
 RELEASES = ("0.6.13", "0.7.2.post1")
@@ -59,7 +60,7 @@ def compiled(release: str, work: Path) -> str:
 
 
 def _bfloat16(values: Any) -> Any:
-    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return to_bf16(values.astype(np.float32)).astype(np.uint16)
 
 
 def examined(ptx: str, kernel: str, stages: int) -> tuple[Result, list[int]]:

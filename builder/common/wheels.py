@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import email.parser
 import hashlib
-import os
 import re
 import shutil
 import struct
@@ -277,8 +276,7 @@ class RemoteWheel:
             return None
         with self._whole.open("rb") as archive:
             archive.seek(info.header_offset)
-            head = archive.read(_LOCAL_HEADER)
-            archive.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
+            archive.seek(_begin(info, archive.read(_LOCAL_HEADER)))
             return archive.read(info.compress_size)
 
     def preload(self, paths: Iterable[str]) -> None:
@@ -383,7 +381,7 @@ class RemoteWheel:
                     yield piece
             return
         head = self._fetch(info.header_offset, info.header_offset + _LOCAL_HEADER)
-        start = info.header_offset + _LOCAL_HEADER + sum(struct.unpack_from("<HH", head, 26))
+        start = _begin(info, head)
         stop = start + info.compress_size
         inflater, left = Inflater(-zlib.MAX_WBITS), info.file_size
         for at in range(start, stop, _PIECE):
@@ -448,6 +446,12 @@ class RemoteWheel:
                 hint="pip config list",
             )
         return path
+
+
+def _begin(info: zipfile.ZipInfo, head: bytes) -> int:
+    """Where a file's bytes begin in the archive, by its local header."""
+    name, extra = struct.unpack_from("<HH", head, 26)
+    return info.header_offset + _LOCAL_HEADER + int(name) + int(extra)
 
 
 #: Wheels of which files were read with `RemoteWheel.read_whole` in this process, by file name.

@@ -144,11 +144,12 @@ def dispatch_ahead(plan: BuildPlan, base: Subject, trust: TrustedSources) -> Ite
     asked, the level itself says why.
     """
     trust = dataclasses.replace(trust, platform=base.identity.platform)
-    target = target_of_plan(plan, base, base.identity.ref, patched=False, trust=trust)
-    target = target.planned(_tree_in_image(plan, base), {**base.identity.env, **plan.env})
+    target = target_of_plan(plan, base, base.identity.ref, patched=True, trust=trust)
+    if plan.base.is_wheels:
+        target = target.planned(_overlay_of(plan, base.tree), target.env)
     runner = target.runner
     with ExitStack() as running:
-        if plan.expect and isinstance(runner, InSandbox):
+        if isinstance(runner, InSandbox):
             with suppress(SparkBuildError, ApplyError):
                 running.enter_context(in_background(runner.maker()))  # while files are laid out
                 request = make_request(target.plan, own_settings(target))
@@ -156,14 +157,10 @@ def dispatch_ahead(plan: BuildPlan, base: Subject, trust: TrustedSources) -> Ite
         yield
 
 
-def _tree_in_image(plan: BuildPlan, base: Subject) -> Tree:
-    """The files that are verified once the image exists."""
-    if plan.base.is_wheels:
-        layers = metadata.image_layers(plan)
-        return _laid_over(base.tree, plan.document, dict(ChainMap(*(f for _, f in layers[::-1]))))
-    tree = OverlayTree(base.tree)
-    tree.update(plan.changes)
-    return tree
+def _overlay_of(plan: BuildPlan, tree: Tree) -> OverlayTree:
+    """Wheels with the files that an overlay will have: every RECORD is not in its final form."""
+    layers = metadata.image_layers(plan)
+    return _laid_over(tree, plan.document, dict(ChainMap(*(files for _, files in layers[::-1]))))
 
 
 def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:

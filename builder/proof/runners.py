@@ -182,7 +182,7 @@ class InSandbox:
         if self._trust.unknown(self._tree, python_files(self._tree)):
             return None
         folder = lay_out(self._tree)
-        return lambda: self._asked(request, make_it(), folder)
+        return lambda: self._asked(request, make_it(), folder, laid_out=True)
 
     def _select(self, request: DispatchRequest) -> DispatchReply:
         make_it = self.maker()
@@ -197,6 +197,8 @@ class InSandbox:
         prepared: PreparedSandbox,
         folder: Path,
         apart: IsolatedRun | None = None,
+        *,
+        laid_out: bool = False,
     ) -> DispatchReply:
         """The reply of a tree's code, which is laid out in a folder if it must be asked."""
         release = self._packages["vllm"]
@@ -212,7 +214,7 @@ class InSandbox:
         inputs = [str(prepared.sandbox.python), full]
         reply = None if apart else RESULTS.get(inputs, DispatchReply)
         if reply is None:
-            if not folder.is_dir():
+            if not laid_out:
                 lay_out(self._tree)
             reply = prepared.sandbox.ask(full, apart=apart)
             if not apart and _of_the_files(reply):

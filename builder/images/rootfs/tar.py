@@ -599,16 +599,19 @@ FOLDER = (0o755, 0, 0)
 
 
 class _Hashed:
-    """Forwards bytes, and computes their sha256 and count."""
+    """Forwards bytes, and computes the sha256 and count of all."""
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write, self._sha, self.size = write, hashlib.sha256(), 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes) -> None:
+        self.passed(data)
+        self._write(data)
+
+    def passed(self, data: bytes) -> None:
+        """Count bytes that were forwarded in another form."""
         self._sha.update(data)
         self.size += len(data)
-        self._write(data)
-        return len(data)
 
     @property
     def digest(self) -> str:
@@ -696,35 +699,30 @@ class _Tar:
     """Writes a tar, and hashes it."""
 
     def __init__(self, packer: _Packer, moved: Callable[[int], object]) -> None:
-        self._packer, self._moved, self.sha256, self._size = packer, moved, hashlib.sha256(), 0
+        self._packer, self._moved = packer, moved
+        self.plain = _Hashed(packer.write)
 
     def header(self, info: tarfile.TarInfo) -> None:
-        self._write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self.plain.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
     def file(self, data: bytes, deflated: bytes | None) -> None:
         if deflated is None:
             for at in range(0, len(data), PIECE):
-                self._write(data[at : at + PIECE])
+                self.plain.write(data[at : at + PIECE])
                 self._moved(len(data[at : at + PIECE]))
         else:
-            self.sha256.update(data)
-            self._size += len(data)
+            self.plain.passed(data)
             self._packer.write_deflated(deflated, data)
             self._moved(len(data))
         self._fill(BLOCK)
 
     def end(self) -> None:
         """Two empty blocks, in a whole record."""
-        self._write(bytes(2 * BLOCK))
+        self.plain.write(bytes(2 * BLOCK))
         self._fill(tarfile.RECORDSIZE)
 
-    def _write(self, data: bytes) -> None:
-        self.sha256.update(data)
-        self._size += len(data)
-        self._packer.write(data)
-
     def _fill(self, unit: int) -> None:
-        self._write(bytes(-self._size % unit))
+        self.plain.write(bytes(-self.plain.size % unit))
 
 
 def tar_layer(
@@ -762,7 +760,7 @@ def tar_layer(
                 data = content.read()
                 tar.file(data, deflated(content.origin) if content.size >= ITS_OWN else None)
         tar.end()
-    return compressed.digest, f"sha256:{tar.sha256.hexdigest()}", compressed.size
+    return compressed.digest, tar.plain.digest, compressed.size
 
 
 def layer_entries(files: Mapping[str, Content | None]) -> Iterable[tuple[str, str, Any]]:
