@@ -221,7 +221,7 @@ def _from_layer(layer: Layer, words: str, patch: str) -> str:
     bug = layer.provenance.get("bug", ())
     threads = [str(one) for one in (bug if isinstance(bug, (list, tuple)) else (bug,)) if one]
     evidence = [*dict.fromkeys(notes), *(f"reported in {thread}" for thread in threads)]
-    release = _release(patch)[1]
+    release = made_on(patch)[1]
     base = f"pypi:vllm=={release if layer.package == 'vllm' else 'VERSION'}"
     parts = [
         f"# {layer.summary}",
@@ -235,7 +235,7 @@ def _from_layer(layer: Layer, words: str, patch: str) -> str:
     return "\n\n".join(parts)
 
 
-def _release(patch: str) -> tuple[str, str]:
+def made_on(patch: str) -> tuple[str, str]:
     """The package and the release that a patch was made on."""
     package, _, release = patch.partition("\n")[0].rpartition("made on ")[2].partition(" ")
     return package, release
@@ -243,7 +243,7 @@ def _release(patch: str) -> tuple[str, str]:
 
 def _applied(patch: str) -> str:
     """The part with the patch, which every text ends with."""
-    package, release = _release(patch)
+    package, release = made_on(patch)
     diff = patch.partition("\n\n")[2]
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", diff)), default=0))
     return (

@@ -83,7 +83,7 @@ from builder.probes.simulated_device import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # ----------------------------------------------------------------------------- the simulated device
 
@@ -152,6 +152,19 @@ def answer_for_flashinfer(probe: Probe) -> None:
             setattr(module, name, lambda *_args, _value=value, **_kwargs: _value)
         if holders:
             probe.note(f"flashinfer {name}: {value}")
+    share_scratch_buffers(modules, probe)
+
+
+def share_scratch_buffers(modules: Iterable[types.ModuleType], probe: Probe) -> None:
+    """Let FlashInfer take its scratch buffers from torch, not from a memory pool of each stream.
+
+    From 0.7.4 on it has one buffer for each stream; here is one stream.
+    """
+    for module in modules:
+        if hasattr(module, "_get_stream_cache_buf"):
+            utils = importlib.import_module("flashinfer.utils")
+            vars(module)["_get_stream_cache_buf"] = vars(utils)["_get_cache_buf"]
+            probe.note("flashinfer _get_stream_cache_buf: its _get_cache_buf, for the one stream")
 
 
 def wrapped(module: types.ModuleType, name: str) -> bool:

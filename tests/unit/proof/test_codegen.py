@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import os
 import struct
+import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,24 @@ if TYPE_CHECKING:
     from builder.proof.checks import Check
 
 probe = load("codegen_probe")
+
+# ---------------------------------------------------------------------------- FlashInfer's buffers
+
+
+def test_scratch_buffers_need_no_memory_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FlashInfer 0.7.4 asks for them; a release before it has no such function."""
+    utils = ModuleType("flashinfer.utils")
+    gemm, older = (ModuleType(f"flashinfer.{name}") for name in ("gemm", "older"))
+    of_process, of_stream = object(), object()
+    vars(utils).update(_get_cache_buf=of_process, _get_stream_cache_buf=of_stream)
+    vars(gemm).update(_get_stream_cache_buf=of_stream)
+    monkeypatch.setitem(sys.modules, "flashinfer.utils", utils)
+    one = probe.Probe()
+    probe.share_scratch_buffers([utils, gemm, older], one)
+    assert vars(gemm)["_get_stream_cache_buf"] is vars(utils)["_get_stream_cache_buf"] is of_process
+    assert not hasattr(older, "_get_stream_cache_buf")
+    assert [words for words in one.simulated if "_get_stream_cache_buf" in words]
+
 
 # ------------------------------------------------------------------------------------ machine code
 

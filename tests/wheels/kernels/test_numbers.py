@@ -100,6 +100,8 @@ NAN = r"(\d+) of \1 values wrong, \1 of them NaN"
 #: FlashInfer before 0.6.18 computes 32 of a tile's 64 rows.
 HALF = r"1[12]\d{3} of 32768 values wrong"
 NEWEST = "pypi:vllm==0.33.0"
+#: A release of FlashInfer that no vLLM pins yet.
+AHEAD = "pypi:vllm==0.33.0,flashinfer-python==0.7.4"
 #: FlashInfer 0.6.18.post1.
 UNPADDED = "pypi:vllm==0.30.0"
 #: layer -> kernel -> in which schedules its values are wrong without the layer, and what is seen
@@ -237,9 +239,10 @@ NARROW_MUTANTS = {
 }
 
 
-def test_every_kernel_of_the_newest_release_is_right(planned: Planner) -> None:
-    """FlashInfer 0.7.2.post1 with all layers of the profile."""
-    made = planned(NEWEST)
+@pytest.mark.parametrize("release", [NEWEST, AHEAD])
+def test_every_kernel_of_the_newest_release_is_right(release: str, planned: Planner) -> None:
+    """FlashInfer 0.7.2.post1 and 0.7.4 with all layers of the profile."""
+    made = planned(release)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     checks = {check.name: check for check in check_numbers(target)}
     wrong = {name: one.seen for name, one in checks.items() if one.status != "pass"}
@@ -298,10 +301,12 @@ A16_EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("release", ["0.23.0", "0.28.0", "0.30.0", "0.33.0"])
+@pytest.mark.parametrize(
+    "release", ["pypi:vllm==0.23.0", "pypi:vllm==0.28.0", UNPADDED, NEWEST, AHEAD]
+)
 def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner) -> None:
-    """FlashInfer 0.6.12, 0.6.16.post3, 0.6.18.post1 and 0.7.2.post1."""
-    made = planned(f"pypi:vllm=={release}")
+    """FlashInfer 0.6.12, 0.6.16.post3, 0.6.18.post1, 0.7.2.post1 and 0.7.4."""
+    made = planned(release)
     target = target_of_plan(made.plan, made.base, "patched", patched=True)
     kernel = Launched(name="experts", serves="w4a16-moe", request=A16_EXPERTS)
     (reply,) = replies_of(target, launch_request(target.plan.env, "sm_121a", [kernel])).replies
