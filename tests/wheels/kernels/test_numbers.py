@@ -319,6 +319,30 @@ def test_flashinfers_own_w4a16_experts_are_right(release: str, planned: Planner)
     assert kinds == {UNWRITTEN}, "rows that no token needs"
 
 
+#: Experts whose scales FlashInfer 0.7.4 takes as a checkpoint has them.
+ODD_WIDTHS = (
+    {"tokens": [40], "experts": 3, "hidden": 256, "intermediate": 192, "sms": 4},
+    {"tokens": [1, 3], "experts": 6, "top_k": 4, "intermediate": 320, "narrow": True, "sms": 8},
+)
+
+
+def test_experts_of_odd_widths_are_right_in_the_newest_flashinfer(planned: Planner) -> None:
+    made = planned(AHEAD)
+    target = target_of_plan(made.plan, made.base, "patched", patched=True)
+    wanted = [
+        Launched(name=f"odd {number}", serves="nvfp4-moe", request={"kind": "moe-b12x", **ask})
+        for number, ask in enumerate(ODD_WIDTHS)
+    ]
+    replies = replies_of(target, launch_request(target.plan.env, "sm_121a", wanted)).replies
+    for reply, name in zip(replies, ("MoEStaticKernel", "MoEDirectMicroKernel"), strict=True):
+        assert not reply.error
+        assert all(name in ran.kernel for ran in reply.ran)
+        runs = [run for ran in reply.ran for run in ran.runs]
+        assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
+        assert {race.kind for run in runs for race in judged(run)} <= {UNWRITTEN}
+        assert sum(run.values for run in runs) > 0
+
+
 FUSED = "flashinfer/fused_moe/cute_dsl/blackwell_sm12x"
 DYNAMIC = f"{FUSED}/moe_dynamic_kernel.py"
 BARRIER = "cute.arch.sync_threads()"
