@@ -1044,9 +1044,13 @@ def _store_bytes(d: Decoder, i: Instruction) -> Step:
 
 
 def _store_bulk(
-    w: Warp, lanes: Any, place: int, size: int, write: Callable[[Copy | None], None], line: int
-) -> None:
-    """Issue a copy from shared memory, as part of the lanes' open bulk groups."""
+    w: Warp, lanes: Any, place: int, size: int, write: Callable[[Copy | None], None], line: int,
+    tensor: int = 0,
+) -> None:  # fmt: skip
+    """Issue a copy from shared memory, as part of the lanes' open bulk groups.
+
+    ``tensor``: the address of its tensor map, if it has one.
+    """
     block, races = w.block, w.block.races
     copy = races.issue(w.number, lanes, (STORE, place), line) if races else None
 
@@ -1055,7 +1059,7 @@ def _store_bulk(
             races.copy_reads(copy, races.shared.span(place - SHARED_BASE, size))
         write(copy)
 
-    operation = block.issue(Operation(STORE, act, line, copy=copy))
+    operation = block.issue(Operation(STORE, act, line, copy=copy, map=tensor))
     block.groups(STORE, w.number).add(operation, lanes)
 
 
@@ -1289,6 +1293,17 @@ def _global_map(block: Block, address: int) -> bytes:
     return region.data[address - region.address :][:_MAP].tobytes()
 
 
+def _replaces(w: Warp, address: int, line: int, *, released: bool) -> None:
+    """A warp changes a map in global memory, which no store may still read."""
+    block = w.block
+    region = block.state.memory.find(address, address + _MAP)
+    for store in block.stores_with(address) if block.races else ():
+        assert block.races
+        if store.copy:
+            block.races.replaces_map(w.number, line, store.copy, region, address)
+    block.replaces(address, _global_map(block, address), released=released)
+
+
 def _field(name: str, number: int, new: Any, word: Any) -> dict[int, Any]:
     """What a field of maps becomes, by its offset; ``word`` is word 7, which has high parts."""
     if name == "global_address":
@@ -1323,7 +1338,7 @@ def _replace(d: Decoder, i: Instruction) -> Step:
         lanes = w.lanes(m)
         at, new = address(w)[lanes], w.views[U64 if kind == "b64" else U32][value][lanes]
         for one in at.tolist() if memory == "global" else ():
-            w.block.replaces(one, _global_map(w.block, one), released=False)
+            _replaces(w, one, line, released=False)
         word = None
         if name == "global_stride":
             word = read_rows(w, memory, lanes, at + 28, 4, line).view(np.uint32)[:, 0]
@@ -1353,7 +1368,7 @@ def _publish_map(d: Decoder, i: Instruction) -> Step:
         address = int(target[0])
         parts = place[0] + np.arange(0, _MAP, _PART, dtype=np.uint32)
         rows = read_shared(w, w.block, None, parts, _PART, line)
-        w.block.replaces(address, _global_map(w.block, address), released=True)
+        _replaces(w, address, line, released=True)
         write_rows(w, "global", None, _parts(address), rows, line)
 
     return run
@@ -1440,7 +1455,7 @@ def _store_tile(d: Decoder, i: Instruction) -> Step:
             if block.races and copy:
                 block.races.copy_global(copy, region, offsets, unit, before)
 
-        _store_bulk(w, lanes, place, tensor.room, write, line)
+        _store_bulk(w, lanes, place, tensor.room, write, line, descriptor)
 
     return _each_store(operands, start)
 

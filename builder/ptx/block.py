@@ -102,6 +102,8 @@ class Operation:
     awaited: bool = False
     copy: Copy | None = None
     clocks: VectorClocks | None = None
+    #: the address of the tensor map of a store
+    map: int = 0
 
 
 #: The kind of tensor stores, which are in bulk groups.
@@ -552,6 +554,12 @@ class Block:
     def groups(self, kind: str, warp: int) -> LaneGroups:
         """The groups of a warp's operations of one kind."""
         return self._groups.setdefault((kind, warp), LaneGroups())
+
+    def stores_with(self, address: int) -> list[Operation]:
+        """The stores with a tensor map that no thread has waited for."""
+        every = (groups for (kind, _), groups in self._groups.items() if kind == STORE)
+        issued = (one.operation for groups in every for one in groups.issued)
+        return [one for one in issued if one.map == address]
 
     def issue(self, operation: Operation) -> Operation:
         """Start a copy; an eager schedule performs it at once, the others later."""

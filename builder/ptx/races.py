@@ -44,6 +44,7 @@ _REMEMBERED = 4
 
 _UNWRITTEN = "read of uninitialised memory"
 _UNFENCED = "asynchronous {} without fence.proxy.async"
+_MAP_IN_USE = "write to a tensor map that a store may still read"
 _NOT_BEGUN = "access to shared memory of a block that may not have begun"
 _BARRIER = "a cluster barrier (barrier.cluster.arrive and .wait)"
 _LANES_APART = "bar.warp.sync (__syncwarp) between the two lanes"
@@ -1060,6 +1061,16 @@ class Races:
         missing = "cp.async.bulk.wait_group.read in the thread that started it, before it exits"
         mine = copy.row * LANES
         self._report(UNWAITED, np.zeros(1, np.int64), self.shared, mine, 0, missing)
+
+    def replaces_map(
+        self, warp: int, line: int, copy: Copy, region: Region, address: int
+    ) -> None:  # fmt: skip
+        """A warp changes a tensor map of a store that no thread has waited for."""
+        shadow, time = self.launch.shadow(region), int(self.times[warp])
+        row = self.launch.events.row(self.number, warp * LANES, time, line, WEAK, True, False, True)
+        place = np.array([(address - region.address) // shadow.granule])
+        missing = "cp.async.bulk.wait_group.read 0 in the thread that started the store"
+        self._report(_MAP_IN_USE, place, shadow, row * LANES, copy.row * LANES, missing)
 
     # ------------------------------------------------------------------------------------ mbarriers
 

@@ -131,6 +131,30 @@ def test_a_map_that_a_warp_changes_while_another_publishes_it() -> None:
     assert any("shared memory" in str(race) for race in two.races)
 
 
+#: A store with the map, which the warp publishes again.
+STORED = f"""{ACQUIRE} @!%p1 bra STORED;
+cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {{%r9, %r9}}], [%r6];
+cp.async.bulk.commit_group; WAIT
+STORED: bar.warp.sync -1; {PUBLISH} {ACQUIRE} cp.async.bulk.wait_group 0;
+"""
+IN_USE = "write to a tensor map that a store may still read"
+
+
+@pytest.mark.parametrize(
+    ("wait", "kinds"),
+    [
+        ("cp.async.bulk.wait_group.read 0;", set()),
+        ("cp.async.bulk.wait_group.read 1;", {IN_USE}),
+        ("", {IN_USE}),
+    ],
+)
+def test_a_map_is_published_again_after_its_stores(wait: str, kinds: set[str]) -> None:
+    """CUTLASS's grouped GEMMs wait before they change the map of their results."""
+    result, _ = changed(acquire=STORED.replace("WAIT", wait))
+    assert not result.faults
+    assert {one.kind for one in result.races if "tensor map" in one.kind} == kinds
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
