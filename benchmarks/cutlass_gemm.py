@@ -124,16 +124,33 @@ class Judged(Protocol):
         """Wrong values, races and faults."""
 
 
-def unnoticed(case: Judged) -> tuple[int, int]:
-    """How many orders of a kernel can be left out, each alone, and nothing shows; of how many."""
+def without(ptx: str, order: re.Match[str]) -> str:
+    """PTX in which an order is left out: a wait for an mbarrier passes at once."""
+    if not order[0].startswith("bra"):
+        return f"{ptx[: order.start()]}{ptx[order.end() :]}"
+    at = ptx.rindex("mbarrier.try_wait", 0, order.start())
+    return f"{ptx[:at]}setp.eq.u32 P1, 0, 0;{ptx[ptx.index(';', at) + 1 :]}"
+
+
+def unnoticed(case: Judged) -> tuple[list[str], int]:
+    """The orders of a kernel that can be left out, each alone, and nothing shows; of how many."""
     begin = case.file.ptx.index(f".entry {case.file.kernel}")
     end = case.file.ptx.find(".entry", begin + 1)
     orders = [*ORDERS.finditer(case.file.ptx, begin, end if end > 0 else len(case.file.ptx))]
-    silent = 0
+    silent = []
     for one in orders:
-        ptx = f"{case.file.ptx[: one.start()]}{case.file.ptx[one.end() :]}"
-        silent += not any(any(case.judged(ptx, one)) for one in ("eager", "lazy"))
+        ptx = without(case.file.ptx, one)
+        if not any(any(case.judged(ptx, order)) for order in ("eager", "lazy", "random:1")):
+            line = case.file.ptx.count("\n", 0, one.start()) + 1
+            silent.append(f"  line {line}: {one[0]}")
     return silent, len(orders)
+
+
+def show_unnoticed(case: Judged, name: str) -> None:
+    """Print what nothing notices if it is left out."""
+    silent, count = unnoticed(case)
+    print(f"{name}: {len(silent)} of {count} barriers, waits and fences can be left out")
+    print(*silent, sep="\n", flush=True)
 
 
 def main() -> None:
@@ -154,8 +171,7 @@ def main() -> None:
               f"{len(faults)} faults", flush=True)  # fmt: skip
         print(*races[:3], *faults[:3], sep="\n", end="\n" if races or faults else "")
         if options.orders and launch[-1] < MULTIPROCESSORS:
-            silent, count = unnoticed(case)
-            print(f"  {silent} of {count} barriers, waits and fences can be left out", flush=True)
+            show_unnoticed(case, case.file.name)
 
 
 if __name__ == "__main__":
