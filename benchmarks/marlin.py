@@ -21,7 +21,7 @@ import argparse
 import json
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.ptx.api import run
 from builder.ptx.block import MULTIPROCESSORS
-from builder.ptx.machine import E2M1, from_bf16, to_bf16
+from builder.ptx.machine import E2M1, from_bf16, from_e4m3, to_bf16
 from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
@@ -44,11 +44,38 @@ _MODULE = re.compile(r"vllm/_(?:moe_)?C(?:_stable_libtorch)?\.abi3\.so")
 #: capabilities); vLLM asks for all of it.
 SHARED = 99 << 10
 #: vLLM's numbers of types (``ScalarType.id`` in ``csrc/core/scalar_type.hpp``).
-BF16, FE2M1, FE4M3, FE8M0, U4B8 = (
-    1125899906909960, 562949953487106, 2814749767172868, 2814749767106568, 1125899907892224,
+BF16, F16, FE2M1, FE4M3, FE8M0, U4, U4B8, U8B128 = (
+    1125899906909960, 1125899906910725, 562949953487106, 2814749767172868, 2814749767106568,
+    1125899906843648, 1125899907892224, 1125899923621888,
 )  # fmt: skip
-#: Weights, scales, and the group of values that share one, by format.
-FORMATS = {"NVFP4": (FE2M1, FE4M3, 16), "MXFP4": (FE2M1, FE8M0, 32), "GPTQ": (U4B8, BF16, 128)}
+
+
+@dataclass(frozen=True)
+class Format:
+    """The type of weights and its bits; the type of scales, without one that of the activations;
+    and the group of values in a column that share one, -1 if all do.
+    """
+
+    weights: int
+    bits: int
+    scales: int | None
+    group: int
+    #: whether the groups also have a code that is zero
+    zeros: bool = False
+
+    def groups(self, k: int) -> int:
+        """The groups of a column."""
+        return 1 if self.group < 0 else k // self.group
+
+
+FORMATS = {
+    "NVFP4": Format(FE2M1, 4, FE4M3, 16), "MXFP4": Format(FE2M1, 4, FE8M0, 32),
+    "GPTQ": Format(U4B8, 4, None, 128), "AWQ": Format(U4, 4, None, 128, zeros=True),
+    "GPTQ 8 bits": Format(U8B128, 8, None, 128), "FP8": Format(FE4M3, 8, None, -1),
+    "FP8 in blocks": Format(FE4M3, 8, None, 128), "MXFP8": Format(FE4M3, 8, FE8M0, 32),
+}  # fmt: skip
+#: The order in which AWQ packs columns, and Marlin zero points (``marlin_zero_points``).
+PACKED = [0, 2, 4, 6, 1, 3, 5, 7]
 #: Depth, columns and threads of a block, in the order in which vLLM tries them.
 FEW, MANY = [(128, 128, 256), (64, 128, 128), (128, 64, 128)], [
     (64, 256, 256), (64, 128, 128), (128, 64, 128),
@@ -64,8 +91,8 @@ _FETCH, _SLICE_ENDS = re.compile(r"ld\.shared|ldmatrix"), "cp.async.wait_group 0
 _REGISTER = re.compile(r"%r\d+")
 #: Two in a fixed order, and two at random.
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
-#: The kernel for weights of 4 bits; up to 0.22.1 also with a permutation of the rows.
-_REPACK = re.compile(r"gptq_marlin_repack_kernelILi256ELi4E(?:Lb0E)?Lb0EEEv")
+#: The kernels that repack; up to 0.22.1 also with a permutation of the rows.
+_REPACK = r"{}_marlin_repack_kernelILi256ELi{}E(?:Lb0E)?Lb0EEEv"
 
 
 def fetch(version: str, work: Path) -> None:
@@ -112,43 +139,43 @@ class Tile:
     columns: int
     threads: int
 
-    def cache(self, group: int, *, routed: bool) -> int:
+    def cache(self, form: Format, *, routed: bool) -> int:
         """Bytes of shared memory that vLLM reckons with (``get_kernel_cache_size``)."""
         rows = -(-self.rows // 16) * 16
-        weights = STAGES * self.depth * self.columns // 2
+        weights = STAGES * self.depth * self.columns * form.bits // 8
         sums = rows * (self.columns + 8) * 2
-        scales = -(-self.depth // group) * self.columns * 2 * STAGES
+        scales = form.groups(self.depth + form.group - 1) * self.columns * 2 * STAGES
         most = max(weights, sums, min(weights, sums) + self.columns * 2)
-        return most + STAGES * rows * self.depth * 2 + scales + (16 * rows if routed else 0)
+        more = scales // 4 if form.zeros else 0
+        return most + STAGES * rows * self.depth * 2 + scales + more + (16 * rows if routed else 0)
 
-    def name(self, space: str, form: str) -> str:
+    def name(self, space: str, form: Format, activations: int) -> str:
         """The part of the mangled name with the template's arguments."""
-        weights, scales, group = FORMATS[form]
-        types = "".join(
-            f"Ll{one}E" for one in (BF16, weights, BF16, scales if group < 64 else BF16)
-        )
+        scales = form.scales or activations
+        types = "".join(f"Ll{n}E" for n in (activations, form.weights, activations, scales))
         sizes = (self.threads, -(-self.rows // 16), self.columns // 16, self.depth // 16)
+        group = "n1" if form.group < 0 else form.group // 16
         return (
             f"{len(space)}{space}6MarlinI{types}{''.join(f'Li{n}E' for n in sizes)}"
-            f"Lb{int(self.rows == 8)}ELi{STAGES}ELi{group // 16}ELb0E"
+            f"Lb{int(self.rows == 8)}ELi{STAGES}ELi{group}ELb0E"
         )
 
 
-def tiles_of(rows: int, n: int, k: int, group: int, *, routed: bool) -> list[Tile]:
+def tiles_of(rows: int, n: int, k: int, form: Format, *, routed: bool) -> list[Tile]:
     """The tiles that vLLM may take, in its order."""
     every = [Tile(rows, *sizes) for sizes in (MANY if rows > 16 else FEW)]
     room = SHARED - 512
     return [
         one
         for one in every
-        if not (k % one.depth or n % one.columns) and one.cache(group, routed=routed) <= room
+        if not (k % one.depth or n % one.columns) and one.cache(form, routed=routed) <= room
     ]
 
 
-def tile_of(m: int, n: int, k: int, group: int, processors: int) -> Tile:
+def tile_of(m: int, n: int, k: int, form: Format, processors: int) -> Tile:
     """The tile that ``marlin_mm`` takes for at most 64 rows, or for a multiple of 64."""
     rows = 8 if m <= 8 else min(-(-m // 16) * 16, 64)
-    tile = tiles_of(rows, n, k, group, routed=False)[0]
+    tile = tiles_of(rows, n, k, form, routed=False)[0]
     small = Tile(rows, 128, 64, 128)
     few = n // tile.columns * -(-m // rows) * 4 <= processors
     return small if few and not k % 128 else tile
@@ -161,6 +188,7 @@ class Weights:
     packed: Any
     scales: Any
     factor: Any
+    zeros: Any
     values: Any
 
 
@@ -172,43 +200,112 @@ def permuted(scales: Any) -> Any:
     return np.ascontiguousarray(blocks).reshape(scales.shape)
 
 
-def weights_of(
-    form: str, n: int, k: int, kernels: dict[str, tuple[int, str]], seed: int, *, small: bool
-) -> Weights:
-    """Random weights, repacked by the release's kernel; ``small``: of few bits, with one scale."""
-    draw, group = np.random.default_rng(seed), FORMATS[form][2]
-    codes = draw.integers(0, 16, (n, k)).astype(np.uint32)
-    shape = k // group, n
-    factor = np.zeros(1, np.float32)
-    if form == "NVFP4":
-        if small:
-            codes = draw.choice([0, 2, 4, 10, 12], (n, k)).astype(np.uint32)
-        steps = 8 if small else draw.integers(8, 16, shape)
-        exponents = 0 if small else draw.integers(-1, 2, shape)
-        real = np.full(shape, steps / 8 * 2.0**exponents)
-        # ``nvfp4_marlin_process_scales``: the largest becomes at most 448 by a power of two
-        power = 2.0 ** np.floor(np.log2(448 / real.max()))
-        halves = (real * power * 2**7).astype(np.float16).view(np.uint16)
-        scales = permuted((halves << 1 >> 8).astype(np.uint8))
-        factor[:] = 0.5 * 2.0 ** (126 - 7) / power
-        values, real = E2M1[codes], real * 0.5
-    elif form == "MXFP4":
-        exponents = draw.integers(-2, 3, shape)
-        scales, real = permuted((exponents + 127).astype(np.uint8)), 2.0**exponents
-        values = E2M1[codes]
+def permuted_alone(values: Any) -> Any:
+    """The same for values of which a column has one."""
+    blocks = values.reshape(-1, 4, 4, 2).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(blocks).reshape(values.shape)
+
+
+def joined(codes: Any, bits: int) -> Any:
+    """Codes as words, the first of the last axis in the low bits."""
+    per = 32 // bits
+    parts = codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, per)
+    return (parts << np.arange(0, 32, bits, dtype=np.uint32)).sum(-1).astype(np.uint32)
+
+
+def repacked(codes: Any, form: Format, kernels: dict[str, tuple[int, str]]) -> Any:
+    """Codes of ``n`` columns and ``k`` rows, as the release's own kernel packs them."""
+    n, k = codes.shape
+    if form.zeros:
+        words, kind = joined(codes.T.reshape(k, -1, 8)[..., PACKED].reshape(k, n), form.bits), "awq"
     else:
-        real = draw.integers(4, 8, shape) / 4.0
-        scales = permuted(to_bf16(real.astype(np.float32)).astype(np.uint16))
-        values = codes.astype(np.float64) - 8
-    words = (codes.reshape(n, k // 8, 8) << np.arange(0, 32, 4, dtype=np.uint32)).sum(2)
-    columns = np.ascontiguousarray(words.T.astype(np.uint32))
-    out = np.zeros((k // 16, n * 2), np.uint32)
-    name = next(one for one in kernels if _REPACK.search(one))
-    given = [columns, 0, out, k, n] if "EEEvPKjS" in name else [columns, out, k, n]
+        words, kind = np.ascontiguousarray(joined(codes, form.bits).T), "gptq"
+    out = np.zeros((k // 16, n * form.bits // 2), np.uint32)
+    name = next(one for one in kernels if re.search(_REPACK.format(kind, form.bits), one))
+    given = [words, 0, out, k, n] if "EEEvPKjS" in name else [words, out, k, n]
     result = run(kernels[name][1], name, MULTIPROCESSORS, 256, given, shared=SHARED)
     result.check()
-    spread = np.repeat(real.T, group, 1)
-    return Weights(result[out], scales, factor, values * spread)
+    return result[out]
+
+
+def nvfp4(draw: Any, shape: tuple[int, int], *, small: bool, f16: bool) -> tuple[Any, Any, float]:
+    """Scales, as numbers and as ``nvfp4_marlin_process_scales`` makes them, and the global one."""
+    steps = 8 if small else draw.integers(8, 16, shape)
+    exponents = 0 if small else draw.integers(-1, 2, shape)
+    real = np.full(shape, steps / 8 * 2.0**exponents)
+    # of bfloat16 activations, the largest becomes at most 448 by a power of two
+    power = 1.0 if f16 else 2.0 ** np.floor(np.log2(448 / real.max()))
+    halves = (real * power * 2**7).astype(np.float16).view(np.uint16)
+    bias = (14 if f16 else 126) - 7
+    return real * 0.5, permuted((halves << 1 >> 8).astype(np.uint8)), 0.5 * 2.0**bias / power
+
+
+def codes_of(form: str, draw: Any, n: int, k: int, *, small: bool) -> Any:
+    """Random codes; of FP8, those of a column have three exponents, and all columns have all."""
+    if small:
+        return draw.choice([0, 2, 4, 10, 12], (n, k))
+    if FORMATS[form].weights != FE4M3:
+        return draw.integers(0, 1 << FORMATS[form].bits, (n, k))
+    exponents = np.arange(n)[:, None] % 14 + draw.integers(0, 3, (n, k))
+    codes = exponents << 3 | draw.integers(0, 8, (n, k))
+    return np.where(codes == 0x7F, 0, codes) | draw.integers(0, 2, (n, k)) << 7
+
+
+def scales_of(
+    launch: Launch | Routed, draw: Any, shape: tuple[int, int], *, small: bool
+) -> tuple[Any, Any, float]:
+    """Random scales: as numbers, as vLLM gives them to the kernel, and that of the tensor."""
+    form, columns = FORMATS[launch.form], np.arange(launch.n)
+    if form.scales == FE4M3:
+        return nvfp4(draw, shape, small=small, f16=launch.f16)
+    if form.weights == FE4M3:  # such that all columns have values of about the same size
+        steps = 1 if form.scales else draw.integers(4, 8, shape) / 4
+        real = np.full(shape, steps * 2.0 ** (7 - columns % 14))
+    elif form.scales == FE8M0:
+        real = 2.0 ** draw.integers(-2, 3, shape)
+    elif form.bits == 8:
+        real = 2.0 ** draw.integers(-3, 1, shape)
+    else:
+        real = draw.integers(4, 8, shape) / 4
+    if form.scales == FE8M0:
+        return real, permuted((np.log2(real) + 127).astype(np.uint8)), 0.0
+    # ``fp8_fused_exponent_bias_into_scales``
+    bias = (8 if launch.f16 else 120) if form.weights == FE4M3 else 0
+    bits = rounded(real * 2.0**bias, f16=launch.f16)
+    return real, permuted_alone(bits) if form.group < 0 else permuted(bits), 0.0
+
+
+def weights_of(
+    launch: Launch | Routed, kernels: dict[str, tuple[int, str]], seed: int, *, small: bool = False
+) -> Weights:
+    """Random weights, repacked by the release's kernel; ``small``: of few bits, with one scale."""
+    form, n, k, draw = FORMATS[launch.form], launch.n, launch.k, np.random.default_rng(seed)
+    shape = form.groups(k), n
+    codes = codes_of(launch.form, draw, n, k, small=small)
+    real, scales, factor = scales_of(launch, draw, shape, small=small)
+    zeros = draw.integers(0, 16 if form.zeros else 1, shape)
+    plain = {FE2M1: E2M1[codes % 16], FE4M3: from_e4m3(codes.astype(np.uint8))}
+    values = plain.get(form.weights, codes - {U4B8: 8.0, U8B128: 128.0}.get(form.weights, 0.0))
+    spread, offset = (np.repeat(one.T, k // shape[0], 1) for one in (real, zeros))
+    return Weights(
+        repacked(codes, form, kernels), scales, np.full(1, factor, np.float32),
+        joined(permuted(zeros).reshape(-1, 8)[:, PACKED].reshape(shape), 4) if form.zeros else 0,
+        (values - offset) * spread,
+    )  # fmt: skip
+
+
+def exact_product(rows: Any, weights: Any) -> Any:
+    """A product whose sums are exact in float32, in any order, of rows of integers.
+
+    Raises:
+        ValueError: they are not.
+    """
+    steps = np.ones(len(weights))
+    while (weights * steps[:, None] % 1).any():
+        steps[(weights * steps[:, None] % 1).any(1)] *= 2
+    if ((np.abs(rows) @ np.abs(weights.T)) * steps).max() >= 2**24:
+        raise ValueError("sums of these operands are not exact")
+    return rows @ weights.T
 
 
 @dataclass(frozen=True)
@@ -223,7 +320,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, the arrays that it changes, and the exact result as bits of bfloat16."""
+    """A launch, the arrays that it changes, and the exact result as bits of bfloat16 or float16."""
 
     name: str
     kernel: str
@@ -231,6 +328,7 @@ class Case:
     threads: int
     arguments: dict[str, Any]
     exact: Any
+    f16: bool = False
 
     def judged(self, ptx: str, *schedules: str) -> Judged:
         """Run the launch with a kernel's PTX or another."""
@@ -269,9 +367,15 @@ class Case:
         return set() if spoiled.wrong or spoiled.faults else keys
 
 
-def rounded(values: Any) -> Any:
-    """To bfloat16, once."""
-    return to_bf16(np.asarray(values).astype(np.float32)).astype(np.uint16)
+def rounded(values: Any, *, f16: bool = False) -> Any:
+    """To bfloat16 or float16, once: the bits."""
+    singles = np.asarray(values).astype(np.float32)
+    return singles.astype(np.float16).view(np.uint16) if f16 else to_bf16(singles).astype(np.uint16)
+
+
+def numbers(bits: Any, *, f16: bool) -> Any:
+    """The values of bits."""
+    return (bits.view(np.float16) if f16 else from_bf16(bits)).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -286,39 +390,40 @@ class Launch:
     atomic: bool = False
     bias: bool = False
     halves: bool = False
+    #: activations and results in float16
+    f16: bool = False
 
     def __str__(self) -> str:
         """The row's name."""
-        words = [word for word in ("atomic", "bias", "halves") if getattr(self, word)]
+        words = [word for word in ("atomic", "bias", "halves", "f16") if getattr(self, word)]
         return f"{self.form} {self.m}x{self.n}x{self.k}, {self.processors} blocks {' '.join(words)}"
 
 
 def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
     """A launch of ``marlin_gemm``."""
-    form, m, n, k = launch.form, launch.m, launch.n, launch.k
-    group, small = FORMATS[form][2], launch.atomic or launch.halves
-    weights = weights_of(form, n, k, kernels, 1, small=small)
+    form, m, n, k = FORMATS[launch.form], launch.m, launch.n, launch.k
+    small, types = launch.atomic or launch.halves, {"f16": launch.f16}
+    weights = weights_of(launch, kernels, 1, small=small)
     draw = np.random.default_rng(2)
     a = draw.integers(-4, 5, (m, k)).astype(np.float64)
     if small:  # every part of a sum is exact in bfloat16
         a = np.where(draw.random((m, k)) < 32 / k, np.sign(a), 0.0)
         assert (np.abs(a) @ np.abs(weights.values.T)).max() <= 128
-    exact = a @ weights.values.T
-    assert (np.abs(a) @ np.abs(weights.values.T)).max() < 2**18  # of steps of 2^-6, in float32
+    exact = exact_product(a, weights.values)
     bias = draw.integers(-32, 33, n).astype(np.float64)
     if launch.bias:
-        exact = from_bf16(rounded(exact)) + bias
-    tile = tile_of(m, n, k, group, launch.processors)
-    (kernel,) = (name for name in kernels if tile.name("marlin", form) in name)
-    order = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(32)  # scale_perm_single
+        exact = numbers(rounded(exact, **types), **types) + bias
+    tile = tile_of(m, n, k, form, launch.processors)
+    part = tile.name("marlin", form, F16 if launch.f16 else BF16)
+    (kernel,) = (name for name in kernels if part in name)
     arguments: dict[str, Any] = {
-        "A": rounded(a), "B": weights.packed, "C": np.full((m, n), 0x7FC0, np.uint16),
+        "A": rounded(a, **types), "B": weights.packed, "C": np.full((m, n), 0x7FC0, np.uint16),
         "C_tmp": np.full((launch.processors, min(-(-m // 16) * 16, 64) * 256), np.nan, np.float32),
-        "bias": rounded(bias.reshape(-1, 32)[:, order]).reshape(-1) if launch.bias else 0,
-        "a_scales": 0, "scales": weights.scales, "global_scale": weights.factor, "zeros": 0,
-        "m": m, "n": n, "k": k, "lda": k, "locks": np.zeros(launch.processors, np.int32),
-        "has_bias": launch.bias, "atomic": launch.atomic, "fp32": not launch.halves,
-        "shared": SHARED,
+        "bias": permuted_alone(rounded(bias, **types)) if launch.bias else 0,
+        "a_scales": 0, "scales": weights.scales, "global_scale": weights.factor,
+        "zeros": weights.zeros, "m": m, "n": n, "k": k, "lda": k,
+        "locks": np.zeros(launch.processors, np.int32), "has_bias": launch.bias,
+        "atomic": launch.atomic, "fp32": not launch.halves, "shared": SHARED,
     }  # fmt: skip
     return case_of(launch, tile, kernel, arguments, exact)
 
@@ -354,11 +459,13 @@ class Routed:
     top_k: int = 2
     #: the second product of a layer, whose rows have a weight each
     weighted: bool = False
+    f16: bool = False
 
     def __str__(self) -> str:
         """The row's name."""
         sizes = f"{self.tokens}x{self.n}x{self.k}, {self.processors} blocks"
-        return f"{self.form} experts {'down' if self.weighted else 'up'} {sizes}"
+        words = " f16" if self.f16 else ""
+        return f"{self.form} experts {'down' if self.weighted else 'up'} {sizes}{words}"
 
 
 EXPERTS = 4
@@ -369,15 +476,15 @@ def case_of(
 ) -> Case:
     """A launch with its arguments as the release's kernel takes them."""
     name = f"{launch}, tile {tile.rows}x{tile.columns}x{tile.depth}"
-    given = guarded(kernel, arguments, launch.k // FORMATS[launch.form][2])
-    return Case(name, kernel, launch.processors, tile.threads, given, rounded(exact))
+    given = guarded(kernel, arguments, FORMATS[launch.form].groups(launch.k))
+    bits = rounded(exact, f16=launch.f16)
+    return Case(name, kernel, launch.processors, tile.threads, given, bits, launch.f16)
 
 
 def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     """A launch of ``moe_wna16_marlin_gemm``: expert 2 of 4 has no token."""
-    form, n, k, rows = launch.form, launch.n, launch.k, launch.rows
-    group = FORMATS[form][2]
-    every = [weights_of(form, n, k, kernels, 5 + e, small=False) for e in range(EXPERTS)]
+    form, n, k, rows = FORMATS[launch.form], launch.n, launch.k, launch.rows
+    every = [weights_of(launch, kernels, 5 + e) for e in range(EXPERTS)]
     draw = np.random.default_rng(4)
     a = draw.integers(-4, 5, (launch.tokens, k)).astype(np.float64)
     chosen = np.stack([draw.permutation([0, 1, 3])[: launch.top_k] for _ in a]).reshape(-1)
@@ -389,17 +496,20 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
         order += own
         owners += [expert] * (len(own) // rows)
     share = draw.integers(1, 4, pairs) / 4.0
-    exact = np.stack([every[e].values @ a[n // launch.top_k] for n, e in enumerate(chosen)])
+    products = [exact_product(a, one.values) for one in every]
+    exact = np.stack([products[e][pair // launch.top_k] for pair, e in enumerate(chosen)])
     if launch.weighted:
-        exact = from_bf16(rounded(exact)) * share[:, None]
-    tile = tiles_of(rows, n, k, group, routed=True)[launch.tile]
-    (kernel,) = (name for name in kernels if tile.name("marlin_moe_wna16", form) in name)
+        exact = numbers(rounded(exact, f16=launch.f16), f16=launch.f16) * share[:, None]
+    tile = tiles_of(rows, n, k, form, routed=True)[launch.tile]
+    part = tile.name("marlin_moe_wna16", form, F16 if launch.f16 else BF16)
+    (kernel,) = (name for name in kernels if part in name)
     room = min(n * len(order), launch.processors * 4 * rows * 256) * (2 if rows == 8 else 1)
     arguments: dict[str, Any] = {
-        "A": rounded(a), "B": np.stack([one.packed for one in every]),
+        "A": rounded(a, f16=launch.f16), "B": np.stack([one.packed for one in every]),
         "C": np.full((pairs, n), 0x7FC0, np.uint16), "C_tmp": np.full(room, np.nan, np.float32),
         "bias": 0, "a_scales": 0, "scales": np.stack([one.scales for one in every]),
-        "global_scale": np.concatenate([one.factor for one in every]), "zeros": 0,
+        "global_scale": np.concatenate([one.factor for one in every]),
+        "zeros": np.stack([one.zeros for one in every]) if form.zeros else 0,
         "order": np.array(order, np.int32), "owners": np.array(owners, np.int32),
         "padded": np.array([len(order)], np.int32), "share": share.astype(np.float32),
         "top_k": launch.top_k, "weighted": launch.weighted, "m": launch.tokens, "n": n, "k": k,
@@ -409,7 +519,13 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     return case_of(launch, tile, kernel, arguments, exact)
 
 
-N, X, G = "NVFP4", "MXFP4", "GPTQ"
+N, X, G, A, E, F, B, M = FORMATS
+#: Launches of each other format; the first two also of float16 activations.
+SHAPES: list[Launch | Routed] = [
+    Launch(A, 16, 256, 640, 3), Routed(A, 24, 256, 256, 16, 0, 7, weighted=True),
+    Launch(A, 1, 256, 512, 16), Launch(A, 64, 256, 256, 3, bias=True),
+    Routed(A, 64, 256, 256, 48, 0, 5),
+]  # fmt: skip
 LAUNCHES: list[Launch | Routed] = [
     Launch(N, 1, 256, 1024), Launch(N, 1, 512, 1024, 5), Launch(N, 16, 256, 1280, 3),
     Launch(N, 16, 128, 448, 5), Launch(N, 16, 192, 512, 3), Launch(N, 33, 512, 512, 3, bias=True),
@@ -422,6 +538,8 @@ LAUNCHES: list[Launch | Routed] = [
     Routed(N, 24, 256, 640, 16, 0, 3, weighted=True), Routed(N, 64, 256, 512, 48, 0, 5),
     Routed(X, 1, 256, 512, 8), Routed(X, 24, 256, 512, 16, 0, 7, weighted=True),
     Routed(X, 64, 256, 512, 64, 2, 5), Launch(N, 16, 512, 640, 3),
+    *(replace(one, form=form) for form in (A, E, F, B, M) for one in SHAPES),
+    *(replace(one, form=form, f16=True) for form in (N, G, A, E, F, B) for one in SHAPES[:2]),
 ]  # fmt: skip
 #: Launches whose kernels are run once more for each barrier, wait and fence that is left out.
 ORDERED = {11, 20, 25}
@@ -457,7 +575,7 @@ def pack(case: Case, ptx: str, into: Path) -> None:
             arrays.append(name)
             value = 0
         parameters.append({"hex": int(value).to_bytes(size, "little").hex(), "pointers": pointers})
-    np.save(into / "exact.npy", from_bf16(case.exact).astype(np.float64))
+    np.save(into / "exact.npy", numbers(case.exact, f16=case.f16))
     np.save(into / "bound.npy", np.zeros(case.exact.shape))
     (into / "executor.bin").write_bytes(case.exact.tobytes())
     document = {
