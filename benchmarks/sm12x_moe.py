@@ -3,9 +3,10 @@
     python -m benchmarks.sm12x_moe FLASHINFER --torch TORCH --dsl DSL --work WORK
 
 FLASHINFER is the package of a wheel; in TORCH and DSL is what ``pip install --target`` put there
-(torch; nvidia-cutlass-dsl 4.8.0 with cuda-bindings).  FlashInfer's own functions
-(``cute_dsl_sm12x_moe_gemm_*``) choose the tile's stages and the store, compile, and launch; the
-launch is recorded as level ``numbers`` does, and run on exact operands.  No GPU is needed.
+(torch; nvidia-cutlass-dsl 4.8.0 with cuda-bindings).  FlashInfer's own functions choose the tile's
+stages and the store, compile, and launch; the launch is recorded as level ``numbers`` does, and
+run.  No GPU is needed.  The products are exact; an activation may differ from its value by a
+rounding and what ``ex2.approx`` and ``rcp.approx`` may.
 """
 
 from __future__ import annotations
@@ -14,25 +15,32 @@ import argparse
 import importlib
 import os
 import sys
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import numpy as np
 
 from builder.probes import launch_host, launch_probe
 from builder.ptx.launchfile import read_launch
-from builder.ptx.machine import E2M1
+from builder.ptx.machine import E2M1, from_e4m3
 from builder.ptx.runs import program_of, run_once, schedules_of
+
+if TYPE_CHECKING:
+    from builder.ptx.memory import GlobalMemory
 
 PACKAGE = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x"
 #: What the modules import of FlashInfer, beside themselves.
 ABSENT = ("flashinfer.utils", "flashinfer.autotuner", "flashinfer.api_logging")
-TILES = ((128, 128, 128), (64, 128, 128), (32, 128, 128), (8, 128, 128))
+KINDS = ("gemm", "fc1_act", "fc1_act_q1", "fc2_finalize")
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
 #: Rows of each expert, columns, depth, and multiprocessors: fewer than tiles.
 ROWS, N, K, PROCESSORS = (40, 0, 1, 150), 256, 512, 3
+#: Tokens that rows are added to.
+TOKENS = 80
 
 
 def prepare(given: argparse.Namespace) -> tuple[launch_host.Recorder, object]:
@@ -89,13 +97,26 @@ def rows_of() -> tuple[Any, Any]:
     return first, [(int(one) + 3 * expert) // 4 * 4 for expert, one in enumerate(first)]
 
 
-def fp8_case(torch: Any, draw: Any) -> tuple[Any, Any]:
-    """Arguments of the FP8 GEMM, a scale for 1x128 and 128x128 values, and the exact result."""
+def rows_to_add(draw: Any, count: int) -> Any:
+    """Rows with eight values of 1 or -1 each: sums of some products are exact in bfloat16."""
+    rows = np.zeros((count, K), np.int64)
+    for row in rows:
+        row[draw.choice(K, 8, replace=False)] = draw.choice([-1, 1], 8)
+    return rows
+
+
+def fp8_case(torch: Any, draw: Any, n: int, *, adds: bool) -> tuple[Any, Any]:
+    """Arguments of the FP8 GEMM, a scale for 1x128 and 128x128 values, and the exact result.
+
+    ``adds``: of a kernel that adds rows.
+    """
     first, begin = rows_of()
-    a, b = draw.integers(-4, 5, (first[-1], K)), draw.integers(-4, 5, (len(ROWS), N, K))
-    of_a = 2.0 ** draw.integers(-2, 3, (K // 128, begin[-1]))
-    of_b = 2.0 ** draw.integers(-2, 3, (len(ROWS), K // 128, N // 128))
-    exact = np.zeros((first[-1], N))
+    a, b = draw.integers(-4, 5, (first[-1], K)), draw.integers(-4, 5, (len(ROWS), n, K))
+    a = rows_to_add(draw, first[-1]) if adds else a
+    most = 0 if adds else 2
+    of_a = 2.0 ** draw.integers(-most, most + 1, (K // 128, begin[-1]))
+    of_b = 2.0 ** draw.integers(-most, most + 1, (len(ROWS), K // 128, n // 128))
+    exact = np.zeros((first[-1], n))
     for expert, count in enumerate(ROWS):
         mine = slice(first[expert], first[expert + 1])
         rows = of_a[:, begin[expert] : begin[expert] + count].T.repeat(128, 1)
@@ -106,15 +127,19 @@ def fp8_case(torch: Any, draw: Any) -> tuple[Any, Any]:
     return (fp8[0], scales[0], fp8[1], scales[1]), exact
 
 
-def mx_case(torch: Any, draw: Any, grains: tuple[int, int]) -> tuple[Any, Any]:
+def mx_case(
+    torch: Any, draw: Any, n: int, grains: tuple[int, int], *, adds: bool
+) -> tuple[Any, Any]:
     """The same of MXFP8 x MXFP4: scales of ``grains`` values are powers of two, four in a word."""
     first, begin = rows_of()
-    a, b = draw.integers(-4, 5, (first[-1], K)), draw.integers(0, 16, (len(ROWS), N, K))
+    a, b = draw.integers(-4, 5, (first[-1], K)), draw.integers(0, 16, (len(ROWS), n, K))
+    a, b = (rows_to_add(draw, first[-1]), b // 2 * 2 % 14) if adds else (a, b)
+    most = 0 if adds else 2
     powers = [
-        draw.integers(-2, 3, (K // grains[0], begin[-1])),
-        draw.integers(-2, 3, (len(ROWS), K // grains[1], N)),
+        draw.integers(-most, most + 1, (K // grains[0], begin[-1])),
+        draw.integers(-most, most + 1, (len(ROWS), K // grains[1], n)),
     ]
-    exact = np.zeros((first[-1], N))
+    exact = np.zeros((first[-1], n))
     for expert, count in enumerate(ROWS):
         mine = slice(first[expert], first[expert + 1])
         rows = powers[0][:, begin[expert] : begin[expert] + count].T.repeat(grains[0], 1)
@@ -130,30 +155,137 @@ def mx_case(torch: Any, draw: Any, grains: tuple[int, int]) -> tuple[Any, Any]:
     return (given, scales[0], packed, scales[1]), exact
 
 
-def launched(recorder: Any, name: str, tile: tuple[int, ...], work: Path) -> Path:
-    """The file of a GEMM's launch."""
-    torch: Any = importlib.import_module("torch")
-    kernel: Any = importlib.import_module(f"{PACKAGE}.kernel_moe_{name}")
-    host: Any = importlib.import_module(f"{PACKAGE}.moe_{name}")
-    draw = np.random.default_rng(3)
-    fp8 = name.startswith("fp8")
-    arguments, exact = (
-        fp8_case(torch, draw) if fp8 else mx_case(torch, draw, (kernel.GRANK_A, kernel.GRANK_B))
-    )
-    offsets = torch.tensor(rows_of()[0], dtype=torch.int32)
-    output = torch.full((int(offsets[-1]), N), float("nan"), dtype=torch.bfloat16)
-    host.torch = SimpleNamespace(**{**vars(torch), "zeros": lambda *_, **__: output})
-    wanted = torch.tensor(exact)
-    recorder.begin(work / f"{name}-{'x'.join(map(str, tile))}")
-    recorder.case = SimpleNamespace(
-        name=f"{name} {tile}", inputs=[*arguments, offsets], exact=wanted, output=output,
-        bound=(wanted.to(torch.bfloat16).double() - wanted).abs(),
-    )  # fmt: skip
-    call = "fp8" if fp8 else "mxfp8_mxfp4"
-    getattr(host, f"cute_dsl_sm12x_moe_gemm_{call}")(*arguments, offsets, tile=tile, tune=False)
-    recorder.finish_call()
-    (only,) = recorder.launches
-    return Path(only["folders"][-1]) / "launch.json"
+def activated(products: Any) -> Any:
+    """SwiGLU of exact products, whose first half of columns is up, and the second the gate."""
+    up, gate = np.split(products, 2, 1)
+    return up * gate / (1 + np.exp(-np.clip(gate, -600, None)))
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rows that a kernel quantised to E4M3, with a scale for 128 values."""
+
+    codes: Any
+    scales: Any
+    #: the values before
+    wanted: Any
+
+    def wrong(self, memory: GlobalMemory) -> int:
+        """How many scales and values after a run are not the nearest, or next to it."""
+        rows, columns = self.wanted.shape
+        values = from_e4m3(self._read(memory, self.codes).reshape(rows, columns)).astype(float)
+        kept = self._read(memory, self.scales)
+        if self.scales.dtype.is_floating_point:
+            table = kept.view(np.float32).reshape(self.scales.shape).astype(float)
+        else:  # four exponents in a word
+            powers = kept.reshape(*self.scales.shape, 4).transpose(0, 2, 1).astype(float) - 127
+            table = 2.0 ** powers.reshape(-1, self.scales.shape[1])
+        _, begin = rows_of()
+        places = np.concatenate([begin[n] + np.arange(count) for n, count in enumerate(ROWS)])
+        scales = table[: columns // 128, places].T
+        most = np.maximum(np.abs(self.wanted).reshape(rows, -1, 128).max(-1), 1e-4) / 448
+        low, high = most * (1 - 2**-7), most * (1 + 2**-7)
+        if not self.scales.dtype.is_floating_point:
+            low, high = (2.0 ** np.ceil(np.log2(one)) for one in (low, high))
+        spread = scales.repeat(128, 1)
+        room = np.abs(self.wanted) * (2**-4 + 2**-7) + spread * 2**-9
+        off = np.abs(values * spread - self.wanted) > room
+        return int(off.sum()) + int(((scales < low) | (scales > high)).sum())
+
+    @staticmethod
+    def _read(memory: GlobalMemory, tensor: Any) -> Any:
+        at, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        region = memory.find(at, at + size)
+        return region.data[at - region.address :][:size]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The file of a launch, and what its results are judged by, unless by the file."""
+
+    path: Path
+    quantised: Quantised | None
+
+    def shown(self, name: str) -> None:
+        """Run it in all schedules, and print what is wrong."""
+        file = read_launch(self.path)
+        program = program_of(file, Path(name))
+        races, faults, wrong = set[str](), [], 0
+        for schedule in schedules_of(SCHEDULES):
+            one = run_once(file, program, schedule, watch=True)
+            races |= {f"{race}" for race in one.run.races}
+            faults += [one.run.fault] if one.run.fault else []
+            own = self.quantised.wrong(one.memory) if self.quantised else one.run.wrong
+            wrong = max(wrong, own or 0)
+        print(f"{name}, grid {file.grid}: {wrong} values wrong, {len(races)} races, "
+              f"{len(faults)} faults", flush=True)  # fmt: skip
+        print(*sorted(races), *faults, sep="\n", end="\n" if races or faults else "")
+
+
+class Kernel:
+    """One of FlashInfer's kernels, with operands."""
+
+    def __init__(self, form: str, kind: str) -> None:
+        self.form, self.kind, self.name = form, kind, f"{form}_{kind}"
+        self.torch: Any = importlib.import_module("torch")
+        self.module: Any = importlib.import_module(f"{PACKAGE}.kernel_moe_{self.name}")
+        self.host: Any = importlib.import_module(f"{PACKAGE}.moe_{self.name}")
+        on_device(self.module)
+        draw, self.adds = np.random.default_rng(3), kind == "fc2_finalize"
+        n = 2 * N if "act" in kind else N
+        if form == "fp8":
+            self.arguments, self.exact = fp8_case(self.torch, draw, n, adds=self.adds)
+        else:
+            grains = self.module.GRANK_A, self.module.GRANK_B
+            self.arguments, self.exact = mx_case(self.torch, draw, n, grains, adds=self.adds)
+        self.offsets = self.torch.tensor(rows_of()[0], dtype=self.torch.int32)
+
+    def tactics(self) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+        """Tiles, and the stores of each where FlashInfer's function has to be told."""
+        classes = (one for one in vars(self.host).values() if isinstance(one, type))
+        tiles = next(one.TILES for one in classes if hasattr(one, "TILES"))
+        every = [(*tile[:2], 128) for tile in tiles]
+        if self.kind != "fc1_act_q1":
+            return [(tile, {}) for tile in every]
+        return [(tile, {"epi": epi}) for tile in every for epi in self.host.epi_tactics(tile)]
+
+    def launched(self, recorder: Any, tile: tuple[int, ...], more: Any, folder: Path) -> Launched:
+        """Let FlashInfer's function compile for a tile, and record its launch."""
+        torch, rows, wanted = self.torch, len(self.exact), self.exact
+        given = [*self.arguments, self.offsets]
+        bound, quantised = None, None
+        output = torch.full((rows, N), float("nan"), dtype=torch.bfloat16)
+        if self.adds:
+            tokens = torch.arange(rows, dtype=torch.int32) % TOKENS
+            shares = torch.tensor(np.arange(rows) % 2 + 1, dtype=torch.float32)
+            wanted = np.zeros((TOKENS, N))
+            np.add.at(wanted, tokens.numpy(), self.exact * shares.numpy()[:, None])
+            output = torch.zeros((TOKENS, N), dtype=torch.bfloat16)
+            given += [tokens, shares]
+            more = {**more, "out": output, "num_tokens": TOKENS}
+        elif "act" in self.kind:
+            wanted = activated(self.exact)
+            bound = torch.tensor(np.abs(wanted) * (2**-8 + 2**-16) + 1e-30)
+        self.host.torch = SimpleNamespace(**{**vars(torch), "zeros": lambda *_, **__: output})
+        if self.kind == "fc1_act_q1":
+            shape = self.host.out_sf_shape(rows, N, len(ROWS))
+            kind = torch.float32 if self.form == "fp8" else torch.int32
+            codes, scales = torch.zeros((rows, N)), torch.full(shape, -1, dtype=kind)
+            codes = (codes + float("nan")).to(torch.float8_e4m3fn)
+            quantised = Quantised(codes, scales, wanted)
+            more, output = {**more, "out_q": codes, "out_sf": scales}, scales.view(torch.bfloat16)
+        result = torch.zeros(output.shape) if quantised else torch.tensor(wanted)
+        bound = (result.to(torch.bfloat16).double() - result).abs() if bound is None else bound
+        recorder.begin(folder)
+        recorder.case = SimpleNamespace(
+            name=f"{self.name} {tile}", inputs=given, exact=result, output=output,
+            bound=torch.zeros(output.shape) if quantised else bound,
+        )  # fmt: skip
+        call = "moe_gemm" if self.kind == "gemm" else self.kind
+        getattr(self.host, f"cute_dsl_sm12x_{call}_{self.form}")(*given, tile=tile, **more)
+        recorder.finish_call()
+        (only,) = recorder.launches
+        return Launched(Path(only["folders"][-1]) / "launch.json", quantised)
 
 
 def main() -> None:
@@ -162,22 +294,15 @@ def main() -> None:
     parser.add_argument("flashinfer", type=Path)
     for folder in ("torch", "dsl", "work"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
     given = parser.parse_args()
     recorder, _called = prepare(given)
-    for name in ("fp8_gemm", "mxfp8_mxfp4_gemm"):
-        on_device(importlib.import_module(f"{PACKAGE}.kernel_moe_{name}"))
-        for tile in TILES:
-            file = read_launch(launched(recorder, name, tile, Path.cwd() / "launches"))
-            program = program_of(file, Path(name))
-            races, faults, wrong = set[str](), [], 0
-            for schedule in schedules_of(SCHEDULES):
-                one = run_once(file, program, schedule, watch=True).run
-                races |= {f"{race}" for race in one.races}
-                faults += [one.fault] if one.fault else []
-                wrong = max(wrong, one.wrong or 0)
-            print(f"{name} {tile}, grid {file.grid}: {wrong} values wrong, {len(races)} races, "
-                  f"{len(faults)} faults", flush=True)  # fmt: skip
-            print(*sorted(races), *faults, sep="\n", end="\n" if races or faults else "")
+    for form, kind in product(("fp8", "mxfp8_mxfp4"), given.only):
+        kernel = Kernel(form, kind)
+        for number, (tile, more) in enumerate(kernel.tactics()):
+            name = f"{kernel.name} {tile} {', '.join(str(one) for one in more.values())}"
+            into = Path.cwd() / "launches" / f"{kernel.name}-{number}"
+            kernel.launched(recorder, tile, more, into).shown(name)
 
 
 if __name__ == "__main__":
