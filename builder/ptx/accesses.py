@@ -489,7 +489,8 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
     Each element of a vector is a separate operation; its address is a multiple of its size.
     Only a changed value counts as progress, so that spinning on a lock is a deadlock.
     """
-    *words, name = [m for m in i.modifiers if m != "noftz" and m not in _VECTORS]
+    without = {"noftz", "L2::cache_hint", *_VECTORS}  # with a hint, its policy is an operand more
+    *words, name = [m for m in i.modifiers if m not in without]
     operation = next((word for word in words if word in _ATOMIC), "")
     words = [word for word in words if word != operation]
     count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)

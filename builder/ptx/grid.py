@@ -100,6 +100,7 @@ class Grid:
         watch: bool = False,
         as_gpus: bool = False,
         fast: bool = True,
+        strict: bool = False,
     ) -> None:
         if len(launch.parameters) != program.kernel.parameter_bytes:
             raise Fault(
@@ -115,7 +116,9 @@ class Grid:
             GlobalMemory([*memory.regions, *_own_regions(program.layout)]),
             program.kernel.places,
             eager=self.schedule.order == "eager",
-            races=LaunchRaces(program.layout.global_granule, math.prod(launch.cluster), as_gpus)
+            races=LaunchRaces(
+                program.layout.global_granule, math.prod(launch.cluster), as_gpus, strict
+            )
             if watch
             else None,
             waiting=deque(),
@@ -142,7 +145,7 @@ class Grid:
             self._ends[start], self._gathers[start] = one.end, one.gathers
         self._core = (
             LaunchCore(program.table, self._state, self._ends, self._gathers, self._executions)
-            if fast and core()
+            if fast and not strict and core()
             else None
         )
 

@@ -321,6 +321,8 @@ class LaunchRaces:
     #: acquires; it is after all earlier strong writes of the place, and not only after those that
     #: atomics passed on; and copies see what threads see
     as_gpus: bool = False
+    #: a second write of the same value is a race, too
+    strict: bool = False
     races: list[Race] = field(default_factory=list)
     events: Events = field(default_factory=Events)
     blocks: list[Races] = field(default_factory=list)
@@ -642,7 +644,7 @@ class Races:
             late = self._forgive_strong(late, slots, scope, written=both)
         if late is not None and noun == "an atomic":
             late = self._forgive_observed(late, access, shadow)
-        if late is not None and changed is not None:
+        if late is not None and changed is not None and not self.launch.strict:
             late &= changed
         if late is None or not some(late):
             return None

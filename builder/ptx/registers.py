@@ -315,6 +315,18 @@ def _convert_address(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+def _policy(d: Decoder, i: Instruction) -> Step:
+    """``createpolicy.fractional``: how a cache is used, which changes no value."""
+    if i.modifiers[:1] != ("fractional",) or i.modifiers[-1] != "b64":
+        raise d.unknown(i)
+    out = d.out(i, i.operands[0], typed("b64"))
+
+    def run(w: Warp, m: Mask) -> None:
+        put(w.views[U64][out], np.uint64(0), m)
+
+    return run
+
+
 def load_parameter(d: Decoder, i: Instruction) -> Step:
     """``ld.param``: bytes of the parameter space, at an address known before the launch."""
     kind, place = d.type(i), i.operands[1]
@@ -347,6 +359,7 @@ DATA: dict[str, Emitter] = {
     "selp": _select,
     "slct": _select_by_sign,
     "cvta": _convert_address,
+    "createpolicy": _policy,
 }
 
 

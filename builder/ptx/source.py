@@ -8,6 +8,7 @@ is on (``nvcc -lineinfo``, the CuTe DSL with ``CUTE_DSL_LINEINFO=1``).
 from __future__ import annotations
 
 import re
+import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -265,6 +266,7 @@ _ADDRESS = re.compile(
     r"\[\s*([%\w$.]+)\s*(?:([+-])\s*(-?\w+)\s*)?(?:,\s*\{(.*)\}\s*)?\]", re.DOTALL
 )
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][+-]?\d+)?")
 _NAME = re.compile(r"[%$_A-Za-z][\w$.%]*|_")
 _WORD = re.compile(r"[%$_A-Za-z][\w$]*")
 #: The register with the address of a function's frame in local memory, and its alignment.
@@ -750,6 +752,8 @@ class _Body:
             return Number(int.from_bytes(bytes.fromhex(text[2:])), 32 if len(text) == 10 else 64)
         if _INTEGER.fullmatch(text):
             return Number(int(text.rstrip("U"), 0))
+        if _DECIMAL.fullmatch(text):  # used with another type than f32 it is unknown
+            return Number(int.from_bytes(struct.pack("<f", float(text)), "little"), 32)
         if _NAME.fullmatch(text):
             return Name(self._renamed(text))
         raise PtxError(f"an unknown form of operand: {text[:80]}", self.line)

@@ -208,7 +208,7 @@ FORMS: dict[str, str] = {
         prefetchu.L1 g
         applypriority.global.L2::evict_normal g i
         discard.global.L2 g i
-        createpolicy.fractional.L2::evict_first.b64 l
+        createpolicy.fractional{.L2::evict_first|.L2::evict_last}.b64 l
         multimem.ld_reduce.global.add.f32 r g
         tensormap.replace.tile.global_address{.global|.shared::cta}.b1024.b64 a l
         tensormap.replace.tile.global_dim{.global|.shared::cta}.b1024.b32 a i r
@@ -235,6 +235,7 @@ FORMS: dict[str, str] = {
         red{|.global|.shared}{.and|.or|.xor}{.b32|.b64} a T
         red{|.global|.shared}{.inc|.dec}.u32 a T
         red.global.v2.f32.add g 2r
+        red.global.add.noftz.v4.bf16x2{|.L2::cache_hint} g 4r
         atom{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} T s T
         red{|.relaxed|.release}.cluster.shared::cluster.add{.u32|.s32|.u64} s T
         red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes"""

@@ -132,10 +132,14 @@ def test_a_reduction_at_once_gives_what_lane_after_lane_gives(
     assert turns
 
 
-def test_a_reduction_of_a_vector_is_one_of_each_element() -> None:
+@pytest.mark.parametrize("hint", [False, True])
+def test_a_reduction_of_a_vector_is_one_of_each_element(*, hint: bool) -> None:
+    policy = "createpolicy.fractional.L2::evict_last.b64 %rd6, 1.0;" if hint else ""
+    form = "red.global.add.noftz.v4.bf16x2"
+    form = f"{form}.L2::cache_hint" if hint else form
     body = (
-        "mov.b32 %r9, 0x3F803F80; mov.b32 %r10, 0x40004000;"
-        "red.global.add.noftz.v4.bf16x2 [%rd5], {%r9, %r10, %r9, %r10};"
+        f"mov.b32 %r9, 0x3F803F80; mov.b32 %r10, 0x40004000; {policy}"
+        f"{form} [%rd5], {{%r9, %r10, %r9, %r10}}{', %rd6' if hint else ''};"
     )
     cell = np.zeros(16, np.uint8)
     region = Region(0x200000, cell, True, "cell")

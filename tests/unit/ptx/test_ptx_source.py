@@ -80,6 +80,13 @@ def test_names_in_inner_scopes_are_separate() -> None:
     assert one(body) == 7
 
 
+def test_a_decimal_number_is_one_of_f32() -> None:
+    for text, bits in (("1.0", 0x3F800000), ("-2.5", 0xC0200000), ("1.e-3", 0x3A83126F)):
+        assert one(f"mov.f32 %f1, {text}; mov.b32 %r5, %f1;") == bits
+    with pytest.raises(PtxError, match=r"unknown instruction mov\.f64"):
+        decoded("mov.f64 %rd1, 1.0;")
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
