@@ -6,8 +6,10 @@ It has the kernels of the profile ``b12x-full`` launched, with its layers, and d
 kernels with one thing wrong: an operand or a scale of a product from another product, a wait that
 passes at once, a barrier, or an arrival or a fence left out.  Each runs in the check's own calls,
 in all schedules.  A row for each check: how many were seen of how many in code that the calls
-reach; then those that were not.  Without effect are what `tests.mutants.redundant` proves, and an
-operand of a product that nothing notices even where the product is NaN: of rows without a token.
+reach; then those that were not, and why.  Without effect are an operand of a product that nothing
+notices even where the product is NaN, of rows without a token; what `tests.mutants.redundant`
+proves; and what leaves no two accesses without order that had one (`tests.mutants.unordered`), so
+that the values are the same in every schedule of these launches.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import argparse
 import os
 import tempfile
 import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +42,7 @@ from tests.mutants import (
     noticed,
     poisoned,
     redundant,
+    unordered,
 )
 from tests.wheels.support import Planner, replies_of
 
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from builder.ptx.launchfile import LaunchFile
+    from builder.ptx.source import Kernel
 
     Calls = Sequence[Sequence[LaunchFile]]
 
@@ -104,19 +111,47 @@ def reached(calls: Calls, programs: Programs) -> dict[tuple[str, str], set[int]]
     return lines
 
 
-def _same(
-    original: Program,
-    mutant: Mutant,
-    calls: Calls,
-    programs: Programs,
-    key: tuple[str, str],
-    known: set[object],
-) -> bool:
-    """Whether a mutant that nothing noticed cannot have an effect in these calls."""
-    if mutant.kind == "operand":
-        poison = Program(poisoned(original.kernel, mutant.line))
-        return not noticed(calls, {**programs, key: poison}, known)
-    return redundant(original.kernel, mutant.line)
+#: Why a mutant that nothing noticed cannot have an effect.
+UNREAD = "of a row that nobody reads: NaN there is not noticed either"
+MISSED_BY_NOBODY = "no access comes before the same again, or before the thread ends"
+AS_BEFORE = "another edge orders the same: no two accesses are without order that had one"
+
+
+@dataclass
+class Check:
+    """A check's calls, and what is so without any mutant."""
+
+    calls: Calls
+    programs: Programs
+
+    @cached_property
+    def known(self) -> set[object]:
+        """Races of the kernels themselves."""
+        return known_races(self.calls, self.programs)
+
+    @cached_property
+    def unordered(self) -> set[object]:
+        """What is without order in the kernels themselves."""
+        return unordered(self.calls, self.programs)
+
+    def with_kernel(self, key: tuple[str, str], kernel: Kernel) -> tuple[Calls, Programs]:
+        """The calls that launch a kernel, with another in its place."""
+        calls = [call for call in self.calls if any((i.ptx, i.kernel) == key for i in call)]
+        return calls, {**self.programs, key: Program(kernel)}
+
+    def seen(self, key: tuple[str, str], kernel: Kernel) -> str:
+        """What notices a kernel in another's place."""
+        return noticed(*self.with_kernel(key, kernel), self.known)
+
+    def without_effect(self, key: tuple[str, str], mutant: Mutant) -> str:
+        """Why a mutant that nothing noticed cannot have an effect in these calls, or nothing."""
+        original = self.programs[key].kernel
+        if mutant.kind == "operand":
+            return "" if self.seen(key, poisoned(original, mutant.line)) else UNREAD
+        if redundant(original, mutant.line):
+            return MISSED_BY_NOBODY
+        alone = unordered(*self.with_kernel(key, mutant.kernel))
+        return AS_BEFORE if alone <= self.unordered else ""
 
 
 def main() -> None:
@@ -132,34 +167,49 @@ def main() -> None:
         table(launches, options.count, options.seed)
 
 
+@dataclass
+class Row:
+    """The outcomes of a check's mutants."""
+
+    #: by kind: seen, and missed
+    counts: dict[str, list[int]]
+    outside: int = 0
+    #: each mutant that was not seen, and why it cannot be; or nothing
+    others: list[tuple[Mutant, str, str]] = field(default_factory=list)
+
+
+def row_of(check: Check, count: int, seed: int) -> Row:
+    """Draw mutants of a check's kernels, and run them."""
+    row, lines = Row({kind: [0, 0] for kind in OBSERVED}), reached(check.calls, check.programs)
+    for kind, (key, program) in product(OBSERVED, check.programs.items()):
+        for one in drawn_of(program.kernel, kind, count, seed):
+            if one.line not in lines[key]:
+                row.outside += 1
+            elif check.seen(key, one.kernel):
+                row.counts[kind][0] += 1
+            else:
+                why = check.without_effect(key, one)
+                row.counts[kind][1] += not why
+                row.others.append((one, program.kernel.places.at(one.line), why))
+    return row
+
+
 def table(launches: dict[str, list[Path]], count: int, seed: int) -> None:
     """Draw mutants of each kernel, run them, and print what was seen."""
     print(f"| check | {' | '.join(OBSERVED)} | without effect | not reached | seconds |")
     print(f"|---|{'---|' * (len(OBSERVED) + 3)}")
-    missed = []
+    rows = {}
     for name, paths in launches.items():
-        began, outside, same = time.process_time(), 0, 0
-        calls, programs = calls_of(paths)
-        lines, cells, known = reached(calls, programs), [], known_races(calls, programs)
-        for kind in OBSERVED:
-            seen = 0
-            for key, program in programs.items():
-                mutants = drawn_of(program.kernel, kind, count, seed)
-                inside = [one for one in mutants if one.line in lines[key]]
-                outside += len(mutants) - len(inside)
-                for one in inside:
-                    if noticed(calls, {**programs, key: Program(one.kernel)}, known):
-                        seen += 1
-                    elif _same(program, one, calls, programs, key, known):
-                        same += 1
-                    else:
-                        missed.append((name, one))
-            drawn = seen + sum(which == name and one.kind == kind for which, one in missed)
-            cells.append(f"{seen} of {drawn}" if drawn else "")
-        row = (name, *cells, same, outside, round(time.process_time() - began))
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
-    for name, one in missed:
-        print(f"{name}: line {one.line}, {one.kind}: {one.said}")
+        began = time.process_time()
+        row = rows[name] = row_of(Check(*calls_of(paths)), count, seed)
+        cells = [f"{seen} of {seen + missed}" for seen, missed in row.counts.values()]
+        same = sum(bool(why) for _, _, why in row.others)
+        seconds = round(time.process_time() - began)
+        print(f"| {' | '.join(map(str, (name, *cells, same, row.outside, seconds)))} |", flush=True)
+    for name, row in rows.items():
+        for one, source, why in sorted(row.others, key=lambda other: other[2]):
+            end = f"without effect, {why}" if why else "not seen"
+            print(f"{name}: line {one.line} ({source}), {one.kind}: {one.said}: {end}")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ _TOUCHES = (
     *("bra", "call", "ret", "exit", "brx", "membar"),
 )
 _JUMPS = ("bra", "ret", "exit")
+#: A loop that polls has at most so many instructions.
+_POLL = 4
 _BITS = tuple(1 << bit for bit in range(16))
 
 
@@ -59,6 +61,15 @@ def _nothing(kernel: Kernel, line: int) -> Instruction:
 
 def _with(kernel: Kernel, place: int, made: Instruction) -> Kernel:
     return replace(kernel, code=(*kernel.code[:place], made, *kernel.code[place + 1 :]))
+
+
+def _polls(kernel: Kernel, place: int) -> bool:
+    """Whether a jump goes back to a strong read just before it."""
+    one = kernel.code[place]
+    if one.opcode != "bra" or not one.guard or not place - _POLL <= one.target < place:
+        return False
+    reads = (i for i in kernel.code[one.target : place] if i.opcode == "ld")
+    return any({"acquire", "relaxed", "volatile"} & {*read.modifiers} for read in reads)
 
 
 def _is_wait(one: Instruction) -> bool:
@@ -100,9 +111,12 @@ def _rescaled(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instr
 
 
 def _factors(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
-    """An operand or a scale of a product, from another one of the kernel."""
+    """An operand or a scale of a product, from another one of the kernel.
+
+    Of a kernel without tensor cores, an operand of ``fma``.
+    """
     one = kernel.code[place]
-    if one.opcode != "mma":
+    if one.opcode != ("mma" if any(i.opcode == "mma" for i in kernel.code) else "fma"):
         return
     others = [i for i in kernel.code if i.name == one.name and i is not one]
     for number in (1, 2, *((4, 6) if one.has("block_scale") else ())):
@@ -117,6 +131,8 @@ def _waits(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruct
     one = kernel.code[place]
     if _is_wait(one) or one.name.startswith(("cp.async.bulk.wait_group", "cp.async.wait")):
         yield from _dropped(kernel, place, draw)
+    elif _polls(kernel, place):
+        yield _nothing(kernel, one.line)
 
 
 def _barriers(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
@@ -128,8 +144,8 @@ def _barriers(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instr
 def _arrivals(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
     """An arrival, a fence or an mbarrier's initialisation that is left out."""
     one = kernel.code[place]
-    if one.opcode == "fence" or (one.opcode == "mbarrier" and not _is_wait(one)):
-        yield from _dropped(kernel, place, draw)
+    if one.opcode in ("fence", "membar") or (one.opcode == "mbarrier" and not _is_wait(one)):
+        yield _nothing(kernel, one.line)
 
 
 def _changed(kernel: Kernel, place: int, draw: random.Random) -> Iterator[Instruction]:
@@ -282,6 +298,8 @@ def poisoned(kernel: Kernel, line: int) -> Kernel:
     one, nan = kernel.code[place], Number(0x7FFF7FFF)
     if one.has("block_scale"):
         return _with(kernel, place, _other(one, 4, Number(0xFFFFFFFF)))
+    if one.opcode == "fma":
+        return _with(kernel, place, _other(one, 1, Number(0x7FC00000, 32)))
     (count,) = (len(part.parts) for part in one.operands[1:2] if isinstance(part, Vector))
     return _with(kernel, place, _other(one, 1, Vector((nan,) * count)))
 
@@ -339,6 +357,24 @@ def known_races(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> se
     return {race.key for run in runs for race in judged(run)}
 
 
+def unordered(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> set[object]:
+    """The keys of all pairs of accesses of calls that nothing orders, by all that the detector has.
+
+    As GPUs order them and by the letter of the memory model, between lanes of a warp, at the end
+    of a block, of uninitialised memory, and where both write the same value.  Without what is left
+    out of a kernel, but with no pair more, these calls are ordered as before: their values follow
+    from that order, in every schedule.
+    """
+    schedules = [one for one in SCHEDULES if one.order != "lazy"]
+    return {
+        race.key
+        for as_gpus in (True, False)
+        for schedule in schedules
+        for run in _runs(calls, programs, schedule, as_gpus=as_gpus, strict=True)
+        for race in run.races
+    }
+
+
 def noticed(
     calls: Sequence[Sequence[LaunchFile]], programs: Programs, known: Collection[object] = ()
 ) -> str:
@@ -351,7 +387,12 @@ def noticed(
 
 
 def _runs(
-    calls: Sequence[Sequence[LaunchFile]], programs: Programs, schedule: Schedule
+    calls: Sequence[Sequence[LaunchFile]],
+    programs: Programs,
+    schedule: Schedule,
+    *,
+    as_gpus: bool = True,
+    strict: bool = False,
 ) -> Iterator[Run]:
     """Run calls; launches of one run one after the other, on the memory that those before left."""
     for call in calls:
@@ -360,7 +401,9 @@ def _runs(
             own = memory.memory_for(launch)
             watch = schedule.order != "lazy"
             program = programs[launch.ptx, launch.kernel]
-            yield run_once(launch, program, schedule, watch=watch, as_gpus=True, memory=own).run
+            yield run_once(
+                launch, program, schedule, watch=watch, as_gpus=as_gpus, strict=strict, memory=own
+            ).run
             memory.keep(launch, own)
 
 

@@ -158,20 +158,20 @@ def run_once(
     *,
     watch: bool,
     as_gpus: bool = False,
+    strict: bool = False,
     memory: GlobalMemory | None = None,
 ) -> SingleRun:
     """Run a launch in one schedule, on its own memory or on the given one.
 
-    ``as_gpus``: with races as `LaunchRaces.as_gpus` says.
+    ``as_gpus``, ``strict``: with races as `LaunchRaces` says.
 
     Raises:
         UsageError: its parameters do not match the kernel's.
     """
     memory = memory or file.fresh_memory()
     fields: dict[str, Any] = {"launch": file.name, "schedule": str(schedule), "watched": watch}
-    grid = Grid(
-        program, file.launch(program.kernel), memory, schedule, watch=watch, as_gpus=as_gpus
-    )
+    launch = file.launch(program.kernel)
+    grid = Grid(program, launch, memory, schedule, watch=watch, as_gpus=as_gpus, strict=strict)
     places = program.kernel.places
     outcome = None
     try:

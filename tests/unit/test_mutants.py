@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from builder.ptx.block import Launch
 from builder.ptx.findings import FoundRace, Line, Run
-from builder.ptx.source import Number, Vector, kernels_of
-from tests.mutants import OBSERVED, drawn_of, noticed_in, poisoned, redundant
+from builder.ptx.grid import Grid
+from builder.ptx.launchfile import Array, LaunchFile
+from builder.ptx.memory import GlobalMemory, Region
+from builder.ptx.program import Program
+from builder.ptx.source import Instruction, Name, Number, Vector, kernels_of
+from tests.mutants import OBSERVED, drawn_of, noticed_in, poisoned, redundant, unordered
 
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 TEXT = f"""
@@ -30,6 +38,33 @@ TEXT = f"""
   ret;
 }}
 """
+#: Without tensor cores; it polls, and lanes of four warps pass values on in shared memory.
+VECTORS = """
+.version 8.8
+.target sm_121a
+.address_size 64
+.visible .entry vectors(.param .u64 given)
+{
+  .reg .pred %p<2>; .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<3>;
+  .shared .align 4 .b8 place[512];
+  ld.param.u64 %rd1, [given];
+  mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.b32 %r3, place;
+  add.s32 %r3, %r3, %r2; xor.b32 %r4, %r2, 256; mov.b32 %r5, place; add.s32 %r4, %r4, %r5;
+  st.shared.b32 [%r3], %r1;
+  membar.gl;
+  bar.sync 0;
+  bar.sync 1, 128;
+AGAIN:
+  ld.global.acquire.gpu.b32 %r6, [%rd1];
+  setp.ne.b32 %p1, %r6, 0;
+  @%p1 bra AGAIN;
+  ld.shared.b32 %r7, [%r4];
+  fma.rn.f32 %f1, %f2, %f3, %f1;
+  fma.rn.f32 %f1, %f4, %f5, %f1;
+  ret;
+}
+"""
+NOTHING = Instruction("mov", ("b32",), (Name("%r8"), Name("%r8")), None, 0)
 KERNEL = kernels_of(TEXT)["both"]
 
 
@@ -47,6 +82,48 @@ def test_each_kind_changes_what_it_names(kind: str, lines: set[int]) -> None:
     drawn = drawn_of(KERNEL, kind, 8, seed=1)
     assert {one.line for one in drawn} == lines
     assert all(one.kernel.code != KERNEL.code for one in drawn)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"), [("operand", {21, 22}), ("wait", {19}), ("arrival or fence", {13})]
+)
+def test_a_kernel_without_tensor_cores_has_mutants_too(kind: str, lines: set[int]) -> None:
+    kernel = kernels_of(VECTORS)["vectors"]
+    assert {one.line for one in drawn_of(kernel, kind, 8, seed=1)} == lines
+    if kind == "operand":
+        one = next(one for one in poisoned(kernel, 21).code if one.line == 21)
+        assert one.operands[1] == Number(0x7FC00000, 32)
+
+
+def test_what_another_edge_orders_is_without_effect_where_the_launch_shows_it() -> None:
+    kernel = kernels_of(VECTORS)["vectors"]
+    array = Array("given", 0x10000, bytes(4), True, "u32", (1,))
+    sizes, given = ((1, 1, 1), (128, 1, 1), 0), (0x10000).to_bytes(8, "little")
+    launch = LaunchFile("one", VECTORS, "vectors", *sizes, (given,), (array,))
+
+    def pairs(*lines: int) -> set[object]:
+        """What is without order, without what these lines have."""
+        code = tuple(NOTHING if i.line in lines else i for i in kernel.code)
+        program = Program(replace(kernel, code=code))
+        return unordered([[launch]], {(VECTORS, "vectors"): program})
+
+    assert pairs() == pairs(14) == pairs(15), "the two barriers order the same"
+    assert [redundant(kernel, line) for line in (14, 15)] == [False, False], "a run shows it"
+    assert pairs(14, 15) - pairs()
+
+
+@pytest.mark.parametrize(("strict", "races"), [(False, 0), (True, 1)])
+def test_by_the_strict_rule_a_write_of_the_same_value_is_one_more(
+    *, strict: bool, races: int
+) -> None:
+    text = VECTORS.replace("[%r3], %r1", "[place], 7")
+    region = Region(0x10000, np.zeros(4, np.uint8), True, "given")
+    launch = Launch((1, 1, 1), (64, 1, 1), 0, (0x10000).to_bytes(8, "little"))
+    kernel = kernels_of(text.replace("bar.sync 1, 128", "bar.sync 1, 64"))["vectors"]
+    grid = Grid(Program(kernel), launch, GlobalMemory([region]), watch=True, strict=strict)
+    grid.run()
+    between = [one for one in grid.races() if one.kind == "write without order after a write"]
+    assert len(between) == races
 
 
 def test_a_barrier_beside_the_same_barrier_is_redundant() -> None:
