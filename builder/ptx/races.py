@@ -78,10 +78,21 @@ class VectorClocks:
 
     By block: the clock of each of its threads and copies; of ``fenced`` the key is twice the block
     for shared memory, and one more for global memory.  Arrays are shared, and never changed.
+    ``epoch``: of what one thread handed over, its block, its clock's index, and its time then.
+    Who has seen that thread as late or later knows all of this, as clocks are passed on whole.
     """
 
     seen: Mapping[int, NDArray[np.int32]]
     fenced: Mapping[int, NDArray[np.int32]]
+    epoch: tuple[int, int, int] | None = None
+
+    def includes(self, other: VectorClocks) -> bool:
+        """Whether all that another has seen is known to be here, by its epoch."""
+        if other.epoch is None:
+            return other is _NOTHING
+        block, thread, time = other.epoch
+        clock = self.seen.get(block)
+        return clock is not None and len(clock) > thread and bool(clock[thread] >= time)
 
     @cached_property
     def table(self) -> tuple[Any, Any]:
@@ -106,6 +117,12 @@ def joined(clocks: Iterable[VectorClocks]) -> VectorClocks:
     distinct = list({id(one): one for one in clocks}.values())
     if len(distinct) == 1:
         return distinct[0]
+    if len(distinct) == 2:
+        one, other = distinct
+        if one.includes(other):
+            return one
+        if other.includes(one):
+            return other
     return VectorClocks(
         _larger([one.seen for one in distinct]), _larger([one.fenced for one in distinct])
     )
@@ -460,7 +477,9 @@ class Races:
         self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
     ) -> VectorClocks:
         """Clocks, and some threads' own progress."""
-        width, none = _room(self._width), np.zeros(0, np.int32)
+        width, none, epoch = _room(self._width), np.zeros(0, np.int32), None
+        if isinstance(threads, int):
+            epoch = self.number, threads, int(times)
         seen = _grown(clocks.seen.get(self.number, none), width).copy()
         seen[threads] = times
         fences = {}
@@ -468,13 +487,15 @@ class Races:
             key = 2 * self.number + space
             fences[key] = _grown(clocks.fenced.get(key, none), width).copy()
             fences[key][threads] = np.maximum(fences[key][threads], fenced[space])
-        return VectorClocks({**clocks.seen, self.number: seen}, {**clocks.fenced, **fences})
+        return VectorClocks({**clocks.seen, self.number: seen}, {**clocks.fenced, **fences}, epoch)
 
     def released(self, warp: int, lanes: Lanes = None) -> VectorClocks:
         """What lanes have seen and done, to hand over; what they do next is not part of it."""
         chosen = _ALL if lanes is None else lanes
         common = joined(clocks for clocks, _ in self._parts(warp, chosen))
-        threads = warp * LANES + chosen
+        threads: Any = warp * LANES + chosen
+        if len(threads) == 1:
+            threads = int(threads[0])
         released = self._with_own(common, threads, self.times[warp], self._fenced[:, threads])
         self.times[warp] += 1
         return released
@@ -487,8 +508,12 @@ class Races:
         if isinstance(own, VectorClocks) and (lanes is None or len(lanes) == LANES):
             self.knows[warp] = joined((own, clocks))
             return
-        each, cache = list(self._each(warp)), dict[int, VectorClocks]()
-        for lane in (_ALL if lanes is None else lanes).tolist():
+        each, cache = self._each(warp), dict[int, VectorClocks]()
+        chosen = (_ALL if lanes is None else lanes).tolist()
+        if all(each[lane].includes(clocks) for lane in chosen):
+            return
+        each = list(each)
+        for lane in chosen:
             old = each[lane]
             if id(old) not in cache:
                 cache[id(old)] = joined((old, clocks))
@@ -808,7 +833,7 @@ class Races:
                 never = access.places[slots == 0]
                 self._report(_UNWRITTEN, never, shadow, int(access.mine[0]), 0)
             if shadow.atomics is not None:
-                slots = shadow.atomics[:, access.places]
+                slots = shadow.atomics.take(access.places, axis=1)
                 self._check(access, shadow, slots, "an atomic", scope)
                 if WEAK < scope < VOLATILE:
                     self._observe(access, shadow)
@@ -915,9 +940,9 @@ class Races:
         places = access.places
         self._check(access, shadow, shadow.writes[places], "a write", scope, changed)
         if shadow.reads is not None:
-            self._check(access, shadow, shadow.reads[:, places], "a read", scope)
+            self._check(access, shadow, shadow.reads.take(places, axis=1), "a read", scope)
         if shadow.atomics is not None:
-            slots = shadow.atomics[:, places]
+            slots = shadow.atomics.take(places, axis=1)
             self._check(access, shadow, slots, "an atomic", scope)
         if shadow.copies is not None:
             self._check(access, shadow, shadow.copies[places], "a read", WEAK)
@@ -987,7 +1012,7 @@ class Races:
         if shadow.warps and not slots.all():
             self._report(_UNWRITTEN, places[slots == 0], shadow, int(access.mine[0]), 0)
         if shadow.atomics is not None:
-            self._check(access, shadow, shadow.atomics[:, places], "an atomic", WEAK)
+            self._check(access, shadow, shadow.atomics.take(places, axis=1), "an atomic", WEAK)
         self._unfenced_write(access, shadow)
         shadow.note_copy(places, int(access.mine[0]))
 

@@ -8,6 +8,7 @@ import pytest
 from builder.ptx.grid import Schedule
 from builder.ptx.machine import Deadlock
 from builder.ptx.memory import Region
+from builder.ptx.races import Races, joined
 from tests.unit.ptxworld import Result, run
 
 ALL = [Schedule("eager"), *(Schedule("random", seed) for seed in range(5))]
@@ -315,3 +316,27 @@ def test_all_lanes_may_initialise_an_mbarrier_alike() -> None:
     body = "mov.b32 %r12, dynamic; mbarrier.init.shared.b64 [%r12], {};"
     assert races(body.format("1")).outcome.races == []
     assert races("add.u32 %r13, %r0, 1;" + body.format("%r13")).kinds == {IN_WARP}
+
+
+def test_what_a_thread_hands_over_later_includes_what_it_did_before() -> None:
+    watch, lane = Races(64, 2), np.array([3])
+    first, later = watch.released(0, lane), watch.released(0, lane)
+    assert joined((first, later)) is later
+    assert joined((later, first)) is later
+    watch.acquire(1, first)
+    known = watch.knows[1]
+    watch.acquire(1, first, lane)
+    assert watch.knows[1] is known, "nothing is new"
+    watch.acquire(1, later, lane)
+    assert watch.knows[1] is not known
+    other = watch.released(0, np.array([4]))
+    assert joined((later, other)).seen[0][3:5].tolist() == [2, 3]
+
+
+def test_what_one_of_two_threads_hands_over_later_lacks_what_the_other_knew() -> None:
+    watch, number = Races(64, 2), 40
+    watch.acquire(0, watch.released(1, np.array([number - 32])), np.array([4]))
+    both, later = watch.released(0, np.array([3, 4])), watch.released(0, np.array([3]))
+    assert (both.seen[0][number], later.seen[0][number]) == (1, 0)
+    for clocks in (joined((both, later)), joined((later, both))):
+        assert clocks.seen[0][[3, 4, number]].tolist() == [2, 1, 1]
