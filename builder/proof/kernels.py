@@ -562,8 +562,8 @@ class Replies(Part, frozen=True, kw_only=True):
 
 def _programs() -> tuple[Program | tuple[str, str], ...]:
     """Everything in spark-build that a result depends on."""
-    executor = sorted(path.name for path in package_file("ptx", "runs.py").parent.glob("*.py"))
-    return (LAUNCH, *(("ptx", name) for name in executor))
+    files = sorted(package_file("ptx", "runs.py").parent.iterdir())
+    return (LAUNCH, *(("ptx", one.name) for one in files if one.suffix in (".py", ".c")))
 
 
 def results() -> Results:

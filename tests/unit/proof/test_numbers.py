@@ -672,12 +672,12 @@ def test_an_unknown_instruction_is_named(recorded: list[Mapping[str, Any]]) -> N
 
 
 def test_another_executor_runs_it_again() -> None:
-    """The name of a kept result holds every module of the executor and the probe."""
+    """The name of a kept result holds every module of the executor, its core in C and the probe."""
     first, *modules = kernels.results().programs
     assert first is LAUNCH
     names = {module[1] for module in modules if isinstance(module, tuple)}
     folder = package_file("ptx", "runs.py").parent
-    assert {path.name for path in folder.glob("*.py")} <= names
+    assert {"core.c", *(path.name for path in folder.glob("*.py"))} <= names
 
 
 def test_calls_of_the_same_kernel_run_in_one_process(tmp_path: Path, groups: list[Any]) -> None:
