@@ -120,6 +120,98 @@ def scor(folder: Path) -> Iterator[Program]:
         yield Program("scor", source.stem, source, racy, (launch,), (), MANY_SCHEDULES)
 
 
+def scor_applications(folder: Path) -> Iterator[Program]:
+    """The kernels of ScoR's applications, with and without ``RACEY``, in small sizes.
+
+    Work that blocks steal from each other is split unevenly, so that some is stolen.
+    """
+    for program in _applications(folder / "benchmarks"):
+        options = (*program.options, f"-I{program.source.parent}")
+        yield replace(program, racy=False, options=options)
+        yield replace(program, name=f"{program.name}, racy", options=(*options, "-DRACEY"))
+
+
+def _applications(root: Path) -> Iterator[Program]:
+    i32, f32, numbers = np.int32, np.float32, np.random.default_rng(1)
+    blocks, threads = 4, 64
+
+    def zeros(count: int, dtype: Any = i32) -> Any:
+        return np.zeros(count, dtype)
+
+    def application(folder: str, short: str, kernel: str, *given: Any, **more: Any) -> Program:
+        sizes = {"blocks": blocks, "threads": threads, **more}
+        return Program(
+            "scor-apps", f"{folder}, {kernel}", root / folder / f"{short}_kernel.cu", True,
+            ((sizes["blocks"], sizes["threads"]),),
+            (f"-DNBLOCKS={sizes['blocks']}", f"-DNTHREADS={sizes['threads']}"),
+            ("eager", "random:1", "random:2", "random:3"), kernel=kernel, given=given,
+            edits=more.get("edits", ()),
+        )  # fmt: skip
+
+    filters, values = numbers.random(5, f32), numbers.random(600, f32)
+    yield application(
+        "1dconv", "1dconv", "convolveKernel", filters, i32(5), values, i32(600), zeros(600, f32)
+    )
+    vertices, edges = 512, 768
+    ends = np.sort(numbers.integers(0, vertices, (edges, 2)).astype(i32), axis=1)
+    first, second = ends[:, 0].copy(), ends[:, 1].copy()
+
+    def shares(count: int) -> tuple[Any, Any]:
+        """Where the work of each block begins and ends: the first has half of it."""
+        places = np.array([0, count // 2, count * 3 // 4, count * 7 // 8, count], i32)
+        return places[:-1].copy(), places[1:].copy()
+
+    colors = numbers.integers(0, 3, vertices).astype(i32)
+    of_vertices, of_edges, own = shares(vertices), shares(edges), (zeros(blocks), zeros(blocks))
+    coloring, connectivity = ("graph-coloring", "gcol"), ("graph-connectivity", "gcon")
+    yield application(
+        *coloring, "assignColorsKernel", *of_vertices, zeros(vertices), zeros(vertices),
+        zeros(vertices), zeros(vertices), *own,
+    )  # fmt: skip
+    yield application(
+        *coloring, "detectConflictsKernel", *of_edges, first, second, zeros(vertices), colors,
+        zeros(1), *own,
+    )  # fmt: skip
+    yield application(
+        *coloring, "forbidColorsKernel", *of_edges, first, second, zeros(vertices), colors,
+        zeros(vertices), *own,
+    )  # fmt: skip
+    components = np.arange(vertices, dtype=i32)
+    linked = np.maximum(components - 1, 0).astype(i32)
+    yield application(*connectivity, "initKernel", *of_vertices, zeros(vertices), *own)
+    yield application(*connectivity, "linkKernel", *of_edges, first, second, components, *own)
+    yield application(*connectivity, "compressKernel", *of_vertices, linked, *own)
+    sizes = (i32(2), i32(128), i32(32))
+    left, right = (numbers.integers(0, 9, count).astype(i32) for count in (2 * 128, 128 * 32))
+    yield application(
+        "matrix-multiplication", "mm", "matMultKernel", left, right, zeros(2 * 32), *sizes,
+        zeros(blocks * 32), zeros(blocks * 32), zeros(1024),
+    )  # fmt: skip
+    summed = "const int *, volatile int *, volatile int *, int *, unsigned int"
+    yield application(
+        "reduction", "red", "reduceSinglePass", numbers.integers(0, 9, 1024).astype(i32),
+        zeros(blocks), zeros(blocks * 128), zeros(blocks * 128), np.uint32(1024), threads=128,
+        edits=((r"\Z", f"\ntemplate __global__ void reduceSinglePass<128, true>({summed});\n"),),
+    )  # fmt: skip
+    cells = numbers.integers(0, 2, 2 * blocks * threads).astype(i32)
+    yield application(
+        "rule-110", "r110", "rule110Kernel", cells, zeros(len(cells)), zeros(blocks * threads),
+        i32(len(cells)), i32(1),
+    )  # fmt: skip
+    yield application("uts", "uts", "parTreeSearch", *_trees(2, threads), blocks=2)
+
+
+def _trees(blocks: int, threads: int) -> Iterator[Any]:
+    """What the host code of ``uts`` makes: two kinds of stacks of each block, and their nodes."""
+    for depth, work in ((4 * threads, 1), (4000, 0)):
+        stats = np.array([[depth, work, depth * b, 0, work, 0] for b in range(blocks)], np.int32)
+        nodes = np.zeros((blocks, depth, 4), np.uint8)
+        if work:
+            nodes[:, 0] = [[0, 255, 7, b + 1] for b in range(blocks)]
+        yield from (stats.reshape(-1), nodes.reshape(-1))
+    yield np.array([4, 2], np.int32).tobytes()  # the height, and children of a node
+
+
 def samples(folder: Path) -> Iterator[Program]:
     """NVIDIA's samples of racecheck: both have a race."""
     for name, threads in (("block_error", 128), ("warp_error", 64)):
@@ -259,6 +351,9 @@ SUITES = {
         "HiRace 346 / 0, iGUARD 298 / 48, Compute Sanitizer 92 / 254",
     ),
     "scor": Suite("csl-iisc/ScoR", "6dc3507ecc419aac6ea3a49ec746b610d5029219", scor),
+    "scor-apps": Suite(
+        "csl-iisc/ScoR", "6dc3507ecc419aac6ea3a49ec746b610d5029219", scor_applications
+    ),
     "samples": Suite(
         "NVIDIA/compute-sanitizer-samples", "1e1fab8e25148127f5dec10210ac70b799d1c36f", samples
     ),
