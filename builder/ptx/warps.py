@@ -7,7 +7,7 @@ activemask, elect".
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +23,9 @@ from builder.ptx.decoder import (
     Step,
     Target,
 )
-from builder.ptx.machine import EXIT, LANES, Fault
+from builder.ptx.machine import EXIT, LANES, Fault, one_nan
 from builder.ptx.races import BLOCK, CLUSTER, GRID
-from builder.ptx.registers import typed
+from builder.ptx.registers import greater, lesser, typed
 from builder.ptx.source import Instruction, Name, Negated, Number, Pair
 
 if TYPE_CHECKING:
@@ -221,8 +221,13 @@ _REDUCED: dict[tuple[str, str], Any] = {
 }  # fmt: skip
 
 
+_FLOAT_WORDS = ((), ("abs",), ("NaN",), ("abs", "NaN"))
+
+
 def _reduce(d: Decoder, i: Instruction) -> Step:
     """``redux.sync``: a value combined from all named lanes, for each of them."""
+    if i.modifiers[-1:] == ("f32",):
+        return _reduce_floats(d, i)
     if i.modifiers[:1] != ("sync",) or i.modifiers[1:] not in _REDUCED:
         raise d.unknown(i)
     function, kind = _REDUCED[i.modifiers[1], i.modifiers[2]], d.type(i)
@@ -233,6 +238,29 @@ def _reduce(d: Decoder, i: Instruction) -> Step:
         row = w.views[kind.view]
         for lanes in _groups(*_members(w, m, members, i)):
             row[out][lanes] = function.reduce(row[a][lanes], dtype=row[a].dtype)
+
+    return run
+
+
+def _reduce_floats(d: Decoder, i: Instruction) -> Step:
+    """``redux.sync`` of float32: the least or greatest number of the named lanes.
+
+    A NaN counts with ``.NaN`` only, or if all are; the result is then the canonical one.
+    """
+    extreme = {"min": lesser, "max": greater}.get("".join(i.modifiers[1:2]))
+    words = i.modifiers[2:-1]
+    if i.modifiers[0] != "sync" or not extreme or words not in _FLOAT_WORDS:
+        raise d.unknown(i)
+    kind = d.type(i)
+    out, a = d.out(i, i.operands[0], kind), d.source(i, i.operands[1], kind)
+    members = d.source(i, i.operands[2], _WORD)
+
+    def run(w: Warp, m: Mask) -> None:
+        row = w.views[kind.view]
+        for lanes in _groups(*_members(w, m, members, i)):
+            values = np.abs(row[a][lanes]) if "abs" in words else row[a][lanes]
+            nan = "NaN" in words and np.isnan(values).any()
+            row[out][lanes] = one_nan(np.array(np.nan if nan else reduce(extreme, values)))
 
     return run
 

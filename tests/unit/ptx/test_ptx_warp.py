@@ -205,7 +205,30 @@ def test_one_value_of_all_lanes(operation: str, given: Sequence[int], found: int
         run(some.replace("3;", "-1;"))
 
 
-@pytest.mark.parametrize("one", ["redux.sync.add.b32", "redux.sync.min.f32", "redux.add.s32"])
+ONE, TWO, MINUS_THREE, NAN = 0x3F800000, 0x40000000, 0xC0400000, 0x7FC12345
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "found"),
+    [
+        ("min", [ONE, MINUS_THREE, *[TWO] * 30], MINUS_THREE),
+        ("max", [ONE, MINUS_THREE, *[TWO] * 30], TWO),
+        ("max.abs", [ONE, MINUS_THREE, *[TWO] * 30], MINUS_THREE ^ 1 << 31),
+        ("min", [0x80000000, *[0] * 31], 0x80000000),
+        ("max", [0x80000000, *[0] * 31], 0),
+        ("min", [NAN, *[TWO] * 31], TWO),
+        ("min", [NAN] * 32, 0x7FFFFFFF),
+        ("min.NaN", [NAN, *[TWO] * 31], 0x7FFFFFFF),
+        ("max.abs.NaN", [NAN, *[TWO] * 31], 0x7FFFFFFF),
+    ],
+)
+def test_the_extreme_of_all_lanes(operation: str, given: Sequence[int], found: int) -> None:
+    """PTX ISA, "redux.sync", for f32: of sm_100a, which is not to be had here."""
+    rows = [[value] for value in given]
+    assert set(run(f"redux.sync.{operation}.f32 %r5, %r1, -1;", rows).out[:, 0]) == {found}
+
+
+@pytest.mark.parametrize("one", ["redux.sync.add.b32", "redux.sync.add.f32", "redux.add.s32"])
 def test_unknown_reductions_are_named(one: str) -> None:
     with pytest.raises(PtxError, match=f"unknown instruction {one}"):
         run(f"{one} %r5, %r1, -1;")
