@@ -510,15 +510,16 @@ LAUNCHED = (
             "sms": 4,
         },
     ),
-    # FlashInfer takes this kernel from 320 or 512 tokens on
+    # FlashInfer takes this kernel from 320 or 512 tokens on.  Each stage of a pipeline is used
+    # again, and both blocks count pairs of token and expert: there are more than threads in one
     Launched(
         name="b12x MoE, many tokens",
         serves="nvfp4-moe",
         request={
             "kind": "moe-b12x",
-            "tokens": [64],
-            "experts": 3,
-            "hidden": 256,
+            "tokens": [88],
+            "experts": 4,
+            "hidden": 512,
             "many": True,
             "sms": 2,
         },
