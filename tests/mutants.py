@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builder.proof.numbers import UNWRITTEN, judged
 from builder.ptx.program import Program
-from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once
+from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once, watches
 from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Vector
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def caught(
         found = set()
         for schedule in SCHEDULES:
             run = run_once(
-                launch, program, schedule, watch=schedule.order != "lazy", as_gpus=True
+                launch, program, schedule, watch=watches(schedule, program), as_gpus=True
             ).run
             found |= {"numbers"} if run.wrong else set()
             found |= {"race"} if any(one.key not in known for one in judged(run)) else set()
@@ -360,15 +360,15 @@ def known_races(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> se
 def unordered(calls: Sequence[Sequence[LaunchFile]], programs: Programs) -> set[object]:
     """The keys of all pairs of accesses of calls that nothing orders, by all that the detector has.
 
-    By the letter of the memory model in one schedule, and as GPUs order them in another, where
-    fewer pairs hide others; between lanes of a warp, at the end of a block, of uninitialised
-    memory, and where both write the same value.  If a kernel without something has no pair more,
-    these calls are ordered as before: their values follow from that order, in every schedule.
+    By the letter of the memory model where the first block goes first and where the last does, and
+    as GPUs order them in a random order, where fewer pairs hide others; between lanes of a warp, at
+    the end of a block, of uninitialised memory, and where both write the same value.  If a kernel
+    without something has no pair more, these calls are ordered as before: their values follow from
+    that order.
     """
     return {
         race.key
         for schedule in SCHEDULES
-        if schedule.order != "lazy"
         for run in _runs(calls, programs, schedule, as_gpus=schedule.order == "random", strict=True)
         for race in run.races
     }
@@ -398,8 +398,8 @@ def _runs(
         memory = CarriedMemory()
         for launch in call:
             own = memory.memory_for(launch)
-            watch = schedule.order != "lazy"
             program = programs[launch.ptx, launch.kernel]
+            watch = strict or watches(schedule, program)
             yield run_once(
                 launch, program, schedule, watch=watch, as_gpus=as_gpus, strict=strict, memory=own
             ).run

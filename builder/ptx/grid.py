@@ -54,8 +54,9 @@ class Schedule:
     """When copies happen, and which warp goes first.
 
     ``eager``: copies happen when they are issued.  ``lazy``: as late as possible, and stores only
-    when a thread waits for them or the block ends.  ``random``: at any time, and warps take turns
-    of random length in random order; ``seed`` repeats it.
+    when a thread waits for them or the block ends; the last block goes first, which shows who does
+    not wait for the first.  ``random``: at any time, and warps take turns of random length in
+    random order; ``seed`` repeats it.
     """
 
     order: Order = "eager"
@@ -190,11 +191,13 @@ class Grid:
         by_chance, idle = self.schedule.order == "random", 0
         waiting, launch = self._state.waiting, self._state.launch
         count = math.prod(launch.grid) // math.prod(launch.cluster)
-        waiting.extend(self.random.permutation(count).tolist() if by_chance else range(count))
+        order = range(count)[::-1] if self.schedule.order == "lazy" else range(count)
+        waiting.extend(self.random.permutation(count).tolist() if by_chance else order)
         by_number: dict[int, Block] = {}
         self._fill(by_number)
         while by_number:
-            live = [by_number[number] for number in sorted(by_number)]
+            latest_first = self.schedule.order == "lazy"
+            live = [by_number[number] for number in sorted(by_number, reverse=latest_first)]
             before, busy = self._state.events, False
             for number in self.random.permutation(len(live)) if by_chance else range(len(live)):
                 busy |= self._turn(live[number])

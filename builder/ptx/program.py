@@ -140,6 +140,8 @@ class Program:
         self.blocks = dict(self._blocks(sorted(leaders)))
         #: the instructions as core.c has them
         self.table = translator.table()
+        #: a block may wait for what another one writes
+        self.polls = any(one.opcode == "ld" and one.has("acquire") for one in kernel.code)
 
     def _blocks(self, leaders: list[int]) -> Iterable[tuple[int, BasicBlock]]:
         count = len(self.steps)

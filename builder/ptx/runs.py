@@ -60,15 +60,16 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
     programs = [program_of(file, path) for file, path in zip(files, paths, strict=True)]
     runs: list[list[Run]] = [[] for _ in files]
     copies = any(one.opcode == "cp" for program in programs for one in program.kernel.code)
+    same = not copies and not any(program.polls for program in programs)
     for schedule in schedules:
-        if schedule.order == "lazy" and not copies and _eager(runs):
+        if schedule.order == "lazy" and same and _eager(runs):
             for own in runs:
                 own.append(_as_lazy(own))
             continue
         carried_memory = CarriedMemory()
         for number, (file, program) in enumerate(zip(files, programs, strict=True)):
             memory = carried_memory.memory_for(file)
-            watch = schedule.order != "lazy"
+            watch = watches(schedule, program)
             single = run_once(file, program, schedule, watch=watch, as_gpus=True, memory=memory)
             runs[number].append(single.run)
             if single.run.fault:
@@ -85,13 +86,22 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
     ]
 
 
+def watches(schedule: Schedule, program: Program) -> bool:
+    """Whether races are looked for.
+
+    With late copies they are the same, unless blocks wait for others: there the last block goes
+    first, so that one that does not wait has no order after the first.
+    """
+    return schedule.order != "lazy" or program.polls
+
+
 def _eager(runs: Sequence[Sequence[Run]]) -> bool:
     """Whether all launches have run in the eager schedule."""
     return all(any(run.schedule == "eager" for run in own) for own in runs)
 
 
 def _as_lazy(runs: Sequence[Run]) -> Run:
-    """The result of the lazy schedule without copies to delay: the same as the eager one's."""
+    """The lazy schedule without copies to delay or blocks to wait for: as the eager one."""
     eager = next(run for run in runs if run.schedule == "eager")
     return structs.replace(eager, schedule="lazy", watched=False, races=())
 

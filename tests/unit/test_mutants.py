@@ -9,12 +9,13 @@ import pytest
 
 from builder.ptx.block import Launch
 from builder.ptx.findings import FoundRace, Line, Run
-from builder.ptx.grid import Grid
+from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import Array, LaunchFile
 from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.program import Program
+from builder.ptx.runs import run_once
 from builder.ptx.source import Instruction, Name, Number, Vector, kernels_of
-from tests.mutants import OBSERVED, drawn_of, noticed_in, poisoned, redundant, unordered
+from tests.mutants import OBSERVED, drawn_of, noticed, noticed_in, poisoned, redundant, unordered
 
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 TEXT = f"""
@@ -156,3 +157,42 @@ def test_a_race_of_the_kernel_itself_notices_no_mutant() -> None:
 def test_a_poisoned_product_is_nan() -> None:
     one = next(one for one in poisoned(KERNEL, 18).code if one.line == 18)
     assert one.operands[1] == Vector((Number(0x7FFF7FFF),) * 4), "of float16 and of bfloat16"
+
+
+FLAG = """
+.version 8.8
+.target sm_121a
+.address_size 64
+.visible .entry flag(.param .u64 given)
+{
+  .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<3>;
+  ld.param.u64 %rd1, [given];
+  mov.u32 %r1, %ctaid.x;
+  setp.ne.b32 %p1, %r1, 0;
+  @%p1 bra AGAIN;
+  st.global.b32 [%rd1+8], 7;
+  st.global.release.gpu.b32 [%rd1], 1;
+  ret;
+AGAIN:
+  ld.global.acquire.gpu.b32 %r2, [%rd1];
+  setp.eq.b32 %p2, %r2, 0;
+  @%p2 bra AGAIN;
+  ld.global.b32 %r3, [%rd1+8];
+  st.global.b32 [%rd1+12], %r3;
+  ret;
+}
+"""
+
+
+def test_a_block_that_does_not_wait_is_noticed_where_the_last_goes_first() -> None:
+    kernel, name = kernels_of(FLAG)["flag"], (FLAG, "flag")
+    array = Array("given", 0x10000, bytes(16), True, "u32", (4,))
+    sizes, given = ((2, 1, 1), (32, 1, 1), 0), (0x10000).to_bytes(8, "little")
+    launch = LaunchFile("one", FLAG, "flag", *sizes, (given,), (array,))
+    assert noticed([[launch]], {name: Program(kernel)}) == ""
+    (mutant,) = drawn_of(kernel, "wait", 1, seed=1)
+    assert mutant.line == 18
+    without = Program(mutant.kernel)
+    assert run_once(launch, without, Schedule("eager"), watch=True).run.races == ()
+    assert run_once(launch, without, Schedule("lazy"), watch=True).run.races
+    assert noticed([[launch]], {name: without}) == "race"
