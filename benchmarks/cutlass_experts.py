@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.cuda_host import Built, Compiler, add_options, placed
 from benchmarks.cutlass_gemm import CODES, GROUP, SCALES, packed, show_unnoticed, tiled
+from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
 from builder.ptx.machine import E2M1, UE4M3, from_bf16, to_bf16
@@ -488,6 +489,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_options(parser)
     parser.add_argument("--tile", default="128x128x128", help="FlashInfer takes this one untuned")
+    parser.add_argument("--mutants", type=int, default=0, help="of how many to see what is seen")
     options = parser.parse_args()
     compiler = Compiler(options.flashinfer, options.work, tuple(options.include), FLAGS, INCLUDES)
     built = build(compiler, options.tile)
@@ -502,6 +504,11 @@ def main() -> None:
         for step, *_ in steps(call_of(built, setup), "eager"):
             if step.name.startswith("second"):
                 show_unnoticed(step, f"{options.tile} {setup}, {step.name}")
+    for setup in SMALL if options.mutants else ():
+        for step, *_ in steps(call_of(built, setup), "eager"):
+            if "GEMM" in step.name or "activation" in step.name:
+                name = f"{options.tile} {setup}, {step.name}"
+                Subject(name, step.file, step.check).show(options.mutants)
 
 
 def judged(call: Call) -> dict[str, tuple[int, set[str], list[str]]]:

@@ -28,16 +28,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.cuda_host import kernels_alone
+from benchmarks.mutants import Subject
 from builder.common.machinecode import find_tool
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
-from builder.ptx.api import run
+from builder.ptx.api import launch_of, run
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.machine import E2M1, from_bf16, from_e4m3, to_bf16
 from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
     from builder.ptx.findings import FoundRace
+    from builder.ptx.memory import GlobalMemory
 
 _MODULE = re.compile(r"vllm/_(?:moe_)?C(?:_stable_libtorch)?\.abi3\.so")
 #: Shared memory that a block may ask for on SM12x (CUDA C++ Programming Guide, table of compute
@@ -344,6 +346,20 @@ class Case:
                 faults.append(f"{one.schedule}: a lock is not zero again")
         return Judged(wrong, {race.key: race for race in result.races}, faults)
 
+    def subject(self, ptx: str) -> Subject:
+        """For mutants: the launch with a kernel's PTX."""
+        given, name = self.arguments, self.kernel
+        file, arrays = launch_of(ptx, name, self.grid, self.threads, given, shared=SHARED)
+        result, locks = (
+            next(n for n, one in enumerate(arrays) if one is given[word]) for word in ("C", "locks")
+        )
+
+        def check(memory: GlobalMemory) -> int:
+            values = memory.regions[result].data.view(np.uint16).reshape(self.exact.shape)
+            return int((values != self.exact).sum()) + int(memory.regions[locks].data.any())
+
+        return Subject(self.name, file, check)
+
     def unused(self, ptx: str, races: dict[Any, FoundRace]) -> set[Any]:
         """Races and uninitialised reads of operands of a tile that does not come.
 
@@ -595,6 +611,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="launches by number")
     parser.add_argument("--orders", action="store_true", help="leave out barriers, one at a time")
     parser.add_argument("--pack", type=Path, help="write the launches, and do not run them")
+    parser.add_argument("--mutants", type=int, default=0, help="of how many to see what is seen")
     options = parser.parse_args()
     fetch(options.version, options.work)
     kernels = kernels_of(options.work / options.version, options.arch)
@@ -616,6 +633,8 @@ def main() -> None:
             f"values nothing uses, {len(judged.faults)} faults", flush=True,
         )  # fmt: skip
         print(*shown[:9], *judged.faults[:3], sep="\n", end="\n" if shown or judged.faults else "")
+        if options.mutants:
+            case.subject(ptx).show(options.mutants)
         if options.orders and number in ORDERED:
             silent, reached, count = left_out(case, ptx, judged)
             print(f"  of {count} barriers, waits and fences {reached} are reached, and "

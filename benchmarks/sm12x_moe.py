@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from itertools import product
@@ -24,8 +25,9 @@ from unittest.mock import MagicMock
 
 import numpy as np
 
+from benchmarks.mutants import Subject
 from builder.probes import launch_host, launch_probe
-from builder.ptx.launchfile import read_launch
+from builder.ptx.launchfile import compare, read_launch
 from builder.ptx.machine import E2M1, from_e4m3
 from builder.ptx.runs import program_of, run_once, schedules_of
 
@@ -206,8 +208,16 @@ class Launched:
     path: Path
     quantised: Quantised | None
 
-    def shown(self, name: str) -> None:
-        """Run it in all schedules, and print what is wrong."""
+    def wrong(self, memory: GlobalMemory) -> int:
+        """How many results are wrong."""
+        if self.quantised:
+            return self.quantised.wrong(memory)
+        expected = read_launch(self.path).expected
+        assert expected is not None
+        return compare(expected.read(memory), expected).wrong
+
+    def shown(self, name: str, mutants: int) -> None:
+        """Run it in all schedules, and print what is wrong; and how many mutants are noticed."""
         file = read_launch(self.path)
         program = program_of(file, Path(name))
         races, faults, wrong = set[str](), [], 0
@@ -215,11 +225,12 @@ class Launched:
             one = run_once(file, program, schedule, watch=True)
             races |= {f"{race}" for race in one.run.races}
             faults += [one.run.fault] if one.run.fault else []
-            own = self.quantised.wrong(one.memory) if self.quantised else one.run.wrong
-            wrong = max(wrong, own or 0)
+            wrong = max(wrong, 0 if one.run.fault else self.wrong(one.memory))
         print(f"{name}, grid {file.grid}: {wrong} values wrong, {len(races)} races, "
               f"{len(faults)} faults", flush=True)  # fmt: skip
         print(*sorted(races), *faults, sep="\n", end="\n" if races or faults else "")
+        if mutants:
+            Subject(name, file, self.wrong).show(mutants)
 
 
 class Kernel:
@@ -295,6 +306,7 @@ def main() -> None:
     for folder in ("torch", "dsl", "work"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--mutants", type=int, default=0, help="of each kernel's first tile")
     given = parser.parse_args()
     recorder, _called = prepare(given)
     for form, kind in product(("fp8", "mxfp8_mxfp4"), given.only):
@@ -302,7 +314,9 @@ def main() -> None:
         for number, (tile, more) in enumerate(kernel.tactics()):
             name = f"{kernel.name} {tile} {', '.join(str(one) for one in more.values())}"
             into = Path.cwd() / "launches" / f"{kernel.name}-{number}"
-            kernel.launched(recorder, tile, more, into).shown(name)
+            shutil.rmtree(into, ignore_errors=True)
+            mutants = 0 if number else given.mutants
+            kernel.launched(recorder, tile, more, into).shown(name, mutants)
 
 
 if __name__ == "__main__":

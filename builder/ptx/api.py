@@ -152,18 +152,8 @@ def run(
     Raises:
         UsageError: the PTX cannot be read, or the arguments do not match the kernel.
     """
-    text = read_text(ptx) if isinstance(ptx, Path) else ptx
-    kernel = _full_name(text, kernel)
-    names = list(arguments) if isinstance(arguments, dict) else None
-    values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
-    sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
-    file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
-    program = program_of(file, Path("kernel"))
-    arrays, memory = _arrays(values, names)
-    parameters = _parameters(values, program.kernel, arrays, memory)
-    clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
-    file = replace(file, parameters=parameters, memory=memory, cluster=clusters)
-    runs = []
+    file, arrays = launch_of(ptx, kernel, grid, block, arguments, shared=shared, cluster=cluster)
+    program, runs = program_of(file, Path("kernel")), []
     for schedule in schedules_of(schedules):
         single = run_once(file, program, schedule, watch=True)
         contents = tuple(
@@ -177,6 +167,33 @@ def run(
             )
         )
     return Result(program.kernel.name, tuple(runs), tuple(arrays))
+
+
+def launch_of(
+    ptx: str | Path,
+    kernel: str,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    *,
+    shared: int = 0,
+    cluster: int | Sequence[int] | None = None,
+) -> tuple[LaunchFile, list[NDArray[Any]]]:
+    """The launch that `run` runs, and the arrays of its memory, in order.
+
+    Raises:
+        UsageError: as `run`.
+    """
+    text = read_text(ptx) if isinstance(ptx, Path) else ptx
+    names = list(arguments) if isinstance(arguments, dict) else None
+    values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
+    sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
+    file = LaunchFile("launch", text, _full_name(text, kernel), *sizes, shared, (), ())
+    program = program_of(file, Path("kernel"))
+    arrays, memory = _arrays(values, names)
+    parameters = _parameters(values, program.kernel, arrays, memory)
+    clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
+    return replace(file, parameters=parameters, memory=memory, cluster=clusters), arrays
 
 
 def _full_name(text: str, kernel: str) -> str:
