@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, program_of, run_once
-from tests.mutants import drawn, redundant
+from tests.mutants import drawn, lines_run, redundant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,7 @@ class Subject:
         for schedule in SCHEDULES:
             run = run_once(self.file, program, schedule, watch=True).run
             known |= {race.key for race in run.races}
-            for start in run.covered:
-                code = program.kernel.code[start : program.blocks[start].end]
-                lines |= {one.line for one in code}
+            lines |= lines_run(program, run.covered)
         found, survivors = Counter[str](), list[str]()
         for one in drawn(program.kernel, count, SEED):
             if one.line not in lines:

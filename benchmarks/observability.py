@@ -39,6 +39,7 @@ from tests.mutants import (
     Programs,
     drawn_of,
     known_races,
+    lines_run,
     noticed,
     poisoned,
     redundant,
@@ -105,9 +106,7 @@ def reached(calls: Calls, programs: Programs) -> dict[tuple[str, str], set[int]]
             if run.fault or run.wrong:
                 raise ValueError(f"{launch.name}: {run.fault or run.said}")
             memory.keep(launch, own)
-            for start in run.covered:
-                places = range(start, program.blocks[start].end)
-                lines[key] |= {program.kernel.code[place].line for place in places}
+            lines[key] |= lines_run(program, run.covered)
     return lines
 
 

@@ -17,7 +17,7 @@ from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once, watches
 from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Vector
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from builder.ptx.findings import Run
     from builder.ptx.grid import Schedule
@@ -70,6 +70,12 @@ def _polls(kernel: Kernel, place: int) -> bool:
         return False
     reads = (i for i in kernel.code[one.target : place] if i.opcode == "ld")
     return any({"acquire", "relaxed", "volatile"} & {*read.modifiers} for read in reads)
+
+
+def lines_run(program: Program, covered: Iterable[int]) -> set[int]:
+    """The lines of the basic blocks that a run reached."""
+    places = (place for start in covered for place in range(start, program.blocks[start].end))
+    return {program.kernel.code[place].line for place in places}
 
 
 def _is_wait(one: Instruction) -> bool:

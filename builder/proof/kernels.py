@@ -511,7 +511,7 @@ LAUNCHED = (
         },
     ),
     # FlashInfer takes this kernel from 320 or 512 tokens on.  Each stage of a pipeline is used
-    # again, and both blocks count pairs of token and expert: there are more than threads in one
+    # again, and both blocks count pairs of token and expert, as one has fewer threads than pairs
     Launched(
         name="b12x MoE, many tokens",
         serves="nvfp4-moe",

@@ -348,17 +348,10 @@ DYNAMIC = f"{FUSED}/moe_dynamic_kernel.py"
 BARRIER = "cute.arch.sync_threads()"
 (MANY_TOKENS,) = (one for one in LAUNCHED if one.name == MANY)
 #: 100 rows for each expert: FlashInfer has a kernel of its own for that, from 0.7.0 on.
-PREFILL = Launched(
+PREFILL = replace(
+    MANY_TOKENS,
     name="prefill",
-    serves="nvfp4-moe",
-    request={
-        "kind": "moe-b12x",
-        "tokens": [150],
-        "experts": 3,
-        "hidden": 256,
-        "many": True,
-        "sms": 2,
-    },
+    request={**MANY_TOKENS.request, "tokens": [150], "experts": 3, "hidden": 256},
 )
 
 
