@@ -125,6 +125,7 @@ cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDA_VERSION, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
@@ -149,6 +150,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   int code = type == CU_TENSOR_MAP_DATA_TYPE_UINT8          ? 0
              : type == CU_TENSOR_MAP_DATA_TYPE_UINT16       ? 1
+             : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16      ? 6
              : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16     ? 10
              : type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B ? 11
                                                             : -1;

@@ -1,4 +1,4 @@
-"""FlashInfer's CUDA C++ host code without a GPU: compiled from the wheel's sources, and asked.
+"""CUDA C++ host code without a GPU: compiled from the sources of a release, and asked.
 
 `cuda_host.cpp` stands in for the CUDA runtime and prints each launch.  Left out is what asks the
 device: it says what a GB10 is, with fewer multiprocessors where a block shall have several tiles,
@@ -53,23 +53,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class Compiler:
     """Compiles into folders of ``work``, each thing once."""
 
-    flashinfer: Path
     work: Path
-    #: headers that the toolkit lacks: curand and cuBLAS
-    more: tuple[Path, ...]
-    flags: tuple[str, ...] = ()
-    includes: tuple[str, ...] = ()
+    #: the command, without source and output
+    words: tuple[str, ...]
+
+    @classmethod
+    def of_flashinfer(
+        cls, options: argparse.Namespace, flags: Iterable[str] = (), includes: Iterable[str] = ()
+    ) -> Compiler:
+        """With FlashInfer's flags and headers, and more of both."""
+        data = (options.flashinfer / "data" / one for one in (*INCLUDES, *includes))
+        places = (f"-I{one}" for one in (*data, *options.include))
+        return cls(options.work, ("nvcc", *FLAGS, *flags, *places))
 
     def compiled(self, folder: str, source: Path, *flags: str) -> Path:
         """The object file of a source; beside it is its PTX."""
         result = self.work / folder / f"{source.stem}.o"
         if not result.exists():
             result.parent.mkdir(parents=True, exist_ok=True)
-            data = (self.flashinfer / "data" / one for one in (*INCLUDES, *self.includes))
-            places = [f"-I{one}" for one in (*data, *self.more)]
             subprocess.run(
-                ["nvcc", *FLAGS, *self.flags, *places, *flags, "--keep", "--keep-dir",
-                 result.parent, "-c", source, "-o", result], check=True,
+                [*self.words, *flags, "--keep", "--keep-dir", result.parent, "-c", source,
+                 "-o", result], check=True,
             )  # fmt: skip
         return result
 
@@ -117,11 +121,13 @@ class Built:
             lines.append(" ".join(map(str, (name, *sizes))))
         return "\n".join(lines)
 
-    def printed(self, words: Iterable[object], processors: int) -> list[Any]:
-        """What the program prints, as JSON a line; ``processors`` is the device's number."""
+    def printed(self, words: Iterable[object], processors: int, **more: str) -> list[Any]:
+        """What the program prints, as JSON a line; ``processors`` is the device's number, and
+        ``more`` what the host code finds in its environment.
+        """
         done = subprocess.run(
             [self.program, *map(str, words)], check=True, capture_output=True, text=True,
-            input=self.sizes, env={"MULTIPROCESSORS": str(processors)},
+            input=self.sizes, env={"MULTIPROCESSORS": str(processors), **more},
         )  # fmt: skip
         return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -61,9 +61,9 @@ ACTIVATIONS = {"swiglu": 3, "relu2": 6}
 ROWS, COLUMNS = 128, 4
 
 
-def build(compiler: Compiler, tile: str) -> Built:
+def build(compiler: Compiler, flashinfer: Path, tile: str) -> Built:
     """Compile for a tile what was not compiled yet."""
-    own, data = Path(__file__).with_suffix(".cu"), compiler.flashinfer / "data"
+    own, data = Path(__file__).with_suffix(".cu"), flashinfer / "data"
     m, n, depth = map(int, tile.split("x"))
     sizes = (f"-DTILE_M={m}", f"-DTILE_N={n}", f"-DTILE_K={2 * depth}", "-DPART=3")
     objects = [compiler.compiled(tile, own, *sizes)]
@@ -491,8 +491,8 @@ def main() -> None:
     parser.add_argument("--tile", default="128x128x128", help="FlashInfer takes this one untuned")
     parser.add_argument("--mutants", type=int, default=0, help="of how many to see what is seen")
     options = parser.parse_args()
-    compiler = Compiler(options.flashinfer, options.work, tuple(options.include), FLAGS, INCLUDES)
-    built = build(compiler, options.tile)
+    compiler = Compiler.of_flashinfer(options, FLAGS, INCLUDES)
+    built = build(compiler, options.flashinfer, options.tile)
     for setup in SETUPS:
         call = call_of(built, setup)
         print(f"{options.tile} {setup}", flush=True)

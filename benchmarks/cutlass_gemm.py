@@ -90,19 +90,26 @@ class Case:
         return wrong, sorted(races), faults
 
 
-def case_of(built: Built, launch: tuple[str, bool, int, int, int, int]) -> Case:
-    """A launch with its operands in memory."""
-    scheduler, swapped, m, n, k, processors = launch
+def product(m: int, n: int, k: int, *, half: bool = False) -> tuple[dict[str, bytes], Any]:
+    """The memory of a product, D = alpha A B, and the exact result as bits of bfloat16 or half."""
     draw = np.random.default_rng(3)
     a, b = (draw.choice(CODES, (rows, k)) for rows in (m, n))
     powers = [draw.choice(SCALES, (rows, k // GROUP)) for rows in (m, n)]
     values = [E2M1[c] * np.repeat(2.0**p, GROUP, 1) for c, p in zip((a, b), powers, strict=True)]
-    exact = to_bf16((ALPHA * values[0] @ values[1].T).astype(np.float32)).astype(np.uint16)
+    result = (ALPHA * values[0] @ values[1].T).astype(np.float32)
+    exact = result.astype(np.float16).view(np.uint16) if half else to_bf16(result).astype(np.uint16)
     contents = {
         "D": np.full((m, n), 0x7FC0, np.uint16).tobytes(), "A": packed(a), "B": packed(b),
         "SFA": tiled(powers[0]), "SFB": tiled(powers[1]),
         "alpha": np.float32(ALPHA).tobytes(),
     }  # fmt: skip
+    return contents, exact
+
+
+def case_of(built: Built, launch: tuple[str, bool, int, int, int, int]) -> Case:
+    """A launch with its operands in memory."""
+    scheduler, swapped, m, n, k, processors = launch
+    contents, exact = product(m, n, k)
     memory = placed(contents, "D")
     words = [scheduler, "swapped" if swapped else "plain", *(one.address for one in memory),
              WORKSPACE, m, n, k]  # fmt: skip
@@ -161,8 +168,7 @@ def main() -> None:
         "--tile", default="128x32x128", help="FlashInfer's first tactic has this one"
     )
     options = parser.parse_args()
-    compiler = Compiler(options.flashinfer, options.work, tuple(options.include))
-    built = build(compiler, options.tile)
+    built = build(Compiler.of_flashinfer(options), options.tile)
     for launch in LAUNCHES:
         case = case_of(built, launch)
         wrong, races, faults = case.judged(case.file.ptx)
