@@ -109,6 +109,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 99 << 10; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 100 << 10; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1536; break;
     default: missing("this attribute of the device");
   }
   return cudaSuccess;

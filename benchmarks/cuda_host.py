@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Compiler:
-    """Compiles into folders of ``work``, each thing once."""
+    """Compiles into folders of ``work`` what is missing or older than its source."""
 
     work: Path
     #: the command, without source and output
@@ -69,7 +69,7 @@ class Compiler:
     def compiled(self, folder: str, source: Path, *flags: str) -> Path:
         """The object file of a source; beside it is its PTX."""
         result = self.work / folder / f"{source.stem}.o"
-        if not result.exists():
+        if not _is_newer(result, source):
             result.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run(
                 [*self.words, *flags, "--keep", "--keep-dir", result.parent, "-c", source,
@@ -81,11 +81,15 @@ class Compiler:
         """The program of some objects and of the runtime."""
         program = self.work / folder / "program"
         objects = [*objects, self.compiled("host", Path(__file__).with_suffix(".cpp"))]
-        if not program.exists():
+        if not all(_is_newer(program, one) for one in objects):
             subprocess.run(["g++", *objects, "-o", program], check=True)
         texts = (one.with_suffix(".ptx") for one in objects)
         parts = (TABLES.sub("\n", one.read_text("utf-8")) for one in texts if one.exists())
         return Built(program, tuple(parts))
+
+
+def _is_newer(result: Path, source: Path) -> bool:
+    return result.exists() and result.stat().st_mtime >= source.stat().st_mtime
 
 
 def kernels_alone(ptx: str) -> dict[str, str]:
@@ -144,10 +148,10 @@ class Built:
         )  # fmt: skip
 
 
-def placed(contents: Mapping[str, bytes], writable: str) -> list[Array]:
-    """Arrays one after the other; one is written to."""
+def placed(contents: Mapping[str, bytes], *writable: str) -> list[Array]:
+    """Arrays one after the other, of which some are written to."""
     address, memory = FIRST, []
     for name, data in contents.items():
-        memory.append(Array(name, address, data, name == writable, "u8", (len(data),)))
+        memory.append(Array(name, address, data, name in writable, "u8", (len(data),)))
         address += -(-len(data) // APART) * APART + APART
     return memory

@@ -17,14 +17,23 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.cuda_host import Built, Compiler, add_options, placed
-from benchmarks.cutlass_gemm import CODES, GROUP, SCALES, packed, show_unnoticed, tiled
+from benchmarks.cutlass_gemm import (
+    CODES,
+    GROUP,
+    SCALES,
+    packed,
+    show_unnoticed,
+    tiled,
+    unpacked,
+    untiled,
+)
 from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
@@ -32,7 +41,7 @@ from builder.ptx.machine import E2M1, UE4M3, from_bf16, to_bf16
 from builder.ptx.runs import program_of, run_once, schedules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from builder.ptx.memory import GlobalMemory
 
@@ -316,14 +325,10 @@ class Checks:
             high = padded(int(mine.sum()), ROWS)
             start = padded(first + expert * (ROWS - 1), ROWS) * columns
             if high:
-                tiles = self._read(
-                    memory, scales + start, np.uint8, high // ROWS, columns // 4, 32, 4, 4
-                )
-                plain = tiles.transpose(0, 3, 2, 1, 4).reshape(high, columns)
-                blocks[mine] = plain[: int(mine.sum())]
+                tiles = self._read(memory, scales + start, np.uint8, high * columns)
+                blocks[mine] = untiled(tiles, columns)[: int(mine.sum())]
             first += int(mine.sum())
-        codes_ = np.stack([pairs & 15, pairs >> 4], -1).reshape(len(experts), width)
-        return codes_, blocks[:, : width // GROUP]
+        return unpacked(pairs), blocks[:, : width // GROUP]
 
     def _input(self, memory: GlobalMemory) -> Any:
         codes, scales = (self._pointer("expandInput", place) for place in (1, 12))
@@ -416,7 +421,7 @@ def badly_quantised(values: Any, scale: float, codes: Any, blocks: Any) -> int:
     """How many scales are not the nearest to a sixth of a block's largest value, and how many
     codes not the nearest to a value by its scale; NVFP4 with a scale for the tensor.
     """
-    grouped = np.abs(values).reshape(len(values), -1, GROUP)
+    grouped = np.abs(values).reshape(len(values), values.shape[1] // GROUP, GROUP)
     wanted = scale * grouped.max(-1) / 6
     known = UE4M3[:127]
     near = np.abs(wanted[..., None] - known).min(-1)
@@ -464,17 +469,27 @@ class Step:
         return wrong, [str(race) for race in single.run.races], faults, single.memory
 
 
-def steps(call: Call, schedule: str) -> Iterator[tuple[Step, int, list[str], list[str]]]:
-    """Run the launches one after the other; each with its wrong values, races and faults."""
-    checks, memory = Checks(call.operands, call.launches), call.memory
-    (order,), before = schedules_of((schedule,)), list[str]()
+#: A launch as it was run, and its wrong values, races and faults.
+Ran = tuple[Step, int, list[str], list[str]]
+
+
+def steps(call: Call, schedule: str) -> Iterator[Ran]:
+    """Run the launches of a call one after the other."""
+    checks, every = Checks(call.operands, call.launches), list[Step]()
     for number, launch in enumerate(call.launches):
         name = next((word for part, word in NAMES.items() if part in launch.kernel), "fill")
         if "GEMM" in name:
-            name = f"{'second' if 'activation' in before else 'first'} {name}"
-        before.append(name)
-        step = Step(name, replace(launch, memory=memory), checks.of(number))
-        wrong, races, faults, left = step.run(order, launch.ptx)
+            name = f"{'second' if 'activation' in [one.name for one in every] else 'first'} {name}"
+        every.append(Step(name, launch, checks.of(number)))
+    return in_order(every, call.memory, schedule)
+
+
+def in_order(every: Iterable[Step], memory: tuple[Array, ...], schedule: str) -> Iterator[Ran]:
+    """Run launches one after the other, each on the memory that the one before left."""
+    (order,) = schedules_of((schedule,))
+    for one in every:
+        step = replace(one, file=replace(one.file, memory=memory))
+        wrong, races, faults, left = step.run(order, step.file.ptx)
         yield step, wrong, races, faults
         if faults:
             return
@@ -496,7 +511,7 @@ def main() -> None:
     for setup in SETUPS:
         call = call_of(built, setup)
         print(f"{options.tile} {setup}", flush=True)
-        for name, found in judged(call).items():
+        for name, found in judged(partial(steps, call)).items():
             wrong, races, faults = found
             print(f"  {name}: {wrong} wrong, {len(races)} races, {len(faults)} faults", flush=True)
             print(*sorted(races)[:3], *faults[:3], sep="\n", end="\n" if races or faults else "")
@@ -511,11 +526,11 @@ def main() -> None:
                 Subject(name, step.file, step.check).show(options.mutants)
 
 
-def judged(call: Call) -> dict[str, tuple[int, set[str], list[str]]]:
+def judged(run: Callable[[str], Iterator[Ran]]) -> dict[str, tuple[int, set[str], list[str]]]:
     """By launch: wrong values, races and faults of all schedules."""
     all_: dict[str, tuple[int, set[str], list[str]]] = {}
     for schedule in ("eager", "lazy", "random:1"):
-        for step, wrong, races, faults in steps(call, schedule):
+        for step, wrong, races, faults in run(schedule):
             before = all_.get(step.name, (0, set(), []))
             own = [f"{schedule}: {fault}" for fault in faults]
             all_[step.name] = max(before[0], wrong), before[1] | {*races}, before[2] + own

@@ -59,14 +59,27 @@ def packed(codes: Any) -> bytes:
     return bytes((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).tobytes())
 
 
-def tiled(powers: Any) -> bytes:
-    """Scales as UE4M3, in tiles of 128 rows and 4 columns that are 32 rows of 16 bytes."""
+def unpacked(pairs: Any) -> Any:
+    """The two codes of each byte, in rows."""
+    return np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), -1)
+
+
+def tiled(powers: Any, behind: int = 0) -> bytes:
+    """Scales as UE4M3, in tiles of 128 rows and 4 columns that are 32 rows of 16 bytes; ``behind``
+    the last row and column is another byte.
+    """
     rows, columns = (
         -(-size // unit) * unit for size, unit in zip(powers.shape, (128, 4), strict=True)
     )
-    codes = np.zeros((rows, columns), np.uint8)
+    codes = np.full((rows, columns), behind, np.uint8)
     codes[: powers.shape[0], : powers.shape[1]] = powers + 7 << 3
     return codes.reshape(rows // 128, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4).tobytes()
+
+
+def untiled(codes: Any, columns: int) -> Any:
+    """Bytes in such tiles by row and column; ``columns`` are a multiple of 4."""
+    tiles = codes.reshape(-1, columns // 4, 32, 4, 4)
+    return tiles.transpose(0, 3, 2, 1, 4).reshape(-1, columns)
 
 
 @dataclass(frozen=True)
@@ -90,8 +103,12 @@ class Case:
         return wrong, sorted(races), faults
 
 
-def product(m: int, n: int, k: int, *, half: bool = False) -> tuple[dict[str, bytes], Any]:
-    """The memory of a product, D = alpha A B, and the exact result as bits of bfloat16 or half."""
+def product(
+    m: int, n: int, k: int, *, half: bool = False, behind: int = 0
+) -> tuple[dict[str, bytes], Any]:
+    """The memory of a product, D = alpha A B, and the exact result as bits of bfloat16 or half;
+    ``behind`` the rows and columns of A its scales are this byte.
+    """
     draw = np.random.default_rng(3)
     a, b = (draw.choice(CODES, (rows, k)) for rows in (m, n))
     powers = [draw.choice(SCALES, (rows, k // GROUP)) for rows in (m, n)]
@@ -100,7 +117,7 @@ def product(m: int, n: int, k: int, *, half: bool = False) -> tuple[dict[str, by
     exact = result.astype(np.float16).view(np.uint16) if half else to_bf16(result).astype(np.uint16)
     contents = {
         "D": np.full((m, n), 0x7FC0, np.uint16).tobytes(), "A": packed(a), "B": packed(b),
-        "SFA": tiled(powers[0]), "SFB": tiled(powers[1]),
+        "SFA": tiled(powers[0], behind), "SFB": tiled(powers[1]),
         "alpha": np.float32(ALPHA).tobytes(),
     }  # fmt: skip
     return contents, exact

@@ -185,6 +185,20 @@ int main(int count, char** words) {
   std::vector<torch::stable::Tensor> t;
   for (int n = 2; n < count; n++) t.push_back(tensor(words[n]));
   std::string name = words[1];
-  if (name == "mm") cutlass_scaled_fp4_mm(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5));
-  else return 2;
+  if (name == "mm") {
+    cutlass_scaled_fp4_mm(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5));
+  } else if (name == "quant" || name == "quant plain") {
+    scaled_fp4_quant_out(t.at(2), t.at(3), name == "quant", t.at(0), t.at(1));
+  } else if (name == "silu quant") {
+    silu_and_mul_nvfp4_quant(t.at(0), t.at(1), t.at(2), t.at(3));
+  } else if (name == "experts quant") {
+    scaled_fp4_experts_quant(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5));
+  } else if (name == "experts silu quant") {
+    silu_and_mul_scaled_fp4_experts_quant(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5));
+  } else if (name == "experts mm") {
+    cutlass_fp4_group_mm(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6), t.at(7),
+                         t.at(8));
+  } else {
+    return 2;
+  }
 }
