@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 PACKAGE = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x"
 #: What the modules import of FlashInfer, beside themselves.
 ABSENT = ("flashinfer.utils", "flashinfer.autotuner", "flashinfer.api_logging")
+FORMS = ("fp8", "mxfp8_mxfp4")
 KINDS = ("gemm", "fc1_act", "fc1_act_q1", "fc2_finalize")
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
 #: Rows of each expert, columns, depth, and multiprocessors: fewer than tiles.
-ROWS, N, K, PROCESSORS = (40, 0, 1, 150), 256, 512, 3
+ROWS, N, K, PROCESSORS = (40, 0, 1, 150), 256, 512, 2
 #: Tokens that rows are added to.
 TOKENS = 80
 
@@ -306,17 +307,17 @@ def main() -> None:
     for folder in ("torch", "dsl", "work"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--mutants", type=int, default=0, help="of each kernel's first tile")
+    parser.add_argument("--forms", nargs="*", default=FORMS, choices=FORMS)
+    parser.add_argument("--mutants", type=int, default=0, help="of each kernel, the first tile's")
     given = parser.parse_args()
     recorder, _called = prepare(given)
-    for form, kind in product(("fp8", "mxfp8_mxfp4"), given.only):
+    for form, kind in product(given.forms, given.only):
         kernel = Kernel(form, kind)
-        for number, (tile, more) in enumerate(kernel.tactics()):
+        for number, (tile, more) in enumerate(kernel.tactics()[: 1 if given.mutants else None]):
             name = f"{kernel.name} {tile} {', '.join(str(one) for one in more.values())}"
             into = Path.cwd() / "launches" / f"{kernel.name}-{number}"
             shutil.rmtree(into, ignore_errors=True)
-            mutants = 0 if number else given.mutants
-            kernel.launched(recorder, tile, more, into).shown(name, mutants)
+            kernel.launched(recorder, tile, more, into).shown(name, given.mutants)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from builder.proof.numbers import UNWRITTEN, judged
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, CarriedMemory, run_once, watches
-from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Vector
+from builder.ptx.source import Address, Instruction, Kernel, Name, Number, Pair, Vector
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -31,6 +31,7 @@ CATCHERS = ("numbers", "race", "deadlock", "fault")
 #: Sources of an instruction that may change places without changing its result.
 _COMMUTE = ("add", "and", "or", "xor", "mul", "min", "max", "fma", "mad")
 _SYNCHRONISES = ("bar", "barrier", "fence", "mbarrier")
+_ORDERS = (*_SYNCHRONISES, "membar")
 _GROUPS = ("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.commit_group")
 #: What accesses memory, orders it, or goes elsewhere.
 _TOUCHES = (
@@ -298,16 +299,148 @@ def caught(
     return ()
 
 
-def poisoned(kernel: Kernel, line: int) -> Kernel:
-    """The kernel with one product that is NaN: where nothing notices that, nobody reads it."""
+#: Why a mutant that nothing noticed cannot have an effect in the launches that ran.
+UNREAD = "nobody reads it: NaN there is not noticed either"
+SAME_VALUE = "it gives the same value each time"
+MISSED_BY_NOBODY = "no access comes before the same again, or before the thread ends"
+AS_BEFORE = "another edge orders the same: no two accesses are without order that had one"
+
+
+def reason(
+    kernel: Kernel,
+    mutant: Mutant,
+    seen: Callable[[Kernel], str],
+    disorders: Callable[[Kernel], bool],
+) -> str:
+    """Why a mutant that nothing noticed cannot have an effect in some launches, or nothing.
+
+    ``seen``: what notices a kernel in them.  ``disorders``: whether a kernel has pairs of accesses
+    without order (`unordered`) that the kernel itself has not.
+    """
+    place = _place(kernel, mutant)
+    one = kernel.code[place]
+    if one.opcode in _ORDERS or one.name.startswith(_GROUPS) or _polls(kernel, place):
+        if mutant.kind not in ("moved", "address", "operand") and redundant(kernel, mutant.line):
+            return MISSED_BY_NOBODY
+        return "" if disorders(mutant.kernel) else AS_BEFORE
+    both = compared(kernel, mutant)
+    if both and not seen(both):
+        return SAME_VALUE
+    nan = poisoned(kernel, mutant.line)
+    return UNREAD if nan and not seen(nan) else ""
+
+
+def _place(kernel: Kernel, mutant: Mutant) -> int:
+    """Where the changed instruction is in the kernel."""
+    return next(p for p, one in enumerate(kernel.code) if one.line == mutant.line)
+
+
+def compared(kernel: Kernel, mutant: Mutant) -> Kernel | None:
+    """The kernel, which aborts where the mutant's instruction gives another value.
+
+    None, if it gives no value, does more than that, or has its own result as its guard.
+    """
+    place = _place(kernel, mutant)
+    one, other = kernel.code[place], mutant.kernel.code[place]
+    results = _results(kernel, one)
+    guards = {*replace(one, operands=(one.guard,) if one.guard else ()).names}
+    if not results or guards & {*results} or one.operands[0] != other.operands[0]:
+        return None
+    fresh = {name: f"{name}_other" for name in results}
+    kinds = {fresh[name]: kernel.registers[name] for name in results} | {_DIFFERS: "pred"}
+    more = replace(kernel, registers={**kernel.registers, **kinds})
+    before = replace(other, operands=(_renamed(other.operands[0], fresh), *other.operands[1:]))
+    zero, differs = Number(0), Name(_DIFFERS)
+    after: list[Instruction] = []
+    for name in results:
+        kind, values = _kind(kernel.registers[name]), (differs, Name(name), Name(fresh[name]))
+        opcode, modifiers = ("xor", (kind,)) if kind == "pred" else ("setp", ("ne", kind))
+        after += [
+            Instruction("setp", ("ne", "b32"), (differs, zero, zero), None, one.line),
+            Instruction(opcode, modifiers, values, one.guard, one.line),
+            Instruction("trap", (), (), differs, one.line),
+        ]
+    return _around(more, place, [before], after)
+
+
+#: A register of `compared`.
+_DIFFERS = "%differs"
+#: What is there in the place of a value that nobody may read: NaN, of each type of numbers.
+_NAN = {"b16": 0x7FFF, "b32": 0x7FFF7FFF, "b64": 0x7FFF7FFF7FFF7FFF}
+
+
+def _kind(register: str) -> str:
+    """The type without a sign of a register: ``b32`` of ``f32``."""
+    return register if register == "pred" else f"b{register.lstrip('bsuf')}"
+
+
+def _results(kernel: Kernel, one: Instruction) -> list[str]:
+    """The registers that an instruction writes, if it only does that."""
+    if one.opcode in _TOUCHES and one.opcode not in ("ld", "ldmatrix"):
+        return []
+    names = replace(one, operands=one.operands[:1]).names
+    results = [name for name in names if name in kernel.registers]
+    known = all(_kind(kernel.registers[name]) in ("pred", *_NAN) for name in results)
+    return results if known else []
+
+
+def _renamed(operand: Operand, names: Mapping[str, str]) -> Operand:
+    if isinstance(operand, Name):
+        return Name(names.get(operand.text, operand.text))
+    if isinstance(operand, Vector):
+        return replace(operand, parts=tuple(_renamed(part, names) for part in operand.parts))
+    if isinstance(operand, Pair):
+        return Pair(_renamed(operand.first, names), _renamed(operand.second, names))
+    return operand
+
+
+def _around(
+    kernel: Kernel, place: int, before: Sequence[Instruction], after: Sequence[Instruction]
+) -> Kernel:
+    """The kernel with more instructions before and after one; jumps to it run those before."""
+    more = len(before) + len(after)
+
+    def moved(at: int) -> int:
+        return at + more if at > place else at
+
+    code = [replace(one, target=moved(one.target)) for one in kernel.code]
+    return replace(
+        kernel,
+        code=(*code[:place], *before, code[place], *after, *code[place + 1 :]),
+        labels=frozenset(map(moved, kernel.labels)),
+        functions=tuple(replace(one, entry=moved(one.entry)) for one in kernel.functions),
+    )
+
+
+def poisoned(kernel: Kernel, line: int) -> Kernel | None:
+    """The kernel with one result that is NaN: where nothing notices that, nobody reads it.
+
+    The result of a product, what a store writes, or a register; None, if there is no such thing.
+    """
     place = next(p for p, one in enumerate(kernel.code) if one.line == line)
-    one, nan = kernel.code[place], Number(0x7FFF7FFF)
+    one, nan = kernel.code[place], Number(_NAN["b32"])
     if one.has("block_scale"):
         return _with(kernel, place, _other(one, 4, Number(0xFFFFFFFF)))
     if one.opcode == "fma":
         return _with(kernel, place, _other(one, 1, Number(0x7FC00000, 32)))
-    (count,) = (len(part.parts) for part in one.operands[1:2] if isinstance(part, Vector))
-    return _with(kernel, place, _other(one, 1, Vector((nan,) * count)))
+    if one.opcode == "mma":
+        (count,) = (len(part.parts) for part in one.operands[1:2] if isinstance(part, Vector))
+        return _with(kernel, place, _other(one, 1, Vector((nan,) * count)))
+    if one.opcode == "st":
+        value = Number(_NAN[_kind(one.modifiers[-1])])
+        given = one.operands[1]
+        many = Vector((value,) * len(given.parts)) if isinstance(given, Vector) else value
+        return _with(kernel, place, _other(one, 1, many))
+    after = [_overwrite(kernel, name, one) for name in _results(kernel, one)]
+    return _around(kernel, place, [], after) if after else None
+
+
+def _overwrite(kernel: Kernel, name: str, one: Instruction) -> Instruction:
+    """NaN in a register that an instruction has written, or the other truth value."""
+    kind = _kind(kernel.registers[name])
+    if kind == "pred":
+        return Instruction("not", ("pred",), (Name(name), Name(name)), one.guard, one.line)
+    return Instruction("mov", (kind,), (Name(name), Number(_NAN[kind])), one.guard, one.line)
 
 
 def redundant(kernel: Kernel, line: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,7 +16,23 @@ from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.program import Program
 from builder.ptx.runs import run_once
 from builder.ptx.source import Instruction, Name, Number, Vector, kernels_of
-from tests.mutants import OBSERVED, drawn_of, noticed, noticed_in, poisoned, redundant, unordered
+from tests.mutants import (
+    AS_BEFORE,
+    OBSERVED,
+    SAME_VALUE,
+    UNREAD,
+    Mutant,
+    drawn_of,
+    noticed,
+    noticed_in,
+    poisoned,
+    reason,
+    redundant,
+    unordered,
+)
+
+if TYPE_CHECKING:
+    from builder.ptx.source import Kernel
 
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 TEXT = f"""
@@ -92,7 +109,9 @@ def test_a_kernel_without_tensor_cores_has_mutants_too(kind: str, lines: set[int
     kernel = kernels_of(VECTORS)["vectors"]
     assert {one.line for one in drawn_of(kernel, kind, 8, seed=1)} == lines
     if kind == "operand":
-        one = next(one for one in poisoned(kernel, 21).code if one.line == 21)
+        nan = poisoned(kernel, 21)
+        assert nan
+        one = next(one for one in nan.code if one.line == 21)
         assert one.operands[1] == Number(0x7FC00000, 32)
 
 
@@ -155,7 +174,9 @@ def test_a_race_of_the_kernel_itself_notices_no_mutant() -> None:
 
 
 def test_a_poisoned_product_is_nan() -> None:
-    one = next(one for one in poisoned(KERNEL, 18).code if one.line == 18)
+    nan = poisoned(KERNEL, 18)
+    assert nan
+    one = next(one for one in nan.code if one.line == 18)
     assert one.operands[1] == Vector((Number(0x7FFF7FFF),) * 4), "of float16 and of bfloat16"
 
 
@@ -196,3 +217,62 @@ def test_a_block_that_does_not_wait_is_noticed_where_the_last_goes_first() -> No
     assert run_once(launch, without, Schedule("eager"), watch=True).run.races == ()
     assert run_once(launch, without, Schedule("lazy"), watch=True).run.races
     assert noticed([[launch]], {name: without}) == "race"
+
+
+#: Four threads; the first alone writes a result.
+VALUES = """
+.version 8.8
+.target sm_121a
+.address_size 64
+.visible .entry values(.param .u64 given)
+{
+  .reg .pred %p<3>; .reg .b32 %r<9>; .reg .f32 %f<3>; .reg .b64 %rd<3>;
+  ld.param.u64 %rd1, [given];
+  mov.u32 %r1, %tid.x;
+  max.s32 %r2, %r1, 0;
+  add.s32 %r3, %r1, 7;
+  setp.ne.b32 %p1, %r1, 0;
+  selp.b32 %r5, 1, 2, %p1;
+  @%p1 bra END;
+  xor.b32 %r4, %r2, 5;
+  st.global.b32 [%rd1], %r4;
+  st.global.b32 [%rd1+4], %r3;
+END:
+  bar.warp.sync -1;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "why"),
+    [
+        (10, "max.s32 %r2, %r1, 0", "max.s32 %r2, %r1, -9", SAME_VALUE),
+        (12, "setp.ne.b32 %p1, %r1, 0", "setp.gt.s32 %p1, %r1, 0", SAME_VALUE),
+        (11, "add.s32 %r3, %r1, 7", "add.s32 %r3, %r1, 8", UNREAD),
+        (13, "selp.b32 %r5, 1, 2", "selp.b32 %r5, 1, 3", UNREAD),
+        (17, "[%rd1+4], %r3", "[%rd1+4], %r2", UNREAD),
+        (15, "xor.b32 %r4, %r2, 5", "xor.b32 %r4, %r2, 261", ""),
+        (19, "bar.warp.sync -1", "bar.warp.sync 15", AS_BEFORE),
+    ],
+)
+def test_why_nothing_notices_a_mutant(line: int, old: str, new: str, why: str) -> None:
+    array = Array("given", 0x10000, bytes(8), True, "u32", (2,))
+    sizes, given = ((1, 1, 1), (4, 1, 1), 0), (0x10000).to_bytes(8, "little")
+    launch = LaunchFile("one", VALUES, "values", *sizes, (given,), (array,))
+    kernel, name = kernels_of(VALUES)["values"], (VALUES, "values")
+
+    def seen(other: Kernel) -> str:
+        """A check of the first byte alone."""
+        single = run_once(launch, Program(other), Schedule("eager"), watch=True)
+        wrong = single.memory.regions[0].data[0] != 5
+        return single.run.fault or "values" * bool(wrong)
+
+    def disorders(other: Kernel) -> bool:
+        return bool(unordered([[launch]], {name: Program(other)}))
+
+    mutant = Mutant("operand", line, "", kernels_of(VALUES.replace(old, new))["values"])
+    assert (seen(kernel), seen(mutant.kernel)) == ("", "")
+    assert reason(kernel, mutant, seen, disorders) == why
+    if why == AS_BEFORE:
+        assert reason(kernel, mutant, seen, lambda _: True) == ""
