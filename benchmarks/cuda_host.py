@@ -47,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--include", type=Path, action="append", default=[])
     parser.add_argument("--orders", action="store_true", help="leave out barriers, one at a time")
+    parser.add_argument("--mutants", type=int, default=0, help="of each small launch's kernel")
 
 
 @dataclass(frozen=True)

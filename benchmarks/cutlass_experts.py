@@ -504,7 +504,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_options(parser)
     parser.add_argument("--tile", default="128x128x128", help="FlashInfer takes this one untuned")
-    parser.add_argument("--mutants", type=int, default=0, help="of how many to see what is seen")
     options = parser.parse_args()
     compiler = Compiler.of_flashinfer(options, FLAGS, INCLUDES)
     built = build(compiler, options.flashinfer, options.tile)

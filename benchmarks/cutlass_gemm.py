@@ -8,7 +8,8 @@ them once (two minutes of processor time): the kernels' PTX, and a program that 
 with FlashInfer's own host code (`cuda_host`).
 
 Prints for each launch how many values differ from the exact ones, rounded once, and the races; and
-how many of the barriers, waits and fences of a kernel nothing notices if left out.
+how many of the barriers, waits and fences of a kernel nothing notices if left out (``--orders``);
+or mutants drawn at random (``--mutants``).
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import argparse
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from benchmarks.cuda_host import Built, Compiler, add_options, placed
+from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
 from builder.ptx.machine import E2M1, to_bf16
 from builder.ptx.runs import program_of, run_once, schedules_of
+
+if TYPE_CHECKING:
+    from builder.ptx.memory import GlobalMemory
 
 #: Scheduler, whether A and B are swapped, tokens, columns, depth, multiprocessors.
 LAUNCHES = [
@@ -89,6 +94,11 @@ class Case:
     file: LaunchFile
     exact: Any
 
+    def wrong(self, memory: GlobalMemory) -> int:
+        """How many values after a run are not the exact ones."""
+        left = np.frombuffer(memory.regions[0].data.tobytes(), np.uint16)
+        return int((left != self.exact.reshape(-1)).sum())
+
     def judged(self, ptx: str, *schedules: str) -> tuple[int, list[str], list[str]]:
         """Wrong values, races and faults, with the launch's PTX or another."""
         file = replace(self.file, ptx=ptx)
@@ -96,8 +106,7 @@ class Case:
         wrong, races, faults = 0, set[str](), []
         for schedule in schedules_of(schedules):
             single = run_once(file, program, schedule, watch=True)
-            left = np.frombuffer(single.memory.regions[0].data.tobytes(), np.uint16)
-            wrong = max(wrong, int((left != self.exact.reshape(-1)).sum()))
+            wrong = max(wrong, self.wrong(single.memory))
             races |= {str(race) for race in single.run.races}
             faults += [f"{schedule}: {single.run.fault}"] if single.run.fault else []
         return wrong, sorted(races), faults
@@ -195,6 +204,8 @@ def main() -> None:
         print(*races[:3], *faults[:3], sep="\n", end="\n" if races or faults else "")
         if options.orders and launch[-1] < MULTIPROCESSORS:
             show_unnoticed(case, case.file.name)
+        if options.mutants and launch[-1] < MULTIPROCESSORS:
+            Subject(case.file.name, case.file, case.wrong).show(options.mutants)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Of some changes of a kernel, drawn at random, how many the benchmark of the kernel sees.
 
-``--mutants 40`` of `marlin`, `cutlass_experts` and `sm12x_moe`: each change is one instruction of
-the kernel (`tests.mutants`): a wait, a barrier, a fence or an arrival that is left out or moved,
-another address, scale or operand.  The changed kernel makes the same launch in three schedules.
-Each that nothing notices is printed, with the reason if it cannot have an effect there
+``--mutants 40`` of `marlin`, `cutlass_experts`, `cutlass_gemm` and `sm12x_moe`: each change is one
+instruction of the kernel (`tests.mutants`): a wait, a barrier, a fence or an arrival that is left
+out or moved, another address, scale or operand.  The changed kernel makes the same launch in three
+schedules.  Each that nothing notices is printed, with the reason if it cannot have an effect there
 (`tests.mutants.reason`).
 """
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ def launched(base: str, only: str, folder: Path) -> dict[str, list[Path]]:
     planned = Planner(index, IndexSources(index))(base)
     target = target_of_plan(planned.plan, planned.base, "patched", patched=True)
     every = (*wanted_launches(target.plan.expect), *BESIDES)
-    wanted = [one for one in every if only in one.name]
+    wanted = [one for one in every if re.search(only, one.name)]
     flags = (*target.plan.serve_flags, *target.plan.moe_serve_flags)
     chosen = {**backends(flags, "nvfp4-linear"), **backends(flags, "nvfp4-moe")}
     launches: dict[str, list[Path]] = {}
@@ -162,7 +163,7 @@ def main() -> None:
     """Launch, draw, run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("base")
-    parser.add_argument("--only", default="", help="a part of the names of checks")
+    parser.add_argument("--only", default="", help="a regular expression for names of checks")
     parser.add_argument("--together", default="", help="all these checks as one, of this name")
     parser.add_argument("--count", type=int, default=12, help="mutants of each kind and kernel")
     parser.add_argument("--seed", type=int, default=7)

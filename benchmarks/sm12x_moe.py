@@ -40,8 +40,8 @@ ABSENT = ("flashinfer.utils", "flashinfer.autotuner", "flashinfer.api_logging")
 FORMS = ("fp8", "mxfp8_mxfp4")
 KINDS = ("gemm", "fc1_act", "fc1_act_q1", "fc2_finalize")
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
-#: Rows of each expert, columns, depth, and multiprocessors: fewer than tiles.
-ROWS, N, K, PROCESSORS = (40, 0, 1, 150), 256, 512, 2
+#: Rows of each expert, columns and depth.
+ROWS, N, K = (40, 0, 1, 150), 256, 512
 #: Tokens that rows are added to.
 TOKENS = 80
 
@@ -82,7 +82,7 @@ def prepare(given: argparse.Namespace) -> tuple[launch_host.Recorder, object]:
     launch_probe.launch_instead(recorder)
     torch: Any = importlib.import_module("torch")
     torch.cuda.get_device_properties = lambda _device: SimpleNamespace(
-        multi_processor_count=PROCESSORS, major=12, minor=1
+        multi_processor_count=given.processors, major=12, minor=1
     )
     return recorder, (library, runtime)
 
@@ -308,6 +308,7 @@ def main() -> None:
         parser.add_argument(f"--{folder}", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--forms", nargs="*", default=FORMS, choices=FORMS)
+    parser.add_argument("--processors", type=int, default=3, help="fewer than there are tiles")
     parser.add_argument("--mutants", type=int, default=0, help="of each kernel, the first tile's")
     given = parser.parse_args()
     recorder, _called = prepare(given)
