@@ -4,7 +4,9 @@
 
 Reads the modules with Marlin out of vLLM's arm64 wheel on the package index, by range, once.
 ``cuobjdump`` takes their PTX out, and no GPU is needed.  A GB10 runs machine code of the same
-sources where the wheel has some, and this PTX where it has not (docs/kernel-defects.md).
+sources where the wheel has some, and this PTX where it has not (docs/kernel-defects.md).  Of the
+kernels for FP8 activations there is machine code alone: ``nvcc`` compiles those from the release's
+source archive.
 
 Each launch has the parameters that vLLM's host code gives it on a GB10 (``marlin_mm`` in
 ``csrc/libtorch_stable/quantization/marlin/marlin.cu``, ``csrc/libtorch_stable/moe/...``), weights
@@ -32,12 +34,15 @@ from benchmarks.mutants import Subject
 from builder.common.machinecode import find_tool
 from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
+from builder.compile.sources import release_source
 from builder.ptx.api import launch_of, run
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.machine import E2M1, from_bf16, from_e4m3, to_bf16
 from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from builder.ptx.findings import FoundRace
     from builder.ptx.memory import GlobalMemory
 
@@ -46,15 +51,15 @@ _MODULE = re.compile(r"vllm/_(?:moe_)?C(?:_stable_libtorch)?\.abi3\.so")
 #: capabilities); vLLM asks for all of it.
 SHARED = 99 << 10
 #: vLLM's numbers of types (``ScalarType.id`` in ``csrc/core/scalar_type.hpp``).
-BF16, F16, FE2M1, FE4M3, FE8M0, U4, U4B8, U8B128 = (
+BF16, F16, FE2M1, FE4M3, FE8M0, U4, U4B8, U8B128, S8 = (
     1125899906909960, 1125899906910725, 562949953487106, 2814749767172868, 2814749767106568,
-    1125899906843648, 1125899907892224, 1125899923621888,
+    1125899906843648, 1125899907892224, 1125899923621888, 1125899906909952,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Format:
-    """The type of weights and its bits; the type of scales, without one that of the activations;
+    """The type of weights and its bits; the type of scales, without one that of the results;
     and the group of values in a column that share one, -1 if all do.
     """
 
@@ -64,6 +69,15 @@ class Format:
     group: int
     #: whether the groups also have a code that is zero
     zeros: bool = False
+    #: whether a word has codes of neighbouring columns, as in AWQ, and not of rows
+    awq: bool = False
+    #: the type of activations of 8 bits, of which each row has a scale
+    inputs: int | None = None
+
+    @property
+    def scaled_last(self) -> bool:
+        """Whether the scale of a column multiplies the sum after it is rounded."""
+        return self.group < 0 and self.bits == 4 and not self.inputs
 
     def groups(self, k: int) -> int:
         """The groups of a column."""
@@ -72,10 +86,19 @@ class Format:
 
 FORMATS = {
     "NVFP4": Format(FE2M1, 4, FE4M3, 16), "MXFP4": Format(FE2M1, 4, FE8M0, 32),
-    "GPTQ": Format(U4B8, 4, None, 128), "AWQ": Format(U4, 4, None, 128, zeros=True),
+    "GPTQ": Format(U4B8, 4, None, 128), "AWQ": Format(U4, 4, None, 128, True, True),
     "GPTQ 8 bits": Format(U8B128, 8, None, 128), "FP8": Format(FE4M3, 8, None, -1),
     "FP8 in blocks": Format(FE4M3, 8, None, 128), "MXFP8": Format(FE4M3, 8, FE8M0, 32),
 }  # fmt: skip
+#: GPTQ's packing with zero points, which compressed-tensors has.
+FORMATS["asymmetric"] = Format(U4, 4, None, 128, zeros=True)
+FORMATS |= {f"{one} by column": replace(FORMATS[one], group=-1) for one in ("GPTQ", "AWQ")}
+FORMATS["GPTQ 8 bits by column"] = replace(FORMATS["GPTQ 8 bits"], group=-1)
+FORMATS["GPTQ by 32"] = replace(FORMATS["GPTQ"], group=32)
+INTEGERS = ("GPTQ", "AWQ", "GPTQ by column", "AWQ by column", "GPTQ by 32", "asymmetric")
+#: Activations of 8 bits (``VLLM_MARLIN_INPUT_DTYPE``).
+FORMATS |= {f"{one} with INT8": replace(FORMATS[one], inputs=S8) for one in INTEGERS}
+FORMATS |= {f"{one} with FP8": replace(FORMATS[one], inputs=FE4M3) for one in (*INTEGERS, "MXFP4")}
 #: The order in which AWQ packs columns, and Marlin zero points (``marlin_zero_points``).
 PACKED = [0, 2, 4, 6, 1, 3, 5, 7]
 #: Depth, columns and threads of a block, in the order in which vLLM tries them.
@@ -94,7 +117,7 @@ _REGISTER = re.compile(r"%r\d+")
 #: Two in a fixed order, and two at random.
 SCHEDULES = ("eager", "lazy", "random:1", "random:2")
 #: The kernels that repack; up to 0.22.1 also with a permutation of the rows.
-_REPACK = r"{}_marlin_repack_kernelILi256ELi{}E(?:Lb0E)?Lb0EEEv"
+_REPACK = r"{}_marlin_repack_kernelILi256ELi{}E(?:Lb0E)?Lb{}EEEv"
 
 
 def fetch(version: str, work: Path) -> None:
@@ -116,6 +139,63 @@ def fetch(version: str, work: Path) -> None:
         )  # fmt: skip
         module.unlink()
     into.rename(done)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A release's kernels: the architecture and the PTX of each, by name."""
+
+    version: str
+    folder: Path
+    texts: dict[str, tuple[int, str]]
+
+    def find(self, pattern: str) -> str:
+        """The name of the kernel that fits.
+
+        Raises:
+            ValueError: it is not the only one.
+        """
+        (name,) = (one for one in self.texts if re.search(pattern, one))
+        return name
+
+    def marlin(self, tile: Tile, form: Format, *, routed: bool, f16: bool) -> str:
+        """The name of a kernel, which is compiled if the wheel has machine code alone."""
+        space = "marlin_moe_wna16" if routed else "marlin"
+        values = tile.values(form, F16 if f16 else BF16)
+        name = f"{len(space)}{space}6MarlinI{mangled(values)}E"
+        if form.inputs == FE4M3 and not any(name in one for one in self.texts):
+            alone = kernels_alone(self.compiled(space, values))
+            self.texts.update((one, (121, text)) for one, text in alone.items())
+        return self.find(name)
+
+    def compiled(self, space: str, values: tuple[int | bool, ...]) -> str:
+        """A kernel's PTX for SM121, from the release's source."""
+        words = [str(one).lower() for one in values]
+        file = self.folder / f"{space}-{'-'.join(words)}.sm_121f.cu"
+        if not file.with_suffix(".ptx").exists():
+            source = release_source(PackageIndex(), self.version).root / "csrc"
+            own = source / ("quantization/marlin" if space == "marlin" else f"moe/{space}")
+            torch = self.folder / "torch/headeronly/util/Exception.h"
+            torch.parent.mkdir(parents=True, exist_ok=True)
+            torch.write_text("#define STD_TORCH_CHECK(...)\n")  # of checks that kernels do not have
+            file.write_text(
+                f'#include "{own}/kernel.h"\n#include "{own}/marlin_template.h"\n'
+                f"template __global__ void {space}::Marlin<{', '.join(words)}>\n"
+                "(MARLIN_KERNEL_PARAMS);"
+            )
+            subprocess.run(
+                ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=compute_121f", "-w",
+                 "-ptx", f"-DMARLIN_NAMESPACE_NAME={space}", f"-I{source}", f"-I{self.folder}",
+                 "-o", file.with_suffix(".ptx"), file], check=True,
+            )  # fmt: skip
+        return file.with_suffix(".ptx").read_text("utf-8")
+
+
+def mangled(values: Sequence[int | bool]) -> str:
+    """Arguments of a template, of which the first four are of 64 bits, as names have them."""
+    kinds = ["l"] * 4 + ["b" if isinstance(one, bool) else "i" for one in values[4:]]
+    words = (f"n{-one}" if one < 0 else int(one) for one in values)
+    return "".join(f"L{kind}{one}E" for kind, one in zip(kinds, words, strict=True))
 
 
 def kernels_of(folder: Path, arch: int | None) -> dict[str, tuple[int, str]]:
@@ -144,23 +224,21 @@ class Tile:
     def cache(self, form: Format, *, routed: bool) -> int:
         """Bytes of shared memory that vLLM reckons with (``get_kernel_cache_size``)."""
         rows = -(-self.rows // 16) * 16
+        inputs = STAGES * rows * self.depth * (1 if form.inputs else 2)
         weights = STAGES * self.depth * self.columns * form.bits // 8
         sums = rows * (self.columns + 8) * 2
         scales = form.groups(self.depth + form.group - 1) * self.columns * 2 * STAGES
         most = max(weights, sums, min(weights, sums) + self.columns * 2)
         more = scales // 4 if form.zeros else 0
-        return most + STAGES * rows * self.depth * 2 + scales + more + (16 * rows if routed else 0)
+        return most + inputs + scales + more + (16 * rows if routed else 0)
 
-    def name(self, space: str, form: Format, activations: int) -> str:
-        """The part of the mangled name with the template's arguments."""
-        scales = form.scales or activations
-        types = "".join(f"Ll{n}E" for n in (activations, form.weights, activations, scales))
-        sizes = (self.threads, -(-self.rows // 16), self.columns // 16, self.depth // 16)
-        group = "n1" if form.group < 0 else form.group // 16
+    def values(self, form: Format, results: int) -> tuple[int | bool, ...]:
+        """The template's arguments: four types, sizes, and whether zero points are floats."""
         return (
-            f"{len(space)}{space}6MarlinI{types}{''.join(f'Li{n}E' for n in sizes)}"
-            f"Lb{int(self.rows == 8)}ELi{STAGES}ELi{group}ELb0E"
-        )
+            form.inputs or results, form.weights, results, form.scales or results,
+            self.threads, -(-self.rows // 16), self.columns // 16, self.depth // 16,
+            self.rows == 8, STAGES, -1 if form.group < 0 else form.group // 16, False,
+        )  # fmt: skip
 
 
 def tiles_of(rows: int, n: int, k: int, form: Format, *, routed: bool) -> list[Tile]:
@@ -176,7 +254,7 @@ def tiles_of(rows: int, n: int, k: int, form: Format, *, routed: bool) -> list[T
 
 def tile_of(m: int, n: int, k: int, form: Format, processors: int) -> Tile:
     """The tile that ``marlin_mm`` takes for at most 64 rows, or for a multiple of 64."""
-    rows = 8 if m <= 8 else min(-(-m // 16) * 16, 64)
+    rows = 8 if m <= 8 and not form.inputs else min(-(-m // 16) * 16, 64)
     tile = tiles_of(rows, n, k, form, routed=False)[0]
     small = Tile(rows, 128, 64, 128)
     few = n // tile.columns * -(-m // rows) * 4 <= processors
@@ -189,9 +267,12 @@ class Weights:
 
     packed: Any
     scales: Any
+    #: the scale of the tensor; of INT8 activations, which vLLM multiplies with those of the rows
     factor: Any
     zeros: Any
     values: Any
+    #: what multiplies rounded sums, of each column
+    last: Any
 
 
 def permuted(scales: Any) -> Any:
@@ -215,17 +296,36 @@ def joined(codes: Any, bits: int) -> Any:
     return (parts << np.arange(0, 32, bits, dtype=np.uint32)).sum(-1).astype(np.uint32)
 
 
-def repacked(codes: Any, form: Format, kernels: dict[str, tuple[int, str]]) -> Any:
+def as_awq(codes: Any) -> Any:
+    """Codes of 4 bits of some rows as AWQ packs them."""
+    return joined(codes.reshape(len(codes), -1, 8)[..., PACKED].reshape(codes.shape), 4)
+
+
+def for_fp8(words: Any, zeros: Any, group: int, kernels: Kernels) -> Any:
+    """Packed integers, as the release's own kernel prepares them for FP8 activations."""
+    out = np.zeros_like(words)
+    if zeros is None:
+        name, grid, given = kernels.find("fp8_preprocess_kernel_without_zp"), words.size // 32, []
+    else:
+        k, columns = words.shape
+        name, grid = kernels.find("fp8_preprocess_kernel_awq"), (k, -(-columns // 32), 1)
+        given = [as_awq(zeros), columns * 8, k, group]
+    result = run(kernels.texts[name][1], name, grid, 32, [words, out, *given])
+    result.check()
+    return result[out]
+
+
+def repacked(codes: Any, zeros: Any, form: Format, kernels: Kernels) -> Any:
     """Codes of ``n`` columns and ``k`` rows, as the release's own kernel packs them."""
     n, k = codes.shape
-    if form.zeros:
-        words, kind = joined(codes.T.reshape(k, -1, 8)[..., PACKED].reshape(k, n), form.bits), "awq"
-    else:
-        words, kind = np.ascontiguousarray(joined(codes, form.bits).T), "gptq"
+    kind = "awq" if form.awq else "gptq"
+    words = as_awq(codes.T) if form.awq else np.ascontiguousarray(joined(codes, form.bits).T)
+    if form.inputs == FE4M3 and form.weights != FE2M1:  # vLLM tells it of AWQ's zero points alone
+        words = for_fp8(words, zeros if form.awq else None, k // form.groups(k), kernels)
     out = np.zeros((k // 16, n * form.bits // 2), np.uint32)
-    name = next(one for one in kernels if re.search(_REPACK.format(kind, form.bits), one))
+    name = kernels.find(_REPACK.format(kind, form.bits, int(bool(form.inputs))))
     given = [words, 0, out, k, n] if "EEEvPKjS" in name else [words, out, k, n]
-    result = run(kernels[name][1], name, MULTIPROCESSORS, 256, given, shared=SHARED)
+    result = run(kernels.texts[name][1], name, MULTIPROCESSORS, 256, given, shared=SHARED)
     result.check()
     return result[out]
 
@@ -268,17 +368,22 @@ def scales_of(
     elif form.bits == 8:
         real = 2.0 ** draw.integers(-3, 1, shape)
     else:
-        real = draw.integers(4, 8, shape) / 4
-    if form.scales == FE8M0:
-        return real, permuted((np.log2(real) + 127).astype(np.uint8)), 0.0
-    # ``fp8_fused_exponent_bias_into_scales``
-    bias = (8 if launch.f16 else 120) if form.weights == FE4M3 else 0
-    bits = rounded(real * 2.0**bias, f16=launch.f16)
-    return real, permuted_alone(bits) if form.group < 0 else permuted(bits), 0.0
+        signs = draw.choice([-1, 1], shape) if launch.signed else 1
+        real = signs * draw.integers(4, 8, shape) / 4
+    order = permuted_alone if form.group < 0 or form.inputs else permuted
+    plain = 1.0 if form.inputs else 0.0
+    if form.scales == FE8M0:  # of codes that are FP8 without its other exponent bias
+        return real, order((np.log2(real) + 127 + 6 * plain).astype(np.uint8)), plain
+    if form.inputs == S8 and len(real) > 1:  # ``marlin_act_int8_process_scales``
+        real.flat[0] = 2.0
+        return real, order((real * 2048).astype(np.int16).view(np.uint16)), 2.0 / 4096
+    # ``fp8_fused_exponent_bias_into_scales``; codes for FP8 are subnormal
+    bias = (8 if launch.f16 else 120) if form.weights == FE4M3 else 9 if form.inputs == FE4M3 else 0
+    return real, order(rounded(real * 2.0**bias, f16=launch.f16)), plain
 
 
 def weights_of(
-    launch: Launch | Routed, kernels: dict[str, tuple[int, str]], seed: int, *, small: bool = False
+    launch: Launch | Routed, kernels: Kernels, seed: int, *, small: bool = False
 ) -> Weights:
     """Random weights, repacked by the release's kernel; ``small``: of few bits, with one scale."""
     form, n, k, draw = FORMATS[launch.form], launch.n, launch.k, np.random.default_rng(seed)
@@ -288,12 +393,57 @@ def weights_of(
     zeros = draw.integers(0, 16 if form.zeros else 1, shape)
     plain = {FE2M1: E2M1[codes % 16], FE4M3: from_e4m3(codes.astype(np.uint8))}
     values = plain.get(form.weights, codes - {U4B8: 8.0, U8B128: 128.0}.get(form.weights, 0.0))
-    spread, offset = (np.repeat(one.T, k // shape[0], 1) for one in (real, zeros))
+    last = real if form.scaled_last else np.ones_like(real)
+    spread, offset = (np.repeat(one.T, k // shape[0], 1) for one in (real / last, zeros))
     return Weights(
-        repacked(codes, form, kernels), scales, np.full(1, factor, np.float32),
-        joined(permuted(zeros).reshape(-1, 8)[:, PACKED].reshape(shape), 4) if form.zeros else 0,
-        (values - offset) * spread,
+        repacked(codes, zeros, form, kernels), scales, np.full(1, factor, np.float32),
+        packed_zeros(permuted(zeros), form), (values - offset) * spread, last[0],
     )  # fmt: skip
+
+
+def packed_zeros(zeros: Any, form: Format) -> Any:
+    """``marlin_zero_points``, of zero points in their order."""
+    if not form.zeros:
+        return 0
+    return joined(zeros, 4) if form.inputs else as_awq(zeros)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Activations: integers and their bits; of 8 bits also the scales of rows, in two factors."""
+
+    values: Any
+    bits: Any
+    powers: Any = 1.0
+    odd: Any = 1
+
+    @classmethod
+    def drawn(cls, launch: Launch | Routed, m: int, draw: Any) -> Rows:
+        """Random ones."""
+        form, shape = FORMATS[launch.form], (m, launch.k)
+        if not form.inputs:
+            values = draw.integers(-4, 5, shape).astype(np.float64)
+            return cls(values, rounded(values, f16=launch.f16))
+        scales = 2.0 ** -draw.integers(2, 6, (m, 1)), draw.choice([1, 3], (m, 1))
+        if form.inputs == S8:
+            values = draw.integers(-127, 128, shape)
+            return cls(values.astype(np.float64), values.astype(np.int8), *scales)
+        codes = np.arange(256, dtype=np.uint8)
+        whole = codes[(from_e4m3(codes) % 1 == 0) & (np.abs(from_e4m3(codes)) <= 60)]
+        bits = draw.choice(whole, shape)
+        return cls(from_e4m3(bits).astype(np.float64), bits, *scales)
+
+    def scales_for(self, weights: Weights, form: Format) -> Any:
+        """The scales that a kernel gets; 0 for activations of 16 bits."""
+        scales = self.powers * self.odd * weights.factor
+        return scales.astype(np.float32) if form.inputs else 0
+
+    def product(self, weights: Weights, launch: Launch | Routed) -> Any:
+        """With exact sums, as it is before a bias; and of which scales are left behind."""
+        exact = exact_product(self.values * self.odd, weights.values) * self.powers
+        if not FORMATS[launch.form].scaled_last:
+            return exact
+        return numbers(rounded(exact, f16=launch.f16), f16=launch.f16) * weights.last
 
 
 def exact_product(rows: Any, weights: Any) -> Any:
@@ -408,35 +558,39 @@ class Launch:
     halves: bool = False
     #: activations and results in float16
     f16: bool = False
+    #: half of the scales negative, as AutoRound makes them
+    signed: bool = False
 
     def __str__(self) -> str:
         """The row's name."""
-        words = [word for word in ("atomic", "bias", "halves", "f16") if getattr(self, word)]
+        every = ("atomic", "bias", "halves", "f16", "signed")
+        words = [word for word in every if getattr(self, word)]
         return f"{self.form} {self.m}x{self.n}x{self.k}, {self.processors} blocks {' '.join(words)}"
 
 
-def dense(launch: Launch, kernels: dict[str, tuple[int, str]]) -> Case:
+def dense(launch: Launch, kernels: Kernels) -> Case:
     """A launch of ``marlin_gemm``."""
     form, m, n, k = FORMATS[launch.form], launch.m, launch.n, launch.k
     small, types = launch.atomic or launch.halves, {"f16": launch.f16}
     weights = weights_of(launch, kernels, 1, small=small)
     draw = np.random.default_rng(2)
-    a = draw.integers(-4, 5, (m, k)).astype(np.float64)
+    rows = Rows.drawn(launch, m, draw)
     if small:  # every part of a sum is exact in bfloat16
-        a = np.where(draw.random((m, k)) < 32 / k, np.sign(a), 0.0)
+        a = np.where(draw.random((m, k)) < 32 / k, np.sign(rows.values), 0.0)
         assert (np.abs(a) @ np.abs(weights.values.T)).max() <= 128
-    exact = exact_product(a, weights.values)
+        rows = Rows(a, rounded(a, **types))
+    exact = rows.product(weights, launch)
     bias = draw.integers(-32, 33, n).astype(np.float64)
     if launch.bias:
         exact = numbers(rounded(exact, **types), **types) + bias
     tile = tile_of(m, n, k, form, launch.processors)
-    part = tile.name("marlin", form, F16 if launch.f16 else BF16)
-    (kernel,) = (name for name in kernels if part in name)
+    kernel = kernels.marlin(tile, form, routed=False, f16=launch.f16)
     arguments: dict[str, Any] = {
-        "A": rounded(a, **types), "B": weights.packed, "C": np.full((m, n), 0x7FC0, np.uint16),
+        "A": rows.bits, "B": weights.packed, "C": np.full((m, n), 0x7FC0, np.uint16),
         "C_tmp": np.full((launch.processors, min(-(-m // 16) * 16, 64) * 256), np.nan, np.float32),
         "bias": permuted_alone(rounded(bias, **types)) if launch.bias else 0,
-        "a_scales": 0, "scales": weights.scales, "global_scale": weights.factor,
+        "a_scales": rows.scales_for(weights, form), "scales": weights.scales,
+        "global_scale": weights.factor,
         "zeros": weights.zeros, "m": m, "n": n, "k": k, "lda": k,
         "locks": np.zeros(launch.processors, np.int32), "has_bias": launch.bias,
         "atomic": launch.atomic, "fp32": not launch.halves, "shared": SHARED,
@@ -476,11 +630,12 @@ class Routed:
     #: the second product of a layer, whose rows have a weight each
     weighted: bool = False
     f16: bool = False
+    signed: bool = False
 
     def __str__(self) -> str:
         """The row's name."""
         sizes = f"{self.tokens}x{self.n}x{self.k}, {self.processors} blocks"
-        words = " f16" if self.f16 else ""
+        words = "".join(f" {word}" for word in ("f16", "signed") if getattr(self, word))
         return f"{self.form} experts {'down' if self.weighted else 'up'} {sizes}{words}"
 
 
@@ -497,13 +652,13 @@ def case_of(
     return Case(name, kernel, launch.processors, tile.threads, given, bits, launch.f16)
 
 
-def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
+def routed(launch: Routed, kernels: Kernels) -> Case:
     """A launch of ``moe_wna16_marlin_gemm``: expert 2 of 4 has no token."""
     form, n, k, rows = FORMATS[launch.form], launch.n, launch.k, launch.rows
     every = [weights_of(launch, kernels, 5 + e) for e in range(EXPERTS)]
     draw = np.random.default_rng(4)
-    a = draw.integers(-4, 5, (launch.tokens, k)).astype(np.float64)
-    chosen = np.stack([draw.permutation([0, 1, 3])[: launch.top_k] for _ in a]).reshape(-1)
+    given, tokens = Rows.drawn(launch, launch.tokens, draw), range(launch.tokens)
+    chosen = np.stack([draw.permutation([0, 1, 3])[: launch.top_k] for _ in tokens]).reshape(-1)
     pairs = len(chosen)
     order, owners = list[int](), list[int]()
     for expert in range(EXPERTS):
@@ -512,18 +667,18 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
         order += own
         owners += [expert] * (len(own) // rows)
     share = draw.integers(1, 4, pairs) / 4.0
-    products = [exact_product(a, one.values) for one in every]
+    products = [given.product(one, launch) for one in every]
     exact = np.stack([products[e][pair // launch.top_k] for pair, e in enumerate(chosen)])
     if launch.weighted:
         exact = numbers(rounded(exact, f16=launch.f16), f16=launch.f16) * share[:, None]
     tile = tiles_of(rows, n, k, form, routed=True)[launch.tile]
-    part = tile.name("marlin_moe_wna16", form, F16 if launch.f16 else BF16)
-    (kernel,) = (name for name in kernels if part in name)
+    kernel = kernels.marlin(tile, form, routed=True, f16=launch.f16)
     room = min(n * len(order), launch.processors * 4 * rows * 256) * (2 if rows == 8 else 1)
     arguments: dict[str, Any] = {
-        "A": rounded(a, f16=launch.f16), "B": np.stack([one.packed for one in every]),
+        "A": given.bits, "B": np.stack([one.packed for one in every]),
         "C": np.full((pairs, n), 0x7FC0, np.uint16), "C_tmp": np.full(room, np.nan, np.float32),
-        "bias": 0, "a_scales": 0, "scales": np.stack([one.scales for one in every]),
+        "bias": 0, "a_scales": given.scales_for(every[0], form),
+        "scales": np.stack([one.scales for one in every]),
         "global_scale": np.concatenate([one.factor for one in every]),
         "zeros": np.stack([one.zeros for one in every]) if form.zeros else 0,
         "order": np.array(order, np.int32), "owners": np.array(owners, np.int32),
@@ -535,8 +690,8 @@ def routed(launch: Routed, kernels: dict[str, tuple[int, str]]) -> Case:
     return case_of(launch, tile, kernel, arguments, exact)
 
 
-N, X, G, A, E, F, B, M = FORMATS
-#: Launches of each other format; the first two also of float16 activations.
+N, X, G, A, E, F, B, M, *OTHERS = FORMATS
+#: Launches of each other format; the first two also of float16 results.
 SHAPES: list[Launch | Routed] = [
     Launch(A, 16, 256, 640, 3), Routed(A, 24, 256, 256, 16, 0, 7, weighted=True),
     Launch(A, 1, 256, 512, 16), Launch(A, 64, 256, 256, 3, bias=True),
@@ -556,6 +711,12 @@ LAUNCHES: list[Launch | Routed] = [
     Routed(X, 64, 256, 512, 64, 2, 5), Launch(N, 16, 512, 640, 3),
     *(replace(one, form=form) for form in (A, E, F, B, M) for one in SHAPES),
     *(replace(one, form=form, f16=True) for form in (N, G, A, E, F, B) for one in SHAPES[:2]),
+    *(replace(one, form=form) for form in OTHERS for one in SHAPES),
+    *(replace(one, form=form, f16=True) for form in OTHERS[:-1] for one in SHAPES[:2]),
+    *(
+        replace(one, form=form, signed=True)
+        for form in (G, f"{G} with INT8", f"{G} with FP8") for one in SHAPES[:2]
+    ),
 ]  # fmt: skip
 #: Launches whose kernels are run once more for each barrier, wait and fence that is left out.
 ORDERED = {11, 20, 25}
@@ -614,12 +775,13 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=0, help="of how many to see what is seen")
     options = parser.parse_args()
     fetch(options.version, options.work)
-    kernels = kernels_of(options.work / options.version, options.arch)
+    folder = options.work / options.version
+    kernels = Kernels(options.version, folder, kernels_of(folder, options.arch))
     for number, launch in enumerate(LAUNCHES):
         if options.only and number not in options.only:
             continue
         case = routed(launch, kernels) if isinstance(launch, Routed) else dense(launch, kernels)
-        arch, ptx = kernels[case.kernel]
+        arch, ptx = kernels.texts[case.kernel]
         if options.pack:
             pack(case, ptx, options.pack / f"{number:02}")
             continue
