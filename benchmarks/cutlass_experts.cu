@@ -1,18 +1,38 @@
-// The launches of FlashInfer's CUTLASS NVFP4 experts for SM12x, as its own host code makes them.
+// The launches of FlashInfer's CUTLASS experts for SM12x, as its own host code makes them: NVFP4, or
+// with -DMX weights in MXFP4 and activations in MXFP8; results in bfloat16, or with -DHALF in half.
 //
 // Compiled in parts, as FlashInfer does: PART 0 is main, 1 the small kernels, 2 the choice of a
 // tile, 3 the grouped GEMMs of one tile.
 //
-//     program PACKED TOKENS HIDDEN INTER EXPERTS TOP_K TILE SWAP FINALIZE ACTIVATION ADDRESS...
+//     program INPUT TOKENS HIDDEN INTER EXPERTS TOP_K TILE SWAP FINALIZE ACTIVATION ADDRESS...
 //
 // cuda_host.cpp prints the launches, and says what standard input is.
+
+#ifdef MX
+#define ACT __nv_fp8_e4m3
+#define SAFE_ACT SafeFP8
+#define BLOCKS true
+#else
+#define ACT Fp4Type
+#define SAFE_ACT SafeFP4
+#define BLOCKS false
+#endif
+#ifdef HALF
+#define OUT half
+#define SAFE_OUT half
+#else
+#define OUT __nv_bfloat16
+#define SAFE_OUT SafeBF16
+#endif
 
 #if PART == 1
 #include "fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh"
 #include "moe_kernels.h"
 namespace tensorrt_llm::kernels::cutlass_kernels {
-template class CutlassMoeFCRunner<Fp4Type, Fp4Type, __nv_bfloat16>;
-template class CutlassMoeFCRunner<Fp4Type, Fp4Type, __nv_bfloat16, __nv_bfloat16>;
+template class CutlassMoeFCRunner<ACT, Fp4Type, OUT>;
+#ifndef MX
+template class CutlassMoeFCRunner<Fp4Type, Fp4Type, OUT, OUT>;
+#endif
 }  // namespace tensorrt_llm::kernels::cutlass_kernels
 
 #elif PART == 2
@@ -30,7 +50,7 @@ __attribute__((noipa)) void tma_warp_specialized_generic_moe_gemm_kernelLauncher
 }
 }  // namespace tensorrt_llm::kernels::cutlass_kernels_oss
 namespace tensorrt_llm::kernels::cutlass_kernels {
-template class MoeGemmRunner<Fp4Type, Fp4Type, __nv_bfloat16>;
+template class MoeGemmRunner<ACT, Fp4Type, OUT>;
 }  // namespace tensorrt_llm::kernels::cutlass_kernels
 
 #elif PART == 3
@@ -40,8 +60,8 @@ namespace kernels {
 namespace cutlass_kernels_oss {
 #define EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define LAUNCHER(m, n, k, fusion, swap)                                                      \
-  INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM(Sm120, SafeFP4, SafeFP4, SafeBF16, void,         \
-                                            EpilogueOpDefault, fusion, m, n, k, 1, 1, 1, false, \
+  INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM(Sm120, SAFE_ACT, SafeFP4, SAFE_OUT, void,        \
+                                            EpilogueOpDefault, fusion, m, n, k, 1, 1, 1, BLOCKS, \
                                             false, false, swap)
 EXPANDED(LAUNCHER, TILE_M, TILE_N, TILE_K, NONE, false)
 EXPANDED(LAUNCHER, TILE_M, TILE_N, TILE_K, NONE, true)
@@ -88,7 +108,6 @@ CutlassGemmConfig tactic(CutlassMoeFCRunnerInterface& runner, MoeGemmId gemm, ch
 
 template <typename Runner>
 int make(char** words) {
-  using Scale = TmaWarpSpecializedGroupedGemmInput::NVFP4ElementSF;
   Runner runner;
   int tokens = atoi(words[2]), hidden = atoi(words[3]), inter = atoi(words[4]);
   int experts = atoi(words[5]), top_k = atoi(words[6]);
@@ -101,8 +120,14 @@ int make(char** words) {
   printf("{\"workspace\": %zu}\n",
          runner.getWorkspaceSize(tokens, hidden, inter, experts, top_k, activation, alone, false,
                                  false, false, false, false));
+#ifdef MX
+  using Scale = TmaWarpSpecializedGroupedGemmInput::MXFPXElementSF;
+  auto scales = QuantParams::MXFP8MXFP4((Scale const*)at(8), floats(9), (Scale const*)at(11), floats(12));
+#else
+  using Scale = TmaWarpSpecializedGroupedGemmInput::NVFP4ElementSF;
   auto scales = QuantParams::FP4(floats(7), (Scale const*)at(8), floats(9), floats(10),
                                  (Scale const*)at(11), floats(12));
+#endif
   MoeMinLatencyParams unused{};
   tensorrt_llm::kernels::LoraParams none{};
   runner.runMoe(at(1), at(2), true, (int const*)at(3), floats(4), at(5), nullptr, activation, at(6),
@@ -112,8 +137,9 @@ int make(char** words) {
 }
 
 int main(int, char** words) {
-  return strcmp(words[1], "packed")
-             ? make<CutlassMoeFCRunner<Fp4Type, Fp4Type, __nv_bfloat16, __nv_bfloat16>>(words)
-             : make<CutlassMoeFCRunner<Fp4Type, Fp4Type, __nv_bfloat16>>(words);
+#ifndef MX
+  if (strcmp(words[1], "packed")) return make<CutlassMoeFCRunner<Fp4Type, Fp4Type, OUT, OUT>>(words);
+#endif
+  return make<CutlassMoeFCRunner<ACT, Fp4Type, OUT>>(words);
 }
 #endif
