@@ -109,11 +109,14 @@ class Strength:
 
     def swap(self, w: Warp, lanes: Any, at: Any, writes: Any, owner: Block | None) -> None:
         """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing."""
-        for lane, place, changes in zip(lanes, at, writes, strict=True):
-            one, where = np.array([lane]), np.array([place])
-            self.load(w, one, where, owner)
+        races, scope = w.block.races, self.scope
+        if races is None:
+            return
+        for lane, one, changes in zip(lanes.tolist(), at.tolist(), writes.tolist(), strict=True):
+            key = self._key(one, owner)
+            races.load_strong(w.number, lane, key, scope, acquire=self.acquire)
             if changes:
-                self.store(w, one, where, owner, adds=True)
+                races.store_strong(w.number, lane, key, scope, release=self.release, adds=True)
 
 
 def _in_loop(d: Decoder, i: Instruction) -> bool:
@@ -891,7 +894,8 @@ def _wait(d: Decoder, i: Instruction) -> Step:
                 completed = w.block.mbarrier(int(places[0])).sync.completed
                 w.block.races.acquire(w.number, completed)
             w.views[PRED][flag][...] = one
-            w.yielded |= not one
+            if not one:
+                w.yielded, w.awaited = True, (int(places[0]), int(parities[0]))
             return
         pairs = {(int(places[lane]), int(parities[lane])) for lane in w.lanes(m)}
         passed = {pair: w.block.passed(*pair) for pair in pairs}

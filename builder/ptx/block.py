@@ -241,6 +241,8 @@ class Warp:
         self.yielded = False
         #: what it waits for
         self.blocked = ""
+        #: the mbarrier, and the parity of its phase, that all lanes wait for, and do nothing else
+        self.awaited: tuple[int, int] | None = None
         self.line = 0
         #: the calls of each lane: where it returns to, and the registers to restore
         self.calls: list[list[tuple[int, int, Any]]] = [[] for _ in range(LANES)]
@@ -285,6 +287,18 @@ class Warp:
             values[f"%nctaid.{axis}"] = launch.grid[number]
         for name, index in block.state.layout.special.items():
             self.views[_U32][index][...] = values[name]
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it would only find that it still has to wait for its mbarrier."""
+        if self.awaited is None:
+            return False
+        address, parity = self.awaited
+        barrier = self.block.mbarriers.get(address)
+        if barrier is not None and barrier.phase == parity:
+            return True
+        self.awaited = None
+        return False
 
     @property
     def live(self) -> NDArray[np.bool_]:

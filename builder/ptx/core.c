@@ -103,6 +103,8 @@ static const u64 LOCAL_WINDOW = 1ull << 55, SHARED_WINDOW = 1ull << 56, FUNCTION
 #define EACH _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++)
 #endif
 #define MOST 1024
+/* Strengths of accesses, as in races.py. */
+enum { WEAK, BLOCK_SCOPE, CLUSTER_SCOPE, GRID_SCOPE, VOLATILE_SCOPE, UNORDERED };
 
 /* ------------------------------------------------------------------------------------ numbers */
 
@@ -207,7 +209,7 @@ static int foreign(const struct warp *w, s32 row, s32 index) {
 }
 
 /* Whether an access by a lane, or by the whole warp, does not know an earlier one. */
-static int late(const struct warp *w, const struct shadow *s, s32 slot, int lane, int whole) {
+static int late(const struct warp *w, s32 slot, int lane, int whole) {
     const struct events *e = w->block->launch->events;
     s32 row = slot >> 5, clock = e->clock[row], base = e->base[row], index = base + (slot & 31);
     if (!clock) return 0;
@@ -225,6 +227,17 @@ static int late(const struct warp *w, const struct shadow *s, s32 slot, int lane
         if (whole && w->knows == 1) break; /* all lanes know the same */
     }
     return 1;
+}
+
+/* Whether two strong accesses are no race: the scope of each includes the other.  As
+   Races._forgive_strong, but for clusters; ``written``: both are strong writes. */
+static int strong_pair(const struct warp *w, s32 slot, int scope, int written) {
+    const struct events *e = w->block->launch->events;
+    s32 row = slot >> 5;
+    int other = e->scope[row], common = other < scope ? other : scope;
+    if (e->block[row] != w->block->number && common < GRID_SCOPE) return 0;
+    if (written && (other == UNORDERED || scope == UNORDERED)) return 0;
+    return scope && other && common < VOLATILE_SCOPE;
 }
 
 /* The event of an instruction at this time; 0 if there is no room. */
@@ -249,7 +262,7 @@ static s32 event(struct warp *w, const struct op *o, int whole) {
 
 /* An access: by n lanes (or places of a whole warp), with their granules. */
 struct access {
-    int n, whole, parts, count;
+    int n, whole, parts, count, scope;
     u8 lane[LANES];
     s64 offset[LANES];
     s32 place[MOST], slot[MOST];
@@ -263,61 +276,100 @@ static void granules(struct access *x, const struct shadow *s, int size) {
         for (int p = 0; p < x->parts; p++) x->place[x->count++] = (x->offset[k] >> s->shift) + p;
 }
 
-static int any_late(const struct warp *w, const struct shadow *s, const struct access *x,
-                    const s32 *table, const u8 *matters) {
+static int any_late(const struct warp *w, const struct access *x, const s32 *table,
+                    const u8 *matters, int written) {
     for (int k = 0, at = 0; k < x->n; k++)
         for (int p = 0; p < x->parts; p++, at++) {
             s32 slot = table[x->place[at]];
             if (slot && (!matters || matters[k]) &&
-                late(w, s, slot, x->whole ? 0 : x->lane[k], x->whole)) return 1;
+                late(w, slot, x->whole ? 0 : x->lane[k], x->whole) &&
+                !strong_pair(w, slot, x->scope, written)) return 1;
         }
     return 0;
 }
 
 static int rows_late(const struct warp *w, const struct shadow *s, const struct access *x,
-                     const s32 *table, int rows) {
+                     const s32 *table, int rows, int written) {
     for (int r = 0; table && r < rows; r++)
-        if (any_late(w, s, x, table + r * s->size, 0)) return 1;
+        if (any_late(w, x, table + r * s->size, 0, written)) return 1;
     return 0;
 }
 
-/* Remember a read, as Shadow.note_reads and _note do. */
-static void note_read(const struct warp *w, const struct shadow *s, struct access *x, s32 row) {
-    const struct events *e = w->block->launch->events;
-    s32 *latest = s->reads + (s->warps ? 2 * w->number * s->size : 0), *another = latest + s->size;
-    s32 mine = w->number * LANES, before[MOST];
+/* The slots of an access of this event, and those that a table has at its granules. */
+static int fill(struct access *x, const s32 *table, s32 row, s32 *before) {
     int same = 1;
     for (int k = 0, at = 0; k < x->n; k++)
         for (int p = 0; p < x->parts; p++, at++) {
             x->slot[at] = row * LANES + (x->whole ? 0 : x->lane[k]);
-            before[at] = latest[x->place[at]];
+            before[at] = table[x->place[at]];
             same &= before[at] == x->slot[at];
         }
-    if (same) return;
-    for (int at = 0; at < x->count; at++) {
-        s32 was = before[at];
-        if (s->warps) {
-            if ((was ^ x->slot[at]) & 31) another[x->place[at]] = was;
-        } else if (was) {
-            int block = e->block[was >> 5] != w->block->number;
-            int warp = block || e->base[was >> 5] != mine;
-            if (block) latest[3 * s->size + x->place[at]] = was;
-            if (warp) latest[2 * s->size + x->place[at]] = was;
-            if (warp || (was ^ x->slot[at]) & 31) another[x->place[at]] = was;
-        }
-    }
+    return same;
+}
+
+static void put_latest(const struct access *x, s32 *latest, s32 *another) {
     for (int at = 0; at < x->count; at++) latest[x->place[at]] = x->slot[at];
     for (int at = 0; at < x->count; at++)
         if (latest[x->place[at]] != x->slot[at]) another[x->place[at]] = x->slot[at];
+}
+
+/* Remember an access, as _note does. */
+static void note(const struct warp *w, const struct shadow *s, s32 *table, struct access *x, s32 row) {
+    const struct events *e = w->block->launch->events;
+    s32 mine = w->number * LANES, before[MOST];
+    if (fill(x, table, row, before)) return;
+    for (int at = 0; at < x->count; at++) {
+        s32 was = before[at];
+        if (!was) continue;
+        int block = e->block[was >> 5] != w->block->number;
+        int warp = block || e->base[was >> 5] != mine;
+        if (block) table[3 * s->size + x->place[at]] = was;
+        if (warp) table[2 * s->size + x->place[at]] = was;
+        if (warp || (was ^ x->slot[at]) & 31) table[s->size + x->place[at]] = was;
+    }
+    put_latest(x, table, table + s->size);
+}
+
+/* Remember a read, as Shadow.note_reads does. */
+static void note_read(const struct warp *w, const struct shadow *s, struct access *x, s32 row) {
+    s32 before[MOST];
+    if (!s->warps) {
+        note(w, s, s->reads, x, row);
+        return;
+    }
+    s32 *latest = s->reads + 2 * w->number * s->size, *another = latest + s->size;
+    if (fill(x, latest, row, before)) return;
+    for (int at = 0; at < x->count; at++)
+        if ((before[at] ^ x->slot[at]) & 31) another[x->place[at]] = before[at];
+    put_latest(x, latest, another);
+}
+
+/* Whether a read of written memory knows all writes before. */
+static int ordered_read(const struct warp *w, const struct shadow *s, const struct access *x) {
+    if (s->warps)
+        for (int at = 0; at < x->count; at++) if (!s->writes[x->place[at]]) return 0;
+    return !any_late(w, x, s->writes, 0, 0) && !rows_late(w, s, x, s->atomics, 4, 0);
+}
+
+/* Whether a write knows all accesses before; ``strong``: with an atomic, or as one. */
+static int ordered_write(const struct warp *w, const struct shadow *s, const struct access *x,
+                         const u8 *changed, int strong) {
+    return !any_late(w, x, s->writes, changed, 0) &&
+           !rows_late(w, s, x, s->reads, s->warps ? 2 * s->warps : 4, 0) &&
+           !rows_late(w, s, x, s->atomics, 4, strong) && !rows_late(w, s, x, s->copies, 1, 0);
+}
+
+static void note_write(const struct shadow *s, const struct access *x, s32 row) {
+    for (int k = 0, at = 0; k < x->n; k++)
+        for (int p = 0; p < x->parts; p++, at++)
+            s->writes[x->place[at]] = row * LANES + (x->whole ? 0 : x->lane[k]);
 }
 
 static int watch_read(struct warp *w, const struct op *o, const struct shadow *s,
                       struct access *x, int size) {
     if (!s || !s->reads || !w->knows) return 0;
     granules(x, s, size);
-    if (s->warps)
-        for (int at = 0; at < x->count; at++) if (!s->writes[x->place[at]]) return 0;
-    if (any_late(w, s, x, s->writes, 0) || rows_late(w, s, x, s->atomics, 4)) return 0;
+    if (!ordered_read(w, s, x)) return 0;
     s32 row = event(w, o, x->whole);
     if (row) note_read(w, s, x, row);
     return row;
@@ -337,15 +389,45 @@ static int watch_write(struct warp *w, const struct op *o, const struct shadow *
         for (int j = 0; j < k; j++)
             if (x->offset[j] == x->offset[k] && memcmp(rows + j * size, rows + k * size, size))
                 return 0;
-    if (any_late(w, s, x, s->writes, changed) ||
-        rows_late(w, s, x, s->reads, s->warps ? 2 * s->warps : 4) ||
-        rows_late(w, s, x, s->atomics, 4) || rows_late(w, s, x, s->copies, 1))
-        return 0;
+    if (!ordered_write(w, s, x, changed, 0)) return 0;
     s32 row = event(w, o, x->whole);
-    for (int k = 0, at = 0; row && k < x->n; k++)
-        for (int p = 0; p < x->parts; p++, at++)
-            s->writes[x->place[at]] = row * LANES + (x->whole ? 0 : x->lane[k]);
+    if (row) note_write(s, x, row);
     return row;
+}
+
+enum { READ, WRITE, ADD };
+
+/* An access that Python runs, with its event: whether it is in order and was remembered.  ``lanes``
+   is null for a whole warp, ``changed`` if every write counts.  OBSERVED: a strong read of what a
+   strong write left, which Python remembers. */
+int watch(struct warp *w, const struct shadow *s, int kind, s32 row, int scope, s64 n,
+          const s64 *lanes, const s64 *offsets, s64 size, const u8 *changed) {
+    enum { OBSERVED = 2 };
+    struct access x;
+    s64 parts = size >> s->shift;
+    x.n = n, x.whole = !lanes, x.scope = scope;
+    if (!w->knows || n > LANES || n * (parts < 1 ? 1 : parts) > MOST) return 0;
+    for (int k = 0; k < n; k++) {
+        x.lane[k] = lanes ? lanes[k] : 0;
+        x.offset[k] = offsets[k];
+    }
+    granules(&x, s, size);
+    if (kind == READ) {
+        if (!s->reads || !ordered_read(w, s, &x)) return 0;
+        note_read(w, s, &x, row);
+        if (scope && scope < VOLATILE_SCOPE && s->atomics)
+            for (int at = 0; at < x.count; at++) if (s->atomics[x.place[at]]) return OBSERVED;
+        return 1;
+    }
+    if ((kind == ADD && !s->atomics) || !ordered_write(w, s, &x, changed, kind == ADD)) return 0;
+    if (kind == WRITE) {
+        note_write(s, &x, row);
+        return 1;
+    }
+    note(w, s, s->atomics, &x, row);
+    for (int at = 0; s->warps && at < x.count; at++)
+        if (!s->writes[x.place[at]]) s->writes[x.place[at]] = x.slot[at];
+    return 1;
 }
 
 /* ------------------------------------------------------------------------------------- memory */
@@ -421,8 +503,7 @@ static int find(struct warp *w, int space, const u64 *address, struct access *x,
 /* The addresses of the active lanes; o->a: the register, o->b: a register to add, or -1. */
 static void addresses(const struct warp *w, const struct op *o, const u8 *m, u64 *to,
                       struct access *x) {
-    x->n = 0;
-    x->whole = 0;
+    x->n = x->whole = x->scope = 0;
     for (int l = 0; l < LANES; l++) {
         if (!m[l]) continue;
         x->lane[x->n] = l;
@@ -845,18 +926,64 @@ int run(struct warp *w, int some) {
     }
 }
 
-/* Whether one of some earlier accesses, each ``row * 32 + lane`` of an event or 0, is not known:
-   ``blocks`` have clocks, by number; or of a single block, whose events they all are, with one. */
-int unknown(const s32 *slots, s64 count, const struct events *e, const s32 *const *clocks,
-            const s32 *lengths, s64 blocks, int single) {
+/* What somebody has seen, by block: clocks of its threads and copies; or of a single block, whose
+   events all are. */
+struct clocks {
+    const s32 *const *seen;
+    const s32 *lengths;
+    s64 blocks, single;
+};
+
+static inline int is_unknown(const struct events *e, s32 slot, const struct clocks *c) {
+    s32 row = slot >> 5;
+    s64 block = c->single ? 0 : e->block[row], index = e->base[row] + (slot & 31);
+    if (block >= c->blocks || !c->seen[block]) return 1;
+    return e->clock[row] > (index < c->lengths[block] ? c->seen[block][index] : 0);
+}
+
+/* Whether one of some earlier accesses, each ``row * 32 + lane`` of an event or 0, is not known. */
+int unknown(const s32 *slots, s64 count, const struct events *e, const struct clocks *c) {
     s32 before = 0;
     for (s64 i = 0; i < count; i++) {
-        s32 slot = slots[i], row = slot >> 5;
-        if (!slot || slot == before) continue;
-        s64 block = single ? 0 : e->block[row], index = e->base[row] + (slot & 31);
-        if (block >= blocks || !clocks[block]) return 1;
-        if (e->clock[row] > (index < lengths[block] ? clocks[block][index] : 0)) return 1;
-        before = slot;
+        if (!slots[i] || slots[i] == before) continue;
+        if (is_unknown(e, slots[i], c)) return 1;
+        before = slots[i];
     }
     return 0;
+}
+
+static int rows_unknown(const struct shadow *s, const s32 *table, int rows, const s64 *places,
+                        s64 count, const struct events *e, const struct clocks *c) {
+    for (int r = 0; table && r < rows; r++, table += s->size) {
+        s32 before = 0;
+        for (s64 i = 0; i < count; i++) {
+            s32 slot = table[places[i]];
+            if (!slot || slot == before) continue;
+            if (is_unknown(e, slot, c)) return 1;
+            before = slot;
+        }
+    }
+    return 0;
+}
+
+/* A copy reads or writes granules: whether it is in order and was remembered.  ``fenced``: the
+   clocks up to which it sees writes of threads; null if it sees all that its thread saw. */
+int watch_copy(const struct shadow *s, int write, const s64 *places, s64 count, s32 slot,
+               const struct events *e, const struct clocks *c, const struct clocks *fenced) {
+    s32 before = 0;
+    if (rows_unknown(s, s->writes, 1, places, count, e, c) ||
+        rows_unknown(s, s->atomics, 4, places, count, e, c)) return 0;
+    if (write && (rows_unknown(s, s->reads, s->warps ? 2 * s->warps : 4, places, count, e, c) ||
+                  rows_unknown(s, s->copies, 1, places, count, e, c))) return 0;
+    for (s64 i = 0; i < count; i++) {
+        s32 was = s->writes[places[i]];
+        if (!was && s->warps && !write) return 0;
+        if (!fenced || !was || was == before) continue;
+        if (e->generic[was >> 5] && is_unknown(e, was, fenced)) return 0;
+        before = was;
+    }
+    s32 *table = write ? s->writes : s->copies;
+    if (!table) return 0;
+    for (s64 i = 0; i < count; i++) table[places[i]] = slot;
+    return 1;
 }

@@ -262,7 +262,7 @@ class Grid:
             if not warp.blocked and not warp.done:
                 limit = int(self.random.integers(1, 40)) if by_chance else _ENDLESS
                 limit *= _LONGER if by_chance and self._quiet > _ENDLESS // 8 else 1
-                went_on = self._advance(warp, limit)
+                went_on = not warp.asleep and self._advance(warp, limit)
                 self._quiet += limit if went_on and by_chance else 0
                 if (went_on and not by_chance) or self._quiet > _ENDLESS * _ALL_WARPS:
                     raise Fault("a loop that does not end", warp.line, block.name)
@@ -299,6 +299,8 @@ class Grid:
                 limit -= 1
             if warp.yielded:
                 warp.waited = True
+                if warp.pc - 1 not in self.program.spins:
+                    warp.awaited = None
                 return False
         return True
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.ptx.block import Block, LaunchState, Warp
     from builder.ptx.decoder import Decoder
     from builder.ptx.memory import Region
-    from builder.ptx.races import Shadow
+    from builder.ptx.races import Races, Shadow
     from builder.ptx.source import Instruction, Operand
 
 # ------------------------------------------------------------------------- elementwise instructions
@@ -304,7 +304,14 @@ def core() -> Any:
         return None
     library.run.argtypes = (ctypes.c_void_p, ctypes.c_int)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.unknown.argtypes = (pointer, number, pointer, pointer, pointer, number, ctypes.c_int)
+    library.unknown.argtypes = (pointer, number, pointer, pointer)
+    small = ctypes.c_int
+    library.watch_copy.argtypes = (
+        pointer, small, pointer, number, ctypes.c_int32, pointer, pointer, pointer
+    )  # fmt: skip
+    library.watch.argtypes = (
+        pointer, pointer, small, ctypes.c_int32, small, number, pointer, pointer, number, pointer
+    )  # fmt: skip
     return library
 
 
@@ -367,6 +374,10 @@ class _Events(ctypes.Structure):
         ("count", _I64),
         ("room", _I64),
     ]
+
+
+class _Clocks(ctypes.Structure):
+    _fields_ = [("seen", _PTR), ("lengths", _PTR), ("blocks", _I64), ("single", _I64)]
 
 
 class _Launch(ctypes.Structure):
@@ -634,6 +645,16 @@ def _at(array: Any) -> int:
     return address
 
 
+def _clocks(table: tuple[Any, Any], block: int | None) -> _Clocks:
+    """Clocks by block, or of one block, as core.c sees them."""
+    places, lengths = table
+    if block is None:
+        return _Clocks(_at(places), _at(lengths), len(places), 0)
+    if block >= len(places):
+        return _Clocks(None, None, 0, 1)
+    return _Clocks(_at(places) + 8 * block, _at(lengths) + 4 * block, 1, 1)
+
+
 class LaunchCore:
     """A launch as core.c sees it."""
 
@@ -665,7 +686,7 @@ class LaunchCore:
         self._columns: Any = None
         if self.races:
             self.launch.events = ctypes.addressof(self._events)
-            self.races.knows_all = self._knows_all
+            self.races.core = self
 
     def _set_regions(self, regions: Sequence[Region]) -> None:
         """What memory there is now; ``malloc`` adds more, which is left to Python."""
@@ -694,8 +715,8 @@ class LaunchCore:
                 setattr(struct, name, None if table is None else _at(table))
 
         update()
-        shadow.updated = update
-        return ctypes.addressof(struct)
+        shadow.updated, shadow.core = update, ctypes.addressof(struct)
+        return shadow.core
 
     def block(self, block: Block) -> _Block:
         """A block as core.c sees it."""
@@ -706,18 +727,33 @@ class LaunchCore:
             struct.times, struct.number = _at(block.races.times), block.races.number
         return struct
 
-    def _knows_all(self, slots: Any, clocks: Any, *, single: bool) -> bool:
-        """Whether earlier accesses are all known; by block, or those of a ``single`` one.
-
-        ``clocks``: the addresses of clocks of each block's agents, and their lengths.
-        """
+    def knows_all(self, slots: Any, clocks: VectorClocks, block: int | None) -> bool:
+        """Whether earlier accesses are all known; ``block``: they are all of this one."""
         if not slots.flags.forc or slots.dtype != np.int32:
             slots = np.ascontiguousarray(slots, np.int32)
         self.begin()
-        places, lengths = clocks
         return not core().unknown(
-            _at(slots), slots.size, ctypes.addressof(self._events), _at(places), _at(lengths),
-            len(places), single,
+            _at(slots), slots.size, ctypes.addressof(self._events),
+            ctypes.byref(_clocks(clocks.table, block)),
+        )  # fmt: skip
+
+    def watch_copy(
+        self, shadow: Shadow, slot: int, places: Any, clocks: VectorClocks, block: int | None, *,
+        write: bool, fenced: bool,
+    ) -> bool:  # fmt: skip
+        """Check an access of a copy, and remember it.
+
+        ``block``: its memory is of this one alone.  ``fenced``: it sees only the writes of threads
+        that a ``fence.proxy.async`` follows.  False if it may be a race, which Python looks at.
+        """
+        self.begin()
+        seen = _clocks(clocks.table, block)
+        known = _clocks(clocks.fenced_table(bool(shadow.warps)), block) if fenced else None
+        return bool(
+            core().watch_copy(
+                shadow.core, write, _at(places), len(places), slot,
+                ctypes.addressof(self._events), ctypes.byref(seen), known and ctypes.byref(known),
+            )
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -763,7 +799,9 @@ class WarpCore:
             wide=_at(wide), rows=_at(rows), number=warp.number, last=-1,
         )  # fmt: skip
         self._address = ctypes.addressof(self.struct)
-        self._run = core().run
+        self._run, self._watch = core().run, core().watch
+        if block.races:
+            block.races.cores[warp.number] = self
 
     def run(self, mask: Any) -> int:
         """Go on, with all lanes or with some; why it stopped."""
@@ -771,19 +809,45 @@ class WarpCore:
         if warp.local is not self._local:
             self._local = warp.local
             struct.local, struct.local_bytes = _at(warp.local), warp.local.shape[1]
-        races = warp.block.races
-        if races:
-            knows = races.knows[warp.number]
-            if knows is not self._knows:
-                self._learn(knows, races.number)
-            elif self._narrow and isinstance(knows, VectorClocks):
-                self._learn_others(knows)
-            self.launch.begin()
+        if warp.block.races:
+            self._refresh(warp.block.races)
         if mask is not True:
             ctypes.memmove(struct.mask, mask.tobytes(), 32)
         reason: int = self._run(self._address, mask is not True)
         self.launch.end()
         return reason
+
+    def watch(
+        self, kind: int, shadow: Shadow, row: int, scope: int, lanes: Any, offsets: Any, size: int,
+        changed: Any,
+    ) -> int:  # fmt: skip
+        """Check an access that Python runs, and remember it.
+
+        ``kind``: `READ`, `WRITE` or `ADD`.  The result is 0 if it may be a race, which Python looks
+        at, and nothing was remembered; 2 if it is a strong read of what a strong write left.
+        """
+        assert self.warp.block.races is not None
+        self._refresh(self.warp.block.races)
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        if lanes is not None:
+            lanes = np.ascontiguousarray(lanes, np.int64)
+        if changed is not None:
+            changed = np.ascontiguousarray(changed)
+        result: int = self._watch(
+            self._address, shadow.core, kind, row, scope, len(offsets),
+            None if lanes is None else _at(lanes), _at(offsets), size,
+            None if changed is None else _at(changed),
+        )  # fmt: skip
+        return result
+
+    def _refresh(self, races: Races) -> None:
+        """What the warp knows by now, and the events so far."""
+        knows = races.knows[self.warp.number]
+        if knows is not self._knows:
+            self._learn(knows, races.number)
+        elif self._narrow and isinstance(knows, VectorClocks):
+            self._learn_others(knows)
+        self.launch.begin()
 
     def _learn(self, knows: Any, block: int) -> None:
         """What the lanes know of their own block: the same, or each its own."""

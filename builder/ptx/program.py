@@ -17,7 +17,7 @@ from builder.ptx.machine import LANES, SPECIAL, PtxError
 from builder.ptx.matrices import MATRIX
 from builder.ptx.native import Translator
 from builder.ptx.registers import DATA, INTEGER, typed
-from builder.ptx.source import FRAME
+from builder.ptx.source import FRAME, Negated
 from builder.ptx.warps import WARP
 
 if TYPE_CHECKING:
@@ -157,6 +157,29 @@ class Program:
         if place is None:
             return -1
         return self.decoder.source(one, one.operands[place], typed("b32"))
+
+    @cached_property
+    def spins(self) -> frozenset[int]:
+        """The waits for an mbarrier after which, if they fail, only branches lead back to them."""
+        code = self.kernel.code
+        return frozenset(
+            place
+            for place, one in enumerate(code)
+            if one.opcode == "mbarrier" and one.has("try_wait") and self._spins(place)
+        )
+
+    def _spins(self, wait: int) -> bool:
+        """Whether a wait that failed comes next, after nothing but branches."""
+        code, failed = self.kernel.code, self.kernel.code[wait].operands[0]
+        at, passed = wait + 1, set[int]()
+        while at not in passed and at < len(code) and code[at].opcode == "bra":
+            passed.add(at)
+            guard = code[at].guard
+            name = guard.name if isinstance(guard, Negated) else guard
+            if name not in (None, failed):
+                return False
+            at = at + 1 if guard == failed else code[at].target
+        return at == wait and code[wait].guard is None
 
     @cached_property
     def layout(self) -> Layout:

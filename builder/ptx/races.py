@@ -12,8 +12,8 @@ PTX ISA, "Memory Consistency Model" (causality order, scopes, proxies) and "Asyn
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -33,6 +33,8 @@ Lanes = Any
 #: ``volatile`` orders as the last, but says nothing of atomicity: two such accesses race, and a
 #: store that no fence precedes in its thread also races with atomics.
 WEAK, BLOCK, CLUSTER, GRID, VOLATILE, _UNORDERED = range(6)
+#: Kinds of accesses in core.c, and its result for a strong read of what a strong write left.
+READ, WRITE, ADD, OBSERVED = 0, 1, 2, 2
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -72,7 +74,7 @@ class Race:
 _Map = dict[int, "NDArray[np.int32]"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VectorClocks:
     """What an agent, a barrier or a copy has seen, and what of it is fenced.
 
@@ -97,16 +99,26 @@ class VectorClocks:
     @cached_property
     def table(self) -> tuple[Any, Any]:
         """By block: the address of what was seen, 0 if nothing was, and its length."""
-        count = max(self.seen, default=-1) + 1
-        places, lengths = np.zeros(count, np.uint64), np.zeros(count, np.int32)
-        for block, clock in self.seen.items():
-            places[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
-        return places, lengths
+        return _table(self.seen)
 
-    def table_of(self, block: int) -> tuple[Any, Any]:
-        """As `table`, of one block alone."""
-        places, lengths = self.table
-        return places[block : block + 1], lengths[block : block + 1]
+    @cached_property
+    def _fenced_tables(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        each = ({}, {})  # type: tuple[_Map, _Map]
+        for key, clock in self.fenced.items():
+            each[key % 2][key // 2] = clock
+        return _table(each[0]), _table(each[1])
+
+    def fenced_table(self, shared: bool) -> tuple[Any, Any]:
+        """As `table`, of what is fenced, for shared or for global memory."""
+        return self._fenced_tables[0 if shared else 1]
+
+
+def _table(clocks: Mapping[int, NDArray[np.int32]]) -> tuple[Any, Any]:
+    count = max(clocks, default=-1) + 1
+    places, lengths = np.zeros(count, np.uint64), np.zeros(count, np.int32)
+    for block, clock in clocks.items():
+        places[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
+    return places, lengths
 
 
 _NOTHING = VectorClocks({}, {})
@@ -117,14 +129,22 @@ def joined(clocks: Iterable[VectorClocks]) -> VectorClocks:
     distinct = list({id(one): one for one in clocks}.values())
     if len(distinct) == 1:
         return distinct[0]
-    if len(distinct) == 2:
-        one, other = distinct
-        if one.includes(other):
-            return one
-        if other.includes(one):
-            return other
+    return _both(*distinct) if len(distinct) == 2 else _together(distinct)
+
+
+@lru_cache(maxsize=256)
+def _both(one: VectorClocks, other: VectorClocks) -> VectorClocks:
+    """Of two: the same object again, so that lanes that learn the same stay one group."""
+    if one.includes(other):
+        return one
+    if other.includes(one):
+        return other
+    return _together((one, other))
+
+
+def _together(clocks: Sequence[VectorClocks]) -> VectorClocks:
     return VectorClocks(
-        _larger([one.seen for one in distinct]), _larger([one.fenced for one in distinct])
+        _larger([one.seen for one in clocks]), _larger([one.fenced for one in clocks])
     )
 
 
@@ -238,6 +258,8 @@ class Shadow:
         self.restored: set[int] = set()
         #: called when a table was made
         self.updated: Callable[[], None] = lambda: None
+        #: its address in core.c, or 0
+        self.core = 0
 
     def _new(self, name: str, rows: int = 1) -> None:
         setattr(self, name, self._table(rows) if rows > 1 else self._table()[0])
@@ -283,11 +305,19 @@ class Shadow:
         assert self.atomics is not None
         if not adds:
             self.restored.update(places[self.atomics[0][places] != 0].tolist())
-        for place in places.tolist() if self.observers else ():
-            self.observers.pop(place, None)
+        self._unobserved(places)
         _note(self.atomics, places, mine, events)
         if self.warps:  # they also initialise
             self.writes[places] = np.where(self.writes[places] == 0, mine, self.writes[places])
+
+    def overwritten(self, offsets: Any, size: int) -> None:
+        """Strong writes were remembered: nobody has read these yet."""
+        if self.observers:
+            self._unobserved(self.places(offsets, size))
+
+    def _unobserved(self, places: Any) -> None:
+        for place in places.tolist() if self.observers else ():
+            self.observers.pop(place, None)
 
     def note_copy(self, places: Any, mine: int) -> None:
         """Remember a read of a copy."""
@@ -326,6 +356,26 @@ class _Released:
     by: dict[tuple[int, int], VectorClocks] = field(default_factory=dict)
 
 
+class _LaunchCore(Protocol):
+    """A launch in core.c: see `native`."""
+
+    def knows_all(self, slots: Any, clocks: VectorClocks, block: int | None) -> bool: ...
+
+    def watch_copy(
+        self, shadow: Shadow, slot: int, places: Any, clocks: VectorClocks, block: int | None, *,
+        write: bool, fenced: bool,
+    ) -> bool: ...  # fmt: skip
+
+
+class _WarpCore(Protocol):
+    """A warp in core.c: see `native`."""
+
+    def watch(
+        self, kind: int, shadow: Shadow, row: int, scope: int, lanes: Any, offsets: Any, size: int,
+        changed: Any,
+    ) -> int: ...  # fmt: skip
+
+
 @dataclass
 class LaunchRaces:
     """What the blocks of one launch share."""
@@ -347,8 +397,8 @@ class LaunchRaces:
     released: dict[object, _Released] = field(default_factory=dict)
     #: pairs of blocks of which one released for itself only what the other acquired
     narrow: set[tuple[int, int]] = field(default_factory=set)
-    #: whether earlier accesses are all known, in C, where there is a compiler
-    knows_all: Callable[..., bool] | None = None
+    #: the launch in core.c, where there is a compiler
+    core: _LaunchCore | None = None
     _seen: set[tuple[str, int, int, bool]] = field(default_factory=set)
     _shadows: dict[int, Shadow] = field(default_factory=dict)
 
@@ -381,6 +431,19 @@ class Copy:
     clocks: VectorClocks
     #: its event
     row: int
+
+
+@dataclass
+class _Fence:
+    """A thread's last fence: what the thread knew and had done before it, and the scope."""
+
+    known: VectorClocks
+    time: int
+    #: the time at which its own writes were last fenced
+    fenced: Any
+    scope: int
+    #: all of it as clocks, once a strong write hands them over
+    clocks: VectorClocks | None = None
 
 
 # ------------------------------------------------------------------------------------------- blocks
@@ -424,11 +487,13 @@ class Races:
         self.knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
         self._agents: dict[object, int] = {}
         self._issued: dict[int, int] = {}
-        #: by thread: what it knew at its last fence, and its scope; and at fence.mbarrier_init
-        self._fences: dict[int, tuple[VectorClocks, int, Any, int]] = {}
-        self._init_fences: dict[int, tuple[VectorClocks, int, Any, int]] = {}
+        #: by thread: its last fence, and fence.mbarrier_init
+        self._fences: dict[int, _Fence] = {}
+        self._init_fences: dict[int, _Fence] = {}
         #: by thread: what strong reads saw that no fence has acquired yet
         self._pending: dict[int, list[tuple[int, int, VectorClocks]]] = {}
+        #: warps as core.c sees them, by number
+        self.cores: dict[int, _WarpCore] = {}
         #: mbarriers that were initialised, but not fenced: warp and line by address
         self._unfenced: dict[int, tuple[int, int]] = {}
 
@@ -437,6 +502,7 @@ class Races:
         self.shared.updated = lambda: None
         self.shared = Shadow(self.shared.name, 0, self.shared.granule, self.warps)
         self.knows, self._fences, self._pending, self._init_fences = [], {}, {}, {}
+        self.cores = {}
 
     def ended(self, line: int) -> None:
         """The block ends: report accesses of its cluster that nothing orders before that."""
@@ -482,12 +548,14 @@ class Races:
             epoch = self.number, threads, int(times)
         seen = _grown(clocks.seen.get(self.number, none), width).copy()
         seen[threads] = times
-        fences = {}
+        fences = dict(clocks.fenced)
         for space in range(2):
             key = 2 * self.number + space
-            fences[key] = _grown(clocks.fenced.get(key, none), width).copy()
-            fences[key][threads] = np.maximum(fences[key][threads], fenced[space])
-        return VectorClocks({**clocks.seen, self.number: seen}, {**clocks.fenced, **fences}, epoch)
+            old = _grown(fences.get(key, none), width)
+            if (old[threads] < fenced[space]).any():
+                fences[key] = old.copy()
+                fences[key][threads] = np.maximum(old[threads], fenced[space])
+        return VectorClocks({**clocks.seen, self.number: seen}, fences, epoch)
 
     def released(self, warp: int, lanes: Lanes = None) -> VectorClocks:
         """What lanes have seen and done, to hand over; what they do next is not part of it."""
@@ -550,6 +618,14 @@ class Races:
             clocks.fenced.get(2 * block + (not shadow.warps)) if fenced else clocks.seen.get(block)
         )
 
+    def _is_in_core(self, shadow: Shadow) -> bool:
+        """Whether core.c has a memory, and it is not another block's."""
+        return bool(shadow.core) and shadow.owner in (-1, self.number)
+
+    def _only_block(self, shadow: Shadow) -> int | None:
+        """The only block that accesses a memory: this one, if it is its shared memory."""
+        return self.number if shadow.warps and self.launch.cluster == 1 else None
+
     def _limit(
         self, clocks: VectorClocks, block: Any, index: Any, shadow: Shadow, *, fenced: bool
     ) -> Any:
@@ -566,11 +642,9 @@ class Races:
     def _late(self, slots: Any, access: _Access, shadow: Shadow, *, fenced: bool = False) -> Any:
         """Which earlier accesses an access does not know; None if it knows all."""
         events = self.launch.events
-        if self.launch.knows_all and not fenced:
-            single = bool(shadow.warps) and self.launch.cluster == 1
-            clocks = access.clocks.table_of(self.number) if single else access.clocks.table
-            if self.launch.knows_all(slots, clocks, single=single):
-                return None
+        core, only = self.launch.core, self._only_block(shadow)
+        if core and not fenced and core.knows_all(slots, access.clocks, only):
+            return None
         rows = slots >> 5
         clock = events.clock[rows]
         if not np.count_nonzero(clock):
@@ -820,12 +894,34 @@ class Races:
             return warp
         return (self.number - shadow.owner) % self.launch.cluster * self.warps + warp
 
+    def _in_core(
+        self, kind: int, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int,
+        shadow: Shadow, changed: Any = None,
+    ) -> int:  # fmt: skip
+        """Check an access in core.c, and remember it; 0 if Python has to look at it."""
+        core = self.cores.get(warp)
+        if core is None or not self._is_in_core(shadow):
+            return 0
+        row = self.launch.events.row(
+            self.number, warp * LANES, int(self.times[warp]), line, scope, lanes is None, False,
+            True,
+        )  # fmt: skip
+        result: int = core.watch(kind, shadow, row, scope, lanes, offsets, size, changed)
+        return result
+
     def read(
         self, warp: int, lanes: Lanes, offsets: Any, size: int, line: int, scope: int = WEAK,
         shadow: Shadow | None = None, verb: str = "read",
     ) -> None:  # fmt: skip
         """Lanes read ``size`` bytes at each offset; of shared memory, or as the shadow says."""
         shadow = shadow or self.shared
+        if in_core := self._in_core(READ, warp, lanes, offsets, size, line, scope, shadow):
+            if in_core == OBSERVED:
+                for access, _ in self._accesses(
+                    verb, shadow, warp, lanes, offsets, size, line, scope
+                ):
+                    self._observe(access, shadow)
+            return
         for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
             slots = shadow.writes[access.places]
             self._check(access, shadow, slots, "a write", scope)
@@ -849,6 +945,8 @@ class Races:
         ``changed``: which of them change a value.  A second write of the same value is no race.
         """
         shadow = shadow or self.shared
+        if self._in_core(WRITE, warp, lanes, offsets, size, line, WEAK, shadow, changed):
+            return
         if changed is not None:
             changed = np.repeat(changed, max(1, size // shadow.granule))
         for access, which in self._accesses(
@@ -929,6 +1027,9 @@ class Races:
     ) -> None:  # fmt: skip
         """Lanes write with an atomic, which ``adds``, or with a strong store."""
         shadow = shadow or self.shared
+        if adds and self._in_core(ADD, warp, lanes, offsets, size, line, scope, shadow):
+            shadow.overwritten(offsets, size)
+            return
         verb = "write" if scope >= VOLATILE else "atomic"
         for access, _ in self._accesses(verb, shadow, warp, lanes, offsets, size, line, scope):
             self._check_write(access, shadow, scope)
@@ -1002,9 +1103,22 @@ class Races:
                 "fence.proxy.async in the thread that wrote, before it hands over",
             )  # fmt: skip
 
+    def _copy_in_core(self, copy: Copy, places: Any, shadow: Shadow, *, write: bool) -> bool:
+        """Check an access in core.c, and remember it; false if Python has to look at it."""
+        core = self.launch.core
+        if core is None or not self._is_in_core(shadow):
+            return False
+        fenced = not self.launch.as_gpus or bool(shadow.warps)
+        block = self._only_block(shadow)
+        return core.watch_copy(
+            shadow, copy.row * LANES, places, copy.clocks, block, write=write, fenced=fenced
+        )
+
     def copy_reads(self, copy: Copy, places: Any, shadow: Shadow | None = None) -> None:
         """A copy reads granules of shared memory, or of the shadow's."""
         shadow = shadow or self.shared
+        if self._copy_in_core(copy, places, shadow, write=False):
+            return
         access = self._copied(copy, places, 0, "read", shadow)
         slots = shadow.writes[places]
         own = self.launch.events.base[slots >> 5] != copy.agent
@@ -1021,6 +1135,8 @@ class Races:
     ) -> None:
         """A copy writes granules of shared memory, or of the shadow's; which of them it changes."""
         shadow = shadow or self.shared
+        if self._copy_in_core(copy, places, shadow, write=True):
+            return
         access = self._copied(copy, places, 0, "write", shadow)
         self._check_write(access, shadow, WEAK, changed)
         self._unfenced_write(access, shadow)
@@ -1136,11 +1252,7 @@ class Races:
             return self.released(warp, lanes)
         threads, tables = (warp * LANES + lanes).tolist(), (self._fences, self._init_fences)
         fences = [(one, table[one]) for table in tables for one in threads if one in table]
-        parts = [
-            self._with_own(known, one, time, own)
-            for one, (known, time, own, scope) in fences
-            if scope >= CLUSTER
-        ]
+        parts = [self._before(fence, one) for one, fence in fences if fence.scope >= CLUSTER]
         return joined(parts) if parts else None
 
     # ------------------------------------------------------------------------------------- ordering
@@ -1182,13 +1294,19 @@ class Races:
                 self._take(warp, lane, block, clocks, min(reach, scope))
         self._note_fences(self._fences, warp, chosen, scope)
 
-    def _note_fences(self, table: dict[int, Any], warp: int, lanes: Lanes, scope: int) -> None:
+    def _note_fences(self, table: dict[int, _Fence], warp: int, lanes: Lanes, scope: int) -> None:
         """Remember what lanes know at a fence."""
-        each = self._each(warp)
-        for lane in lanes:
-            thread = warp * LANES + int(lane)
-            table[thread] = each[lane], int(self.times[warp]), self._fenced[:, thread].copy(), scope
+        each, time, first = self._each(warp), int(self.times[warp]), warp * LANES
+        fenced = self._fenced[:, first : first + LANES].copy()
+        for lane in map(int, lanes):
+            table[first + lane] = _Fence(each[lane], time, fenced[:, lane], scope)
         self.times[warp] += 1
+
+    def _before(self, fence: _Fence, thread: int) -> VectorClocks:
+        """What a thread had seen and done before its fence."""
+        if fence.clocks is None:
+            fence.clocks = self._with_own(fence.known, thread, fence.time, fence.fenced)
+        return fence.clocks
 
     def _reaches(self, block: int, scope: int) -> bool:
         """Whether a scope of a block's threads and of these includes both."""
@@ -1228,10 +1346,8 @@ class Races:
             table.pop(key, None)
         if release:
             clocks = self.released(warp, np.array([lane]))
-        elif warp * LANES + lane in self._fences:
-            known, time, fenced, reach = self._fences[warp * LANES + lane]
-            clocks = self._with_own(known, warp * LANES + lane, time, fenced)
-            scope = min(scope, reach)
+        elif fence := self._fences.get(warp * LANES + lane):
+            clocks, scope = self._before(fence, warp * LANES + lane), min(scope, fence.scope)
         if clocks is not None:
             by = table.setdefault(key, _Released()).by
             name = self.number, min(scope, GRID)
