@@ -60,6 +60,9 @@ struct launch {
     struct region *regions;
     s64 region_count;
     struct events *events;
+    /* pairs of accesses whose race is known: a hash table of so many keys, a power of two */
+    u64 *reported;
+    s64 reported_room;
     const u8 *parameters;
     s64 parameter_bytes, stores;
 };
@@ -240,6 +243,54 @@ static int strong_pair(const struct warp *w, s32 slot, int scope, int written) {
     return scope && other && common < VOLATILE_SCOPE;
 }
 
+/* Tables of earlier accesses, as Races.TABLES. */
+enum { WRITES, READS, ATOMICS, COPIES, NEVER };
+
+/* Where the key of a race is, or would be. */
+static u64 *reported_at(const struct launch *g, u64 key) {
+    u64 most = g->reported_room - 1;
+    u64 at = key * 0x9E3779B97F4A7C15ull >> 40 & most;
+    while (g->reported[at] && g->reported[at] != key) at = (at + 1) & most;
+    return g->reported + at;
+}
+
+/* Lines of the two accesses, the table and the memory of the other, whether it is of the same
+   warp (1) or of another block (2), and whether another lane of its warp handed over. */
+static u64 race_key(u64 line, u64 other, int table, int shared, int relation, int half) {
+    return line << 36 | other << 12 | (u64)(table << 8 | shared << 4 | relation << 2 | half << 1 | 1);
+}
+
+/* A race is known from now on; there is always room for one more. */
+int report(struct launch *g, s64 count, s64 line, s64 other, int table, int shared, int relation,
+           int half) {
+    if (2 * count >= g->reported_room) return 0;
+    u64 key = race_key(line, other, table, shared, relation, half), *at = reported_at(g, key);
+    if (*at) return 0;
+    *at = key;
+    return 1;
+}
+
+/* Whether a lane of the warp of an earlier access handed over what it knew then. */
+static int handed_over(const s32 *seen, s32 length, s32 base, s32 clock) {
+    for (int k = 0; seen && k < LANES && base + k < length; k++)
+        if (seen[base + k] >= clock) return 1;
+    return 0;
+}
+
+/* Whether Python has reported the race of a warp's access with an earlier one. */
+static int is_reported(const struct warp *w, const struct shadow *s, s32 slot, int lane, int whole,
+                       s32 line, int table) {
+    const struct launch *g = w->block->launch;
+    const struct events *e = g->events;
+    s32 row = slot >> 5;
+    if (!g->reported || (whole && w->knows != 1)) return 0;
+    int relation = e->block[row] != w->block->number ? 2 : e->base[row] == w->number * LANES;
+    int half = !relation && !e->copy[row] &&
+               handed_over(w->seen[lane], w->length[lane], e->base[row], e->clock[row]);
+    u64 key = race_key(line, e->line[row], table, s->warps > 0, relation, half);
+    return *reported_at(g, key) == key;
+}
+
 /* The event of an instruction at this time; 0 if there is no room. */
 static s32 event(struct warp *w, const struct op *o, int whole) {
     struct block *b = w->block;
@@ -262,7 +313,7 @@ static s32 event(struct warp *w, const struct op *o, int whole) {
 
 /* An access: by n lanes (or places of a whole warp), with their granules. */
 struct access {
-    int n, whole, parts, count, scope;
+    int n, whole, parts, count, scope, line;
     u8 lane[LANES];
     s64 offset[LANES];
     s32 place[MOST], slot[MOST];
@@ -276,22 +327,24 @@ static void granules(struct access *x, const struct shadow *s, int size) {
         for (int p = 0; p < x->parts; p++) x->place[x->count++] = (x->offset[k] >> s->shift) + p;
 }
 
-static int any_late(const struct warp *w, const struct access *x, const s32 *table,
-                    const u8 *matters, int written) {
+/* Whether an access does not know one of the earlier ones in a table, and Python has to look. */
+static int any_late(const struct warp *w, const struct shadow *s, const struct access *x,
+                    const s32 *table, int number, const u8 *matters, int written) {
     for (int k = 0, at = 0; k < x->n; k++)
         for (int p = 0; p < x->parts; p++, at++) {
             s32 slot = table[x->place[at]];
-            if (slot && (!matters || matters[k]) &&
-                late(w, slot, x->whole ? 0 : x->lane[k], x->whole) &&
-                !strong_pair(w, slot, x->scope, written)) return 1;
+            int lane = x->whole ? 0 : x->lane[k];
+            if (slot && (!matters || matters[k]) && late(w, slot, lane, x->whole) &&
+                !strong_pair(w, slot, x->scope, written) &&
+                !is_reported(w, s, slot, lane, x->whole, x->line, number)) return 1;
         }
     return 0;
 }
 
 static int rows_late(const struct warp *w, const struct shadow *s, const struct access *x,
-                     const s32 *table, int rows, int written) {
+                     const s32 *table, int number, int rows, int written) {
     for (int r = 0; table && r < rows; r++)
-        if (any_late(w, x, table + r * s->size, 0, written)) return 1;
+        if (any_late(w, s, x, table + r * s->size, number, 0, written)) return 1;
     return 0;
 }
 
@@ -346,17 +399,21 @@ static void note_read(const struct warp *w, const struct shadow *s, struct acces
 
 /* Whether a read of written memory knows all writes before. */
 static int ordered_read(const struct warp *w, const struct shadow *s, const struct access *x) {
-    if (s->warps)
+    const struct launch *g = w->block->launch;
+    u64 never = race_key(x->line, 0, NEVER, 1, 0, 0);
+    if (s->warps && !(g->reported && *reported_at(g, never) == never))
         for (int at = 0; at < x->count; at++) if (!s->writes[x->place[at]]) return 0;
-    return !any_late(w, x, s->writes, 0, 0) && !rows_late(w, s, x, s->atomics, 4, 0);
+    return !any_late(w, s, x, s->writes, WRITES, 0, 0) &&
+           !rows_late(w, s, x, s->atomics, ATOMICS, 4, 0);
 }
 
 /* Whether a write knows all accesses before; ``strong``: with an atomic, or as one. */
 static int ordered_write(const struct warp *w, const struct shadow *s, const struct access *x,
                          const u8 *changed, int strong) {
-    return !any_late(w, x, s->writes, changed, 0) &&
-           !rows_late(w, s, x, s->reads, s->warps ? 2 * s->warps : 4, 0) &&
-           !rows_late(w, s, x, s->atomics, 4, strong) && !rows_late(w, s, x, s->copies, 1, 0);
+    return !any_late(w, s, x, s->writes, WRITES, changed, 0) &&
+           !rows_late(w, s, x, s->reads, READS, s->warps ? 2 * s->warps : 4, 0) &&
+           !rows_late(w, s, x, s->atomics, ATOMICS, 4, strong) &&
+           !rows_late(w, s, x, s->copies, COPIES, 1, 0);
 }
 
 static void note_write(const struct shadow *s, const struct access *x, s32 row) {
@@ -368,6 +425,7 @@ static void note_write(const struct shadow *s, const struct access *x, s32 row) 
 static int watch_read(struct warp *w, const struct op *o, const struct shadow *s,
                       struct access *x, int size) {
     if (!s || !s->reads || !w->knows) return 0;
+    x->line = o->line;
     granules(x, s, size);
     if (!ordered_read(w, s, x)) return 0;
     s32 row = event(w, o, x->whole);
@@ -379,6 +437,7 @@ static int watch_write(struct warp *w, const struct op *o, const struct shadow *
                        struct access *x, int size, const u8 *memory, const u8 *rows) {
     u8 changed[LANES];
     if (!s || !w->knows) return 0;
+    x->line = o->line;
     granules(x, s, size);
     for (int k = 0; k < x->n; k++)
         changed[k] = memcmp(memory + x->offset[k], rows + k * size, size) != 0;
@@ -405,7 +464,7 @@ int watch(struct warp *w, const struct shadow *s, int kind, s32 row, int scope, 
     enum { OBSERVED = 2 };
     struct access x;
     s64 parts = size >> s->shift;
-    x.n = n, x.whole = !lanes, x.scope = scope;
+    x.n = n, x.whole = !lanes, x.scope = scope, x.line = w->block->launch->events->line[row];
     if (!w->knows || n > LANES || n * (parts < 1 ? 1 : parts) > MOST) return 0;
     for (int k = 0; k < n; k++) {
         x.lane[k] = lanes ? lanes[k] : 0;
@@ -952,14 +1011,36 @@ int unknown(const s32 *slots, s64 count, const struct events *e, const struct cl
     return 0;
 }
 
-static int rows_unknown(const struct shadow *s, const s32 *table, int rows, const s64 *places,
-                        s64 count, const struct events *e, const struct clocks *c) {
-    for (int r = 0; table && r < rows; r++, table += s->size) {
+/* A copy's access: its block and line, what it knows, and what memory it is. */
+struct copying {
+    const struct launch *g;
+    const struct shadow *s;
+    const struct clocks *c;
+    s32 block, line;
+};
+
+static int copy_reported(const struct copying *x, s32 slot, int table) {
+    const struct events *e = x->g->events;
+    s32 row = slot >> 5;
+    int relation = e->block[row] != x->block ? 2 : 0, half = 0;
+    if (!x->g->reported) return 0;
+    if (!relation && !e->copy[row]) {
+        s64 block = x->c->single ? 0 : e->block[row];
+        half = block < x->c->blocks &&
+               handed_over(x->c->seen[block], x->c->lengths[block], e->base[row], e->clock[row]);
+    }
+    u64 key = race_key(x->line, e->line[row], table, x->s->warps > 0, relation, half);
+    return *reported_at(x->g, key) == key;
+}
+
+static int rows_unknown(const struct copying *x, const s32 *table, int number, int rows,
+                        const s64 *places, s64 count) {
+    for (int r = 0; table && r < rows; r++, table += x->s->size) {
         s32 before = 0;
         for (s64 i = 0; i < count; i++) {
             s32 slot = table[places[i]];
             if (!slot || slot == before) continue;
-            if (is_unknown(e, slot, c)) return 1;
+            if (is_unknown(x->g->events, slot, x->c) && !copy_reported(x, slot, number)) return 1;
             before = slot;
         }
     }
@@ -968,13 +1049,16 @@ static int rows_unknown(const struct shadow *s, const s32 *table, int rows, cons
 
 /* A copy reads or writes granules: whether it is in order and was remembered.  ``fenced``: the
    clocks up to which it sees writes of threads; null if it sees all that its thread saw. */
-int watch_copy(const struct shadow *s, int write, const s64 *places, s64 count, s32 slot,
-               const struct events *e, const struct clocks *c, const struct clocks *fenced) {
+int watch_copy(const struct launch *g, const struct shadow *s, int write, const s64 *places,
+               s64 count, s32 slot, const struct clocks *c, const struct clocks *fenced) {
+    const struct events *e = g->events;
+    struct copying x = {g, s, c, e->block[slot >> 5], e->line[slot >> 5]};
     s32 before = 0;
-    if (rows_unknown(s, s->writes, 1, places, count, e, c) ||
-        rows_unknown(s, s->atomics, 4, places, count, e, c)) return 0;
-    if (write && (rows_unknown(s, s->reads, s->warps ? 2 * s->warps : 4, places, count, e, c) ||
-                  rows_unknown(s, s->copies, 1, places, count, e, c))) return 0;
+    if (rows_unknown(&x, s->writes, WRITES, 1, places, count) ||
+        rows_unknown(&x, s->atomics, ATOMICS, 4, places, count)) return 0;
+    if (write &&
+        (rows_unknown(&x, s->reads, READS, s->warps ? 2 * s->warps : 4, places, count) ||
+         rows_unknown(&x, s->copies, COPIES, 1, places, count))) return 0;
     for (s64 i = 0; i < count; i++) {
         s32 was = s->writes[places[i]];
         if (!was && s->warps && !write) return 0;

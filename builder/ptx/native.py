@@ -307,8 +307,9 @@ def core() -> Any:
     library.unknown.argtypes = (pointer, number, pointer, pointer)
     small = ctypes.c_int
     library.watch_copy.argtypes = (
-        pointer, small, pointer, number, ctypes.c_int32, pointer, pointer, pointer
+        pointer, pointer, small, pointer, number, ctypes.c_int32, pointer, pointer
     )  # fmt: skip
+    library.report.argtypes = (pointer, *(number,) * 3, *(small,) * 4)
     library.watch.argtypes = (
         pointer, pointer, small, ctypes.c_int32, small, number, pointer, pointer, number, pointer
     )  # fmt: skip
@@ -383,7 +384,7 @@ class _Clocks(ctypes.Structure):
 class _Launch(ctypes.Structure):
     _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("gathers", _PTR),
                 ("executions", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
-                ("parameters", _PTR), ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
+                ("reported", _PTR), ("reported_room", _I64), ("parameters", _PTR), ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
 
 
 class _Block(ctypes.Structure):
@@ -403,6 +404,8 @@ class _Warp(ctypes.Structure):
 # ----------------------------------------------------------------------- instructions of core.c
 
 
+#: Room for the pairs of lines of twice as many races as any kernel here has; a power of two.
+_KNOWN_RACES = 4096
 _SPACE = {"global": 0, "shared": 1, "cluster": 1, "local": 2, "generic": 4}
 _WIDTH = {U16: 16, U32: 32, U64: 64}
 _SHUFFLES, _VOTES = ("idx", "up", "down", "bfly"), ("all", "any", "uni", "ballot")
@@ -687,6 +690,10 @@ class LaunchCore:
         if self.races:
             self.launch.events = ctypes.addressof(self._events)
             self.races.core = self
+            self._known = np.zeros(_KNOWN_RACES, np.uint64)
+            self.launch.reported, self.launch.reported_room = _at(self._known), len(self._known)
+        self._address = ctypes.addressof(self.launch)
+        self._known_count = 0
 
     def _set_regions(self, regions: Sequence[Region]) -> None:
         """What memory there is now; ``malloc`` adds more, which is left to Python."""
@@ -751,10 +758,22 @@ class LaunchCore:
         known = _clocks(clocks.fenced_table(bool(shadow.warps)), block) if fenced else None
         return bool(
             core().watch_copy(
-                shadow.core, write, _at(places), len(places), slot,
-                ctypes.addressof(self._events), ctypes.byref(seen), known and ctypes.byref(known),
+                self._address, shadow.core, write, _at(places), len(places), slot,
+                ctypes.byref(seen), known and ctypes.byref(known),
             )
         )  # fmt: skip
+
+    def reported(
+        self, line: int, other: int, table: int, relation: int, *, shared: bool, half: bool
+    ) -> None:
+        """A race was reported, and need not be looked at again.
+
+        ``table``: of `TABLES`.  ``relation``: 1 in the same warp, 2 in another block.  ``half``:
+        another lane of the other's warp handed over.
+        """
+        self._known_count += core().report(
+            self._address, self._known_count, line, other, table, shared, relation, half
+        )
 
     def begin(self) -> None:
         """Before instructions run: the events so far."""

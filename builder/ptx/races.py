@@ -35,6 +35,11 @@ Lanes = Any
 WEAK, BLOCK, CLUSTER, GRID, VOLATILE, _UNORDERED = range(6)
 #: Kinds of accesses in core.c, and its result for a strong read of what a strong write left.
 READ, WRITE, ADD, OBSERVED = 0, 1, 2, 2
+#: Tables of earlier accesses in core.c, by the noun of a message; and of places never written.
+COPIES, NEVER = 3, 4
+_TABLES = {"a write": 0, "a read": 1, "an atomic": 2}
+#: Whose the other access of a race is, in messages.
+_RELATIONS = ("", " in the same warp", " in another block")
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -365,6 +370,11 @@ class _LaunchCore(Protocol):
         self, shadow: Shadow, slot: int, places: Any, clocks: VectorClocks, block: int | None, *,
         write: bool, fenced: bool,
     ) -> bool: ...  # fmt: skip
+
+
+    def reported(
+        self, line: int, other: int, table: int, relation: int, *, shared: bool, half: bool
+    ) -> None: ...
 
 
 class _WarpCore(Protocol):
@@ -768,9 +778,15 @@ class Races:
             kind = f"{access.verb} without order after {what}{strong}"
             if noun == "a read" and events.copy[other >> 5]:
                 kind = "write while a copy may still read"
-            kind += self._relation(mine, other)
+            relation = self._relation(mine, other)
             missing = self._half_known(access, other)
-            self._report(kind, access.places[at], shadow, mine, other, missing)
+            self._report(kind + relation, access.places[at], shadow, mine, other, missing)
+            if self.launch.core:
+                table = COPIES if noun == "a read" and events.copy[other >> 5] else _TABLES[noun]
+                self.launch.core.reported(
+                    int(events.line[mine >> 5]), int(line), table, _RELATIONS.index(relation),
+                    shared=bool(shadow.warps), half=bool(missing),
+                )  # fmt: skip
 
     def _half_known(self, access: _Access, other: int) -> str:
         """What is missing if another lane of the other's warp handed over, but not this one."""
@@ -794,9 +810,9 @@ class Races:
     def _relation(self, mine: int, other: int) -> str:
         events = self.launch.events
         if events.block[mine >> 5] != events.block[other >> 5]:
-            return " in another block"
+            return _RELATIONS[2]
         same = events.base[mine >> 5] == events.base[other >> 5]
-        return " in the same warp" if same and not events.copy[mine >> 5] else ""
+        return _RELATIONS[int(same and not events.copy[mine >> 5])]
 
     def _report(
         self, kind: str, places: Any, shadow: Shadow, mine: int, other: int, missing: str = ""
@@ -824,7 +840,7 @@ class Races:
         if events.copy[row]:
             return f"{block}asynchronous copy"
         warp = int(events.base[row]) // LANES
-        same = other and slot != other and self._relation(slot, other) == " in the same warp"
+        same = other and slot != other and self._relation(slot, other) == _RELATIONS[1]
         lane = f" lane {slot & 31}" if (same or apart) and not events.whole[row] else ""
         return f"{block}warp {warp}{lane}"
 
@@ -833,7 +849,7 @@ class Races:
         events, relation = self.launch.events, self._relation(mine, other)
         if not other:
             return ""
-        if relation == " in another block":
+        if relation == _RELATIONS[2]:
             if shadow.warps:
                 return f"{_BARRIER} or an mbarrier between the two blocks"
             both = (int(events.block[other >> 5]), int(events.block[mine >> 5]))
@@ -928,6 +944,8 @@ class Races:
             if shadow.warps and not slots.all():
                 never = access.places[slots == 0]
                 self._report(_UNWRITTEN, never, shadow, int(access.mine[0]), 0)
+                if self.launch.core:
+                    self.launch.core.reported(line, 0, NEVER, 0, shared=True, half=False)
             if shadow.atomics is not None:
                 slots = shadow.atomics.take(access.places, axis=1)
                 self._check(access, shadow, slots, "an atomic", scope)
