@@ -20,8 +20,9 @@ typedef float f32;
 typedef double f64;
 
 #define LANES 32
-/* Results of run(): so many basic blocks ran, an instruction is left to Python, or no block is here. */
-enum { LIMIT, DECLINED, NO_BLOCK };
+/* Results of run(): so many basic blocks ran, an instruction is left to Python, no block is here,
+   or Python chooses which lanes go on. */
+enum { LIMIT, DECLINED, NO_BLOCK, CHOOSE };
 
 struct op {
     s32 code, guard, negated, out, a, b, c, d;
@@ -94,10 +95,20 @@ struct warp {
     const s32 *const *others;
     const s32 *lengths;
     s64 blocks;
-    u8 mask[LANES];
+    /* whether lanes may part and meet here; whether they are apart, and that is new; whether the
+       warp yielded since it jumped back; by lane how often it jumped back then, its position if
+       they are apart, and whether it waits at a barrier */
+    s32 parts, apart, changed, waited;
+    s64 *spins;
+    s64 places[LANES];
+    u8 mask[LANES], stopped[LANES];
 };
 
 #define SHARED_BASE 1024
+/* Positions of lanes that have ended are at least this, as in machine.py. */
+#define EXIT (1ll << 30)
+/* So many jumps back, after which lanes elsewhere go first, as in grid.py. */
+#define SPINS 64
 static const u64 LOCAL_WINDOW = 1ull << 55, SHARED_WINDOW = 1ull << 56, FUNCTIONS = 1ull << 57;
 
 #ifdef __clang__
@@ -936,16 +947,49 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
 static const u8 ALL[LANES] = {
     1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
+/* Of lanes that are apart, let those at the first position go on, as Grid._choose does; the others
+   meet them at w->bound at the earliest.  0 if Python has to choose. */
+static int choose(struct warp *w) {
+    const struct launch *g = w->block->launch;
+    s64 first = EXIT;
+    int count = 0;
+    w->bound = EXIT;
+    for (int l = 0; l < LANES; l++)
+        if (!w->stopped[l] && w->places[l] < first) first = w->places[l];
+    if (first == EXIT || !g->ends[first] || g->gathers[first]) return 0;
+    for (int l = 0; l < LANES; l++) {
+        count += w->mask[l] = !w->stopped[l] && w->places[l] == first;
+        if (!w->stopped[l] && !w->mask[l] && w->places[l] < w->bound) w->bound = w->places[l];
+    }
+    w->pc = first;
+    w->apart = count < LANES;
+    if (!w->apart) memset(w->spins, 0, LANES * sizeof *w->spins);
+    return 1;
+}
+
+/* Count jumps back of lanes that wait for others, as Grid._finish does; 0 if others go first. */
+static int patient(struct warp *w) {
+    int patient = 1, back = 0;
+    for (int l = 0; w->waited && l < LANES; l++)
+        if (w->mask[l] && w->places[l] <= w->pc) {
+            patient &= ++w->spins[l] < SPINS;
+            back = 1;
+        }
+    if (back) w->waited = 0;
+    return patient;
+}
+
 /* Run w->limit basic blocks from w->pc on, the first one from instruction w->at on, if that is in
-   it.  ``some``: only the lanes of w->mask, while they stay together before position w->bound,
-   where others are, and one block at least. */
-int run(struct warp *w, int some) {
+   it.  Lanes that are apart: those of w->mask, while they stay together before position w->bound,
+   where others are, and one block at least; then others, if w->parts. */
+int run(struct warp *w) {
     struct launch *g = w->block->launch;
-    const u8 *active = some ? w->mask : ALL;
     s64 at = w->at;
     int all = 0;
-    for (int l = 0; l < LANES; l++) all += active[l];
+    w->changed = 0;
+    for (int l = 0; l < LANES; l++) all += !w->apart || w->mask[l];
     for (;;) {
+        const u8 *active = w->apart ? w->mask : ALL;
         s64 end = g->ends[w->pc], next;
         if (at < 0) {
             if (!w->limit) return LIMIT;
@@ -955,10 +999,11 @@ int run(struct warp *w, int some) {
             at = w->pc;
         }
         next = end;
+        int parted = 0;
         for (; at < end; at++) {
             const struct op *o = g->ops + at;
             const u8 *m = active;
-            int whole = !some;
+            int whole = !w->apart;
             u8 taking[LANES];
             if (o->code == NONE) goto declined;
             if (o->guard >= 0) {
@@ -969,15 +1014,31 @@ int run(struct warp *w, int some) {
                 if (count < all) {
                     whole = 0;
                     m = taking;
-                    if (o->code == BRA) goto declined;
+                    if (o->code == BRA) {
+                        if (!w->parts) goto declined;
+                        for (int l = 0; l < LANES; l++)
+                            if (active[l]) w->places[l] = taking[l] ? o->immediate : end;
+                        parted = 1;
+                        continue;
+                    }
                 }
             }
             if (o->code == BRA) next = o->immediate; else if (!execute(w, o, m, whole)) goto declined;
         }
         w->last = end - 1;
-        w->pc = next;
         at = -1;
-        if (some && (next >= w->bound || !g->ends[next] || g->gathers[next])) return LIMIT;
+        int alone = w->apart, stays = !parted && (!alone || (
+            !w->waited && next < w->bound && g->ends[next] && !g->gathers[next]));
+        if (stays || !w->parts) {
+            w->pc = next;
+            if (stays) continue;
+            return LIMIT;
+        }
+        for (int l = 0; !parted && l < LANES; l++) if (active[l]) w->places[l] = next;
+        w->apart = w->changed = 1;
+        if ((alone && !patient(w)) || !choose(w)) return CHOOSE;
+        all = 0;
+        for (int l = 0; l < LANES; l++) all += !w->apart || w->mask[l];
         continue;
     declined:
         w->at = at;

@@ -13,7 +13,7 @@ from builder.ptx.block import Cluster, Launch, LaunchState
 from builder.ptx.decoder import PRED, U16, U32, U64
 from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault, some
 from builder.ptx.memory import GlobalMemory, Region
-from builder.ptx.native import DECLINED, LaunchCore, WarpCore, core
+from builder.ptx.native import CHOOSE, DECLINED, LaunchCore, WarpCore, core
 from builder.ptx.program import BasicBlock
 from builder.ptx.races import LaunchRaces
 from builder.ptx.warps import Apart, ready
@@ -45,7 +45,7 @@ _PATIENCE = 64
 #: The same if registers still change: a loop that counts, but waits for nobody.  Our choice.
 _ROUNDS = 2048
 #: Jumps back of a lane that waits for others, after which the lanes elsewhere go first: more than
-#: lanes that take turns need.
+#: lanes that take turns need.  As in core.c.
 _SPINS = 64
 
 
@@ -328,27 +328,36 @@ class Grid:
         assert self._core is not None
         core = warp.core = warp.core or WarpCore(self._core, warp)
         state = core.struct
-        state.pc, state.at, state.limit, state.bound = warp.pc, -1, limit, self._bound(warp, mask)
-        code = self.program.kernel.code
-        while core.run(mask) == DECLINED:
+        state.pc, state.at, state.limit, state.last = warp.pc, -1, limit, -1
+        state.bound, state.parts = self._bound(warp, mask), not some(warp.spins >= _SPINS)
+        while (reason := core.run(mask)) == DECLINED:
+            if state.changed:
+                mask = core.lanes()
             if mask is not True and warp.pc != state.pc and warp.pcs is not None:
                 warp.pcs[mask] = state.pc
             warp.pc, place, end = state.pc, state.at, int(self._ends[state.pc])
             target = self._steps(warp, mask, range(place, place + 1))
             if target is None or place + 1 == end:
                 self._finish(warp, mask, target)
-                break
+                return int(state.limit)
             state.at = place + 1
-        else:
+        if state.changed:
+            mask = core.lanes()
+        if state.last >= 0:
+            warp.line = self.program.kernel.code[state.last].line
+        if not state.parts:
             self._finish(warp, mask, state.pc)
-            if state.last >= 0:
-                warp.line = code[state.last].line
+        elif reason != CHOOSE:
+            warp.pc = state.pc
+            if mask is not True:
+                assert warp.pcs is not None
+                warp.pcs[mask] = state.pc
         return int(state.limit)
 
     @staticmethod
     def _bound(warp: Warp, mask: Any) -> int:
         """The position before which lanes go on alone: of others, who go first or meet them."""
-        if mask is True or warp.pcs is None or warp.waited or some(warp.spins >= _SPINS):
+        if mask is True or warp.pcs is None or some(warp.spins >= _SPINS):
             return -1
         others = warp.pcs[~mask & ~warp.at_barrier]
         return int(others.min()) if len(others) else EXIT

@@ -264,7 +264,7 @@ _CODE = {
 }
 
 #: Why a run stopped, as in core.c.
-LIMIT, DECLINED, NO_BLOCK = range(3)
+LIMIT, DECLINED, NO_BLOCK, CHOOSE = range(4)
 
 # ------------------------------------------------------------------------------------ the library
 
@@ -302,7 +302,7 @@ def core() -> Any:
         library = ctypes.CDLL(str(path))
     except OSError:
         return None
-    library.run.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    library.run.argtypes = (ctypes.c_void_p,)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.unknown.argtypes = (pointer, number, pointer, pointer)
     small = ctypes.c_int
@@ -397,8 +397,10 @@ class _Warp(ctypes.Structure):
                 ("local", _PTR), ("local_bytes", _I64), ("rows", _PTR), ("seen", _PTR * 32),
                 ("length", _I32 * 32), ("number", _I32), ("knows", _I32), ("pc", _I64),
                 ("at", _I64), ("limit", _I64), ("last", _I64), ("bound", _I64),
-                ("others", _PTR), ("lengths", _PTR), ("blocks", _I64),
-                ("mask", ctypes.c_uint8 * 32)]  # fmt: skip
+                ("others", _PTR), ("lengths", _PTR), ("blocks", _I64), ("parts", _I32),
+                ("apart", _I32), ("changed", _I32), ("waited", _I32), ("spins", _PTR),
+                ("places", _I64 * 32),
+                ("mask", ctypes.c_uint8 * 32), ("stopped", ctypes.c_uint8 * 32)]  # fmt: skip
 
 
 # ----------------------------------------------------------------------- instructions of core.c
@@ -815,9 +817,13 @@ class WarpCore:
         half, word, wide, pred = (warp.files[view] for view in (U16, U32, U64, PRED))
         self.struct = _Warp(
             block=ctypes.addressof(block.core), pred=_at(pred), half=_at(half), word=_at(word),
-            wide=_at(wide), rows=_at(rows), number=warp.number, last=-1,
+            wide=_at(wide), rows=_at(rows), number=warp.number, last=-1, spins=_at(warp.spins),
         )  # fmt: skip
         self._address = ctypes.addressof(self.struct)
+        self._places = np.frombuffer(self.struct.places, np.int64)
+        self._mask, self._stopped = (
+            np.frombuffer(one, np.bool_) for one in (self.struct.mask, self.struct.stopped)
+        )
         self._run, self._watch = core().run, core().watch
         if block.races:
             block.races.cores[warp.number] = self
@@ -830,11 +836,25 @@ class WarpCore:
             struct.local, struct.local_bytes = _at(warp.local), warp.local.shape[1]
         if warp.block.races:
             self._refresh(warp.block.races)
+        struct.apart, struct.waited = mask is not True, warp.waited
+        self._stopped[...] = warp.at_barrier
         if mask is not True:
-            ctypes.memmove(struct.mask, mask.tobytes(), 32)
-        reason: int = self._run(self._address, mask is not True)
+            self._mask[...], self._places[...] = mask, warp.pcs
+        reason: int = self._run(self._address)
         self.launch.end()
+        warp.waited = bool(struct.waited)
         return reason
+
+    def lanes(self) -> Any:
+        """The lanes that run now, after some have parted or met; all of them as ``True``."""
+        warp = self.warp
+        warp.alone = False
+        if self.struct.apart:
+            warp.pcs, mask = self._places.copy(), self._mask.copy()
+            warp.latest_lanes = mask
+            return mask
+        warp.pcs = None
+        return True
 
     def watch(
         self, kind: int, shadow: Shadow, row: int, scope: int, lanes: Any, offsets: Any, size: int,

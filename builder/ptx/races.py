@@ -371,7 +371,6 @@ class _LaunchCore(Protocol):
         write: bool, fenced: bool,
     ) -> bool: ...  # fmt: skip
 
-
     def reported(
         self, line: int, other: int, table: int, relation: int, *, shared: bool, half: bool
     ) -> None: ...
