@@ -1427,10 +1427,10 @@ def _load_tile(d: Decoder, i: Instruction) -> Step:
             _check_tile(tensor, target[1], target[0])
 
             def write(copy: Copy | None, target: tuple[Block, int, int] = target) -> None:
-                if block.races and copy:
-                    reached = tensor.reached(block.state.memory, at)
-                    block.races.copy_global(copy, *reached)
-                tensor.lay(target[0].shared, target[1], tensor.gather(block.state.memory, at))
+                memory = block.state.memory
+                if block.races and copy and not memory.constant(tensor.address):
+                    block.races.copy_global(copy, *tensor.reached(memory, at))
+                tensor.lay(target[0].shared, target[1], tensor.gather(memory, at))
 
             _load_bulk(w, lane, target, tensor.size, write, line, tensor.room)
 

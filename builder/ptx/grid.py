@@ -329,7 +329,8 @@ class Grid:
         core = warp.core = warp.core or WarpCore(self._core, warp)
         state = core.struct
         state.pc, state.at, state.limit, state.last = warp.pc, -1, limit, -1
-        state.bound, state.parts = self._bound(warp, mask), not some(warp.spins >= _SPINS)
+        patient = mask is True or not some(warp.spins >= _SPINS)
+        state.bound, state.parts = self._bound(warp, mask) if patient else -1, patient
         while (reason := core.run(mask)) == DECLINED:
             if state.changed:
                 mask = core.lanes()
@@ -357,7 +358,7 @@ class Grid:
     @staticmethod
     def _bound(warp: Warp, mask: Any) -> int:
         """The position before which lanes go on alone: of others, who go first or meet them."""
-        if mask is True or warp.pcs is None or some(warp.spins >= _SPINS):
+        if mask is True or warp.pcs is None:
             return -1
         others = warp.pcs[~mask & ~warp.at_barrier]
         return int(others.min()) if len(others) else EXIT

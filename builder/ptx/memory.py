@@ -64,6 +64,10 @@ class GlobalMemory:
 
     regions: list[Region] = field(default_factory=list)
 
+    def constant(self, address: int) -> bool:
+        """Whether no thread may write the region with an address."""
+        return any(r.address <= address < r.end and not r.writable for r in self.regions)
+
     def find(self, first: int, end: int, *, write: bool = False) -> Region:
         """The region with these bytes.
 
@@ -286,6 +290,9 @@ class TensorMap:
         """A box's bytes, with zeros outside of the tensor."""
         box, unit = np.zeros(self.size, np.uint8), self._unit(at)
         offsets, inside = self.cover(at, unit)
+        if inside.all():
+            data, places = self._reached(memory, offsets, unit, write=False)
+            return data[places].view(np.uint8)
         if inside.any():
             data, places = self._reached(memory, offsets[inside], unit, write=False)
             box.view(data.dtype)[inside] = data[places]
@@ -373,15 +380,35 @@ class TensorMap:
         first = at[0] * self.bits
         if first % 8:
             raise Fault("a tensor coordinate that is not at a byte")
-        offsets: Any = np.arange(0, self.row, unit, dtype=np.int64) + first // 8
-        inside: Any = (offsets >= 0) & (offsets < -(-self.dims[0] * self.bits // 8))
-        for size, dim, stride, begin in zip(
-            self.box[1:], self.dims[1:], self.strides, at[1:], strict=True
+        width = -(-self.dims[0] * self.bits // 8)
+        steps, everything = self._box(unit)
+        start = first // 8 + sum(n * stride for n, stride in zip(at[1:], self.strides, strict=True))
+        if 0 <= first // 8 <= width - self.row and all(
+            0 <= begin <= dim - size
+            for begin, dim, size in zip(at[1:], self.dims[1:], self.box[1:], strict=True)
         ):
-            steps = np.arange(size, dtype=np.int64) + begin
-            offsets = ((steps * stride)[:, None] + offsets[None, :]).reshape(-1)
-            inside = (((steps >= 0) & (steps < dim))[:, None] & inside[None, :]).reshape(-1)
-        return offsets, inside
+            return steps + start, everything
+        row = np.arange(0, self.row, unit, dtype=np.int64) + first // 8
+        inside: Any = (row >= 0) & (row < width)
+        for size, dim, begin in zip(self.box[1:], self.dims[1:], at[1:], strict=True):
+            places = np.arange(size, dtype=np.int64) + begin
+            inside = (((places >= 0) & (places < dim))[:, None] & inside[None, :]).reshape(-1)
+        return steps + start, inside
+
+    def _box(self, unit: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The offsets of a box at the origin, and as many times ``True``; cached."""
+        box = self._boxes.get(unit)
+        if box is None:
+            offsets = np.arange(0, self.row, unit, dtype=np.int64)
+            for size, stride in zip(self.box[1:], self.strides, strict=True):
+                steps = np.arange(size, dtype=np.int64) * stride
+                offsets = (steps[:, None] + offsets[None, :]).reshape(-1)
+            box = self._boxes[unit] = offsets, np.ones(len(offsets), np.bool_)
+        return box
+
+    @cached_property
+    def _boxes(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        return {}
 
 
 def encode_tensor(

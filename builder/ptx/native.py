@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.ptx.block import Block, LaunchState, Warp
     from builder.ptx.decoder import Decoder
     from builder.ptx.memory import Region
-    from builder.ptx.races import Races, Shadow
+    from builder.ptx.races import Races, Shadow, Table
     from builder.ptx.source import Instruction, Operand
 
 # ------------------------------------------------------------------------- elementwise instructions
@@ -384,7 +384,8 @@ class _Clocks(ctypes.Structure):
 class _Launch(ctypes.Structure):
     _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("gathers", _PTR),
                 ("executions", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
-                ("reported", _PTR), ("reported_room", _I64), ("parameters", _PTR), ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
+                ("reported", _PTR), ("reported_room", _I64), ("parameters", _PTR),
+                ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
 
 
 class _Block(ctypes.Structure):
@@ -650,14 +651,12 @@ def _at(array: Any) -> int:
     return address
 
 
-def _clocks(table: tuple[Any, Any], block: int | None) -> _Clocks:
+def _clocks(table: Table, block: int | None) -> _Clocks:
     """Clocks by block, or of one block, as core.c sees them."""
-    places, lengths = table
+    (clocks, lengths), count = table.at, len(table.lengths)
     if block is None:
-        return _Clocks(_at(places), _at(lengths), len(places), 0)
-    if block >= len(places):
-        return _Clocks(None, None, 0, 1)
-    return _Clocks(_at(places) + 8 * block, _at(lengths) + 4 * block, 1, 1)
+        return _Clocks(clocks, lengths, count, 0)
+    return _Clocks(clocks + 8 * block, lengths + 4 * block, int(block < count), 1)
 
 
 class LaunchCore:
@@ -757,7 +756,7 @@ class LaunchCore:
         """
         self.begin()
         seen = _clocks(clocks.table, block)
-        known = _clocks(clocks.fenced_table(bool(shadow.warps)), block) if fenced else None
+        known = _clocks(clocks.fenced_table(shared=bool(shadow.warps)), block) if fenced else None
         return bool(
             core().watch_copy(
                 self._address, shadow.core, write, _at(places), len(places), slot,
@@ -839,6 +838,7 @@ class WarpCore:
         struct.apart, struct.waited = mask is not True, warp.waited
         self._stopped[...] = warp.at_barrier
         if mask is not True:
+            assert warp.pcs is not None
             self._mask[...], self._places[...] = mask, warp.pcs
         reason: int = self._run(self._address)
         self.launch.end()
@@ -867,15 +867,13 @@ class WarpCore:
         """
         assert self.warp.block.races is not None
         self._refresh(self.warp.block.races)
-        offsets = np.ascontiguousarray(offsets, np.int64)
-        if lanes is not None:
-            lanes = np.ascontiguousarray(lanes, np.int64)
-        if changed is not None:
-            changed = np.ascontiguousarray(changed)
+        places = np.ascontiguousarray(offsets, np.int64)
+        threads = None if lanes is None else np.ascontiguousarray(lanes, np.int64)
+        new = None if changed is None else np.ascontiguousarray(changed, np.bool_)
         result: int = self._watch(
-            self._address, shadow.core, kind, row, scope, len(offsets),
-            None if lanes is None else _at(lanes), _at(offsets), size,
-            None if changed is None else _at(changed),
+            self._address, shadow.core, kind, row, scope, len(places),
+            None if threads is None else _at(threads), _at(places), size,
+            None if new is None else _at(new),
         )  # fmt: skip
         return result
 
@@ -911,6 +909,6 @@ class WarpCore:
         """What all lanes know of other blocks, once it is asked for."""
         self._narrow = False
         if len(knows.seen) > 1:
-            others, lengths = self._others = knows.table
-            self.struct.others, self.struct.lengths = _at(others), _at(lengths)
-            self.struct.blocks = len(others)
+            table = self._others = knows.table
+            self.struct.others, self.struct.lengths = table.at
+            self.struct.blocks = len(table.lengths)

@@ -11,6 +11,7 @@ PTX ISA, "Memory Consistency Model" (causality order, scopes, proxies) and "Asyn
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -43,6 +44,8 @@ _RELATIONS = ("", " in the same warp", " in another block")
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
+#: So many acquired clocks of a warp are remembered: a few more than mbarriers it takes turns at.
+_ACQUIRED = 8
 #: Granules of the largest access, in order.
 _COUNT = np.arange(32)
 #: The most earlier accesses of one place that are remembered in global memory, and of atomics:
@@ -102,28 +105,38 @@ class VectorClocks:
         return clock is not None and len(clock) > thread and bool(clock[thread] >= time)
 
     @cached_property
-    def table(self) -> tuple[Any, Any]:
-        """By block: the address of what was seen, 0 if nothing was, and its length."""
-        return _table(self.seen)
+    def table(self) -> Table:
+        """What was seen, as core.c reads it."""
+        return Table.of(self.seen)
 
     @cached_property
-    def _fenced_tables(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        each = ({}, {})  # type: tuple[_Map, _Map]
-        for key, clock in self.fenced.items():
-            each[key % 2][key // 2] = clock
-        return _table(each[0]), _table(each[1])
+    def _fenced_tables(self) -> tuple[Table, Table]:
+        of_shared = {key // 2: clock for key, clock in self.fenced.items() if key % 2 == 0}
+        of_global = {key // 2: clock for key, clock in self.fenced.items() if key % 2}
+        return Table.of(of_shared), Table.of(of_global)
 
-    def fenced_table(self, shared: bool) -> tuple[Any, Any]:
-        """As `table`, of what is fenced, for shared or for global memory."""
+    def fenced_table(self, *, shared: bool) -> Table:
+        """What is fenced of shared or of global memory, as core.c reads it."""
         return self._fenced_tables[0 if shared else 1]
 
 
-def _table(clocks: Mapping[int, NDArray[np.int32]]) -> tuple[Any, Any]:
-    count = max(clocks, default=-1) + 1
-    places, lengths = np.zeros(count, np.uint64), np.zeros(count, np.int32)
-    for block, clock in clocks.items():
-        places[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
-    return places, lengths
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Addresses of clocks by block, 0 if there are none, and their lengths; where both are."""
+
+    clocks: NDArray[np.uint64]
+    lengths: NDArray[np.int32]
+    at: tuple[int, int]
+
+    @classmethod
+    def of(cls, by_block: Mapping[int, NDArray[np.int32]]) -> Table:
+        """The table of some blocks' clocks."""
+        count = max(by_block, default=-1) + 1
+        clocks, lengths = np.zeros(count, np.uint64), np.zeros(count, np.int32)
+        for block, clock in by_block.items():
+            clocks[block], lengths[block] = clock.__array_interface__["data"][0], len(clock)
+        both = (clocks, lengths)
+        return cls(*both, tuple(one.__array_interface__["data"][0] for one in both))
 
 
 _NOTHING = VectorClocks({}, {})
@@ -167,7 +180,18 @@ def _larger(maps: Sequence[Mapping[int, NDArray[np.int32]]]) -> _Map:
 
 
 def _grown(clock: Any, size: int) -> Any:
-    return clock if len(clock) >= size else np.pad(clock, (0, size - len(clock)))
+    if len(clock) >= size:
+        return clock
+    grown = np.zeros(size, np.int32)
+    grown[: len(clock)] = clock
+    return grown
+
+
+def _copied(clock: Any, size: int) -> Any:
+    """A copy of at least a size; of nothing, zeros."""
+    if clock is None:
+        return np.zeros(size, np.int32)
+    return clock.copy() if len(clock) >= size else _grown(clock, size)
 
 
 def _room(width: int) -> int:
@@ -494,6 +518,8 @@ class Races:
         self._fenced = np.zeros((2, warps * LANES), np.int32)
         #: what the lanes of each warp know: all the same, or each its own
         self.knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
+        #: the clocks that all lanes of each warp acquired last, and need not acquire again
+        self._acquired = [deque[VectorClocks](maxlen=_ACQUIRED) for _ in range(warps)]
         self._agents: dict[object, int] = {}
         self._issued: dict[int, int] = {}
         #: by thread: its last fence, and fence.mbarrier_init
@@ -552,19 +578,18 @@ class Races:
         self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
     ) -> VectorClocks:
         """Clocks, and some threads' own progress."""
-        width, none, epoch = _room(self._width), np.zeros(0, np.int32), None
+        width, epoch = _room(self._width), None
         if isinstance(threads, int):
             epoch = self.number, threads, int(times)
-        seen = _grown(clocks.seen.get(self.number, none), width).copy()
+        seen = _copied(clocks.seen.get(self.number), width)
         seen[threads] = times
-        fences = dict(clocks.fenced)
-        for space in range(2):
-            key = 2 * self.number + space
-            old = _grown(fences.get(key, none), width)
-            if (old[threads] < fenced[space]).any():
-                fences[key] = old.copy()
-                fences[key][threads] = np.maximum(old[threads], fenced[space])
-        return VectorClocks({**clocks.seen, self.number: seen}, fences, epoch)
+        all_fenced = dict(clocks.fenced)
+        for space, own in enumerate(fenced):
+            if np.count_nonzero(own):
+                key = 2 * self.number + space
+                all_fenced[key] = known = _copied(all_fenced.get(key), width)
+                known[threads] = np.maximum(known[threads], own)
+        return VectorClocks({**clocks.seen, self.number: seen}, all_fenced, epoch)
 
     def released(self, warp: int, lanes: Lanes = None) -> VectorClocks:
         """What lanes have seen and done, to hand over; what they do next is not part of it."""
@@ -579,11 +604,14 @@ class Races:
 
     def acquire(self, warp: int, clocks: VectorClocks | None, lanes: Lanes = None) -> None:
         """Lanes see what others have handed over."""
-        if clocks is None:
+        if clocks is None or any(clocks is one for one in self._acquired[warp]):
             return
         own = self.knows[warp]
+        if isinstance(own, VectorClocks) and own.includes(clocks):
+            return
         if isinstance(own, VectorClocks) and (lanes is None or len(lanes) == LANES):
             self.knows[warp] = joined((own, clocks))
+            self._acquired[warp].append(clocks)
             return
         each, cache = self._each(warp), dict[int, VectorClocks]()
         chosen = (_ALL if lanes is None else lanes).tolist()

@@ -595,8 +595,14 @@ def _initial(text: str, kind: str) -> Iterator[int | str]:
             yield word
 
 
+_BRACKET = re.compile(r"[{\[(]")
+
+
 def split(text: str) -> list[str]:
     """The operands, which commas separate outside of brackets."""
+    if not _BRACKET.search(text):
+        words = [word.strip() for word in text.split(",")]
+        return words if words[-1] else words[:-1]
     parts, depth, begun = [], 0, 0
     for at, char in enumerate(text):
         depth += (char in "{[(") - (char in "}])")
