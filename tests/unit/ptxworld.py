@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from builder.ptx.block import Launch
 from builder.ptx.grid import Grid, Outcome, Schedule
+from builder.ptx.machine import Fault
 from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.program import Program
 from builder.ptx.source import kernels_of
@@ -67,9 +68,12 @@ def run(
     more: str = "",
     extra: bytes = b"",
     memory: tuple[Region, ...] = (),
-    fast: bool = True,
+    fast: bool | None = None,
 ) -> Result:
-    """Run a body; ``given`` is an array of words by thread, missing ones being zero."""
+    """Run a body; ``given`` is an array of words by thread, missing ones being zero.
+
+    ``fast``: in the core in C, or without it; by default in both, which have to agree.
+    """
     words = np.zeros((threads, 4), np.uint32)
     if given is not None:
         columns = np.asarray(given)
@@ -86,9 +90,25 @@ def run(
     parameters = IN.to_bytes(8, "little") + OUT.to_bytes(8, "little")
     parameters += bytes(kernel.parameter_bytes - len(parameters) - len(extra)) + extra
     launch = Launch((blocks, 1, 1), (threads, 1, 1), shared, parameters, (cluster, 1, 1))
-    whole = GlobalMemory(regions)
-    grid = Grid(Program(kernel), launch, whole, schedule, watch=watch, as_gpus=as_gpus, fast=fast)
-    return Result(out, grid.run())
+    program = Program(kernel)
+
+    def outcome(regions: list[Region], *, fast: bool) -> Outcome | Fault:
+        memory = GlobalMemory(regions)
+        grid = Grid(program, launch, memory, schedule, watch=watch, as_gpus=as_gpus, fast=fast)
+        try:
+            return grid.run()
+        except Fault as fault:
+            return fault
+
+    before = [replace(one, data=one.data.copy()) for one in regions]
+    found = outcome(regions, fast=fast is not False)
+    if fast is None:
+        plain = outcome(before, fast=False)
+        assert str(found) == str(plain)
+        assert all((a.data == b.data).all() for a, b in zip(regions, before, strict=True))
+    if isinstance(found, Fault):
+        raise found
+    return Result(out, found)
 
 
 def one(body: str, *given: int | float) -> int:

@@ -629,3 +629,31 @@ def test_an_endless_loop(schedule: Schedule) -> None:
         patch.setattr(grid, "_ENDLESS", 100)
         with pytest.raises(Fault, match="a loop that does not end"):
             run("HERE: bra HERE;", schedule=schedule)
+
+
+#: Warp 0 yields 200 times before it arrives; warp 1 waits, and does something before each try.
+LATE = """mov.u32 %r9, dynamic; mov.u32 %r22, 0; setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0; setp.ge.u32 %p2, %r0, 32; @%p2 bra WAIT;
+mov.u32 %r20, 0;
+MORE: nanosleep.u32 1; add.u32 %r20, %r20, 1; setp.lt.u32 %p4, %r20, 200; @%p4 bra MORE;
+@%p1 mbarrier.arrive.shared.b64 _, [%r9]; bra END;
+WAIT: {} mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; {}
+END: mov.u32 %r5, %r22; mov.u32 %r6, 0; mov.u32 %r7, 0; mov.u32 %r8, 0;"""
+COUNTS = "add.u32 %r22, %r22, 1;"
+
+
+@pytest.mark.parametrize("back", ["@!%p3 bra WAIT;", "@%p3 bra END; bra WAIT;"])
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule("lazy"), Schedule("random", 2)])
+def test_a_warp_sleeps_while_it_only_waits(back: str, schedule: Schedule) -> None:
+    sleeps = run(LATE.format("", back), threads=64, watch=True, schedule=schedule)
+    works = run(LATE.format(COUNTS, back), threads=64, watch=True, schedule=schedule)
+    tries = int(works.out[32, 0])
+    assert tries > 20
+    assert works.outcome.instructions - sleeps.outcome.instructions > 2 * tries
+    assert not sleeps.outcome.races
+
+
+def test_a_warp_that_sleeps_sees_that_its_mbarrier_is_gone() -> None:
+    body = LATE.format("", "@!%p3 bra WAIT;").replace("arrive.shared.b64 _,", "inval.shared.b64")
+    with pytest.raises(Fault, match="no mbarrier was initialised at offset 0"):
+        run(body, threads=64)
