@@ -107,14 +107,21 @@ class Strength:
             offsets = owner.shared.offsets(at, size)
             races.strong(w.number, lanes, offsets, size, line, self.scope, owner.shadow)
 
-    def swap(self, w: Warp, lanes: Any, at: Any, writes: Any, owner: Block | None) -> None:
-        """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing."""
+    def swap(
+        self, w: Warp, lanes: Any, at: Any, writes: Any, owner: Block | None, *, reads: bool
+    ) -> None:  # fmt: skip
+        """Lanes ran an atomic, one after the other; a comparison that failed wrote nothing.
+
+        ``reads``: it is ``atom``.  ``red`` is no read operation (PTX ISA, table "Operation Types"),
+        so that it acquires nothing.
+        """
         races, scope = w.block.races, self.scope
         if races is None:
             return
         for lane, one, changes in zip(lanes.tolist(), at.tolist(), writes.tolist(), strict=True):
             key = self._key(one, owner)
-            races.load_strong(w.number, lane, key, scope, acquire=self.acquire)
+            if reads:
+                races.load_strong(w.number, lane, key, scope, acquire=self.acquire)
             if changes:
                 races.store_strong(w.number, lane, key, scope, release=self.release, adds=True)
 
@@ -539,7 +546,7 @@ def _atomic(d: Decoder, i: Instruction) -> Step:
                         (old == parts[0][mine]).all(1) if operation == "cas" else np.ones(len(mine))
                     )
                     of = owner if kind_of == "shared" else None
-                    order.swap(w, lanes[mine], place, writes, of)
+                    order.swap(w, lanes[mine], place, writes, of, reads=gives)
                 for number, out in enumerate(outs):
                     if out >= 0:
                         rows[out][lanes[mine]] = old[:, number].view(rows[out].dtype)

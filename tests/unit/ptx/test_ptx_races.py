@@ -340,3 +340,20 @@ def test_what_one_of_two_threads_hands_over_later_lacks_what_the_other_knew() ->
     assert (both.seen[0][number], later.seen[0][number]) == (1, 0)
     for clocks in (joined((both, later)), joined((later, both))):
         assert clocks.seen[0][[3, 4, number]].tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("takes", "found"),
+    [
+        ("atom.acquire.gpu.global.add.u32 %r13, [%rd5], 0;", set()),
+        ("atom.global.add.u32 %r13, [%rd5], 0;", set()),
+        ("red.global.add.u32 [%rd5], 0;", {IN_GRID}),
+    ],
+)
+def test_a_reduction_is_no_read_and_acquires_nothing(takes: str, found: set[str]) -> None:
+    body = (
+        "setp.ne.u32 %p3, %r10, 0; @!%p2 bra END; @%p3 bra TAKE;"
+        "st.global.u32 [%rd5+4], 7; membar.gl; red.global.add.u32 [%rd5], 1; bra END;"
+        f"TAKE: {takes} ld.global.u32 %r5, [%rd5+4]; END:"
+    )
+    assert races(body, blocks=2, as_gpus=True).kinds == found
