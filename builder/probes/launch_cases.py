@@ -150,6 +150,8 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     """
     if ask.get("many"):
         as_for_many_tokens()
+    if ask.get("prefill"):
+        look_for_prefill()
     if ask.get("narrow"):
         as_for_narrow_experts()
     else:
@@ -166,8 +168,9 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
             yield _moe(experts, one, count, top_k, mode)
 
 
-#: The module in which FlashInfer selects its kernel.
-DISPATCH = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x.moe_dispatch"
+#: FlashInfer's kernels of experts for SM12x, and the module that selects one.
+PACKAGE = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x"
+DISPATCH = f"{PACKAGE}.moe_dispatch"
 
 
 class AbsentError(Exception):
@@ -200,6 +203,19 @@ def as_for_wide_experts() -> None:
     """Make few tokens use tensor cores, as for experts wider than 512 (from 0.6.18 on)."""
     dispatch: Any = importlib.import_module(DISPATCH)
     dispatch._DIRECT_MICRO_CUTOVER_PAIRS = 0
+
+
+def look_for_prefill() -> None:
+    """Look whether FlashInfer has a kernel of its own for 96 and more rows of an expert.
+
+    Raises:
+        AbsentError: it has the one for many tokens for that, too.
+    """
+    try:
+        importlib.import_module(f"{PACKAGE}._moe_dynamic.gated")
+    except ModuleNotFoundError:
+        message = "this FlashInfer has no experts' kernel of its own for prefill"
+        raise AbsentError(message) from None
 
 
 def as_for_many_tokens() -> None:

@@ -13,12 +13,13 @@ The request is that of ``codegen_probe.py`` with a ``folder`` besides, and kerne
     {"kind": "vllm-moe", "tokens": [1], "experts": 4, "hidden": 256, "intermediate": 128,
      "layer": "nvfp4-moe" | "w4a16-moe", "finer": true, "small": "down" | "up"}
     {"kind": "moe-b12x", "tokens": [1], "experts": 8, "hidden": 512, "intermediate": 128,
-     "many": true, "narrow": true}
+     "many": true, "narrow": true, "prefill": true}
 
 ``vllm-linear`` and ``vllm-moe`` go through vLLM's own layers (``launch_layers.py``), the others
 call FlashInfer's functions as vLLM does.  ``sms`` is the number of SMs that the host code
 sees: with few, one block processes several tiles.  With ``many`` the experts' kernel is the one for
-many tokens, with ``narrow`` the one that few tokens get where experts are at most 512 wide; with
+many tokens, with ``prefill`` too the one for 96 and more rows of an expert, which the tokens must
+give; with ``narrow`` the one that few tokens get where experts are at most 512 wide; with
 ``"mode": "w4a16"`` it leaves the activations in bfloat16.  ``finer`` activations are such that FP4
 cannot hold, products of ``small`` scales those that E4M3 cannot.  The functions are called with
 tensors in ordinary memory that report to be on the device.  They check, compile and launch as they

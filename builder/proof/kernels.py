@@ -524,6 +524,20 @@ LAUNCHED = (
             "sms": 2,
         },
     ),
+    # FlashInfer takes this kernel for 96 and more rows of an expert
+    Launched(
+        name="b12x MoE, prefill",
+        serves="nvfp4-moe",
+        request={
+            "kind": "moe-b12x",
+            "tokens": [100],
+            "experts": 2,
+            "hidden": 256,
+            "many": True,
+            "prefill": True,
+            "sms": 2,
+        },
+    ),
 )
 
 

@@ -254,7 +254,7 @@ static int strong_pair(const struct warp *w, s32 slot, int scope, int written) {
     return scope && other && common < VOLATILE_SCOPE;
 }
 
-/* Tables of earlier accesses, as Races.TABLES. */
+/* Tables of earlier accesses, as in races.py; and of places never written. */
 enum { WRITES, READS, ATOMICS, COPIES, NEVER };
 
 /* Where the key of a race is, or would be. */
@@ -271,7 +271,7 @@ static u64 race_key(u64 line, u64 other, int table, int shared, int relation, in
     return line << 36 | other << 12 | (u64)(table << 8 | shared << 4 | relation << 2 | half << 1 | 1);
 }
 
-/* A race is known from now on; there is always room for one more. */
+/* A race is known from now on: 1, or 0 if it was, or if half of the table is full. */
 int report(struct launch *g, s64 count, s64 line, s64 other, int table, int shared, int relation,
            int half) {
     if (2 * count >= g->reported_room) return 0;

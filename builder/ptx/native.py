@@ -769,7 +769,7 @@ class LaunchCore:
     ) -> None:
         """A race was reported, and need not be looked at again.
 
-        ``table``: of `TABLES`.  ``relation``: 1 in the same warp, 2 in another block.  ``half``:
+        ``table``: as in core.c.  ``relation``: 1 in the same warp, 2 in another block.  ``half``:
         another lane of the other's warp handed over.
         """
         self._known_count += core().report(
