@@ -35,6 +35,8 @@ FLAG = " selp.b32 %r5, 1, 0, %p1;"
 SHARED = "mov.b32 %r9, dynamic; shl.b32 %r10, %r0, 4; add.s32 %r9, %r9, %r10; "
 SPACE = "mov.u64 %rd8, 1048576; mul.wide.u32 %rd9, %r0, 16; add.s64 %rd8, %rd8, %rd9; "
 EXTRA = 1 << 20
+OWN = ".local .align 16 .b8 own[16]; "
+POLICY = "createpolicy.fractional.L2::evict_last.b64 %rd7, 1.0; "
 
 #: Floats of the first three words.
 REALS = "mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3; "
@@ -84,6 +86,7 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
     ("setp.le.s32 %p1, %r1, %r2;" + FLAG, (M1, 0), 1),
     ("setp.lt.f32 %p1, %r1, %r2;" + FLAG, (F1, F2), 1),
     ("setp.lt.f32 %p1, %r1, %r2;" + FLAG, (NAN, F2), 0),
+    ("setp.lt.u32 %p1, %r1, 3; selp.u32 %r5, 7, 9, %p1;", (2,), 7),
     # Floating Point Instructions
     ("mul.rn.f32 %r5, %r1, %r2;", (F2, F2), 0x40800000),
     ("rcp.rn.f32 %r5, %r1;", (F2,), 0x3F000000),
@@ -133,6 +136,12 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         "ld.shared.b32 %r5, [%r9];",
         (0x1234, M1),
         0x1234FFFF,
+    ),
+    (
+        SHARED + "st.shared.b32 [%r9], %r1; atom.shared.add.s32 %r6, [%r9], %r2; "
+        "ld.shared.b32 %r7, [%r9]; add.s32 %r5, %r6, %r7;",
+        (5, M1),
+        9,
     ),
     # loads and stores of global and local memory
     (
@@ -187,9 +196,31 @@ BODIES: list[tuple[str, tuple[int, ...], int]] = [
         4,
     ),
     (".local .align 4 .b8 own[8]; st.local.b32 [own+4], %r1; ld.local.b32 %r5, [own+4];", (9,), 9),
+    (
+        OWN
+        + "st.local.v4.b32 [own], {%r1, %r2, %r3, %r4}; ld.local.v2.b64 {%rd5, %rd7}, [own];"
+        + HIGH,
+        (1, 2, 3, 4),
+        4,
+    ),
+    (OWN + PAIR + "st.local.b64 [own], %rd5; ld.local.v2.b32 {%r6, %r5}, [own];", (1, 2), 2),
+    (OWN + "st.local.v2.b32 [own], {%r1, %r2}; ld.local.b64 %rd7, [own];" + HIGH, (1, 2), 2),
+    (
+        SPACE + POLICY + PAIR + "st.global.L2::cache_hint.u64 [%rd8], %rd5, %rd7; "
+        "ld.global.b32 %r5, [%rd8+4];",
+        (1, 2),
+        2,
+    ),
+    (
+        SPACE + POLICY + "st.global.v4.b32 [%rd8], {%r1, %r2, %r3, %r4}; "
+        "red.global.add.noftz.v4.bf16x2.L2::cache_hint [%rd8], {%r1, %r2, %r3, %r4}, %rd7; "
+        "ld.global.b32 %r5, [%rd8+12];",
+        (0, 0, 0, 0x3F803F80),
+        0x40004000,
+    ),
     ("redux.sync.add.s32 %r5, %r1, -1;", (3,), 96),
     # what changes no value
-    ("mov.u32 %r5, %r1; membar.gl; fence.acq_rel.gpu;", (3,), 3),
+    ("mov.u32 %r5, %r1; membar.gl; membar.cta; fence.acq_rel.gpu;", (3,), 3),
     ("mov.u32 %r5, %r1; griddepcontrol.wait; griddepcontrol.launch_dependents;", (3,), 3),
     ("mov.u32 %r5, %r1; mov.b64 %rd5, p_in; prefetch.tensormap [%rd5];", (3,), 3),
     (
