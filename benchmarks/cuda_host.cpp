@@ -137,6 +137,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void*) 
 }
 const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { missing("cudaEventSynchronize"); }
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { missing("cudaEventRecord"); }
 cudaError_t cudaMemcpy(void*, const void*, size_t, cudaMemcpyKind) { missing("cudaMemcpy"); }
 cudaError_t cudaMemsetAsync(void* at, int value, size_t size, cudaStream_t) {
   printf("{\"address\": %zu, \"fill\": %d, \"bytes\": %zu}\n", (size_t)at, value, size);
@@ -154,7 +155,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
              : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16      ? 6
              : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16     ? 10
              : type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B ? 11
-                                                            : -1;
+             : type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B ? 12
+                                                             : -1;
   uint64_t at = (uint64_t)address;
   uint32_t word[32] = {(uint32_t)at, (uint32_t)(at >> 32),
                        2u | (rank - 1) << 4 | (uint32_t)code << 7 | (uint32_t)swizzle << 13};

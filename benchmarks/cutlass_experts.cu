@@ -78,6 +78,8 @@ EXPANDED(LAUNCHER, TILE_M, TILE_N, TILE_K, FINALIZE, true)
 
 #include "cutlass/cutlass.h"
 #include "moe_kernels.h"
+#include "tensorrt_llm/common/memoryUtils.h"
+#include "tensorrt_llm/kernels/preQuantScaleKernel.h"
 
 // LoRA, which nobody asks for here, would need cuBLAS.
 namespace tensorrt_llm::kernels {
@@ -85,7 +87,20 @@ int Lora_run(LoraImpl*, int64_t, int64_t, void const*, int const*, void const* c
              void* const*, void*, cudaStream_t) {
   exit(3);
 }
+#ifdef MX
+// So would LoRA this copy, and AWQ this kernel.
+template <>
+void apply_per_channel_scale_kernel_launcher(ACT*, OUT const*, OUT const*, int, int, int64_t const*,
+                                             cudaStream_t) {
+  exit(3);
+}
+#endif
 }  // namespace tensorrt_llm::kernels
+namespace tensorrt_llm::common {
+cudaError_t cudaMemcpyAsyncSanitized(void*, void const*, size_t, cudaMemcpyKind, cudaStream_t) {
+  exit(3);
+}
+}  // namespace tensorrt_llm::common
 
 using namespace tensorrt_llm::kernels::cutlass_kernels;
 using tensorrt_llm::cutlass_extensions::CutlassGemmConfig;

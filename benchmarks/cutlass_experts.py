@@ -1,7 +1,7 @@
-"""FlashInfer's CUTLASS NVFP4 experts for SM12x, compiled from the wheel's sources, in the executor.
+"""FlashInfer's CUTLASS experts for SM12x, compiled from the wheel's sources, in the executor.
 
     python -m benchmarks.cutlass_experts FLASHINFER --work WORK [--include FOLDER]
-        [--tile 128x128x64]
+        [--tile 128x128x64] [--mx] [--half]
 
 As `cutlass_gemm`, but all of ``CutlassMoeFCRunner::runMoe``, which vLLM calls by default on SM12x:
 routing sort, expansion of rows with their scales, the grouped GEMM's pointers and strides, gate and
@@ -31,13 +31,14 @@ from benchmarks.cutlass_gemm import (
     packed,
     show_unnoticed,
     tiled,
+    ue4m3,
     unpacked,
     untiled,
 )
 from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
-from builder.ptx.machine import E2M1, UE4M3, from_bf16, to_bf16
+from builder.ptx.machine import E2M1, UE4M3, from_bf16, from_e4m3, to_bf16
 from builder.ptx.runs import program_of, run_once, schedules_of
 
 if TYPE_CHECKING:
@@ -62,23 +63,83 @@ SOURCES = (
     f"{_INTERNAL}/kernels/cutlass_kernels/cutlass_heuristic.cpp",
     f"{_INTERNAL}/kernels/cutlass_kernels/moe_gemm/moe_gemm_tma_warp_specialized_input.cu",
 )  # fmt: skip
+#: Scales of operands whose results half can hold.
+SMALL_SCALES = np.arange(-1, 1)
 #: The error of a float32 sum, by the sum of its terms' sizes: more than 16 roundings of them.
 SUMS = 2.0**-20
 #: FlashInfer's numbers of activations (``ActivationType``).
 ACTIVATIONS = {"swiglu": 3, "relu2": 6}
+#: Bytes of E4M3 with the values of E2M1.
+E4M3_OF_E2M1 = np.array([
+    0, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C, 0x80, 0xB0, 0xB8, 0xBC, 0xC0, 0xC4, 0xC8, 0xCC,
+], np.uint8)  # fmt: skip
 #: Rows and columns that scales are padded to.
 ROWS, COLUMNS = 128, 4
 
 
-def build(compiler: Compiler, flashinfer: Path, tile: str) -> Built:
+@dataclass(frozen=True)
+class Types:
+    """What a build computes with: NVFP4, or MXFP4 for weights and MXFP8 for activations; and
+    bfloat16 or half for results.
+    """
+
+    mx: bool = False
+    half: bool = False
+
+    def __str__(self) -> str:
+        """For the names of folders."""
+        return f"{'-mx' if self.mx else ''}{'-half' if self.half else ''}"
+
+    @property
+    def group(self) -> int:
+        """Values that have one scale."""
+        return 32 if self.mx else GROUP
+
+    def flags(self) -> list[str]:
+        """Of the compiler."""
+        return [*(["-DMX"] if self.mx else []), *(["-DHALF"] if self.half else [])]
+
+    def scales(self, powers: Any) -> Any:
+        """Powers of two as bytes: UE8M0 or UE4M3."""
+        return powers + 127 if self.mx else ue4m3(powers)
+
+    def sizes(self, scales: Any) -> Any:
+        """Such bytes as numbers."""
+        return 2.0 ** (scales.astype(np.float64) - 127) if self.mx else UE4M3[scales]
+
+    def rows(self, codes: Any) -> bytes:
+        """Activations, drawn as codes of E2M1, as the call gets them: E4M3, or two a byte."""
+        return E4M3_OF_E2M1[codes].tobytes() if self.mx else packed(codes)
+
+    def numbers(self, codes: Any) -> Any:
+        """Codes of activations as numbers."""
+        return from_e4m3(codes).astype(np.float64) if self.mx else E2M1[codes]
+
+    def bits(self, values: Any) -> Any:
+        """Numbers as results, rounded once."""
+        single = values.astype(np.float32)
+        if self.half:
+            return single.astype(np.float16).view(np.uint16)
+        return to_bf16(single).astype(np.uint16)
+
+    def results(self, bits: Any) -> Any:
+        """Bits of results as numbers."""
+        return (bits.view(np.float16) if self.half else from_bf16(bits)).astype(np.float64)
+
+
+def build(compiler: Compiler, flashinfer: Path, tile: str, types: Types) -> Built:
     """Compile for a tile what was not compiled yet."""
     own, data = Path(__file__).with_suffix(".cu"), flashinfer / "data"
     m, n, depth = map(int, tile.split("x"))
-    sizes = (f"-DTILE_M={m}", f"-DTILE_N={n}", f"-DTILE_K={2 * depth}", "-DPART=3")
-    objects = [compiler.compiled(tile, own, *sizes)]
-    objects += [compiler.compiled(f"part-{part}", own, f"-DPART={part}") for part in (2, 1, 0)]
-    objects += [compiler.compiled("host", data / one) for one in SOURCES]
-    return compiler.linked(tile, objects)
+    k = depth * (1 if types.mx else 2)
+    more, name = types.flags(), f"{tile}{types}"
+    sizes = (f"-DTILE_M={m}", f"-DTILE_N={n}", f"-DTILE_K={k}", "-DPART=3")
+    objects = [
+        compiler.compiled(name, own, *sizes, *more),
+        *(compiler.compiled(f"part-{n}{types}", own, f"-DPART={n}", *more) for n in (2, 1, 0)),
+        *(compiler.compiled("host", data / one) for one in SOURCES),
+    ]
+    return compiler.linked(name, objects)
 
 
 # ------------------------------------------------------------------------------------- operands
@@ -98,6 +159,7 @@ class Setup:
     finalize: bool = False
     activation: str = "swiglu"
     processors: int = MULTIPROCESSORS
+    types: Types = Types()
 
     def __str__(self) -> str:
         """The setup as a line."""
@@ -126,13 +188,14 @@ class Quantised:
     @property
     def values(self) -> Any:
         """As numbers."""
-        return E2M1[self.codes] * np.repeat(2.0**self.powers, GROUP, -1)
+        group = self.codes.shape[-1] // self.powers.shape[-1]
+        return E2M1[self.codes] * np.repeat(2.0**self.powers, group, -1)
 
 
-def drawn(draw: Any, *shape: int, scales: Any = SCALES) -> Quantised:
+def drawn(draw: Any, *shape: int, scales: Any = SCALES, group: int = GROUP) -> Quantised:
     """Random rows."""
     return Quantised(
-        draw.choice(CODES, shape), draw.choice(scales, (*shape[:-1], shape[-1] // GROUP))
+        draw.choice(CODES, shape), draw.choice(scales, (*shape[:-1], shape[-1] // group))
     )
 
 
@@ -141,14 +204,23 @@ class Operands:
 
     def __init__(self, setup: Setup) -> None:
         draw, self.setup = np.random.default_rng(5), setup
-        self.x = drawn(draw, setup.tokens, setup.hidden)
-        self.w1 = drawn(draw, setup.experts, setup.wide, setup.hidden)
+        # what half holds is smaller
+        half, group = setup.types.half, setup.types.group
+        scales = SMALL_SCALES if half else SCALES
+        self.x = drawn(draw, setup.tokens, setup.hidden, scales=scales, group=group)
+        self.w1 = drawn(draw, setup.experts, setup.wide, setup.hidden, scales=scales, group=group)
         # gates are multiples of 32, for which silu(x) is x or 0 in float32
         if setup.activation == "swiglu":
-            self.w1.powers[:, setup.inter :] += 6
-        self.w2 = drawn(draw, setup.experts, setup.hidden, setup.inter)
-        self.alpha1 = 2.0 ** draw.integers(6, 8, setup.experts)
-        self.alpha2 = 2.0 ** -draw.integers(1, 3, setup.experts)
+            self.w1.powers[:, setup.inter :] += 10 if half else 6
+            self.w1.powers[:, : setup.inter] -= 4 if half else 0
+        self.w2 = drawn(draw, setup.experts, setup.hidden, setup.inter, scales=scales, group=group)
+        self.alpha1 = 2.0 ** (draw.integers(6, 8, setup.experts) - (9 if half else 0))
+        self.alpha2 = 2.0 ** -(draw.integers(1, 3, setup.experts) + (6 if half else 0))
+        if setup.types.mx:
+            # FlashInfer takes a scale for each expert here, but does not use it; vLLM gives 1
+            self.w1.powers[:] += np.log2(self.alpha1).astype(int)[:, None, None]
+            self.w2.powers[:] += np.log2(self.alpha2).astype(int)[:, None, None]
+            self.alpha1, self.alpha2 = np.ones_like(self.alpha1), np.ones_like(self.alpha2)
         self.ids = self._chosen(draw)
         self.weights = draw.choice([0.25, 0.5, 0.75, 1.0], self.ids.shape).astype(np.float32)
         self.global1, self.global2 = 2.0, self._largest_scale()
@@ -174,19 +246,19 @@ class Operands:
     @cached_property
     def contents(self) -> dict[str, bytes]:
         """The arrays that the call gets, in the order of the program's addresses."""
-        setup, one = self.setup, np.float32
-        given = packed(self.x.codes)
+        setup, one, types = self.setup, np.float32, self.setup.types
+        given = types.rows(self.x.codes)
         if not setup.packed:
-            given = to_bf16(self.x.values.astype(one)).astype(np.uint16).tobytes()
+            given = types.bits(self.x.values).tobytes()
         return {
             "out": np.full((setup.tokens, setup.hidden), 0x7FC0, np.uint16).tobytes(),
-            "x": given, "x scales": tiled(self.x.powers),
+            "x": given, "x scales": tiled(types.scales(self.x.powers)),
             "chosen": self.ids.tobytes(), "weights": self.weights.tobytes(),
             "w1": b"".join(map(packed, self.w1.codes)), "w2": b"".join(map(packed, self.w2.codes)),
             "a1 scale": one(self.global1).tobytes(),
-            "w1 scales": b"".join(map(tiled, self.w1.powers)),
+            "w1 scales": b"".join(map(tiled, types.scales(self.w1.powers))),
             "alpha1": self.alpha1.astype(one).tobytes(), "a2 scale": one(self.global2).tobytes(),
-            "w2 scales": b"".join(map(tiled, self.w2.powers)),
+            "w2 scales": b"".join(map(tiled, types.scales(self.w2.powers))),
             "alpha2": self.alpha2.astype(one).tobytes(),
         }  # fmt: skip
 
@@ -210,7 +282,7 @@ def call_of(built: Built, setup: Setup) -> Call:
     places = 1 << 32, 1 << 36
     words = [
         "packed" if setup.packed else "bf16", setup.tokens, setup.hidden, setup.inter,
-        setup.experts, setup.top_k, built.program.parent.name,
+        setup.experts, setup.top_k, built.program.parent.name.partition("-")[0],
         "swapped" if setup.swapped else "plain", "finalize" if setup.finalize else "apart",
         ACTIVATIONS[setup.activation], *(one.address for one in memory), *places,
     ]  # fmt: skip
@@ -240,6 +312,15 @@ SETUPS = (
     Setup(64, 320, 192, 8, 4, swapped=True, finalize=True, activation="relu2", processors=4),
     Setup(160, 256, 192, 6, 2, swapped=True, processors=4),
 )  # fmt: skip
+#: MXFP4 takes multiples of 128.
+MX_SETUPS = (
+    Setup(1, 256, 256, 6, 2), Setup(24, 256, 384, 6, 2, finalize=True, processors=4),
+    Setup(64, 384, 128, 8, 4, activation="relu2", processors=4),
+    Setup(160, 256, 256, 6, 2, processors=3),
+    Setup(1, 256, 256, 6, 2, swapped=True, processors=4),
+    Setup(64, 384, 128, 8, 4, swapped=True, finalize=True, activation="relu2", processors=4),
+    Setup(160, 256, 256, 6, 2, swapped=True, processors=4),
+)  # fmt: skip
 #: Of these, barriers are left out: each block has more tiles than the scheduler's eight places.
 SMALL = (
     Setup(40, 512, 256, 6, 2, processors=2),
@@ -255,11 +336,10 @@ def padded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def off(values: Any, exact: Any, error: Any = 0.0) -> int:
-    """How many bits of bfloat16 are not a number within the error, rounded."""
-    least, most = (to_bf16((exact + sign * error).astype(np.float32)) for sign in (-1, 1))
-    low, high = (from_bf16(bits.astype(np.uint16)) for bits in (least, most))
-    numbers = from_bf16(values)
+def off(bits: Any, exact: Any, error: Any = 0.0, types: Types = Types()) -> int:
+    """How many results are not a number within the error, rounded."""
+    low, high = (types.results(types.bits(exact + sign * error)) for sign in (-1, 1))
+    numbers = types.results(bits)
     return int((~((numbers >= low) & (numbers <= high))).sum())
 
 
@@ -269,6 +349,10 @@ class Checks:
 
     operands: Operands
     launches: tuple[LaunchFile, ...]
+
+    @property
+    def _types(self) -> Types:
+        return self.operands.setup.types
 
     def of(self, number: int) -> Any:
         """The check of a launch: a function from the memory after it to the wrong values."""
@@ -316,8 +400,9 @@ class Checks:
     def _quantised(self, memory: GlobalMemory, codes: int, scales: int, width: int) -> Any:
         """Codes of sorted rows, and the bytes of their scales."""
         _, _, experts = self.rows(memory)
-        pairs = self._read(memory, codes, np.uint8, len(experts), width // 2)
-        columns = padded(width // GROUP, COLUMNS)
+        types = self._types
+        pairs = self._read(memory, codes, np.uint8, len(experts), width // (1 if types.mx else 2))
+        columns = padded(width // types.group, COLUMNS)
         blocks = np.empty((len(experts), columns), np.uint8)
         first = 0
         for expert in range(self.operands.setup.experts):
@@ -328,7 +413,8 @@ class Checks:
                 tiles = self._read(memory, scales + start, np.uint8, high * columns)
                 blocks[mine] = untiled(tiles, columns)[: int(mine.sum())]
             first += int(mine.sum())
-        return unpacked(pairs), blocks[:, : width // GROUP]
+        every = pairs if types.mx else unpacked(pairs)
+        return every, blocks[:, : width // types.group]
 
     def _input(self, memory: GlobalMemory) -> Any:
         codes, scales = (self._pointer("expandInput", place) for place in (1, 12))
@@ -342,16 +428,18 @@ class Checks:
         """Each row is its token's: as it was, or quantised."""
         _, tokens, _ = self.rows(memory)
         codes, scales = self._input(memory)
-        x = self.operands.x
+        x, types = self.operands.x, self._types
         if not self.operands.setup.packed:
             return badly_quantised(x.values[tokens], self.operands.global1, codes, scales)
-        return int((codes != x.codes[tokens]).sum()) + int(
-            (scales != (x.powers[tokens] + 7 << 3)).sum()
-        )
+        given = E4M3_OF_E2M1[x.codes] if types.mx else x.codes
+        wrong = int((scales != types.scales(x.powers[tokens])).sum())
+        return wrong + int((codes != given[tokens]).sum())
 
     def _product(self, given: Any, weights: Quantised, alpha: Any, experts: Any) -> tuple[Any, Any]:
         """Exact products of sorted rows, and the sum of their terms' sizes."""
-        values = E2M1[given[0]] * np.repeat(UE4M3[given[1]], GROUP, 1)
+        types = self._types
+        scales = np.repeat(types.sizes(given[1]), types.group, 1)
+        values = types.numbers(given[0]) * scales
         every = [weights.values[expert].T for expert in experts]
         exact = [alpha[e] * row @ one for e, row, one in zip(experts, values, every, strict=True)]
         size = [
@@ -366,14 +454,16 @@ class Checks:
         _, _, experts = self.rows(memory)
         exact, size = self._product(self._input(memory), one.w1, one.alpha1, experts)
         result = self._read(memory, self._pointer("Activation", 1), np.uint16, *exact.shape)
-        return off(result, exact, 0 if setup.packed else size * SUMS)
+        return off(result, exact, 0 if setup.packed else size * SUMS, self._types)
 
     def activated(self, memory: GlobalMemory) -> int:
         """The activation of what the first GEMM left, rounded to bfloat16 and quantised."""
         one, setup = self.operands, self.operands.setup
         shape = one.ids.size, setup.wide
         bits = self._read(memory, self._pointer("Activation", 1), np.uint16, *shape)
-        result = activation(from_bf16(bits).astype(np.float64), setup)
+        result = activation(self._types.results(bits), setup)
+        if self._types.mx:
+            return badly_scaled(result, *self._hidden(memory))
         return badly_quantised(result, one.global2, *self._hidden(memory))
 
     def down(self, memory: GlobalMemory) -> int:
@@ -383,12 +473,12 @@ class Checks:
         exact, size = self._product(self._hidden(memory), one.w2, one.alpha2, experts)
         if not setup.finalize:
             result = self._read(memory, self._pointer("finalize", 0), np.uint16, *exact.shape)
-            return off(result, exact, size * SUMS)
+            return off(result, exact, size * SUMS, self._types)
         share = one.weights[tokens, places // setup.tokens][:, None]
         total, room = (np.zeros((setup.tokens, setup.hidden)) for _ in range(2))
         np.add.at(total, tokens, exact * share)
         np.add.at(room, tokens, size * share * SUMS + np.abs(exact) * share * setup.top_k / 2**8)
-        return off(self._out(memory), total, room)
+        return off(self._out(memory), total, room, self._types)
 
     def _out(self, memory: GlobalMemory) -> Any:
         setup = self.operands.setup
@@ -400,21 +490,38 @@ class Checks:
         places, tokens, _ = self.rows(memory)
         shape = one.ids.size, setup.hidden
         bits = self._read(memory, self._pointer("finalize", 0), np.uint16, *shape)
-        terms = from_bf16(bits) * one.weights[tokens, places // setup.tokens][:, None]
+        terms = self._types.results(bits) * one.weights[tokens, places // setup.tokens][:, None]
         total, size = (np.zeros((setup.tokens, setup.hidden)) for _ in range(2))
         np.add.at(total, tokens, terms)
         np.add.at(size, tokens, np.abs(terms))
-        return off(self._out(memory), total, size * SUMS)
+        return off(self._out(memory), total, size * SUMS, self._types)
 
 
 def activation(values: Any, setup: Setup) -> Any:
-    """Of the first GEMM's columns: up and gate, or up alone; rounded to bfloat16."""
+    """Of the first GEMM's columns: up and gate, or up alone; rounded."""
     if setup.activation == "relu2":
         result = np.maximum(values, 0) ** 2
     else:
         gate = values[:, setup.inter :]
         result = values[:, : setup.inter] * gate / (1 + np.exp(-np.clip(gate, -500, 500)))
-    return from_bf16(to_bf16(result.astype(np.float32)).astype(np.uint16)).astype(np.float64)
+    return setup.types.results(setup.types.bits(result))
+
+
+def badly_scaled(values: Any, codes: Any, blocks: Any) -> int:
+    """How many scales are not the power of two above a block's largest value by E4M3's, and how
+    many codes not the nearest; MXFP8.
+    """
+    group = values.shape[1] // blocks.shape[1]
+    largest = np.abs(values).reshape(len(values), -1, group).max(-1)
+    with np.errstate(divide="ignore"):
+        power = np.log2(largest / 448)
+    exact = blocks.astype(int) - 127
+    wrong = (exact < np.ceil(power - 1e-5)) | (exact > np.ceil(power + 1e-5))
+    reduced = values / np.repeat(2.0**exact, group, 1)
+    known = np.concatenate([-UE4M3[:127], UE4M3[:127]])
+    nearest = np.stack([np.abs(row[:, None] - known).min(-1) for row in reduced])
+    far = np.abs(reduced - from_e4m3(codes)) > nearest + 1e-5 * np.abs(reduced)
+    return int((wrong & (largest > 0)).sum()) + int(far.sum())
 
 
 def badly_quantised(values: Any, scale: float, codes: Any, blocks: Any) -> int:
@@ -504,21 +611,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_options(parser)
     parser.add_argument("--tile", default="128x128x128", help="FlashInfer takes this one untuned")
+    parser.add_argument("--mx", action="store_true", help="weights in MXFP4, activations in MXFP8")
+    parser.add_argument("--half", action="store_true", help="results in half, not in bfloat16")
     options = parser.parse_args()
     compiler = Compiler.of_flashinfer(options, FLAGS, INCLUDES)
-    built = build(compiler, options.flashinfer, options.tile)
-    for setup in SETUPS:
+    types = Types(options.mx, options.half)
+    built = build(compiler, options.flashinfer, options.tile, types)
+    for one in MX_SETUPS if types.mx else SETUPS:
+        setup = replace(one, types=types)
         call = call_of(built, setup)
         print(f"{options.tile} {setup}", flush=True)
         for name, found in judged(partial(steps, call)).items():
             wrong, races, faults = found
             print(f"  {name}: {wrong} wrong, {len(races)} races, {len(faults)} faults", flush=True)
             print(*sorted(races)[:3], *faults[:3], sep="\n", end="\n" if races or faults else "")
-    for setup in SMALL if options.orders else ():
+    small = [replace(setup, types=types) for setup in SMALL]
+    for setup in small if options.orders else ():
         for step, *_ in steps(call_of(built, setup), "eager"):
             if step.name.startswith("second"):
                 show_unnoticed(step, f"{options.tile} {setup}, {step.name}")
-    for setup in SMALL if options.mutants else ():
+    for setup in small if options.mutants else ():
         for step, *_ in steps(call_of(built, setup), "eager"):
             if "GEMM" in step.name or "activation" in step.name:
                 name = f"{options.tile} {setup}, {step.name}"

@@ -69,15 +69,20 @@ def unpacked(pairs: Any) -> Any:
     return np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), -1)
 
 
-def tiled(powers: Any, behind: int = 0) -> bytes:
-    """Scales as UE4M3, in tiles of 128 rows and 4 columns that are 32 rows of 16 bytes; ``behind``
-    the last row and column is another byte.
+def ue4m3(powers: Any) -> Any:
+    """Powers of two as bytes."""
+    return powers + 7 << 3
+
+
+def tiled(scales: Any, behind: int = 0) -> bytes:
+    """Bytes in tiles of 128 rows and 4 columns that are 32 rows of 16 bytes; ``behind`` the last
+    row and column is another byte.
     """
     rows, columns = (
-        -(-size // unit) * unit for size, unit in zip(powers.shape, (128, 4), strict=True)
+        -(-size // unit) * unit for size, unit in zip(scales.shape, (128, 4), strict=True)
     )
     codes = np.full((rows, columns), behind, np.uint8)
-    codes[: powers.shape[0], : powers.shape[1]] = powers + 7 << 3
+    codes[: scales.shape[0], : scales.shape[1]] = scales
     return codes.reshape(rows // 128, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4).tobytes()
 
 
@@ -126,7 +131,7 @@ def product(
     exact = result.astype(np.float16).view(np.uint16) if half else to_bf16(result).astype(np.uint16)
     contents = {
         "D": np.full((m, n), 0x7FC0, np.uint16).tobytes(), "A": packed(a), "B": packed(b),
-        "SFA": tiled(powers[0], behind), "SFB": tiled(powers[1]),
+        "SFA": tiled(ue4m3(powers[0]), behind), "SFB": tiled(ue4m3(powers[1])),
         "alpha": np.float32(ALPHA).tobytes(),
     }  # fmt: skip
     return contents, exact

@@ -42,6 +42,7 @@ from benchmarks.cutlass_gemm import (
     product,
     show_unnoticed,
     tiled,
+    ue4m3,
     unpacked,
     untiled,
 )
@@ -262,8 +263,8 @@ class Experts:
             "out": np.full((rows, self.n), 0x7FC0, np.uint16).tobytes(),
             "a": packed(a.codes), "b": b"".join(map(packed, b.codes)),
             # scales of rows that no token has were never written
-            "a scales": b"".join(tiled(a.powers[part], behind=0xFF) for part in parts),
-            "b scales": b"".join(map(tiled, b.powers)),
+            "a scales": b"".join(tiled(ue4m3(a.powers[part]), behind=0xFF) for part in parts),
+            "b scales": b"".join(map(tiled, ue4m3(b.powers))),
             "alphas": alphas.astype(np.float32).tobytes(),
             "problems": np.array(problems, np.int32).tobytes(),
             "offsets": first[:-1].tobytes(), "places": places[:-1].tobytes(),
