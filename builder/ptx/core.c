@@ -1046,19 +1046,28 @@ int run(struct warp *w) {
     }
 }
 
-/* What somebody has seen, by block: clocks of its threads and copies; or of a single block, whose
+/* What somebody has seen: clocks of threads and copies by block; or those of one block, whose
    events all are. */
 struct clocks {
-    const s32 *const *seen;
+    const s32 *const *by_block;
     const s32 *lengths;
-    s64 blocks, single;
+    s64 blocks;
+    const s32 *one;
+    s64 length;
 };
+
+static const s32 *clock_of(const struct clocks *c, s32 block, s64 *length) {
+    *length = c->length;
+    if (!c->by_block) return c->one;
+    *length = block < c->blocks ? c->lengths[block] : 0;
+    return block < c->blocks ? c->by_block[block] : 0;
+}
 
 static inline int is_unknown(const struct events *e, s32 slot, const struct clocks *c) {
     s32 row = slot >> 5;
-    s64 block = c->single ? 0 : e->block[row], index = e->base[row] + (slot & 31);
-    if (block >= c->blocks || !c->seen[block]) return 1;
-    return e->clock[row] > (index < c->lengths[block] ? c->seen[block][index] : 0);
+    s64 length, index = e->base[row] + (slot & 31);
+    const s32 *seen = clock_of(c, e->block[row], &length);
+    return !seen || e->clock[row] > (index < length ? seen[index] : 0);
 }
 
 /* Whether one of some earlier accesses, each ``row * 32 + lane`` of an event or 0, is not known. */
@@ -1086,9 +1095,9 @@ static int copy_reported(const struct copying *x, s32 slot, int table) {
     int relation = e->block[row] != x->block ? 2 : 0, half = 0;
     if (!x->g->reported) return 0;
     if (!relation && !e->copy[row]) {
-        s64 block = x->c->single ? 0 : e->block[row];
-        half = block < x->c->blocks &&
-               handed_over(x->c->seen[block], x->c->lengths[block], e->base[row], e->clock[row]);
+        s64 length;
+        const s32 *seen = clock_of(x->c, e->block[row], &length);
+        half = handed_over(seen, length, e->base[row], e->clock[row]);
     }
     u64 key = race_key(x->line, e->line[row], table, x->s->warps > 0, relation, half);
     return *reported_at(x->g, key) == key;

@@ -378,7 +378,8 @@ class _Events(ctypes.Structure):
 
 
 class _Clocks(ctypes.Structure):
-    _fields_ = [("seen", _PTR), ("lengths", _PTR), ("blocks", _I64), ("single", _I64)]
+    _fields_ = [("by_block", _PTR), ("lengths", _PTR), ("blocks", _I64), ("one", _PTR),
+                ("length", _I64)]  # fmt: skip
 
 
 class _Launch(ctypes.Structure):
@@ -651,12 +652,27 @@ def _at(array: Any) -> int:
     return address
 
 
-def _clocks(table: Table, block: int | None) -> _Clocks:
-    """Clocks by block, or of one block, as core.c sees them."""
-    (clocks, lengths), count = table.at, len(table.lengths)
+def _seen(clocks: VectorClocks, block: int | None) -> _Clocks:
+    """What was seen, of all blocks or of one, as core.c reads it."""
     if block is None:
-        return _Clocks(clocks, lengths, count, 0)
-    return _Clocks(clocks + 8 * block, lengths + 4 * block, int(block < count), 1)
+        return _of_blocks(clocks.table)
+    return _one(clocks.seen.get(block))
+
+
+def _fenced(clocks: VectorClocks, block: int | None, *, shared: bool) -> _Clocks:
+    """What is fenced of shared or of global memory, of all blocks or of one."""
+    if block is None:
+        return _of_blocks(clocks.fenced_table(shared=shared))
+    return _one(clocks.fenced.get(2 * block + (not shared)))
+
+
+def _of_blocks(table: Table) -> _Clocks:
+    return _Clocks(*table.at, len(table.lengths), None, 0)
+
+
+def _one(clock: Any) -> _Clocks:
+    """The clocks of a block; without any, nothing of it is known."""
+    return _Clocks(length=len(clock), one=_at(clock)) if clock is not None else _Clocks()
 
 
 class LaunchCore:
@@ -742,7 +758,7 @@ class LaunchCore:
         self.begin()
         return not core().unknown(
             _at(slots), slots.size, ctypes.addressof(self._events),
-            ctypes.byref(_clocks(clocks.table, block)),
+            ctypes.byref(_seen(clocks, block)),
         )  # fmt: skip
 
     def watch_copy(
@@ -755,8 +771,8 @@ class LaunchCore:
         that a ``fence.proxy.async`` follows.  False if it may be a race, which Python looks at.
         """
         self.begin()
-        seen = _clocks(clocks.table, block)
-        known = _clocks(clocks.fenced_table(shared=bool(shadow.warps)), block) if fenced else None
+        seen = _seen(clocks, block)
+        known = _fenced(clocks, block, shared=bool(shadow.warps)) if fenced else None
         return bool(
             core().watch_copy(
                 self._address, shadow.core, write, _at(places), len(places), slot,

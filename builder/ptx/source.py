@@ -595,6 +595,7 @@ def _initial(text: str, kind: str) -> Iterator[int | str]:
             yield word
 
 
+_SPACES, _NOT_CODE = re.compile(r"\s+"), re.compile(r"\.(?:loc|file)\b")
 _BRACKET = re.compile(r"[{\[(]")
 
 
@@ -657,12 +658,15 @@ class _Body:
         at, end = 0, len(self.text)
         while at < end:
             char = self.text[at]
-            if char in "{}" or char.isspace():
-                self.line += char == "\n"
+            if char.isspace():
+                stop = _SPACES.match(self.text, at).end()  # type: ignore[union-attr]
+                self.line += self.text.count("\n", at, stop)
+                at = stop
+            elif char in "{}":
                 if char == "{":
                     self._count += 1
                     self._scopes.append((self._count, {}))
-                elif char == "}":
+                else:
                     self._scopes.pop()
                 at += 1
             elif label := _LABEL.match(self.text, at):
@@ -678,7 +682,7 @@ class _Body:
                 at = self._statement(at)
 
     def _statement(self, at: int) -> int:
-        if re.compile(r"\.(?:loc|file)\b").match(self.text, at):
+        if _NOT_CODE.match(self.text, at):
             stop = self.text.find("\n", at)
             return stop if stop >= 0 else len(self.text)
         stop = self.text.find(";", at)
