@@ -84,16 +84,14 @@ class Strength:
             key = self._key(one, owner)
             races.load_strong(w.number, lane, key, self.scope, acquire=self.acquire)
 
-    def store(
-        self, w: Warp, lanes: Any, at: Any, owner: Block | None = None, *, adds: bool = False
-    ) -> None:
-        """A strong write by lanes, in order; ``adds``: of an atomic."""
+    def store(self, w: Warp, lanes: Any, at: Any, owner: Block | None = None) -> None:
+        """A strong store by lanes, in order."""
         races = w.block.races
         if races is None:
             return
         for lane, one in zip(lanes.tolist(), at.tolist(), strict=True):
             key = self._key(one, owner)
-            races.store_strong(w.number, lane, key, self.scope, release=self.release, adds=adds)
+            races.store_strong(w.number, lane, key, self.scope, release=self.release, adds=False)
 
     def begin(
         self, w: Warp, space: str, owner: Block, lanes: Any, at: Any, size: int, line: int

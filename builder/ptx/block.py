@@ -295,10 +295,7 @@ class Warp:
             return False
         address, parity = self.awaited
         barrier = self.block.mbarriers.get(address)
-        if barrier is not None and barrier.phase == parity:
-            return True
-        self.awaited = None
-        return False
+        return barrier is not None and barrier.phase == parity
 
     @property
     def live(self) -> NDArray[np.bool_]:

@@ -273,7 +273,7 @@ class Grid:
 
     def _advance(self, warp: Warp, limit: int) -> bool:
         """Run a warp for up to ``limit`` basic blocks; return whether it reached the limit."""
-        warp.yielded = False
+        warp.yielded, warp.awaited = False, None
         while limit:
             mask: Any = True
             if warp.pcs is not None:

@@ -40,7 +40,8 @@ READ, WRITE, ADD, OBSERVED = 0, 1, 2, 2
 COPIES, NEVER = 3, 4
 _TABLES = {"a write": 0, "a read": 1, "an atomic": 2}
 #: Whose the other access of a race is, in messages.
-_RELATIONS = ("", " in the same warp", " in another block")
+_SAME_WARP, _OTHER_BLOCK = " in the same warp", " in another block"
+_RELATIONS = ("", _SAME_WARP, _OTHER_BLOCK)
 #: Clocks are allocated for this many agents at a time.
 _STEP = 64
 _ALL = np.arange(LANES)
@@ -180,18 +181,14 @@ def _larger(maps: Sequence[Mapping[int, NDArray[np.int32]]]) -> _Map:
 
 
 def _grown(clock: Any, size: int) -> Any:
-    if len(clock) >= size:
-        return clock
-    grown = np.zeros(size, np.int32)
-    grown[: len(clock)] = clock
-    return grown
+    return clock if len(clock) >= size else _fresh(clock, size)
 
 
-def _copied(clock: Any, size: int) -> Any:
-    """A copy of at least a size; of nothing, zeros."""
-    if clock is None:
-        return np.zeros(size, np.int32)
-    return clock.copy() if len(clock) >= size else _grown(clock, size)
+def _fresh(clock: Any, size: int) -> Any:
+    """A copy of at least a size, with zeros behind."""
+    fresh = np.zeros(max(size, len(clock)), np.int32)
+    fresh[: len(clock)] = clock
+    return fresh
 
 
 def _room(width: int) -> int:
@@ -581,13 +578,13 @@ class Races:
         width, epoch = _room(self._width), None
         if isinstance(threads, int):
             epoch = self.number, threads, int(times)
-        seen = _copied(clocks.seen.get(self.number), width)
+        seen = _fresh(clocks.seen.get(self.number, ()), width)
         seen[threads] = times
         all_fenced = dict(clocks.fenced)
         for space, own in enumerate(fenced):
             if np.count_nonzero(own):
                 key = 2 * self.number + space
-                all_fenced[key] = known = _copied(all_fenced.get(key), width)
+                all_fenced[key] = known = _fresh(all_fenced.get(key, ()), width)
                 known[threads] = np.maximum(known[threads], own)
         return VectorClocks({**clocks.seen, self.number: seen}, all_fenced, epoch)
 
@@ -837,9 +834,9 @@ class Races:
     def _relation(self, mine: int, other: int) -> str:
         events = self.launch.events
         if events.block[mine >> 5] != events.block[other >> 5]:
-            return _RELATIONS[2]
+            return _OTHER_BLOCK
         same = events.base[mine >> 5] == events.base[other >> 5]
-        return _RELATIONS[int(same and not events.copy[mine >> 5])]
+        return _SAME_WARP if same and not events.copy[mine >> 5] else ""
 
     def _report(
         self, kind: str, places: Any, shadow: Shadow, mine: int, other: int, missing: str = ""
@@ -867,7 +864,7 @@ class Races:
         if events.copy[row]:
             return f"{block}asynchronous copy"
         warp = int(events.base[row]) // LANES
-        same = other and slot != other and self._relation(slot, other) == _RELATIONS[1]
+        same = other and slot != other and self._relation(slot, other) == _SAME_WARP
         lane = f" lane {slot & 31}" if (same or apart) and not events.whole[row] else ""
         return f"{block}warp {warp}{lane}"
 
@@ -876,7 +873,7 @@ class Races:
         events, relation = self.launch.events, self._relation(mine, other)
         if not other:
             return ""
-        if relation == _RELATIONS[2]:
+        if relation == _OTHER_BLOCK:
             if shadow.warps:
                 return f"{_BARRIER} or an mbarrier between the two blocks"
             both = (int(events.block[other >> 5]), int(events.block[mine >> 5]))
