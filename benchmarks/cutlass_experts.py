@@ -28,7 +28,9 @@ from benchmarks.cutlass_gemm import (
     CODES,
     GROUP,
     SCALES,
+    numbers,
     packed,
+    rounded,
     show_unnoticed,
     tiled,
     ue4m3,
@@ -38,7 +40,7 @@ from benchmarks.cutlass_gemm import (
 from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
-from builder.ptx.machine import E2M1, UE4M3, from_bf16, from_e4m3, to_bf16
+from builder.ptx.machine import E2M1, UE4M3, from_e4m3
 from builder.ptx.runs import program_of, run_once, schedules_of
 
 if TYPE_CHECKING:
@@ -117,14 +119,11 @@ class Types:
 
     def bits(self, values: Any) -> Any:
         """Numbers as results, rounded once."""
-        single = values.astype(np.float32)
-        if self.half:
-            return single.astype(np.float16).view(np.uint16)
-        return to_bf16(single).astype(np.uint16)
+        return rounded(values, f16=self.half)
 
     def results(self, bits: Any) -> Any:
         """Bits of results as numbers."""
-        return (bits.view(np.float16) if self.half else from_bf16(bits)).astype(np.float64)
+        return numbers(bits, f16=self.half)
 
 
 def build(compiler: Compiler, flashinfer: Path, tile: str, types: Types) -> Built:

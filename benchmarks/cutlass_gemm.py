@@ -26,7 +26,7 @@ from benchmarks.cuda_host import Built, Compiler, add_options, placed
 from benchmarks.mutants import Subject
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array, LaunchFile
-from builder.ptx.machine import E2M1, to_bf16
+from builder.ptx.machine import E2M1, from_bf16, from_f16, to_bf16, to_f16
 from builder.ptx.runs import program_of, run_once, schedules_of
 
 if TYPE_CHECKING:
@@ -72,6 +72,17 @@ def unpacked(pairs: Any) -> Any:
 def ue4m3(powers: Any) -> Any:
     """Powers of two as bytes."""
     return powers + 7 << 3
+
+
+def rounded(values: Any, *, f16: bool = False) -> Any:
+    """To bfloat16 or float16, from float32: the bits."""
+    singles = np.asarray(values).astype(np.float32)
+    return (to_f16 if f16 else to_bf16)(singles).astype(np.uint16)
+
+
+def numbers(bits: Any, *, f16: bool) -> Any:
+    """The values of bits of bfloat16 or float16."""
+    return (from_f16 if f16 else from_bf16)(bits).astype(np.float64)
 
 
 def tiled(scales: Any, behind: int = 0) -> bytes:
@@ -127,8 +138,7 @@ def product(
     a, b = (draw.choice(CODES, (rows, k)) for rows in (m, n))
     powers = [draw.choice(SCALES, (rows, k // GROUP)) for rows in (m, n)]
     values = [E2M1[c] * np.repeat(2.0**p, GROUP, 1) for c, p in zip((a, b), powers, strict=True)]
-    result = (ALPHA * values[0] @ values[1].T).astype(np.float32)
-    exact = result.astype(np.float16).view(np.uint16) if half else to_bf16(result).astype(np.uint16)
+    exact = rounded(ALPHA * values[0] @ values[1].T, f16=half)
     contents = {
         "D": np.full((m, n), 0x7FC0, np.uint16).tobytes(), "A": packed(a), "B": packed(b),
         "SFA": tiled(ue4m3(powers[0]), behind), "SFB": tiled(ue4m3(powers[1])),

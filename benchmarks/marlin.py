@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.cuda_host import kernels_alone
+from benchmarks.cutlass_gemm import numbers, rounded
 from benchmarks.mutants import Subject
 from builder.common.machinecode import find_tool
 from builder.common.pypi import PackageIndex
@@ -37,7 +38,7 @@ from builder.common.wheels import RemoteWheel
 from builder.compile.sources import release_source
 from builder.ptx.api import launch_of, run
 from builder.ptx.block import MULTIPROCESSORS
-from builder.ptx.machine import E2M1, from_bf16, from_e4m3, to_bf16
+from builder.ptx.machine import E2M1, from_e4m3
 from builder.ptx.source import module_of
 
 if TYPE_CHECKING:
@@ -531,17 +532,6 @@ class Case:
         spoil = "".join(f"mov.b32 {one}, 0x7fc07fc0; " for one in sorted(registers))
         spoiled = self.judged(f"{ptx[:at]}{spoil}{ptx[at:]}", "eager", "random:1")
         return set() if spoiled.wrong or spoiled.faults else keys
-
-
-def rounded(values: Any, *, f16: bool = False) -> Any:
-    """To bfloat16 or float16, once: the bits."""
-    singles = np.asarray(values).astype(np.float32)
-    return singles.astype(np.float16).view(np.uint16) if f16 else to_bf16(singles).astype(np.uint16)
-
-
-def numbers(bits: Any, *, f16: bool) -> Any:
-    """The values of bits."""
-    return (bits.view(np.float16) if f16 else from_bf16(bits)).astype(np.float64)
 
 
 @dataclass(frozen=True)

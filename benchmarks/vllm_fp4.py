@@ -38,8 +38,10 @@ from benchmarks.cutlass_experts import (
 from benchmarks.cutlass_gemm import (
     GROUP,
     Case,
+    numbers,
     packed,
     product,
+    rounded,
     show_unnoticed,
     tiled,
     ue4m3,
@@ -53,7 +55,6 @@ from builder.compile.plans import outcome
 from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
 from builder.ptx.block import MULTIPROCESSORS
 from builder.ptx.launchfile import Array
-from builder.ptx.machine import from_bf16, to_bf16
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,14 +218,14 @@ class Quantisation:
     def _input(self, rows: int) -> tuple[Any, Any]:
         """Bits of the rows that are given, and the values that are to be quantised."""
         draw = np.random.default_rng(7)
-        bits = to_bits(draw.normal(0, 3, (rows, self.columns)), half=self.half)
-        values = from_bits(bits, half=self.half)
+        bits = rounded(draw.normal(0, 3, (rows, self.columns)), f16=self.half)
+        values = numbers(bits, f16=self.half)
         if not self.fused:
             return bits, values
         # SiLU of multiples of 32 is the number or zero in float32
-        gates = to_bits(32 * draw.integers(-2, 3, values.shape), half=self.half)
-        by = np.maximum(from_bits(gates, half=self.half), 0)
-        product = from_bits(to_bits(values * by, half=self.half), half=self.half)
+        gates = rounded(32 * draw.integers(-2, 3, values.shape), f16=self.half)
+        by = np.maximum(numbers(gates, f16=self.half), 0)
+        product = numbers(rounded(values * by, f16=self.half), f16=self.half)
         return np.concatenate([gates, bits], 1), product
 
 
@@ -286,18 +287,6 @@ class Experts:
             built.launch(str(self), line, every) for line in lines if "allocated" not in line
         )
         return [Step("pointers", starts, lambda _memory: 0), Step("GEMM", gemm, check)], every
-
-
-def to_bits(values: Any, *, half: bool) -> Any:
-    """Numbers as bits of bfloat16 or float16."""
-    if half:
-        return values.astype(np.float16).view(np.uint16)
-    return to_bf16(values.astype(np.float32)).astype(np.uint16)
-
-
-def from_bits(bits: Any, *, half: bool) -> Any:
-    """Bits of bfloat16 or float16 as numbers."""
-    return (bits.view(np.float16) if half else from_bf16(bits)).astype(np.float64)
 
 
 def tensors(memory: Iterable[Array], *shapes: tuple[object, ...]) -> list[str]:
