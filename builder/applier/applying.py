@@ -7,17 +7,19 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from builder.applier.files import read_regular
 from builder.applier.judging import judge_in_order
 from builder.applier.receipts import (
     STATE_DIR,
     env_of,
     final_digests,
+    half_undone,
     present,
     receipts_of,
     true_records,
 )
 from builder.applier.states import AMBIGUOUS, DRIFT, NEEDED, NEEDS_REBUILD
-from builder.applier.store import Store
+from builder.applier.store import Store, refuse_unfinished_revert
 from builder.applier.trees import DirTree, Tree, distribution_of, drop_empty, stale_pyc
 from builder.applier.values import EXIT_DRIFT, EXIT_REBUILD, EXIT_USAGE, ApplyError
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from builder.applier.receipts import Receipt
     from builder.applier.sources import Sources
     from builder.applier.states import Outcome, Target
+
+#: Bytes of a list of the modes and owners of files.
+_OWNERS_BYTES = 64 << 20
 
 
 def apply_layers(
@@ -49,10 +54,12 @@ def apply_layers(
 
     writable = os.access(root, os.W_OK) or (root / STATE_DIR / "journal.json").exists()
     with Store(root) if writable else nullcontext() as store:
+        refuse_unfinished_revert(root)
         tree = DirTree(root)
         steps = list(judge_in_order(layers, tree, sources, target, {**os.environ, **env_of(tree)}))
         for step in steps:
             report(step.outcome)
+        refuse_half_undone(tree, [step.outcome for step in steps])
         for step in steps:
             refuse(step.outcome)
         needed = [step for step in steps if step.outcome.state == NEEDED]
@@ -80,6 +87,23 @@ def _refuse_needed(root: Path, needed: Sequence[str]) -> None:
         EXIT_USAGE,
         f"{who}use an image that has the layers: spark-build image",
     )
+
+
+def refuse_half_undone(tree: Tree, outcomes: Sequence[Outcome]) -> None:
+    """Name what made a layer drift where files of an applied layer are as before it.
+
+    Raises:
+        ApplyError: a layer drifted there.
+    """
+    stopped = [one for one in outcomes if one.state in (DRIFT, AMBIGUOUS)]
+    half = half_undone(tree) if stopped else []
+    if half:
+        raise ApplyError(
+            f"layer {stopped[0].layer}: {stopped[0].state}: some files of {', '.join(half)} are as "
+            "before it was applied: a revert was interrupted, or a package was installed again",
+            EXIT_DRIFT,
+            "run revert again, then apply",
+        )
 
 
 def refuse(outcome: Outcome) -> None:
@@ -161,7 +185,7 @@ def _true_records(root: Path, receipts: Sequence[Receipt], compiled: Sequence[st
 
 def _restore_owners(listing: Path) -> None:
     """Restore mode and owner of folders and files that a copy changed to root's."""
-    for path, (mode, uid, gid) in json.loads(listing.read_bytes()).items():
+    for path, (mode, uid, gid) in json.loads(read_regular(listing, _OWNERS_BYTES)).items():
         if os.path.exists(path):
             os.chown(path, uid, gid)
             os.chmod(path, mode)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from builder.applier.applying import apply_layers, finish
 from builder.applier.edits import ENV_PTH
+from builder.applier.files import read_regular
 from builder.applier.layers import Layer
 from builder.applier.receipts import env_of, receipts_of
 from builder.applier.sources import VENDORED, Keeper, PipSources, cache_folders
@@ -28,6 +29,9 @@ from builder.applier.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+#: Bytes of a bundle of layers; the largest has 0.5 MB.
+_BUNDLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ def _read_bundle(path: str | None) -> _Bundle:
     if path is None:
         raise ApplyError("no layers named", EXIT_USAGE, "--layers layers.json")
     try:
-        raw = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
+        raw = json.loads(read_regular(path, _BUNDLE_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise ApplyError(f"{path} cannot be read: {error}", EXIT_USAGE) from None
     bundle: _Bundle = read_value(_Bundle, raw, path)
     return bundle
@@ -120,6 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             say(f"  try: {error.hint}")
         return error.code
+    except OSError as error:
+        say(f"error: cannot use {error.filename or 'a file'}: {error.strerror or error}")
+        return EXIT_USAGE
     except KeyboardInterrupt:
         say("interrupted; the layer in progress was rolled back")
         return 130

@@ -196,6 +196,8 @@ def _rewritten(lines: list[tuple[str, str]], changes: Changes, added: Iterable[s
 SCHEMA = 1
 STATE_DIR = ".spark-build"
 RECEIPTS = f"{STATE_DIR}/receipts"
+#: Bytes of a receipt; that of a layer with a whole wheel of 20,000 files has 5 MB.
+_RECEIPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ def receipts_of(tree: Tree) -> list[Receipt]:
         if not name.endswith(".json") or data is None:
             continue
         try:
+            if len(data) > _RECEIPT_BYTES:
+                raise ValueError(f"it has more than {_RECEIPT_BYTES >> 20} MiB")
             receipts.append(_read(data, name))
         except (ValueError, RecursionError) as error:
             raise ApplyError(
@@ -380,6 +384,18 @@ def unexplained(receipt: Receipt, receipts: Iterable[Receipt], tree: Tree) -> li
         if not explained(path, entry.after, tree.digest(path), later)
         and not (path in records and tree.digest(path) is not None)
     ]
+
+
+def half_undone(tree: Tree) -> list[str]:
+    """Applied layers of which some files are as before them, and others as they left them."""
+    receipts = receipts_of(tree)
+    half = []
+    for receipt in receipts:
+        odd = unexplained(receipt, receipts, tree)
+        back = [path for path in odd if tree.digest(path) == receipt.files[path].before]
+        if back and len(back) < len(receipt.files):
+            half.append(receipt.layer)
+    return half
 
 
 def final_digests(receipts: Iterable[Receipt]) -> dict[str, str | None]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
+from builder.applier.files import open_regular
 from builder.applier.layers import WheelPin
 from builder.applier.machinecode import read_code
 from builder.applier.receipts import OWN_RECORD, RecordRow, is_inside, parse_record
@@ -194,7 +195,7 @@ def _writing() -> Iterator[None]:
 def _checked(path: Path, sha256: str, *, aloud: bool = False) -> BinaryIO | None:
     """The file, if it exists with that sha256."""
     try:
-        stream = path.open("rb")
+        stream = open_regular(path)
     except OSError:
         return None
     digest = hashlib.sha256()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.edits import ENV_PTH, env_pth
+from builder.applier.files import open_regular, read_regular
 from builder.applier.receipts import (
     STATE_DIR,
     FileEntry,
@@ -19,6 +22,7 @@ from builder.applier.receipts import (
     is_inside,
     kept_true,
     make_receipt,
+    parse_record,
     present,
     receipt_bytes,
     receipt_path,
@@ -41,7 +45,7 @@ from builder.applier.trees import (
 from builder.applier.values import EXIT_DRIFT, EXIT_USAGE, ApplyError, is_sha256, say, sha256_hex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -49,6 +53,11 @@ if TYPE_CHECKING:
     from builder.applier.receipts import Receipt
     from builder.applier.states import Outcome
 
+#: What a change is rolled back with, and what says which layers a revert is removing.
+_JOURNAL, _REVERTING = "journal.json", "reverting.json"
+#: Bytes of either; a change to 20,000 files has 6 MB.
+_NOTE_BYTES = 64 << 20
+_BLOCK = 1 << 20
 #: What restores a file besides its bytes, with the types.
 _FACTS = (("link", str), ("mode", int), ("mtime_ns", int))
 
@@ -118,10 +127,46 @@ class Journal:
                 EXIT_USAGE,
                 "wait for it to end, then run the same command again",
             )
-        if (self.state / "journal.json").exists():
-            say(f"{self.root}: rolling back a change that was interrupted")
-            self._roll_back()
+        try:
+            self._refuse_odd_state()
+            if os.path.lexists(self.state / _JOURNAL):
+                say(f"{self.root}: rolling back a change that was interrupted")
+                self._roll_back()
+        except BaseException:
+            self._lock.close()
+            raise
         return self
+
+    def _refuse_odd_state(self) -> None:
+        """Refuse folders of ours that are links or files: they would lead elsewhere.
+
+        Raises:
+            ApplyError: one is.
+        """
+        for path in (self.state, *(self.state / name for name in ("backup", "stage", "receipts"))):
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                raise ApplyError(
+                    f"{path} is not a folder of spark-build's: it is a link or a file",
+                    EXIT_USAGE,
+                    f"remove {path}, then reinstall the packages",
+                )
+
+    def _refuse_outside(self, paths: Iterable[str]) -> None:
+        """Refuse to write below a folder that is a link out of the directory.
+
+        Raises:
+            ApplyError: a path is below one.
+        """
+        top = os.path.realpath(self.root)
+        for folder in sorted({path.rpartition("/")[0] for path in paths}):
+            real = os.path.realpath(self.root / folder)
+            if os.path.commonpath([top, real]) != top:
+                raise ApplyError(
+                    f"{self.root / folder} leads out of {self.root}, to {real}; "
+                    "nothing was changed",
+                    EXIT_USAGE,
+                    "put a folder in the place of the link",
+                )
 
     def _take_lock(self) -> bool:
         """Lock the directory; False if the lock file was removed by its last holder.
@@ -134,7 +179,11 @@ class Journal:
         with contextlib.suppress(FileExistsError):
             self.state.mkdir()
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
-            lock = stack.enter_context(open(self.state / "lock", "w"))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            number = os.open(self.state / "lock", flags, 0o644)
+            lock = stack.enter_context(os.fdopen(number, "rb", buffering=0))
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(self.state / "lock"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.state / "lock")):
                 stack.pop_all()
@@ -155,7 +204,7 @@ class Journal:
         """Empty our folder, except the lock."""
         for name in os.listdir(self.state):
             path = self.state / name
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif name != "lock":
                 path.unlink()
@@ -174,6 +223,7 @@ class Journal:
         return Original(digest, stat.S_IMODE(info.st_mode), info.st_mtime_ns, link)
 
     def _write(self, changes: Changes) -> None:
+        self._refuse_outside(changes)
         stage = self.state / "stage"
         shutil.rmtree(stage, ignore_errors=True)
         staged: dict[str, Path] = {}
@@ -187,7 +237,7 @@ class Journal:
                     staged[path].chmod(content.mode)
             self._swap(changes, staged)
         except BaseException as error:
-            if (self.state / "journal.json").exists():
+            if (self.state / _JOURNAL).exists():
                 self._roll_back()
             shutil.rmtree(stage, ignore_errors=True)
             if isinstance(error, OSError):
@@ -199,17 +249,18 @@ class Journal:
             raise
 
     def _swap(self, changes: Changes, staged: Mapping[str, Path]) -> None:
-        tree = DirTree(self.root)
+        tree, kept = DirTree(self.root), DirTree(self.state / "backup")
         journal: list[Swap] = []
-        backups = set(os.listdir(self.state / "backup"))
+        backups: set[str] = set()
         for path in sorted(changes):
             digest = tree.digest(path)
             if digest is None:
                 journal.append(Swap(path, made=self._first_missing(path)))
                 continue
-            journal.append(Swap(path, self._now(path, digest), moves=digest not in backups))
+            moves = digest not in backups and kept.digest(digest) != digest
+            journal.append(Swap(path, self._now(path, digest), moves=moves))
             backups.add(digest)
-        self._put("journal.json", json.dumps([entry.as_json() for entry in journal]).encode())
+        self._put(_JOURNAL, json.dumps([entry.as_json() for entry in journal]).encode())
         for entry in journal:
             target = self.root / entry.path
             if entry.original is not None:
@@ -226,42 +277,69 @@ class Journal:
         for path in changes:
             if path not in staged:
                 prune((self.root / path).parent, self.root)
-        (self.state / "journal.json").unlink()
+        (self.state / _JOURNAL).unlink()
 
     def _put(self, name: str, data: bytes) -> None:
         partial = self.state / f"{name}.part"
-        with open(partial, "wb") as stream:
+        partial.unlink(missing_ok=True)
+        with open(partial, "xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(self.state / name)
 
     def _roll_back(self) -> None:
-        for entry in reversed(self._journal()):
+        journal = self._journal()
+        self._refuse_outside(p for one in journal for p in (one.path, one.made) if p is not None)
+        kept = DirTree(self.state / "backup")
+        good = [self._can_restore(entry, kept) for entry in journal]
+        for entry, restorable in reversed(list(zip(journal, good, strict=True))):
             target, original = self.root / entry.path, entry.original
-            if original is not None:
-                backup = self.state / "backup" / str(original.before)
-                is_link = original.link is not None
-                if backup.exists() and entry.moves and not is_link:
+            if original is not None and restorable:
+                if entry.moves and original.link is None:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    backup.replace(target)  # no copy: the disk may be full
-                elif backup.exists() or is_link:
+                    (kept.root / str(original.before)).replace(target)  # no copy: a full disk
+                else:
                     self._restore(entry.path, original)
-            elif entry.made is not None:
+            elif original is None and entry.made is not None:
                 created = self.root / entry.made
-                if created.is_dir():
+                if created.is_dir() and not created.is_symlink():
                     shutil.rmtree(created)
                 else:
                     created.unlink(missing_ok=True)
-        (self.state / "journal.json").unlink()
+        (self.state / _JOURNAL).unlink()
+
+    def _can_restore(self, entry: Swap, kept: DirTree) -> bool:
+        """Whether the original of a journal's entry is to be restored; it may not have moved yet.
+
+        Raises:
+            ApplyError: it is in neither place.
+        """
+        original = entry.original
+        if original is None or original.link is not None:
+            return original is not None
+        before = str(original.before)
+        if kept.digest(before) == before:
+            return True
+        if DirTree(self.root).digest(entry.path) != before:
+            raise self._lost(entry.path)
+        return False
+
+    def _lost(self, path: str) -> ApplyError:
+        """The error for a file whose original is nowhere."""
+        return ApplyError(
+            f"the original of {path} is missing or damaged in {self.state / 'backup'}",
+            EXIT_DRIFT,
+            f"{_reinstall(DirTree(self.root), path)}, then revert again",
+        )
 
     def _journal(self) -> list[Swap]:
         """The journal of an interrupted change, checked before it is used."""
-        path = self.state / "journal.json"
+        path = self.state / _JOURNAL
         try:
-            entries = json.loads(path.read_bytes())
+            entries = json.loads(read_regular(path, _NOTE_BYTES))
             return [Swap.read(one) for one in (entries if isinstance(entries, list) else [entries])]
-        except (ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ApplyError(
                 f"{path} of an interrupted change is damaged: {error}",
                 EXIT_DRIFT,
@@ -269,7 +347,11 @@ class Journal:
             ) from None
 
     def _restore(self, path: str, original: Original) -> None:
-        """Restore a file from the backup, with its mode and time."""
+        """Restore a file from the backup, with its mode and time.
+
+        Raises:
+            ApplyError: the backup is not the original; the file is as it was.
+        """
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".spark-build")
@@ -277,14 +359,57 @@ class Journal:
         if original.link is not None:
             partial.symlink_to(original.link)
         else:
-            shutil.copyfile(self.state / "backup" / str(original.before), partial)
+            backup = self.state / "backup" / str(original.before)
+            if self._copied(backup, partial) != original.before:
+                partial.unlink()
+                raise self._lost(path)
             partial.chmod(0o644 if original.mode is None else original.mode)
             if original.mtime_ns is not None:
                 os.utime(partial, ns=(original.mtime_ns, original.mtime_ns))
         partial.replace(target)
 
+    @staticmethod
+    def _copied(source: Path, target: Path) -> str:
+        """Copy a file; returns the sha256 of what was written."""
+        digest = hashlib.sha256()
+        with open(target, "xb") as out, open_regular(source) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                out.write(block)
+        return digest.hexdigest()
+
+
+def _reinstall(tree: Tree, path: str) -> str:
+    """The command that installs the distribution of a file again."""
+    for dist in tree.distributions().values():
+        record = tree.read(f"{dist.info_dir}/RECORD") or b""
+        if path.startswith(f"{dist.info_dir}/") or f"\n{path},".encode() in b"\n" + record:
+            return f"pip install --force-reinstall --no-deps {dist.name}=={dist.version}"
+    return f"install {path.partition('/')[0]} again"
+
 
 # ------------------------------------------------------------------------------ commits and reverts
+
+
+def unfinished(root: Path) -> str:
+    """What is unfinished in a directory: ``apply`` or ``revert``; empty if nothing is."""
+    names = {_JOURNAL: "apply", _REVERTING: "revert"}
+    there = (word for name, word in names.items() if os.path.lexists(root / STATE_DIR / name))
+    return next(there, "")
+
+
+def refuse_unfinished_revert(root: Path) -> None:
+    """Refuse a directory in which a revert was interrupted: some files are as before a layer.
+
+    Raises:
+        ApplyError: it is one.
+    """
+    if unfinished(root) == "revert":
+        raise ApplyError(
+            f"{root}: a revert was interrupted, so some files are as before their layers",
+            EXIT_DRIFT,
+            "run revert again, then apply",
+        )
 
 
 class Store(Journal):
@@ -296,6 +421,7 @@ class Store(Journal):
         Raises:
             ApplyError: the disk is full or a file cannot be written; the tree is unchanged.
         """
+        refuse_unfinished_revert(self.root)
         tree = DirTree(self.root)
         receipts = receipts_of(tree)
         number = 1 + max((r.sequence for r in receipts), default=0)
@@ -332,17 +458,24 @@ class Store(Journal):
     def revert(self, names: Sequence[str] | None, force: bool = False) -> list[str]:
         """Restore the exact bytes from before the given layers (None means all).
 
-        Returns the reverted layers, last applied first.
+        A revert that was interrupted is completed, with its own layers.  Returns the reverted
+        layers, last applied first.
 
         Raises:
             ApplyError: a file was edited since, or a remaining layer depends on a reverted one.
         """
         receipts = receipts_of(DirTree(self.root))
-        going = [r for r in receipts if names is None or r.layer in names]
+        before = self._reverting()
+        going = [r for r in receipts if names is None or r.layer in (*names, *before)]
         staying = [r for r in receipts if r not in going]
         self._refuse_entangled(going, staying)
         self._refuse_edited(going, receipts, force)
-        self._refuse_lost(going)
+        self._refuse_outside(
+            p for r in going for p in (*r.files, *(r.records or ()), *_made(r.files.values()))
+        )
+        self._refuse_lost(going, force)
+        if going:
+            self._put(_REVERTING, json.dumps([r.layer for r in going]).encode())
         for receipt in reversed(going):
             self._put_back(receipt)
         self._put_records_back(going, receipts)
@@ -358,7 +491,18 @@ class Store(Journal):
             (self.root / ENV_PTH).unlink(missing_ok=True)
         if not staying:
             self._clear()
+        (self.state / _REVERTING).unlink(missing_ok=True)
         return [r.layer for r in reversed(going)]
+
+    def _reverting(self) -> list[str]:
+        """The layers of a revert that was interrupted."""
+        try:
+            names = json.loads(read_regular(self.state / _REVERTING, _NOTE_BYTES))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, RecursionError):  # by hand: all that is there is checked
+            return []
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @staticmethod
     def _refuse_entangled(going: Sequence[Receipt], staying: Sequence[Receipt]) -> None:
@@ -385,10 +529,13 @@ class Store(Journal):
         self, going: Sequence[Receipt], receipts: Sequence[Receipt], force: bool
     ) -> None:
         tree = DirTree(self.root)
+        on_the_way: dict[str, set[str | None]] = {}  # what an interrupted revert may have left
+        for receipt in going:
+            for path, entry in receipt.files.items():
+                on_the_way.setdefault(path, set()).add(entry.before)
         for receipt in going:
             edited = [] if force else unexplained(receipt, receipts, tree)
-            # an interrupted revert has already restored some of them
-            edited = [p for p in edited if tree.digest(p) != receipt.files[p].before]
+            edited = [path for path in edited if tree.digest(path) not in on_the_way[path]]
             if edited:
                 raise ApplyError(
                     f"{edited[0]} was changed after layer {receipt.layer} was applied; "
@@ -397,7 +544,7 @@ class Store(Journal):
                     "check the file, then use --force to restore the original anyway",
                 )
 
-    def _refuse_lost(self, going: Sequence[Receipt]) -> None:
+    def _refuse_lost(self, going: Sequence[Receipt], force: bool) -> None:
         tree, backup = DirTree(self.root), DirTree(self.state / "backup")
         for receipt in going:
             for path, entry in receipt.files.items():
@@ -405,11 +552,13 @@ class Store(Journal):
                 if before is None or tree.digest(path) == before:
                     continue
                 if backup.digest(before) != before:
-                    raise ApplyError(
-                        f"the original of {path} is missing or damaged in {backup.root}",
-                        EXIT_DRIFT,
-                        f"install {path.split('/')[0]} again",
-                    )
+                    raise self._lost(path)
+            for path, original in {} if force else (receipt.records or {}).items():
+                before = original.before
+                if before in (None, tree.digest(path)) or backup.digest(str(before)) == before:
+                    continue
+                if not _rows_are_original(tree.read(path), going):
+                    raise self._lost(path)
 
     def _put_back(self, receipt: Receipt) -> None:
         for path, entry in receipt.files.items():
@@ -420,9 +569,12 @@ class Store(Journal):
                 drop_empty(target.parent, created.parent)
                 continue
             tree = DirTree(self.root)
-            same_bytes = tree.digest(path) == entry.before
-            if not same_bytes or entry.mode not in (None, tree.mode(path)):
+            if tree.digest(path) != entry.before:
                 self._restore(path, entry)
+            elif entry.mode is not None and entry.mode != tree.mode(path):
+                target.chmod(entry.mode)
+                if entry.mtime_ns is not None:
+                    os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
         replaced = [path for path, entry in receipt.files.items() if entry.before is not None]
         for stale in stale_pyc(DirTree(self.root), replaced):
             if stale not in receipt.files:
@@ -437,6 +589,8 @@ class Store(Journal):
         if not known or known[-1].before is None or now is None:
             return None
         backup = DirTree(self.state / "backup").read(known[-1].before)
+        if backup is not None and sha256_hex(backup) != known[-1].before:
+            backup = None
         if backup is None and sha256_hex(now) != known[-1].before:
             return None
         touched = {file for receipt in receipts for file in receipt.files}
@@ -455,8 +609,9 @@ class Store(Journal):
                 continue
             original = self._original(path, receipts)
             others = [r for r in (staying if original else going) if path in (r.records or ())]
-            if original is not None:
-                data = DirTree(self.state / "backup").read(str(original.before)) or data
+            kept = DirTree(self.state / "backup").read(str(original.before)) if original else None
+            if original is not None and kept is not None and sha256_hex(kept) == original.before:
+                data = kept
             for receipt in others:
                 tree = OverlayTree(DirTree(self.root))
                 tree.update({path: Content.of(data)})
@@ -469,6 +624,23 @@ class Store(Journal):
                 self._put("record", data)
                 (self.state / "record").chmod(DirTree(self.root).mode(path))
                 (self.state / "record").replace(self.root / path)
+
+
+def _made(entries: Iterable[FileEntry]) -> Iterator[str]:
+    return (entry.made for entry in entries if entry.made is not None)
+
+
+def _rows_are_original(data: bytes | None, receipts: Sequence[Receipt]) -> bool:
+    """Whether a RECORD has the rows from before some layers, as after a reinstallation."""
+    try:
+        rows = {row.path: row.sha256 for row in parse_record(data or b"")}
+    except ValueError:
+        return False
+    first: dict[str, str | None] = {}
+    for receipt in receipts:
+        for path, entry in receipt.files.items():
+            first.setdefault(path, entry.before)
+    return all(rows.get(path) in (None, before) for path, before in first.items())
 
 
 def _with_originals(

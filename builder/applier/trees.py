@@ -10,12 +10,22 @@ import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from builder.applier.values import EXIT_MISSING, EXIT_REMOTE, ApplyError, normalize, sha256_hex
+from builder.applier.files import open_regular, read_regular
+from builder.applier.values import (
+    EXIT_MISSING,
+    EXIT_REMOTE,
+    EXIT_USAGE,
+    ApplyError,
+    normalize,
+    sha256_hex,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+Got = TypeVar("Got")
 
 
 def prune(directory: Path, root: Path) -> None:
@@ -126,8 +136,24 @@ def versions(tree: Tree) -> dict[str, str]:
     return {name: dist.version for name, dist in tree.distributions().items()}
 
 
-#: What opening a path raises that is not a file's; ``ValueError`` for one with a zero byte.
-_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError)
+#: What opening a path raises that is not a file's.
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+#: Bytes of a file that is read whole (texts), and of one of which only the digest is wanted.
+_MOST_READ, _MOST_DIGESTED = 512 << 20, 8 << 30
+_BLOCK = 1 << 20
+
+
+def digest_of(file: Path) -> str:
+    """The sha256 of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is far larger than any of a package.
+    """
+    digest = hashlib.sha256()
+    with open_regular(file, _MOST_DIGESTED) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 class DirTree:
@@ -137,20 +163,26 @@ class DirTree:
         self.root = root
 
     def read(self, path: str) -> bytes | None:
-        try:
-            return (self.root / path).read_bytes()
-        except _NO_FILE:
-            return None
+        return self._of(path, lambda file: read_regular(file, _MOST_READ))
 
     def digest(self, path: str) -> str | None:
+        return self._of(path, digest_of)
+
+    def _of(self, path: str, read: Callable[[Path], Got]) -> Got | None:
+        """What a function reads of a file; None if there is no file.
+
+        Raises:
+            ApplyError: it cannot be read, or is no regular file.
+        """
+        if "\0" in path:
+            return None
         try:
-            with open(self.root / path, "rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
+            return read(self.root / path)
         except _NO_FILE:
             return None
-        except AttributeError:  # hashlib.file_digest is new in Python 3.11
-            data = self.read(path)
-            return None if data is None else sha256_hex(data)
+        except OSError as error:
+            where = error.filename or self.root / path
+            raise ApplyError(f"{where}: cannot be read: {error.strerror}", EXIT_USAGE) from None
 
     def mode(self, path: str) -> int:
         return stat.S_IMODE((self.root / path).stat().st_mode)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from builder import settings
+from builder.applier.files import DOCUMENT, read_regular
 from builder.cli.command import Group, command
 from builder.common.console import console, counted, print_json, some_of
 from builder.common.hints import again
@@ -279,7 +280,7 @@ def table(
             Exit.STALE,
             hint="spark-build dispatch ask && spark-build dispatch table",
         )
-    if not to.is_file() or to.read_text("utf-8") != text:
+    if not to.is_file() or read_regular(to, DOCUMENT).decode() != text:
         raise SparkBuildError(
             f"{to} does not match the records in {evidence}",
             Exit.STALE,

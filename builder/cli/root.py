@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.cli import COMMON
 from builder.cli.command import CONTEXT, MAIN, App, examples, group_of
 from builder.cli.commands import COMMANDS, GROUPS, Entry
@@ -128,12 +129,12 @@ _COMPLETION_FILES = (
 def _install_completion(install: Any, context: Any, parameter: Any, value: Any) -> Any:
     """Install completion as typer does, which ends the program, and name the files that changed."""
     files = [Path.home() / name for name in _COMPLETION_FILES]
-    before = {file: file.read_bytes() if file.is_file() else None for file in files}
+    before = {file: read_regular(file, DOCUMENT) if file.is_file() else None for file in files}
     try:
         return install(context, parameter, value)
     finally:
         for file, old in before.items():
-            if file.is_file() and file.read_bytes() != old:
+            if file.is_file() and read_regular(file, DOCUMENT) != old:
                 print(f"  {'written' if old is None else 'changed'}  {file}")
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from builder.applier.values import path_problem
 from builder.errors import UsageError
 
-#: Size limits of a diff, in bytes and lines.  Memory is some 200 bytes a line.
-MAX_DIFF, MAX_LINES = 64 << 20, 1_000_000
+#: Size limits of a diff, in bytes and lines, and of one line.  Memory is some 200 bytes a line, and
+#: several times the bytes.
+MAX_DIFF, MAX_LINES, MAX_LINE = 64 << 20, 1_000_000, 1 << 20
 #: Modes as git writes them: an ordinary file, a link, a submodule.
 _LINK, _SUBMODULE = "120000", "160000"
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
@@ -102,6 +103,7 @@ def read_sections(data: bytes) -> list[Section]:
             f"the diff has {len(data) >> 20} MiB and {lines_in} lines; the limits are "
             f"{MAX_DIFF >> 20} MiB and {MAX_LINES} lines"
         )
+    refuse_long_line(data)
     lines = _lines(data)
     starts = [number for number, line in enumerate(lines) if line.startswith(b"diff --git ")]
     if data.strip() and (not starts or any(line.startswith(_HUNKS) for line in lines[: starts[0]])):
@@ -117,6 +119,21 @@ def read_sections(data: bytes) -> list[Section]:
                 f"the diff changes {one.path} twice; it is a patch series, not one diff"
             )
     return sections
+
+
+def refuse_long_line(data: bytes) -> None:
+    """Refuse a diff with a line that no text has; it would be copied many times.
+
+    Raises:
+        UsageError: there is one.
+    """
+    begin = 0
+    while len(data) - begin > MAX_LINE:
+        end = data.rfind(b"\n", begin, begin + MAX_LINE + 1)
+        if end < 0:
+            number = data.count(b"\n", 0, begin) + 1
+            raise UsageError(f"line {number} of the diff has more than {MAX_LINE >> 20} MiB")
+        begin = end + 1
 
 
 def render(sections: list[Section]) -> bytes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import NODEFAULT, Meta
 
-from builder.common.paths import read_regular
+from builder.applier.files import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.applier.files import UnusableFile
 from builder.common.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -189,6 +190,8 @@ def _number(error: Exception) -> int:
 
 def of_the_system(error: Exception) -> tuple[str, str] | None:
     """Message and hint for an unexpected error of the operating system."""
+    if isinstance(error, UnusableFile):
+        return f"cannot read {error.filename}: {error.strerror}", "give it a regular file"
     if type(error).__module__ not in {"builtins", "sqlite3"}:  # TLS and HTTP have their own
         return None
     if isinstance(error, FileNotFoundError):

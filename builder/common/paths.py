@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -35,23 +34,6 @@ def project_file(name: str) -> Path:
 def in_checkout() -> bool:
     """Whether this is a checkout and not an installed package."""
     return not (_PACKAGE / "_data").is_dir()
-
-
-def read_regular(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file; a link to one is followed, a pipe or device is not read.
-
-    Raises:
-        OSError: it cannot be opened or read.
-        ValueError: it is no regular file, or has more than ``limit`` bytes.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("it is not a regular file")
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"it has more than {limit >> 20} MiB, which is the limit")
-    return data
 
 
 def package_file(*parts: str) -> Path:

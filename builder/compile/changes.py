@@ -15,11 +15,14 @@ from msgspec import field
 
 from builder.applier.diff import apply_hunks, parse_diff
 from builder.applier.edits import judge_file
+from builder.applier.files import read_regular
 from builder.applier.layers import Compile, TextChange
 from builder.applier.states import AMBIGUOUS, DRIFT, POST, PRE
 from builder.applier.trees import Content, DirTree
 from builder.applier.values import keys_of
+from builder.common.diffs import MAX_DIFF
 from builder.common.document import Part, Text, plain, read
+from builder.common.hints import reason as why
 from builder.common.paths import package_file
 from builder.compile.sources import SUFFIXES, Sources, dead_guards, evaluate
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
@@ -180,9 +183,9 @@ def patched(sources: Sources, patch: Path) -> SourceChange:
         SparkBuildError: a hunk does not match exactly once (drift or ambiguous, exit 4).
     """
     try:
-        files = parse_diff(patch.read_text("utf-8"))
+        files = parse_diff(read_regular(patch, MAX_DIFF).decode())
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {patch}: {error}") from None
+        raise UsageError(f"cannot read {patch}: {why(error)}") from None
     texts = {}
     for file in files:
         path = file.path

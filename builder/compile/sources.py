@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
@@ -148,7 +149,10 @@ def commit_source(version: str, commit: str, forges: Forges) -> SourceTree:
 def _content_digest(root: Path) -> str:
     """The sha256 of all paths and contents below a folder."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    named = {path.relative_to(root).as_posix(): sha256_hex(path.read_bytes()) for path in files}
+    named = {
+        path.relative_to(root).as_posix(): sha256_hex(read_regular(path, DOCUMENT))
+        for path in files
+    }
     return sha256_hex(canonical_json(named))
 
 
@@ -400,7 +404,7 @@ class Sources:
     def texts(self) -> Mapping[str, bytes]:
         """Path below the root -> content."""
         files = {
-            path.relative_to(self.root).as_posix(): path.read_bytes()
+            path.relative_to(self.root).as_posix(): read_regular(path, DOCUMENT)
             for path in sorted((self.root / "csrc").rglob("*"))
             if path.suffix in SUFFIXES and path.is_file()
         }

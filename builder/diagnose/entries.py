@@ -11,13 +11,13 @@ and none of ``[without]``.  The first ``[[fix]]`` whose range matches is printed
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from builder.common.document import load_toml
 from builder.common.paths import package_file
 from builder.errors import UsageError, did_you_mean
 
@@ -353,8 +353,8 @@ class _Reader:
 
     def entry(self) -> Entry:
         try:
-            loaded = tomllib.loads(self.path.read_text("utf-8"))
-        except tomllib.TOMLDecodeError as error:
+            loaded = load_toml(self.path)
+        except (OSError, ValueError) as error:
             raise self.fail(f"not valid TOML: {error}") from None
         raw = self.table(loaded, _ENTRY, "")
         for key, known in (("severity", SEVERITIES), ("engine", ENGINES), ("sure", SURE)):

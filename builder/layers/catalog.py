@@ -19,7 +19,7 @@ from builder import settings
 from builder.applier.layers import Pull, Rendered
 from builder.applier.values import all_match, normalize
 from builder.common.console import console
-from builder.common.document import Count, Document, Part, Sha256, Text, read
+from builder.common.document import Count, Document, Part, Sha256, Text, load_toml, read
 from builder.common.paths import data_dir, package_file
 from builder.common.plan import ExpectedChoice, PinnedPull
 from builder.common.reference import NEWEST_VLLM
@@ -89,7 +89,7 @@ def load_profile(path: Path) -> Profile:
         UsageError: a key is missing or unknown.
     """
     try:
-        raw = tomllib.loads(path.read_text("utf-8"))
+        raw = load_toml(path)
         base = raw["base"]
         for key in [*(set(raw) - _PROFILE_KEYS), *(set(base) - _BASE_KEYS)]:
             guess = did_you_mean(key, _PROFILE_KEYS | _BASE_KEYS)
@@ -113,7 +113,7 @@ def load_profile(path: Path) -> Profile:
         raise UsageError(f"{path.name}: not valid TOML: {error}") from None
     except KeyError as error:
         raise UsageError(f"{path.name}: key {error} is missing") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path.name}: {error}") from None
 
 

@@ -9,8 +9,10 @@ line.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import zipfile
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from builder.applier.values import normalize
-from builder.common.diffs import Section, read_sections
+from builder.applier.files import open_regular, read_regular
+from builder.applier.sources import DAMAGED
+from builder.applier.values import normalize, path_problem
+from builder.common.diffs import MAX_DIFF, Section, read_sections
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
@@ -371,8 +375,13 @@ def _literal(text: str) -> str:
 # --------------------------------------------------------------------------------------------- mods
 
 
-#: Size limit of a file in a mod's zip; patches and Python files are far smaller.
-_LARGEST = 16 << 20
+#: Bytes of a file of a mod, of all of them, and of its zip; patches and Python files are far
+#: smaller.  Larger files are left out, because no op holds one.
+_LARGEST, _MOST_BYTES = 16 << 20, 64 << 20
+#: Files of a mod.
+_MOST_FILES = 2000
+#: A file of a zip of more than this many bytes must not shrink to less than a hundredth.
+_LARGE, _MOST_RATIO = 1 << 20, 100
 #: Commands that change nothing in an installed package.
 _HARMLESS = frozenset(
     (  # noqa: SIM905 - readable as a list of commands
@@ -403,21 +412,81 @@ def mod_files(path: Path) -> dict[str, bytes]:
     """The files of a mod, by their path in it; large ones, which no op holds, are left out.
 
     Raises:
-        UsageError: it is neither a folder nor a zip file with ``run.sh``.
+        UsageError: it is neither a folder nor a zip file with ``run.sh``, a link in it leads out
+            of it, or it is damaged, encrypted or too large.
     """
-    files: dict[str, bytes] = {}
-    if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and file.stat().st_size <= _LARGEST:
-                files[file.relative_to(path).as_posix()] = file.read_bytes()
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if not info.is_dir() and info.file_size <= _LARGEST:
-                    files[info.filename] = archive.read(info)
+    files = _in_folder(path) if path.is_dir() else _in_zip(path)
     if "run.sh" not in files:
         raise UsageError(f"{path} is not a mod: it has no run.sh")
     return files
+
+
+def _in_folder(folder: Path) -> dict[str, bytes]:
+    """The files of a folder; a link out of it would copy the user's own files into the layer."""
+    top = os.path.realpath(folder)
+    files: dict[str, bytes] = {}
+    total = 0
+    for number, file in enumerate(sorted(folder.rglob("*"))):
+        name = file.relative_to(folder).as_posix()
+        real = os.path.realpath(file)
+        if os.path.commonpath([top, real]) != top:
+            raise UsageError(
+                f"{file} is a link out of the mod, to {real}", hint="remove it, or copy the file"
+            )
+        if number >= _MOST_FILES:
+            raise UsageError(f"{folder} is not a mod: it has more than {_MOST_FILES} files")
+        try:
+            info = file.stat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST:
+                continue
+            files[name] = read_regular(real, _LARGEST, links=False)
+        except OSError as error:
+            raise UsageError(f"cannot read {file}: {error.strerror}") from None
+        total = _counted(folder, total + len(files[name]))
+    return files
+
+
+def _counted(path: Path, total: int) -> int:
+    if total > _MOST_BYTES:
+        raise UsageError(
+            f"{path} has more than {_MOST_BYTES >> 20} MiB, so it is not read as a mod"
+        )
+    return total
+
+
+def _in_zip(path: Path) -> dict[str, bytes]:
+    try:
+        with open_regular(path, _MOST_BYTES) as stream, zipfile.ZipFile(stream) as archive:
+            members = [info for info in archive.infolist() if not info.filename.endswith("/")]
+            if len(members) > _MOST_FILES:
+                raise UsageError(f"{path} is not a mod: it has more than {_MOST_FILES} files")
+            members = [info for info in members if info.file_size <= _LARGEST]
+            _counted(path, sum(info.file_size for info in members))
+            return {info.filename: _member(archive, info, path) for info in members}
+    except zipfile.BadZipFile as error:
+        raise UsageError(
+            f"{path} is not a mod: neither a folder nor a whole zip: {error}"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
+    """A file of a mod's zip."""
+    name = info.filename
+    if problem := path_problem(name):
+        raise UsageError(f"{path}: the path {name!r:.100} {problem}")
+    if info.flag_bits & 1:
+        raise UsageError(f"{path}: {name} is encrypted", hint="unpack it, and name the folder")
+    if info.file_size > max(_LARGE, info.compress_size * _MOST_RATIO):
+        raise UsageError(
+            f"{path}: {name} has {info.file_size} bytes, packed to {info.compress_size}, which is "
+            "no file of a mod"
+        )
+    try:
+        return archive.read(info)
+    except (*DAMAGED, NotImplementedError, OSError) as error:
+        raise UsageError(f"{path}: {name} is damaged: {error or type(error).__name__}") from None
 
 
 def read_mod(name: str, files: Mapping[str, bytes], package: str = "") -> ModOps:
@@ -750,6 +819,9 @@ def from_series(name: str, folder: Path, reading: Reading) -> list[Draft]:
         raise UsageError(f"{file} lists no patch")
     drafts: list[Draft] = []
     for one in names:
+        inside = os.path.realpath(folder / one).startswith(f"{os.path.realpath(folder)}{os.sep}")
+        if path_problem(one) or not inside:
+            raise UsageError(f"{file}: {one!r:.100} is no patch of this folder")
         stem = re.sub(r"[^a-z0-9.]+", "-", PurePosixPath(one).stem.lower()).strip("-.")
         draft = from_patches(f"{name}-{stem}", [folder / one], reading)
         after = (drafts[-1].name,) if drafts else ()
@@ -826,6 +898,6 @@ def _subject(file: Path) -> str:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_regular(file, MAX_DIFF)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from builder.applier.diff import parse_diff
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.layers import (
     Clause,
     CodePin,
@@ -174,7 +175,7 @@ class _Reader:
                 raise self.fail("", f"{name!r} is outside the layer's folder")
             if not path.is_file():
                 raise self.fail("", f"file {name!r} does not exist")
-            return path.read_bytes()
+            return read_regular(path, DOCUMENT)
         except (OSError, ValueError) as error:  # too long, or with a zero byte
             raise self.fail("", f"file {name!r:.100} cannot be read: {error}") from None
 

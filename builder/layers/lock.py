@@ -22,12 +22,12 @@ from msgspec import Meta
 from packaging.utils import parse_wheel_filename
 
 from builder import settings
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.layers import Compile, Diff
 from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.document import Count, Digest, Part, Sha256, Text, plain, read
 from builder.common.hints import reason
-from builder.common.paths import read_regular
 from builder.common.plan import Commit, Pin
 from builder.common.pypi import WheelFile, write_atomically
 from builder.common.wheels import RemoteWheel
@@ -177,7 +177,7 @@ def files_of(folders: Mapping[str, Path], layer: str) -> dict[str, str]:
         return {}
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {
-        path.relative_to(folder).as_posix(): sha256_hex(path.read_bytes())
+        path.relative_to(folder).as_posix(): sha256_hex(read_regular(path, DOCUMENT))
         for path in files
         if "__pycache__" not in path.parts
     }

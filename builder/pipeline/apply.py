@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from builder.applier.applying import refuse_half_undone
 from builder.applier.receipts import receipts_of
-from builder.applier.store import Store
+from builder.applier.store import Store, unfinished
 from builder.applier.trees import DirTree
 from builder.common.console import console, counted, print_json
 from builder.common.document import Document, Text
@@ -39,12 +40,16 @@ def apply_layers(directory: Path, options: PlanOptions, *, dry_run: bool, json: 
     """Judge all layers, stop if one cannot be applied, then apply them one by one."""
     inputs = inputs_of(options)
     root = find_site_packages(directory)
+    if unfinished(root) == "apply" and not dry_run:
+        with Store(root):  # rolls it back
+            pass
     ref = Ref(f"dir:{root}")
     planning = inputs.identify(ref)
     _base, plan = planning.base, planning.plan()
     if not json:
         show_plan(plan, elsewhere=planning.elsewhere)
     refuse_nothing(plan, inputs.selection)
+    refuse_half_undone(DirTree(root), [decision.outcome for decision in plan.decisions])
     refuse_plan(plan, planning.rebuild_command(f"apply {shlex.quote(str(directory))}"))
     planning.refuse_stages(plan)
     if not dry_run:
@@ -74,7 +79,7 @@ def revert_layers(directory: Path, options: PlanOptions, *, force: bool, dry_run
             chosen = Catalog.discover(options.patches).select(others)
             names += [layer.name for layer in chosen.layers]
     going = [name for name in reversed(applied) if names is None or name in names]
-    if going and not dry_run:
+    if (going or unfinished(root)) and not dry_run:
         with Store(root) as store:
             going = store.revert(names, force)
     return Reverted(directory=str(root), reverted=tuple(going), written=not dry_run)

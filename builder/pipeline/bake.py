@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, ValidationError
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.document import Count, Digest, Document, Part, Text, plain, read
 from builder.common.hints import ELSEWHERE, instead, os_hint
@@ -147,10 +148,10 @@ def _lists(options: BakeOptions) -> ImageLists:
     listed = ImageLists(profiles=(), bases=())
     if options.images is not None:
         try:
-            listed = read(json.loads(options.images.read_bytes()), ImageLists)
+            listed = read(json.loads(read_regular(options.images, DOCUMENT)), ImageLists)
         except OSError as error:
             raise UsageError(f"cannot read {options.images}: {error.strerror}") from None
-        except (ValueError, ValidationError) as error:
+        except (ValueError, ValidationError, RecursionError) as error:
             raise UsageError(
                 f'{options.images}: {error}; expected {{"profiles": [...], "bases": [...]}}'
             ) from None

@@ -24,6 +24,7 @@ from packaging.version import Version
 from builder import settings
 from builder.applier.diff import parse_diff
 from builder.applier.edits import judge_file
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.judging import judge, judge_in_order
 from builder.applier.layers import Copy, Diff, Graft, Hook, Layer, Pull, Replace
 from builder.applier.ops import Ops, SharedStage
@@ -422,13 +423,13 @@ class _Work:
         for path in dict.fromkeys([*self.place.files, *sorted(there)]):
             data = self.place.tree.read(path)
             file = folder / "before" / path
-            before = file.read_bytes() if file.exists() else None
+            before = read_regular(file, DOCUMENT) if file.exists() else None
             if path in self.place.files and data != before:
                 raise UsageError(
                     f"{folder} is of another base: {path} differs from {self.options.base}",
                     hint="name another folder with --edit",
                 )
-            new = (place / path).read_bytes() if path in there else None
+            new = read_regular(place / path, DOCUMENT) if path in there else None
             try:
                 texts = [None if side is None else side.decode() for side in (data, new)]
             except UnicodeDecodeError:
@@ -533,7 +534,7 @@ class _Work:
     ) -> _Candidate:
         """The layer's folder with the new variant for ``[low, high)``, and other ranges without."""
         package = self.layer.package
-        parts = edited.sections((self.home / "layer.toml").read_text("utf-8"))
+        parts = edited.sections(read_regular(self.home / "layer.toml", DOCUMENT).decode())
         places = dict(
             zip((v.name for v in self.layer.variants), edited.variants_in(parts), strict=True)
         )

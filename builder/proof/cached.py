@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from builder import settings
+from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Moment, Part, Text, moment, plain, read
 from builder.common.leftovers import keep_latest
@@ -80,7 +81,7 @@ def folders_digest(folders: Iterable[Path]) -> str:
     for number, top in enumerate(folders):
         for path in sorted(top.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                data = path.read_bytes()
+                data = read_regular(path, DOCUMENT)
                 sha.update(f"{number}\0{path.relative_to(top)}\0{len(data)}\0".encode())
                 sha.update(data)
     return sha.hexdigest()
@@ -114,7 +115,11 @@ class EvidenceCache:
         trust = self.trust
         written = sorted([*pair, before or ""] for pair, before in trust.written.items())
         own = folders_digest(trust.catalog.folders.values())
-        facts = sha256_hex(self.lock.read_bytes()) if self.lock and self.lock.is_file() else ""
+        facts = (
+            sha256_hex(read_regular(self.lock, DOCUMENT))
+            if self.lock and self.lock.is_file()
+            else ""
+        )
         machine = [platform.machine(), sys.version, *(one.value for one in _SETTINGS)]
         asked = [list(self.levels), self.platform or "", self.index.key]
         parts = [code_digest(), list(content), plan, asked, written, own, facts, machine]
@@ -213,7 +218,7 @@ def layout_content(ref: Ref) -> tuple[str, ...]:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.document import read
 from builder.common.reference import Ref
@@ -89,10 +90,10 @@ class GpuOptions:
         if self.against is None:
             return None
         try:
-            data = self.against.read_bytes()
+            data = read_regular(self.against, DOCUMENT)
             if not isinstance(json.loads(data)["checks"], list):
                 raise TypeError("'checks' is not a list")
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"--against {self.against} is not evidence of a verification: {error}",
                 hint="spark-build verify OTHER --level serve --bench --json > FILE",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 
 from msgspec import Meta, field
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.layers import Compile
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.document import Count, Digest, Document, Part, Text, always, plain, read
@@ -342,7 +343,7 @@ def read_records(folder: Path) -> list[Record]:
     records = []
     for path in folder.glob("vllm-*.json"):
         try:
-            record = read(json.loads(path.read_bytes()), Record)
+            record = read(json.loads(read_regular(path, DOCUMENT)), Record)
             Version(record.vllm)
         except ValueError as error:
             raise UsageError(f"{path} is not a record of a release: {error}") from None
@@ -539,7 +540,7 @@ def number_records(folder: Path, pattern: str = "vllm-*.json") -> list[dict[str,
     read_records = []
     for path in sorted(folder.glob(pattern)):
         try:
-            record = json.loads(path.read_text("utf-8"))
+            record = json.loads(read_regular(path, DOCUMENT))
             kernel_versions(record)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is not what verify --json prints: {error}") from None

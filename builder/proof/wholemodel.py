@@ -23,13 +23,14 @@ from msgspec import Meta
 from msgspec.structs import replace
 from packaging.requirements import InvalidRequirement, Requirement
 
+from builder.applier.files import read_regular
 from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.document import Count, Part
 from builder.common.leftovers import making
-from builder.common.paths import cache_dir, package_file, read_regular
+from builder.common.paths import cache_dir, package_file
 from builder.common.programs import PREFLIGHT
 from builder.errors import SparkBuildError, UsageError
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint

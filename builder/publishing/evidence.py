@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from builder import __version__, settings
+from builder.applier.files import read_regular
 from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.document import Part, moment, read
@@ -186,12 +187,9 @@ def read_evidence(path: Path) -> list[Evidence]:
         UsageError: it cannot be read, or is not evidence.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_LIMIT + 1)
+        data = read_regular(path, _FILE_LIMIT)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > _FILE_LIMIT:
-        raise UsageError(f"{path} is larger than {_FILE_LIMIT} bytes, so it is not evidence")
     return parse_evidence(data, str(path))
 
 

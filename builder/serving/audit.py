@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from builder.applier.files import read_regular
 from builder.common.document import Count, Document, Part, Text
 from builder.common.hints import reason
 from builder.common.paths import package_file
@@ -583,9 +584,7 @@ def read_loaded(path: Path) -> LoadedModel:
     hint = "spark-build audit --inside DIR"
     other = f"{path} is not a file that {SCRIPT} wrote"
     try:
-        if path.stat().st_size > _LONGEST:
-            raise UsageError(f"{other}: it is too long", hint=hint)
-        return msgspec.json.decode(path.read_bytes(), type=LoadedModel)
+        return msgspec.json.decode(read_regular(path, _LONGEST), type=LoadedModel)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{other}: {reason(error)}", hint=hint) from None
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Text, read
 from builder.common.hints import instead, os_hint, reason
@@ -120,7 +121,7 @@ def read_bench(path: Path) -> Bench:
         UsageError: it is not a bench.
     """
     try:
-        return read(msgspec.json.decode(path.read_bytes()), Bench)
+        return read(msgspec.json.decode(read_regular(path, DOCUMENT)), Bench)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except ValueError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.common.hints import reason
 from builder.errors import UsageError
 
@@ -128,7 +130,11 @@ def _files(folder: Path) -> list[Path]:
         return files
     try:
         named = sorted(
-            set(msgspec.json.decode(index.read_bytes(), type=_WeightMap).weight_map.values())
+            set(
+                msgspec.json.decode(
+                    read_regular(index, DOCUMENT), type=_WeightMap
+                ).weight_map.values()
+            )
         )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{index}: cannot be read: {reason(error)}") from None
@@ -153,14 +159,14 @@ def read_header(path: Path) -> list[Tensor]:
         UsageError: it is malformed; the message says where.
     """
     try:
-        if not path.is_file():
-            raise UsageError(f"{path} is not a file")
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             _refuse_length(path, size, len(prefix), length)
             header = file.read(length)
+    except IsADirectoryError:
+        raise UsageError(f"{path} is not a file") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     if len(header) < length:
@@ -471,7 +477,7 @@ def decoded_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     """A JSON file, read as Transformers reads it: Nemotron's has ``Infinity``."""
     try:
-        return msgspec.convert(json.loads(path.read_bytes()), kind)
+        return msgspec.convert(json.loads(read_regular(path, DOCUMENT)), kind)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
 

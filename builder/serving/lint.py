@@ -14,6 +14,7 @@ from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
 from builder import __version__
+from builder.applier.files import open_regular
 from builder.common.document import Document, Part, Text
 from builder.common.hints import again, reason
 from builder.errors import NotServed, UsageError
@@ -660,7 +661,7 @@ def read_file(path: Path) -> str:
         if str(path) == "-":
             data = sys.stdin.buffer.read(_LARGEST + 1)
         else:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(_LARGEST + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from builder.applier.files import read_regular
 from builder.common.console import console
 from builder.common.hints import again
-from builder.common.paths import read_regular
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.proof.hub import hub_checkpoint

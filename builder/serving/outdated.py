@@ -17,6 +17,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from builder.applier.diff import parse_diff
+from builder.applier.files import DOCUMENT, read_regular
 from builder.applier.layers import Diff, Replace
 from builder.applier.values import all_match
 from builder.common.console import console
@@ -648,7 +649,7 @@ def _recipes(watch: _Watch, newest: str) -> tuple[int, Sequence[RecipeChange]]:
     """How many recipes were checked, and what is wrong with them now and was not before."""
     folder = watch.options.recipes
     paths = sorted(folder.rglob("*.yaml")) if folder.is_dir() else []
-    files = [(str(path), path.read_text("utf-8")) for path in paths]
+    files = [(str(path), read_regular(path, DOCUMENT).decode()) for path in paths]
     if not files:
         return 0, ()
     models = Models.discover()
@@ -702,7 +703,7 @@ def _mentioned(text: str) -> list[str]:
 def _page(watch: _Watch, layer: Layer) -> str:
     """The text for the layer's project, or empty."""
     file = watch.asked.catalog.folders[layer.name] / PAGE
-    return file.read_text("utf-8") if file.is_file() else ""
+    return read_regular(file, DOCUMENT).decode() if file.is_file() else ""
 
 
 def _ready(watch: _Watch, newest: MatrixRow) -> Iterator[ReadyReport]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.document import Document, Part, Text, read
 from builder.common.hints import again
@@ -111,7 +112,7 @@ class Export:
         wrong = {
             name
             for name, data in self.files.items()
-            if not (root / name).is_file() or (root / name).read_bytes() != data
+            if not (root / name).is_file() or _differs(root / name, data)
         }
         return sorted(wrong | self._extra(root))
 
@@ -127,7 +128,7 @@ class Export:
         names = {
             path.relative_to(root).as_posix()
             for path in paths
-            if path.read_bytes().startswith(MARK.encode())
+            if path.is_file() and read_regular(path, DOCUMENT).startswith(MARK.encode())
         }
         return names - set(self.files)
 
@@ -354,7 +355,7 @@ def images_of(tags: Path, vllm: str) -> dict[str, str]:
     """
     hint = "spark-build tags HOST/NAME --json > FILE"
     try:
-        listing = read(json.loads(tags.read_bytes()), Listing)
+        listing = read(json.loads(read_regular(tags, DOCUMENT)), Listing)
     except OSError as error:
         raise UsageError(f"cannot read {tags}: {error.strerror}", hint=hint) from None
     except ValueError as error:
@@ -474,7 +475,7 @@ def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
         )
     places = [output, *(output.with_name(name) for name in list(files)[1:])]
     written = dict(zip(places, files.values(), strict=True))
-    other = [str(place) for place, text in written.items() if _differs(place, text)]
+    other = [str(place) for place, text in written.items() if _differs(place, text.encode())]
     if other and not force:
         raise UsageError(
             f"already exists with other content: {', '.join(other)}; --force replaces it",
@@ -487,10 +488,10 @@ def _write(files: dict[str, str], output: Path, *, force: bool) -> list[Path]:
     return places
 
 
-def _differs(place: Path, text: str) -> bool:
+def _differs(place: Path, data: bytes) -> bool:
     """Whether the path exists with other content."""
     try:
-        return place.read_bytes() != text.encode()
+        return read_regular(place, len(data)) != data
     except FileNotFoundError:
         return False
     except OSError:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.applier.receipts import env_of, originals
 from builder.applier.states import Target
+from builder.applier.store import unfinished
 from builder.applier.trees import DirTree, versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, Platform
-from builder.errors import UsageError
+from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.subject import Subject
 
 if TYPE_CHECKING:
@@ -36,6 +38,25 @@ def find_site_packages(path: Path) -> Path:
     )
 
 
+def _refuse_unfinished(root: Path) -> None:
+    """Refuse a directory whose files are half changed: every layer in it would be said to drift.
+
+    Raises:
+        SparkBuildError: an apply or a revert was interrupted there, or is running.
+    """
+    what = unfinished(root)
+    if not what:
+        return
+    revert = f"spark-build revert {shlex.quote(str(root))}"
+    again = f"{revert} rolls it back" if what == "apply" else f"{revert} completes it"
+    raise SparkBuildError(
+        f"{root}: {'an apply' if what == 'apply' else 'a revert'} was interrupted, or still runs, "
+        "so its files are neither as before nor as after",
+        Exit.DRIFT,
+        hint=f"{again}; then run the same command again",
+    )
+
+
 def _platform(root: Path, request: BaseRequest) -> Platform:
     here = Target.here()
     versions = re.findall(r"python(3\.\d+)", str(root))
@@ -52,6 +73,7 @@ def identify_dir(request: BaseRequest, text: str) -> Subject:
         UsageError: the directory does not hold vLLM.
     """
     root = find_site_packages(Path(text).expanduser())
+    _refuse_unfinished(root)
     tree = DirTree(root)
     before = originals(tree)
     records = {

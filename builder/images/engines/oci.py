@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from builder.applier.applying import leftovers
+from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.applier.receipts import final_digests, receipts_of
 from builder.applier.trees import OverlayTree
 from builder.applier.values import canonical_json, sha256_hex
@@ -474,7 +475,7 @@ def find_dockerfile(layout: Path, digest: str) -> Path | None:
     """The Dockerfile of an overlay in a layout, if it still exists."""
     files = _dockerfiles(layout.absolute(), digest)
     ours = (path for path in files if _begins(path, _DOCKERFILE_START))
-    return next((path for path in ours if f"@{digest}" in path.read_text("utf-8")), None)
+    return next((path for path in ours if f"@{digest}" in _text(path)), None)
 
 
 #: First line of a Dockerfile written by spark-build.
@@ -487,16 +488,22 @@ def _dockerfiles(layout: Path, digest: str) -> tuple[Path, Path]:
     return layout.with_name(first), layout.with_name(second)
 
 
-def _begins(path: Path, words: str) -> bool:
+def _text(path: Path) -> str:
+    """The text of a file that may be a Dockerfile; empty if it is none."""
     try:
-        return path.read_text("utf-8").startswith(words)
+        return read_regular(path, DOCUMENT).decode()
     except (OSError, ValueError):
-        return False
+        return ""
+
+
+def _begins(path: Path, words: str) -> bool:
+    return _text(path).startswith(words)
 
 
 def _layout_blob(layout: Path, digest: str) -> bytes:
     try:
-        data = (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+        path = layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        data = read_regular(path, DOCUMENT)
     except OSError as error:
         raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
@@ -507,7 +514,7 @@ def _layout_blob(layout: Path, digest: str) -> bytes:
 def _refuse_damaged(layout: Path, digest: str) -> None:
     """Read a blob of any size, and compare its bytes with its name."""
     try:
-        with (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).open("rb") as blob:
+        with open_regular(layout / "blobs" / "sha256" / digest.removeprefix("sha256:")) as blob:
             seen = hashlib.file_digest(blob, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(f"{layout}: blob {digest} cannot be read: {reason(error)}") from None

@@ -7,7 +7,6 @@ leaves the layout, its other images and files unchanged.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from builder.applier.files import open_regular, read_regular
 from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.hints import ELSEWHERE, instead, os_hint
@@ -135,7 +135,7 @@ class LayoutDirectory:
         """
         path = self.path / "index.json"
         try:
-            with _regular(path) as file:
+            with open_regular(path) as file:
                 data = file.read(MANIFEST_LIMIT + 1)
             index = parse_json(data) if len(data) <= MANIFEST_LIMIT else None
         except OSError as error:
@@ -158,7 +158,7 @@ class LayoutDirectory:
         """Check the file ``oci-layout``, without which runtimes read nothing."""
         path = self.path / "oci-layout"
         try:
-            with _regular(path) as file:
+            with open_regular(path) as file:
                 marker = parse_json(file.read(_MARKER_LIMIT))
         except (OSError, ValueError):
             marker = None
@@ -182,7 +182,7 @@ class LayoutDirectory:
 
     def _blob(self, digest: str) -> IO[bytes]:
         try:
-            return _regular(self._place(digest))
+            return open_regular(self._place(digest))
         except OSError as error:
             raise RemoteError(f"{self.name}: {digest}: {error.strerror}") from None
 
@@ -310,15 +310,6 @@ class LayoutDirectory:
                 f"cannot write {path}: {error.strerror}; no partial output was left",
                 hint=os_hint(error, ELSEWHERE),
             ) from None
-
-
-def _regular(path: Path) -> IO[bytes]:
-    """Open a regular file; a pipe would block forever, and a device has no end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file")
-    return os.fdopen(handle, "rb")
 
 
 def _name_of(entry: object) -> str:
@@ -535,6 +526,5 @@ def _mentioned(layout: LayoutDirectory, text: bytes) -> set[str]:
             mentioned.add(digest)
             with contextlib.suppress(OSError):
                 path = layout.path / layout.blob_path(digest)
-                if path.stat().st_size <= MANIFEST_LIMIT:
-                    texts.append(path.read_bytes())
+                texts.append(read_regular(path, MANIFEST_LIMIT))
     return mentioned

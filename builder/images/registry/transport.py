@@ -24,6 +24,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder import settings
+from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.net import FixedAuthorization, Session, reason_of, speaks_tls, through
 from builder.common.retry import RETRIED, RequestFailed, Retries, resolved, retry_after
@@ -495,7 +496,7 @@ def _files() -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data = path.read_bytes()
+        data = read_regular(path, DOCUMENT)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
+from builder.applier.files import read_regular
 from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
 from builder.common.hints import CACHE, os_hint
@@ -470,7 +471,7 @@ def _config_bytes(source: ImageSource, descriptor: Descriptor) -> bytes:
     path = cache_dir() / "layers" / f"{descriptor.digest.removeprefix('sha256:')}.config"
     if not isinstance(source, LayoutDirectory):
         with contextlib.suppress(OSError):
-            data = path.read_bytes()
+            data = read_regular(path, descriptor.size)
             if sha256_digest(data) == descriptor.digest and len(data) == descriptor.size:
                 os.utime(path)
                 return data

@@ -13,9 +13,21 @@ import pytest
 
 from builder.applier.edits import ENV_PTH
 from builder.applier.receipts import RECEIPTS, STATE_DIR
-from builder.applier.store import Store
+from builder.applier.store import Store, unfinished
+from builder.applier.values import ApplyError
 from builder.common.programs import APPLIER
-from tests.unit.applier.test_store import BIG, CORE, FIX, SET, Writes, bundle, commit, prepare, read
+from tests.unit.applier.test_store import (
+    BIG,
+    CORE,
+    FIX,
+    SECOND,
+    SET,
+    Writes,
+    bundle,
+    commit,
+    prepare,
+    read,
+)
 from tests.unit.fakes import (
     apply_to,
     env_op,
@@ -109,9 +121,15 @@ def test_a_revert_that_was_killed_can_be_run_again(site: Path) -> None:
     before = snapshot(site)
     number = 1
     while True:
-        apply_to(site, BIG)
+        apply_to(site, BIG, SECOND)
         status = in_child(lambda: revert_from(site), number)
+        if unfinished(site) == "revert":  # before, it said "drift" here
+            with pytest.raises(ApplyError, match="a revert was interrupted"):
+                apply_to(site, BIG, SECOND)
+        else:
+            apply_to(site, BIG, SECOND)
         revert_from(site)
+        assert unfinished(site) == ""
         assert snapshot(site) == before, f"killed at write {number}"
         if not os.WIFSIGNALED(status):
             break
