@@ -1,5 +1,6 @@
 """``spark-build bench``."""
 
+from os.path import realpath
 from pathlib import Path
 from typing import Annotated
 
@@ -90,10 +91,10 @@ def _refuse_twice(written: dict[str, Path | None], read: dict[str, Path | None])
     Raises:
         UsageError: two options name the same file.
     """
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for option, path in (*read.items(), *written.items()):
         if path is None:
             continue
-        before = seen.setdefault(path.resolve(), option)
+        before = seen.setdefault(realpath(path), option)
         if before != option and option in written:
             raise UsageError(f"{before} and {option} name the same file, {path}", hint=option)

@@ -192,6 +192,8 @@ def of_the_system(error: Exception) -> tuple[str, str] | None:
     """Message and hint for an unexpected error of the operating system."""
     if isinstance(error, UnusableFile):
         return f"cannot read {error.filename}: {error.strerror}", "give it a regular file"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib
+        return f"{error}", "remove the link"
     if type(error).__module__ not in {"builtins", "sqlite3"}:  # TLS and HTTP have their own
         return None
     if isinstance(error, FileNotFoundError):

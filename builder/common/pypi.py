@@ -6,6 +6,7 @@ The index is pip's configured one, or the default of ``pypi-simple``.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import hashlib
 import html
 import os
@@ -29,6 +30,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.applier.values import is_sha256, normalize, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 16 << 20
 #: Files on a page: numpy's has 4,400.
 _MOST_FILES = 50_000
+#: Bytes of a wheel in a folder; the largest on the index has 1.5 GB.
+_WHEEL_BYTES = 16 << 30
 #: Bytes of a file, an exabyte.
 _LARGEST_SIZE = 1 << 60
 #: What a file name may consist of: it becomes a path.  The longest name on the index has 120.
@@ -343,7 +347,9 @@ def pip_setting(name: str) -> str | None:
     named = os.environ.get("PIP_CONFIG_FILE")
     files = [] if named == os.devnull else [*files, *([Path(named)] if named else [])]
     parser = configparser.RawConfigParser()
-    parser.read(files, encoding="utf-8")
+    for file in files:
+        with contextlib.suppress(OSError):
+            parser.read_string(read_regular(file, DOCUMENT).decode(), str(file))
     for section in ("install", "download", "global"):
         if parser.has_option(section, name):
             return parser.get(section, name).strip()
@@ -406,7 +412,7 @@ class PackageIndex:
         for path in sorted(folder.glob("*.whl")):
             try:
                 parse_wheel_filename(path.name)
-                with path.open("rb") as stream:
+                with open_regular(path, _WHEEL_BYTES) as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 size = path.stat().st_size
                 wheels.append(WheelFile(filename=path.name, url="", sha256=digest, size=size))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+from builder.applier.files import open_regular
 from builder.common.hints import reason
 from builder.errors import UsageError
 
@@ -213,16 +214,25 @@ def sources_at(paths: Sequence[str]) -> list[Source]:
     return sources
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log: a regular file, or a pipe, as of ``<(docker logs NAME)``.
+
+    Raises:
+        OSError: it cannot be opened, or is a device or a socket.
+    """
+    return path.open("rb") if path.is_fifo() else open_regular(path)
+
+
 def _has_text(path: Path) -> bool:
     """Whether a file in a folder is a log."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         start = stream.read(SAMPLE)
     packed = start.startswith((b"PK\x03\x04", *(magic for magic, _ in _OPENERS)))
     return not path.name.startswith(".") and bool(start) and (packed or not _strange(start))
 
 
 def _file(path: Path) -> Source:
-    return Source(str(path), lambda: path.open("rb"))
+    return Source(str(path), lambda: open_log(path))
 
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

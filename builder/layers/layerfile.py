@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import base64
 import datetime
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -38,7 +40,6 @@ from builder.errors import KINDS, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 # ---------------------------------------------------------------- keys of layer.toml and pins.toml
@@ -170,8 +171,8 @@ class _Reader:
 
     def data(self, name: str) -> bytes:
         try:
-            path = (self.folder / name).resolve()
-            if not path.is_relative_to(self.folder.resolve()):
+            path = Path(os.path.realpath(self.folder / name))
+            if not path.is_relative_to(os.path.realpath(self.folder)):
                 raise self.fail("", f"{name!r} is outside the layer's folder")
             if not path.is_file():
                 raise self.fail("", f"file {name!r} does not exist")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder import __version__
+from builder.applier.files import read_regular
 from builder.applier.layers import DonorPin
 from builder.applier.sources import VENDORED, donor_name
 from builder.applier.states import AMBIGUOUS, DRIFT
@@ -187,6 +188,11 @@ def mod_zip(files: ModFiles) -> bytes:
     return stream.getvalue()
 
 
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file has these bytes."""
+    return path.stat().st_size == len(data) and read_regular(path, len(data)) == data
+
+
 def stale_files(folder: Path, files: ModFiles) -> list[str]:
     """Files of a mod that are missing, differ, or should not be there."""
     wrong = []
@@ -194,7 +200,7 @@ def stale_files(folder: Path, files: ModFiles) -> list[str]:
         path = folder / name
         if (
             not path.is_file()
-            or path.read_bytes() != data
+            or not _holds(path, data)
             or bool(path.stat().st_mode & 0o111) != bool(mode & 0o111)
         ):
             wrong.append(name)
@@ -232,7 +238,7 @@ def write_mod(folder: Path, files: ModFiles) -> None:
 def outdated(target: Path, files: ModFiles) -> list[str]:
     """Stale files of a mod's folder or zip file, by path."""
     if target.suffix == ".zip":
-        same = target.is_file() and target.read_bytes() == mod_zip(files)
+        same = target.is_file() and _holds(target, mod_zip(files))
         return [] if same else [target.name]
     return [f"{target.name}/{file}" for file in stale_files(target, files)]
 

@@ -345,7 +345,7 @@ def read_records(folder: Path) -> list[Record]:
         try:
             record = read(json.loads(read_regular(path, DOCUMENT)), Record)
             Version(record.vllm)
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not a record of a release: {error}") from None
         if file_of(folder, record.vllm) != path:
             raise UsageError(f"{path} is not a record of that release: it is of {record.vllm}")
@@ -542,7 +542,7 @@ def number_records(folder: Path, pattern: str = "vllm-*.json") -> list[dict[str,
         try:
             record = json.loads(read_regular(path, DOCUMENT))
             kernel_versions(record)
-        except (ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not what verify --json prints: {error}") from None
         read_records.append(record)
     if not read_records:

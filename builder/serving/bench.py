@@ -14,10 +14,11 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from builder.applier.files import DOCUMENT, read_regular
+from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Text, read
 from builder.common.hints import instead, os_hint, reason
+from builder.diagnose.logs import open_log, texts
 from builder.diagnose.matching import Selection
 from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
@@ -329,10 +330,15 @@ def _root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+def _waits(path: Path) -> bool:
+    """Whether it is a pipe on the disk, into which nobody may write; a shell's has a number."""
+    return path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",))
+
+
 def _read_log(path: Path) -> Diagnosis:
     try:
-        with path.open("rb") as stream:
-            diagnosis = diagnose(stream)
+        with open_regular(path) if _waits(path) else open_log(path) as stream:
+            (diagnosis, *_) = [diagnose(text) for _name, text in texts(stream, str(path))]
     except OSError as error:
         hint = os_hint(error, "docker logs NAME > server.log 2>&1")
         raise UsageError(f"cannot read {path}: {error.strerror or error}", hint=hint) from None
