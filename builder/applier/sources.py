@@ -534,7 +534,8 @@ def reaching(filename: str) -> Iterator[None]:
     """
     import http.client
 
-    broken = (OSError, TypeError, http.client.HTTPException, *DAMAGED)
+    wrong = (TypeError, AttributeError, RecursionError)  # of a page that is no page of an index
+    broken = (OSError, http.client.HTTPException, *wrong, *DAMAGED)
     try:
         yield
     except broken as error:

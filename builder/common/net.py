@@ -696,13 +696,19 @@ class Session(requests.Session):
         """Where a response redirects to.
 
         Raises:
-            RemoteError: from https to plain http, where anybody on the way could change it.
+            RemoteError: it is no address, which ``requests`` also looks at if it is told to follow
+                none; or from https to plain http, where anybody on the way could change it.
         """
-        target: str | None = super().get_redirect_target(resp)
-        if target is not None and urlsplit(resp.url).scheme == "https":
-            following = resolved(resp.url, target, f"a redirect of {host_of(resp.url)}")
-            if urlsplit(following).scheme != "https":
-                raise RemoteError(f"{host_of(resp.url)} redirects from https to {shown(following)}")
+        host = host_of(resp.url)
+        try:
+            target: str | None = super().get_redirect_target(resp)
+        except UnicodeError:
+            raise RemoteError(f"{host} redirects to what is not a valid address") from None
+        if target is None:
+            return None
+        following = resolved(resp.url, target, f"a redirect of {host}")
+        if urlsplit(resp.url).scheme == "https" != urlsplit(following).scheme:
+            raise RemoteError(f"{host} redirects from https to {shown(following)}")
         return target
 
     def close(self) -> None:

@@ -200,6 +200,31 @@ def test_an_endless_response_is_cut_off(client: ForgeClient, forge: LocalForge) 
 # ---------------------------------------------------------------------------- redirects and tokens
 
 
+#: What no client can connect to, each refused at another place of the libraries.
+NO_ADDRESSES = [
+    "http://h:99999",
+    "http://127.0.0.1:99999",
+    "http://h:-1/",
+    "http://h:port/",
+    "http://[",
+    "http://[::1",
+    "http://[::g]/",
+    "//[",
+    "http://",
+    "http:///x",
+    "http://a..b/",
+    "http://.a/",
+    f"http://{'a' * 70}.test/",
+    "http://\xff\xfe/",
+    "http://a%00b/",
+    "http://a b/",
+    "http://u:p@[/",
+    "ftp://h/",
+    "javascript:x",
+    "x" * 20_000,
+]
+
+
 class TestRedirects:
     def test_within_the_host_is_followed_with_the_token(
         self, client: ForgeClient, forge: LocalForge
@@ -231,10 +256,15 @@ class TestRedirects:
         with pytest.raises(RemoteError, match="redirects more than 5 times"):
             get(client)
 
-    def test_to_no_web_address_is_refused(self, client: ForgeClient, forge: LocalForge) -> None:
-        forge.faults.append(Fault(PATH, 302, {"Location": "file:///etc/passwd"}))
-        with pytest.raises(RemoteError):
+    @pytest.mark.parametrize("location", ["file:///etc/passwd", *NO_ADDRESSES])
+    def test_to_no_web_address_is_refused(
+        self, client: ForgeClient, forge: LocalForge, location: str
+    ) -> None:
+        """``requests`` looks at it too, although it is told to follow none."""
+        forge.faults.append(Fault(PATH, 302, {"Location": location}))
+        with pytest.raises(RemoteError) as caught:
             get(client)
+        assert "\n" not in str(caught.value)
 
 
 class TestToken:
