@@ -217,8 +217,11 @@ def _methods(result: "Audit") -> Iterator[str]:
             yield f"  {row.name:<16} {row.source}"
         return
     names = [f"{row.name}, {row.kernel}" if row.kernel else row.name for row in result.methods]
-    width = max(map(len, names))
     title = "kind" if result.source == "headers" else "method and kernel"
+    if not names:
+        yield "no modules: no tensor was found"
+        return
+    width = max(map(len, names))
     yield f"\n{title:<{width}}{'modules':>9}{'GiB':>10}{'read/token':>12}  dtypes"
     for row, name in zip(result.methods, names, strict=True):
         dtypes = ", ".join(f"{dtype} {_gib(size)}" for dtype, size in row.dtypes.items())

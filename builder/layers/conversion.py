@@ -8,6 +8,7 @@ line.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from builder.applier.files import open_regular, read_regular
+from builder.applier.files import read_regular
 from builder.applier.sources import DAMAGED
 from builder.applier.values import normalize, path_problem
 from builder.common.diffs import MAX_DIFF, Section, read_sections
@@ -382,6 +383,8 @@ _LARGEST, _MOST_BYTES = 16 << 20, 64 << 20
 _MOST_FILES = 2000
 #: A file of a zip of more than this many bytes must not shrink to less than a hundredth.
 _LARGE, _MOST_RATIO = 1 << 20, 100
+#: How a file begins in the list of a zip.
+_LISTED = b"PK\1\2"
 #: Commands that change nothing in an installed package.
 _HARMLESS = frozenset(
     (  # noqa: SIM905 - readable as a list of commands
@@ -455,20 +458,24 @@ def _counted(path: Path, total: int) -> int:
 
 
 def _in_zip(path: Path) -> dict[str, bytes]:
+    many = UsageError(f"{path} is not a mod: it has more than {_MOST_FILES} files")
     try:
-        with open_regular(path, _MOST_BYTES) as stream, zipfile.ZipFile(stream) as archive:
+        data = read_regular(path, _MOST_BYTES)
+        if data.count(_LISTED) > 2 * _MOST_FILES:  # a file may be another zip
+            raise many
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [info for info in archive.infolist() if not info.filename.endswith("/")]
             if len(members) > _MOST_FILES:
-                raise UsageError(f"{path} is not a mod: it has more than {_MOST_FILES} files")
+                raise many
             members = [info for info in members if info.file_size <= _LARGEST]
             _counted(path, sum(info.file_size for info in members))
             return {info.filename: _member(archive, info, path) for info in members}
-    except zipfile.BadZipFile as error:
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (*DAMAGED, NotImplementedError) as error:
         raise UsageError(
             f"{path} is not a mod: neither a folder nor a whole zip: {error}"
         ) from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:

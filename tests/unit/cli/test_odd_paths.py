@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.unit.caller import Call, Result
 
 PATCH = b"--- a/vllm/x.py\n+++ b/vllm/x.py\n@@ -1,4 +1,4 @@\n one\n two\n-three\n+drei\n four\n"
-CONFIG = json.dumps({"architectures": ["X"], "num_hidden_layers": 1}).encode()
+CONFIG = dumps({"architectures": ["X"], "num_hidden_layers": 1}).encode()
 #: A plan of the layer on the directory; nothing is asked of the network.
 DIR_PLAN = ("plan", "-l", "fix", "-b", "dir:site")
 LAYOUT = {
@@ -169,3 +169,20 @@ def test_a_log_through_a_pipe_is_read(call: Call) -> None:
         done = call("diagnose", f"/dev/fd/{reading}")
     os.close(reading)
     assert "3 lines" in done.out + done.err or done.code == 0, done.err
+
+
+#: A safetensors file without a tensor: its header is an empty object.
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+
+
+@pytest.mark.parametrize("command", ["audit", "memory"])
+@pytest.mark.parametrize("config", [b"{}", CONFIG, None])
+def test_a_checkpoint_without_a_tensor(call: Call, command: str, config: bytes | None) -> None:
+    """``audit`` took the longest of no names."""
+    write_tree(Path("model"), {"model.safetensors": EMPTY})
+    if config is not None:
+        write_tree(Path("model"), {"config.json": config})
+    done = call(command, "./model")
+    assert done.code in {0, 2, 5}, done.err
+    assert "internal error" not in done.err
+    assert call(command, "./model", "--json").code == done.code
