@@ -49,7 +49,8 @@ def _report(words: list[str], code: int, message: str, hint: str = "") -> int:
 def _print_document(document: dict[str, Any]) -> None:
     import json
 
-    print(json.dumps(document, indent=2))
+    # the same value, and no old workflow command of GitHub's, which may be anywhere in a line
+    print(json.dumps(document, indent=2).replace("##[", "##\\u005b"))
 
 
 def _common_first(words: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from builder.cli.command import command
-from builder.common.console import counted, print_json
+from builder.common.console import counted, print_json, tell
 from builder.common.options import Argument, Json, Option
 from builder.errors import RemoteError, UsageError
 
@@ -76,7 +76,7 @@ def bench(
     if json:
         print_json(results)
     else:
-        print("\n".join(lines(results)))
+        tell("\n".join(lines(results)))
     if failures:
         reason = max(failures, key=lambda one: failures[one])
         raise RemoteError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import PlainHttp, command, seconds_of
-from builder.common.console import console, counted, megabytes, print_json
+from builder.common.console import console, counted, megabytes, print_json, tell
 from builder.common.options import Argument, Fields, Json, Option, OptionalLayers
 from builder.errors import UsageError
 from builder.pipeline.options import BakeOptions, ImageOptions, PlanOptions, VerifyOptions
@@ -225,7 +225,7 @@ def lock(
     if check:
         done.refuse_stale()
         if not json:
-            print(f"{done.lock} is up to date for {len(done.requests)}")
+            tell(f"{done.lock} is up to date for {len(done.requests)}")
         return
     if json:
         return
@@ -234,7 +234,7 @@ def lock(
         for line in lines:
             console.say(f"    {line}")
     changed = "" if done.written else ", nothing changed"
-    print(f"{done.lock}: {len(done.requests)} locked{changed}")
+    tell(f"{done.lock}: {len(done.requests)} locked{changed}")
 
 
 def _print_diff(options: PlanOptions, *, check: bool, json: bool) -> None:
@@ -247,9 +247,9 @@ def _print_diff(options: PlanOptions, *, check: bool, json: bool) -> None:
         print_json(document)
         return
     for upgrade in document.upgrades:
-        print(f"{upgrade.request}, to {upgrade.to}")
+        tell(f"{upgrade.request}, to {upgrade.to}")
         for line in upgrade.lines():
-            print(f"  {line}")
+            tell(f"  {line}")
 
 
 @command(
@@ -335,4 +335,4 @@ def revert(
     for name in done.reverted:
         console.say(f"  {'would revert' if dry_run else 'reverted'}  {name}")
     would = "would be " if dry_run else ""
-    print(f"{counted(len(done.reverted), 'layer')} {would}reverted in {done.directory}")
+    tell(f"{counted(len(done.reverted), 'layer')} {would}reverted in {done.directory}")

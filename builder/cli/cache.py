@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import Group, bytes_of, seconds_of
-from builder.common.console import confirm, console, megabytes, print_json
+from builder.common.console import confirm, console, megabytes, print_json, tell
 from builder.common.options import Json, Option
 from builder.common.paths import cache_dir
 from builder.errors import Exit, SparkBuildError
@@ -43,12 +43,12 @@ def show(*, json: Json = False) -> None:
     if json:
         print_json(CacheContents(cache=str(cache), bytes=total, kinds=rows))
         return
-    print(f"{'kind':<14}{'entries':>7}{'size':>11}  {'oldest use':<12}{'last use':<12}what it is")
+    tell(f"{'kind':<14}{'entries':>7}{'size':>11}  {'oldest use':<12}{'last use':<12}what it is")
     for row in rows:
         age = "  ".join((moment or "")[:10] for moment in (row.oldest_use, row.last_use))
         size = megabytes(row.bytes)
-        print(f"{row.kind:<14}{row.entries:>6}{size:>12}  {age:<22}  {row.meaning}")
-    print(f"{'all':<14}{'':>6}{megabytes(total):>12}  {cache}")
+        tell(f"{row.kind:<14}{row.entries:>6}{size:>12}  {age:<22}  {row.meaning}")
+    tell(f"{'all':<14}{'':>6}{megabytes(total):>12}  {cache}")
 
 
 @_cache.sub("servers", "spark-build cache servers", "spark-build cache servers --end")
@@ -67,11 +67,11 @@ def servers(*, end: Annotated[bool, Option("End them now.")] = False, json: Json
     for one in found:
         state = "answers" if one.busy else f"unused for {one.idle:.0f} s"
         limit = f"ends after {one.ends_after / 60:.0f} min"
-        print(f"vLLM {one.vllm:<14}{megabytes(one.bytes):>10}  {state}, {limit}")
+        tell(f"vLLM {one.vllm:<14}{megabytes(one.bytes):>10}  {state}, {limit}")
     if end:
-        print(f"{ended} ended")
+        tell(f"{ended} ended")
     elif not found:
-        print("no process waits for questions")
+        tell("no process waits for questions")
 
 
 Kinds = Annotated[
@@ -184,4 +184,4 @@ def _tell(done: "Pruned", nothing: str, hint: str, *, dry_run: bool, json: bool)
     if busy:
         console.warn(f"{busy}: used in the last {IN_USE / 3600:.0f} hours")
     verb = "would free" if dry_run else "freed"
-    print(f"{verb} {megabytes(done.freed)}; {megabytes(done.kept_bytes)} stay")
+    tell(f"{verb} {megabytes(done.freed)}; {megabytes(done.kept_bytes)} stay")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from builder import settings
 from builder.cli.command import Group, command
-from builder.common.console import print_json
+from builder.common.console import print_json, tell
 from builder.common.options import Argument, Json
 from builder.common.paths import cache_dir, data_dir
 
@@ -41,7 +41,7 @@ def show(*, json: Json = False) -> None:
         print_json(Settings(settings=rows))
         return
     for row in rows:
-        print(f"{row.name:<29} {row.value:<40}  {row.source}: {row.meaning}")
+        tell(f"{row.name:<29} {row.value:<40}  {row.source}: {row.meaning}")
 
 
 def _row(variable: settings.Variable) -> "Setting":
@@ -68,6 +68,6 @@ def schema(
     if name is None and json:
         print_json(Names(names=tuple(names())))
     elif name is None:
-        print("\n".join(names()))
+        tell("\n".join(names()))
     else:
         print_json(schema_of(name))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from builder.cli.command import command
-from builder.common.console import console, print_json
+from builder.common.console import console, print_json, tell
 from builder.common.options import Argument, Json, Option
 from builder.errors import UsageError
 
@@ -61,7 +61,7 @@ def diagnose(
     refuse_no_log(logs, results)
     if not json:
         for line in lines_of(results[0]) if len(results) == 1 else lines_of_several(results):
-            print(line)
+            tell(line)
         for result in results:
             if len(result.releases) > 1:
                 others = ", ".join(v for v in result.releases if v != result.vllm)
@@ -75,7 +75,7 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
     from builder.diagnose.report import Entries, EntryRow, check_entries
 
     if word == "check":
-        print(check_entries(names))
+        tell(check_entries(names))
         return
     if word == "show" and not names:
         raise UsageError("no entry named", hint="spark-build diagnose list")
@@ -90,7 +90,7 @@ def _catalogue(word: str, names: Sequence[str], json: bool) -> None:
         print(report.page(entries), end="")
     elif word == "show":
         for entry in entries:
-            print("\n".join(report.entry_lines(entry)))
+            tell("\n".join(report.entry_lines(entry)))
     else:
         for entry in entries:
-            print(f"{entry.id:<36} {entry.severity:<8} {report.releases(entry)}")
+            tell(f"{entry.id:<36} {entry.severity:<8} {report.releases(entry)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import Group
-from builder.common.console import console, counted, print_json
+from builder.common.console import console, counted, one_line, print_json, tell
 from builder.common.options import Argument, ForgeClone, Json, Option, Patches, Refresh
 from builder.errors import UsageError
 from builder.pipeline.options import DiffOptions, LayerExportOptions, ModOptions
@@ -41,12 +41,12 @@ def list_all(patches: Patches = (), *, json: Json = False) -> None:
         rows = (LayerRow(name=one.name, summary=one.summary) for one in layers)
         print_json(LayerList(profiles=tuple(profile_rows), layers=tuple(rows)))
         return
-    print("profiles")
+    tell("profiles")
     for profile in profiles:
-        print(f"  {profile.name:<29}{profile.summary}")
-    print("layers, in order of application")
+        tell(f"  {profile.name:<29}{one_line(profile.summary)}")
+    tell("layers, in order of application")
     for layer in layers:
-        print(f"  {layer.name:<29}{layer.summary}")
+        tell(f"  {layer.name:<29}{one_line(layer.summary)}")
 
 
 @_layers.sub("show", "spark-build layers show b12x-full", "spark-build layers show b12x-env --json")
@@ -75,28 +75,28 @@ def show(
     if json:
         print_json(LayerShown(digest=layer.digest, layer=layer.rendered, pulls=pulls))
         return
-    print(f"{name}: {layer.summary}\n")
-    print(f"{description(catalog.folders[name])}\n")
-    print(f"  changes    {layer.package}")
-    print(f"  after      {', '.join(layer.after) or 'nothing'}")
+    tell(f"{name}: {one_line(layer.summary)}\n")
+    tell(f"{description(catalog.folders[name])}\n")
+    tell(f"  changes    {layer.package}")
+    tell(f"  after      {', '.join(layer.after) or 'nothing'}")
     for key, value in layer.provenance.items():
-        print(f"  {key:<18} {', '.join(value) if isinstance(value, list) else value}")
+        tell(f"  {key:<18} {', '.join(value) if isinstance(value, list) else value}")
     for variant in layer.variants:
         ranges = ", ".join(f"{p} {s}" for p, s in variant.when.items())
-        print(f"\n  variant {variant.name}: {ranges}")
+        tell(f"\n  variant {variant.name}: {ranges}")
         for op in variant.ops:
             label = op.subject
             if isinstance(op, Compile) and op.change:
                 label = f"{op.change_name} in {op.source}, for {op.arch}"
-            print(f"    {op.kind:<8} {label}")
+            tell(f"    {op.kind:<8} {label}")
         for note in variant.notes:
-            print(f"    note: {note}")
+            tell(f"    note: {note}")
     for entry in layer.upstream:
         ranges = ", ".join(f"{p} {s}" for p, s in entry.when.items())
-        print(f"\n  upstream for {ranges}, since {entry.since}: {entry.reason}")
+        tell(f"\n  upstream for {ranges}, since {entry.since}: {entry.reason}")
     for entry in layer.not_applicable:
         ranges = ", ".join(f"{p} {s}" for p, s in entry.when.items())
-        print(f"\n  not applicable for {ranges}: {entry.reason}")
+        tell(f"\n  not applicable for {ranges}: {entry.reason}")
     print_pulls(pulls)
 
 
@@ -116,13 +116,13 @@ def _show_profile(catalog: "Catalog", name: str, json: bool) -> None:
         )
         print_json(ProfileShown(profile=values))
         return
-    print(f"{name}: {profile.summary}\n")
-    print(f"  layers     {', '.join(profile.layers)}")
-    print(f"  image      {profile.image}")
-    print(f"  or         {profile.pypi}")
+    tell(f"{name}: {profile.summary}\n")
+    tell(f"  layers     {', '.join(profile.layers)}")
+    tell(f"  image      {profile.image}")
+    tell(f"  or         {profile.pypi}")
     for e in profile.expect:
         ranges = ", ".join(f"{p} {s}" for p, s in e.when.items())
-        print(f"  expects    {e.kind}: {describe(e)}   ({ranges})")
+        tell(f"  expects    {e.kind}: {describe(e)}   ({ranges})")
 
 
 @_layers.sub(
@@ -155,7 +155,7 @@ def check(
     if json:
         print_json(done)
     else:
-        print(f"{counted(len(done.checked), 'layer')} well-formed")
+        tell(f"{counted(len(done.checked), 'layer')} well-formed")
     _print_findings(done.findings)
     if strict and done.findings:
         count = counted(len(done.findings), "warning")
@@ -278,7 +278,7 @@ def _print_new(layer: "NewLayer", directory: Path, *, json: bool) -> None:
     if json:
         print_json(layer)
     else:
-        print("\n".join(str(directory / name) for name in names))
+        tell("\n".join(str(directory / name) for name in names))
 
 
 @_layers.sub("pin", "spark-build layers pin my-fix --patches my-layers")
@@ -307,7 +307,7 @@ def pin(
     if json:
         print_json(PinnedLayer(name=name, file=str(file), inputs=count))
     else:
-        print(f"{file}: {count} inputs pinned")
+        tell(f"{file}: {count} inputs pinned")
 
 
 @_layers.sub(
@@ -331,7 +331,7 @@ def diff(options: DiffOptions, *, json: Json = False) -> None:
     if json:
         print_json(done)
     else:
-        print("\n".join(done.lines()))
+        tell("\n".join(done.lines()))
 
 
 @_layers.sub(
@@ -370,4 +370,4 @@ def export(options: ModOptions, *, json: Json = False) -> None:
         print_json(done)
         return
     state = "up to date" if options.check else "written"
-    print(f"{counted(len(done.mods), 'mod')} {state} in {done.directory}")
+    tell(f"{counted(len(done.mods), 'mod')} {state} in {done.directory}")

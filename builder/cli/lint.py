@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import command
-from builder.common.console import console, counted, print_json
+from builder.common.console import console, counted, print_json, tell
 from builder.common.hints import again
 from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -112,7 +112,7 @@ def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
         print_json(RuleList(rules=tuple(RULES.values())))
         return
     for rule in RULES.values():
-        print(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
+        tell(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
 
 
 def _fix(findings: Sequence["Finding"]) -> str:
@@ -125,15 +125,15 @@ def _fix(findings: Sequence["Finding"]) -> str:
 
 def _print(report: "LintReport") -> None:
     for one in report.findings:
-        print(f"{one.file}:{one.line}: {one.severity}: {one.message} [{one.rule}]")
+        tell(f"{one.file}:{one.line}: {one.severity}: {one.message} [{one.rule}]")
         if one.help:
-            print(f"    {one.help}")
+            tell(f"    {one.help}")
     for answer in report.asked:
         left = "".join(f"; not asked: {words}" for words in answer.left_out)
-        print(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{left}")
+        tell(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""
-    print(
+    tell(
         f"{counted(len(report.findings), 'finding')} in "
         f"{counted(report.commands, 'serve command')}{release}{ignored}"
     )

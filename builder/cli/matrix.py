@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from builder import settings
 from builder.applier.files import DOCUMENT, read_regular
 from builder.cli.command import Group, command
-from builder.common.console import console, counted, print_json, some_of
+from builder.common.console import console, counted, print_json, some_of, tell
 from builder.common.hints import again
 from builder.common.options import Json, Option, PlatformName, Refresh, Releases
 from builder.errors import Exit, SparkBuildError, UsageError
@@ -102,15 +102,15 @@ def matrix(
 
 
 def _print_dispatch(rows: "Sequence[MatrixRow]") -> None:
-    print("\nkernels: by default, and as planned")
+    tell("\nkernels: by default, and as planned")
     for row in rows:
         if not row.served:
-            print(f"{row.vllm:<12}the profile does not support this release")
+            tell(f"{row.vllm:<12}the profile does not support this release")
         for check in row.dispatch or ():
             word = "expected refusal" if check.refusal else check.status
             default = check.reason.rpartition(": ")[2]
-            print(f"{row.vllm:<12}{check.name:<15}{word:<18}{default}")
-            print(_wrapped(check.seen.split(" out of ")[0], 45))
+            tell(f"{row.vllm:<12}{check.name:<15}{word:<18}{default}")
+            tell(_wrapped(check.seen.split(" out of ")[0], 45))
 
 
 def _print_choices(rows: "Sequence[MatrixRow]") -> None:
@@ -118,12 +118,12 @@ def _print_choices(rows: "Sequence[MatrixRow]") -> None:
 
     for row in rows:
         for kind, by_choice in (row.choices or {}).items():
-            print(f"\nvllm {row.vllm}, unpatched, {kind}")
+            tell(f"\nvllm {row.vllm}, unpatched, {kind}")
             for choice, outcome in by_choice.items():
                 what, text = next(iter(plain(outcome).items()))
                 shown = _wrapped(text if what == "selected" else f"{what}: {text}", 45)
                 name = f"  {choice or '(nothing set)':<43}"
-                print(f"{name}{shown.lstrip()}" if len(name) == 45 else f"{name}\n{shown}")
+                tell(f"{name}{shown.lstrip()}" if len(name) == 45 else f"{name}\n{shown}")
 
 
 def _wrapped(text: str, indent: int) -> str:
@@ -155,11 +155,11 @@ def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: 
             _print_row(gap, "".ljust(first), part, [column.heading[number:][:1] for column in part])
         for number, name in enumerate(names):
             _print_row(gap, name.ljust(first), part, [[column.cells[number]] for column in part])
-        print()
+        tell()
     others = [row.name for row in rows if not row.served]
     if others:
-        print(f"Not supported by the profile: {_run(others) if not listed else ', '.join(others)}")
-    print(
+        tell(f"Not supported by the profile: {_run(others) if not listed else ', '.join(others)}")
+    tell(
         "needed: a build applies it. applied, upstream: the release has it. -: not for this release"
     )
 
@@ -191,7 +191,7 @@ def _print_row(gap: str, name: str, columns: list[_Column], cells: list[list[str
     texts = [
         f"{''.join(cell):<{column.width}}" for column, cell in zip(columns, cells, strict=True)
     ]
-    print(gap.join([name, *texts]).rstrip())
+    tell(gap.join([name, *texts]).rstrip())
 
 
 _dispatched = Group(
@@ -245,7 +245,7 @@ def ask(
     if json:
         print_json(Records(records=tuple(written)))
     else:
-        print(f"{len(written)} records in {evidence}")
+        tell(f"{len(written)} records in {evidence}")
 
 
 @_dispatched.sub("table", "spark-build dispatch table", "spark-build dispatch table --check")
@@ -271,7 +271,7 @@ def table(
     if not check:
         write_atomically(to, text.encode())
         if not json:
-            print(f"{counted(len(records), 'release')} in {to}")
+            tell(f"{counted(len(records), 'release')} in {to}")
         return
     stale = stale_records(records, catalog)
     if stale:
@@ -287,7 +287,7 @@ def table(
             hint="spark-build dispatch table",
         )
     if not json:
-        print(f"{to} is up to date")
+        tell(f"{to} is up to date")
 
 
 @command(

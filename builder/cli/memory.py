@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import command
-from builder.common.console import counted, print_json
+from builder.common.console import counted, print_json, tell
 from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.errors import Exit, SparkBuildError
 from builder.serving.options import MemoryRequest
@@ -45,7 +45,7 @@ def memory(request: MemoryRequest, *, json: Json = False) -> None:
     if json:
         print_json(estimate)
     else:
-        print("\n".join(_memory_lines(estimate)))
+        tell("\n".join(_memory_lines(estimate)))
     if estimate.fits == "no":
         raise SparkBuildError(
             f"{estimate.model} does not fit into {estimate.utilization.share:.2f} of "
@@ -158,7 +158,7 @@ def audit(
     if json:
         print_json(result)
     else:
-        print("\n".join(_audit_lines(result)))
+        tell("\n".join(_audit_lines(result)))
     if result.compared and result.compared.lost:
         lost = result.compared.lost
         number = sum(one.modules for one in lost)
@@ -179,9 +179,9 @@ def _write_inside(folder: Path, *, json: bool) -> None:
     if json:
         print_json(document)
         return
-    print("\n".join(document.written))
+    tell("\n".join(document.written))
     volume = f"-v {shlex.quote(f'{folder.resolve()}:/audit')}"
-    print(
+    tell(
         f"\nLoad a model, audit it, and end:\n"
         f"  docker run --rm --gpus all --ipc host {volume} \\\n"
         f"    -v ~/.cache/huggingface:/root/.cache/huggingface --entrypoint python3 IMAGE \\\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import command
-from builder.common.console import print_json
+from builder.common.console import print_json, tell
 from builder.common.hints import reason
 from builder.common.options import Json, Option
 from builder.errors import UsageError
@@ -57,7 +57,7 @@ def preflight(
     if given.releases is None:
         document = asking.preflight(request_of(given))
         _write_page(document, html)
-        print_json(document) if json else print("\n".join(_lines(document)))
+        print_json(document) if json else tell("\n".join(_lines(document)))
         asking.refuse_if_it_does_not_start(document)
         return
     if given.profiles:
@@ -66,7 +66,7 @@ def preflight(
     listed = None if given.releases.strip() == "all" else given.releases
     answers = asking.preflight_on(request, vllm_releases(PackageIndex(), listed))
     _write_page(answers, html)
-    print_json(answers) if json else print("\n".join(_matrix(answers)))
+    print_json(answers) if json else tell("\n".join(_matrix(answers)))
     asking.refuse_if_it_starts_nowhere(answers)
 
 

@@ -4,7 +4,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import PlainHttp, command
-from builder.common.console import console, counted, megabytes, print_json
+from builder.common.console import console, counted, megabytes, print_json, tell
 from builder.common.options import Argument, Json, Option
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.pipeline.options import RebuildOptions
@@ -109,8 +109,8 @@ def _show_held(stored: "StoredManifest") -> None:
     from builder.publishing.tags import HeldRow
 
     names = [f"{tag} ({stored.kind(tag)})" for tag in stored.tags]
-    print(f"{', '.join(names)}")
-    print(f"  digest     {stored.digest}")
+    tell(f"{', '.join(names)}")
+    tell(f"  digest     {stored.digest}")
     if not stored.images:
         return
     row = HeldRow.of(stored)
@@ -118,7 +118,7 @@ def _show_held(stored: "StoredManifest") -> None:
     added = "-" if stored.added is None else megabytes(stored.added)
     plans = [f"{image.plan_digest}  {image.platform}" for image in stored.images]
     if stored.overlay:
-        print(f"  is         an overlay: it runs on vllm/vllm-openai:v{row.version}, not alone")
+        tell(f"  is         an overlay: it runs on vllm/vllm-openai:v{row.version}, not alone")
     for key, value in (
         ("plan", "\n             ".join(plans)),
         ("base", row.base),
@@ -127,25 +127,25 @@ def _show_held(stored: "StoredManifest") -> None:
         ("proof", proof + (", signed" if stored.signed else "")),
         ("adds", added),
     ):
-        print(f"  {key:<10} {value}")
+        tell(f"  {key:<10} {value}")
 
 
 def _show_verdicts(verdicts: list["RetentionDecision"]) -> None:
     for verdict in verdicts:
         word = "keep" if verdict.keep else "old"
-        print(f"{word:<13}{', '.join(verdict.stored.tags)}  ({verdict.reason})")
+        tell(f"{word:<13}{', '.join(verdict.stored.tags)}  ({verdict.reason})")
 
 
 def _show_removals(wanted: list["Removal"], done: "Pruned | None") -> None:
     """Print what a dry run would delete, or what was deleted, even if the run ended early."""
     if done is None:
         for removal in wanted:
-            print(f"{'would delete':<13}{removal}")
+            tell(f"{'would delete':<13}{removal}")
         return
     spared = {row.digest: f"  ({row.reason})" for row in done.spared}
     for removal in wanted:
         word = "deleted" if removal.digest in done.deleted else "left"
-        print(f"{word:<13}{removal}{spared.get(removal.digest, '')}")
+        tell(f"{word:<13}{removal}{spared.get(removal.digest, '')}")
     if done.deleted:
         console.say("  the registry frees the space when its garbage collection runs")
 
@@ -264,7 +264,7 @@ def distribute(
         print_json(done)
     _report(done)
     if not json:
-        print(f"{name}@{done.digest}")
+        tell(f"{name}@{done.digest}")
 
 
 def _report(done: "Deliveries") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from builder.cli.command import Group, command
-from builder.common.console import console, counted, print_json
+from builder.common.console import console, counted, print_json, tell
 from builder.common.hints import again
 from builder.common.options import Argument, Json, ModelFolders, Option
 from builder.serving.options import ModelName, RecipeOptions
@@ -41,7 +41,7 @@ def recipe(options: RecipeOptions, *, json: Json = False) -> None:
     elif options.explain and output.recipe is not None:
         print(explanation(output.recipe), end="")
     elif output.written:
-        print("\n".join(output.written))
+        tell("\n".join(output.written))
     else:
         _print_files(output.files)
     if output.recipe is not None and not options.ask:
@@ -53,7 +53,7 @@ def _print_files(files: Mapping[str, str]) -> None:
     first, *_ = files
     for name, text in files.items():
         if name != first:
-            print(f"# --- {name}")
+            tell(f"# --- {name}")
         print(text, end="")
     if len(files) > 1:
         console.say(f"{len(files)} files; -o {first} writes all of them to one folder")
@@ -117,9 +117,9 @@ def export(
         print_json(exported)
         return
     for recipe in exported.recipes:
-        print(f"{recipe.model:<24}{recipe.topology:<6}{recipe.profile:<12}{recipe.container}")
+        tell(f"{recipe.model:<24}{recipe.topology:<6}{recipe.profile:<12}{recipe.container}")
     what = counted(len(exported.recipes), "recipe")
-    print(f"{what} {'up to date' if check else 'written'} in {exported.directory}")
+    tell(f"{what} {'up to date' if check else 'written'} in {exported.directory}")
 
 
 @_models.sub("list", "spark-build models list")
@@ -132,7 +132,7 @@ def list_all(models: ModelFolders = (), *, json: Json = False) -> None:
         print_json(listed)
         return
     for row in listed.models:
-        print(f"{row.name:<24}{row.id}\n  {row.summary}")
+        tell(f"{row.name:<24}{row.id}\n  {row.summary}")
 
 
 @_models.sub(
@@ -150,15 +150,15 @@ def show(name: ModelName, models: ModelFolders = (), *, json: Json = False) -> N
     if json:
         print_json(shown)
         return
-    print(f"{shown.model.name}: {shown.model.summary}")
+    tell(f"{shown.model.name}: {shown.model.summary}")
     for field in fields(shown.model):
         value = getattr(shown.model, field.name)
         parts = value if isinstance(value, tuple) else (value,)
         for part in parts if field.name not in ("name", "summary") else ():
             if part is not None:
-                print("\n".join(_lines(field.encode_name, part)))
+                tell("\n".join(_lines(field.encode_name, part)))
     if shown.unknown:
-        print(f"\nunknown: {', '.join(shown.unknown)}")
+        tell(f"\nunknown: {', '.join(shown.unknown)}")
 
 
 @_models.sub(
@@ -200,7 +200,7 @@ def add(
     elif dry_run:
         print(added.text, end="")
     else:
-        print(added.file)
+        tell(str(added.file))
 
 
 def _lines(name: str, part: "Part") -> Iterator[str]:

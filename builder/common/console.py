@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import re
+import stat
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from builder.common.background import check_cancelled
@@ -38,8 +40,10 @@ _STYLED = f"({_STYLE})|{_CONTROL}"
 #: Data may be a source file or a patch: form feeds and carriage returns at line ends are kept.
 _DATA = rf"(\x0c|\r(?=\n))|{_CONTROL}"
 _STYLED_DATA = rf"({_STYLE}|\x0c|\r(?=\n))|{_CONTROL}"
-#: GitHub's runner ignores blanks before a command.
-_COMMAND = re.compile(r"^([^\S\n]*)(?=::|##\[)", re.MULTILINE)
+#: GitHub's runner ignores blanks before a command of today's form; one of the older form,
+#: ``##[error]``, may be anywhere in a line.
+_COMMAND = re.compile(r"^([^\S\n]*)(?=::)", re.MULTILINE)
+_OLD_COMMAND = "##["
 #: Variables that make typer colour its help without a terminal.
 _FORCED = ("CLICOLOR_FORCE", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 
@@ -68,11 +72,22 @@ def below(message: str) -> str:
 
 
 def no_commands(text: str) -> str:
-    """Text in which no line is a workflow command of GitHub Actions: ``| `` is before each.
+    """Text in which no line is a workflow command of GitHub Actions.
 
-    None of spark-build's own lines is one.
+    ``| `` is before each, and the older form has a blank in it.  None of spark-build's own lines
+    is one.
     """
-    return _COMMAND.sub(r"\1| ", text)
+    return _COMMAND.sub(r"\1| ", text).replace(_OLD_COMMAND, "## [")
+
+
+def one_line(text: str) -> str:
+    """Foreign text for a place where one line is expected."""
+    return " ".join(text.split())
+
+
+def tell(text: str = "") -> None:
+    """Print lines for people on stdout; no foreign text in them is a command of any kind."""
+    print(no_commands(plain(text, styled=True)))
 
 
 def _shown(match: re.Match[str]) -> str:
@@ -108,7 +123,7 @@ class Bar:
     """A progress counter; thread-safe."""
 
     def __init__(self, title: str, total: int | None, unit: Unit, *, whole: bool = False) -> None:
-        self.title, self.unit = plain(title), unit
+        self.title, self.unit = no_commands(one_line(plain(title))), unit
         #: whether it is a whole step or level: shown later, and only if no part is shown
         self.whole = whole
         #: the total; None if unknown
@@ -410,19 +425,31 @@ class _Watched(io.FileIO):
 
 
 class _Shown(io.TextIOWrapper):
-    """Stdout with control sequences escaped; in a workflow no line of it is a command."""
+    """Stdout with control sequences escaped; in a workflow no line of it is a command.
 
-    _within = False
+    A file is no log, so what goes to one is as it is.
+    """
+
+    #: in a workflow: the beginning of a line, which may become a command
+    _begun = ""
 
     def write(self, text: str, /) -> int:
         shown = plain_data(text, self)
-        if os.environ.get("GITHUB_ACTIONS"):
-            first, newline, rest = shown.partition("\n")
-            first = first if self._within else no_commands(first)
-            shown = first + newline + no_commands(rest)
-            self._within = not text.endswith("\n") and bool(text or self._within)
+        if os.environ.get("GITHUB_ACTIONS") and not self._is_file:
+            whole, newline, self._begun = (self._begun + shown).rpartition("\n")
+            shown = no_commands(whole + newline)
         super().write(shown)
         return len(text)
+
+    @cached_property
+    def _is_file(self) -> bool:
+        return stat.S_ISREG(os.fstat(self.fileno()).st_mode)
+
+    def flush(self) -> None:
+        begun, self._begun = self._begun, ""
+        if begun:
+            super().write(no_commands(begun))
+        super().flush()
 
 
 def watch() -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 from msgspec import Meta
 from msgspec.structs import replace
 
-from builder.common.console import console, counted
+from builder.common.console import console, counted, tell
 from builder.common.document import Count, Document, Part, Text
 from builder.common.hints import os_hint
 from builder.diagnose.entries import SEVERITIES, Engine, Severity, Sure, load_entries, load_entry
@@ -578,7 +578,7 @@ def check_entries(names: Sequence[str]) -> str:
     entries = entries_to_check(names)
     wrong = failed_examples(entries)
     for entry, example, why in wrong:
-        print(f"{entry}: {f'example {example}: ' if example else ''}{why}")
+        tell(f"{entry}: {f'example {example}: ' if example else ''}{why}")
     if wrong:
         raise SparkBuildError(
             f"{len(wrong)} examples of {len(entries)} entries fail",

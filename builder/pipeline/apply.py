@@ -12,7 +12,7 @@ from builder.applier.applying import refuse_half_undone
 from builder.applier.receipts import receipts_of
 from builder.applier.store import Store, unfinished
 from builder.applier.trees import DirTree
-from builder.common.console import console, counted, print_json
+from builder.common.console import console, counted, print_json, tell
 from builder.common.document import Document, Text
 from builder.common.plan import AppliedPlan
 from builder.common.reference import Ref
@@ -62,7 +62,7 @@ def apply_layers(directory: Path, options: PlanOptions, *, dry_run: bool, json: 
         print_json(AppliedPlan(**planned, directory=str(root), written=not dry_run))
         return
     word = "would be applied to" if dry_run else "applied to"
-    print(f"{counted(len(plan.needed), 'layer')} {word} {root}")
+    tell(f"{counted(len(plan.needed), 'layer')} {word} {root}")
     if plan.serve_flags:
         console.say(f"start vLLM with: {' '.join(plan.serve_flags)}")
 

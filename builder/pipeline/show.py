@@ -12,7 +12,7 @@ from builder.applier.states import (
     NEEDS_REBUILD,
     NOT_APPLICABLE,
 )
-from builder.common.console import console, counted
+from builder.common.console import console, counted, tell
 from builder.common.plan import PinnedPull, read_pin
 from builder.probes.dispatch_expect import describe
 
@@ -394,10 +394,10 @@ def print_pulls(rows: Sequence[PinnedPull]) -> None:
     """Print pins as text."""
     for row in rows:
         pin, today = row.pinned, row.today
-        print(f"\n  pull {pin.request}: {state_of(pin)}")
-        print(f"    pinned     {pin.commit}, {pin.date}")
-        print(f"    diff       sha256 {pin.sha256}, {pin.size} bytes")
+        tell(f"\n  pull {pin.request}: {state_of(pin)}")
+        tell(f"    pinned     {pin.commit}, {pin.date}")
+        tell(f"    diff       sha256 {pin.sha256}, {pin.size} bytes")
         if today is None:
             continue
         head = "as pinned" if today.commit == pin.commit else f"moved to {today.commit}"
-        print(f"    today      {state_of(today)}, {head}")
+        tell(f"    today      {state_of(today)}, {head}")

@@ -35,3 +35,15 @@ def test_stdout_in_a_workflow(tmp_path: Path, workflow: str, shown: str) -> None
              "GITHUB_ACTIONS": workflow}, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout == f"{shown}\n{shown}x\na::b\n"
+
+
+def test_what_goes_to_a_file_is_as_it_is(tmp_path: Path) -> None:
+    """A redirected script or patch is no log; ``${x##[0-9]}`` is the shell's."""
+    script = f"from builder.common import console; console.watch(); print({COMMANDS!r})"
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run(
+            [sys.executable, "-c", script], stdout=out, check=True,
+            env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.environ["PATH"],
+                 "GITHUB_ACTIONS": "true"}, cwd=tmp_path,
+        )  # fmt: skip
+    assert (tmp_path / "out").read_text() == f"{COMMANDS}\n"
