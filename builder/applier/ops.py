@@ -446,7 +446,10 @@ class Ops:
             about = self.view.read(f"{package}/companion.json")
             if not package.startswith(EXTENSION_WHEELS) or about is None:
                 continue
-            both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
+            try:
+                both = {row["name"] for row in json.loads(about)["operators"]} & set(operators)
+            except (ValueError, LookupError, TypeError, RecursionError):
+                return [], f"{package}/companion.json in the base is damaged"
             if not both:
                 continue
             owners = {r.layer for r in self.receipts if f"{dist.info_dir}/RECORD" in r.files}

@@ -141,7 +141,7 @@ class Journal:
         """Refuse folders of ours that are links or files: they would lead elsewhere.
 
         Raises:
-            ApplyError: one is.
+            ApplyError: one of them is a link or a file.
         """
         for path in (self.state, *(self.state / name for name in ("backup", "stage", "receipts"))):
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
@@ -155,7 +155,7 @@ class Journal:
         """Refuse to write below a folder that is a link out of the directory.
 
         Raises:
-            ApplyError: a path is below one.
+            ApplyError: a path is below such a link.
         """
         top = os.path.realpath(self.root)
         for folder in sorted({path.rpartition("/")[0] for path in paths}):
@@ -402,7 +402,7 @@ def refuse_unfinished_revert(root: Path) -> None:
     """Refuse a directory in which a revert was interrupted: some files are as before a layer.
 
     Raises:
-        ApplyError: it is one.
+        ApplyError: a revert was interrupted there.
     """
     if unfinished(root) == "revert":
         raise ApplyError(

@@ -116,7 +116,7 @@ def hub_checkpoint(
             raise _failed(name, f"no answer in {_DOWNLOAD:.0f} s") from None
     try:
         reply = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise _failed(name, last) from None
     if error := reply.get("error"):

@@ -195,7 +195,7 @@ def verifier_document(output: str, status: int) -> VerifierDocument:
     """
     try:
         document = json.loads(output)
-    except ValueError:
+    except (ValueError, RecursionError):
         tail = " | ".join(output.strip().splitlines()[-3:])
         words = f"the verifier exited with {status} and no document: {tail}"
         raise NoGpu(words) from None

@@ -439,7 +439,7 @@ def ask_in_container(
                 program=program,
             )
         result = json.loads(output)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SandboxUnavailable(f"the probe gave no result in the container: {error}") from None
     finally:
         client.close()

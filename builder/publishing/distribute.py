@@ -262,6 +262,9 @@ class Tunnel:
         raise self._node.failed(status, "".join(self._said))
 
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
 def _parse_survey(output: str) -> NodeFacts:
     layers: set[str] = set()
     architecture, free = "", 0
@@ -269,9 +272,9 @@ def _parse_survey(output: str) -> NodeFacts:
         word, _, rest = line.partition(" ")
         if word == "arch":
             architecture = rest
-        elif word == "free" and rest.isdigit():
+        elif word == "free" and _NUMBER.fullmatch(rest):
             free = int(rest) * 1024
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value: object = json.loads(line)
             layers.update(_strings(value))
     return NodeFacts(architecture=architecture, layers=frozenset(layers), free=free)

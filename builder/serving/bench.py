@@ -125,7 +125,7 @@ def read_bench(path: Path) -> Bench:
         return read(msgspec.json.decode(read_regular(path, DOCUMENT)), Bench)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"is not a bench: {reason(error)}"
     raise UsageError(f"--against {path} {problem} (-o writes one)", hint="leave --against out")
 

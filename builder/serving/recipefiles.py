@@ -358,7 +358,7 @@ def images_of(tags: Path, vllm: str) -> dict[str, str]:
         listing = read(json.loads(read_regular(tags, DOCUMENT)), Listing)
     except OSError as error:
         raise UsageError(f"cannot read {tags}: {error.strerror}", hint=hint) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{tags} is not what `tags --json` prints: {error}", hint=hint) from None
     images: dict[str, str] = {}
     for row in listing.images:  # the newest first
