@@ -47,13 +47,12 @@ def _refuse_unfinished(root: Path) -> None:
     what = unfinished(root)
     if not what:
         return
-    revert = f"spark-build revert {shlex.quote(str(root))}"
-    again = f"{revert} rolls it back" if what == "apply" else f"{revert} completes it"
+    which, does = ("an apply", "rolls it back") if what == "apply" else ("a revert", "completes it")
     raise SparkBuildError(
-        f"{root}: {'an apply' if what == 'apply' else 'a revert'} was interrupted, or still runs, "
-        "so its files are neither as before nor as after",
+        f"{root}: {which} was interrupted, or still runs, so its files are neither as before nor "
+        f"as after; revert {does}",
         Exit.DRIFT,
-        hint=f"{again}; then run the same command again",
+        hint=f"spark-build revert {shlex.quote(str(root))}",
     )
 
 
