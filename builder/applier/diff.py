@@ -20,9 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+#: Characters of a line that a message shows.
+_SHOWN = 300
+
+
 def first_line(text: str) -> str:
     """The first non-empty line of ``text``, for messages."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return next((shown(line.strip()) for line in text.splitlines() if line.strip()), "")
+
+
+def shown(line: str) -> str:
+    """A line for a message: a long one is cut."""
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
 def lines_of(text: str) -> list[str]:
@@ -59,7 +68,7 @@ def nearest_place(text: str, old: str) -> str:
         return ""
     for number, (there, line) in enumerate(zip(lines[best:], wanted, strict=False), best + 1):
         if there != line:
-            return f"{line!r} not found; nearest is line {number}: {there}"
+            return f"{shown(line)!r} not found; nearest is line {number}: {shown(there)}"
     return ""
 
 
@@ -79,7 +88,7 @@ def nearest_line(text: str, wanted: str) -> str:
     short = [(n, line.strip()) for n, line in enumerate(lines, 1) if len(line) <= _LONG]
     numbered = {line: n for n, line in reversed(short)}
     close = difflib.get_close_matches(wanted, list(numbered), n=1, cutoff=0.5)
-    return f"{numbered[close[0]]}: {close[0]}" if close else ""
+    return f"{numbered[close[0]]}: {shown(close[0])}" if close else ""
 
 
 # ------------------------------------------------------------------------------------ reading diffs
@@ -369,7 +378,7 @@ def _not_found(text: str, hunk: Hunk) -> str:
         return place
     wanted = next((line for line in hunk.old or hunk.new if line.strip()), "").strip()
     near = nearest_line(text, wanted)
-    return f"{wanted!r} not found" + (f"; nearest is line {near}" if near else "")
+    return f"{shown(wanted)!r} not found" + (f"; nearest is line {near}" if near else "")
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> tuple[str, str, list[str]]:

@@ -87,6 +87,8 @@ def _shown(name: str, value: str | None) -> str:
 # ---------------------------------------------------------------------------------------- a variant
 
 
+#: Ops that a message names.
+_LISTED = 5
 _TEXT_OPS = ("replace", "diff", "graft", "copy", "hook")
 
 
@@ -166,10 +168,16 @@ def _unless_merged(layer: Layer, outcome: Outcome, packages: Mapping[str, str]) 
     return Outcome(layer.name, UPSTREAM, merged.reason, since=merged.since)
 
 
+def _some(texts: Sequence[str]) -> str:
+    """The first of some texts, and how many more there are."""
+    more = len(texts) - _LISTED
+    return ", ".join(texts[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _half_there(outcome: Outcome, texts: Mapping[str, list[str]]) -> Outcome:
     outcome.state, outcome.changes = DRIFT, {}
     outcome.reason = (
-        f"partly applied: {', '.join(texts[POST])} already in the base, {', '.join(texts[PRE])} not"
+        f"partly applied: {_some(texts[POST])} already in the base, {_some(texts[PRE])} not"
     )
     return outcome
 

@@ -104,6 +104,8 @@ def all_match(when: Mapping[str, str], packages: Mapping[str, str]) -> bool:
 
 #: C0, DEL and C1 control characters, and half characters, which no file name in UTF-8 has.
 _UNUSABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: The folder with what reverts a change, which no layer writes.
+_OURS = ".spark-build"
 #: Linux's limits, in bytes: of a name, and of a path, with room for the folder above.
 _NAME, _PATH = 255, 3000
 
@@ -122,6 +124,8 @@ def path_problem(path: str) -> str:
         return "has an empty name: it is empty, absolute, or has two slashes or one at its end"
     if "." in names or ".." in names:
         return "has a name '.' or '..'"
+    if names[0] == _OURS:
+        return "is in spark-build's own folder"
     if len(path.encode()) > _PATH or any(len(name.encode()) > _NAME for name in names):
         return "is too long"
     return ""

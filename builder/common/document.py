@@ -115,9 +115,20 @@ def load_toml(path: Path) -> dict[str, Any]:
         if line.count(".") > _DOTS and len(_DOT.findall(line)) > _DOTS:
             raise ValueError(f"line {number} has more than {_DOTS} dots")
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        _refuse_large_numbers(table)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    return table
+
+
+def _refuse_large_numbers(value: object) -> None:
+    """Refuse numbers that TOML does not have; one of 5,000 digits could not even be printed."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a number has more than 64 bits")
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        _refuse_large_numbers(item)
 
 
 def json_schema(name: str, title: str, *forms: type[Part]) -> dict[str, Any]:
