@@ -379,8 +379,10 @@ def _literal(text: str) -> str:
 #: Bytes of a file of a mod, of all of them, and of its zip; patches and Python files are far
 #: smaller.  Larger files are left out, because no op holds one.
 _LARGEST, _MOST_BYTES = 16 << 20, 64 << 20
-#: Files of a mod.
-_MOST_FILES = 2000
+#: Files of a mod, and bytes of its script; real ones have some kilobytes.
+_MOST_FILES, _MOST_SCRIPT = 2000, 256 << 10
+#: Commands that a message names.
+_NAMED = 20
 #: A file of a zip of more than this many bytes must not shrink to less than a hundredth.
 _LARGE, _MOST_RATIO = 1 << 20, 100
 #: How a file begins in the list of a zip.
@@ -421,6 +423,8 @@ def mod_files(path: Path) -> dict[str, bytes]:
     files = _in_folder(path) if path.is_dir() else _in_zip(path)
     if "run.sh" not in files:
         raise UsageError(f"{path} is not a mod: it has no run.sh")
+    if len(files["run.sh"]) > _MOST_SCRIPT:
+        raise UsageError(f"{path}: run.sh has more than {_MOST_SCRIPT >> 10} KiB")
     return files
 
 
@@ -512,6 +516,8 @@ class _Mod:
     def __init__(self, name: str, files: Mapping[str, bytes], package: str) -> None:
         self.name, self.files, self.package = name, files, package
         self.ops = ModOps()
+        #: the ops so far, each as JSON
+        self._added: set[str] = set()
 
     def command(self, command: Command) -> None:
         if command.exports:
@@ -537,7 +543,9 @@ class _Mod:
         if command.inside:
             comments.append(f"the mod does this only inside {', '.join(command.inside)}")
         op = DraftOp(keys=dict(keys), comments=(", ".join(comments),))
-        if all(op.keys != other.keys for other in self.ops.ops):
+        known = json.dumps(op.keys, sort_keys=True)
+        if known not in self._added:
+            self._added.add(known)
             self.ops.ops.append(op)
 
     # -- one method for each command
@@ -845,9 +853,11 @@ def from_mod(name: str, path: Path, reading: Reading) -> Draft:
     mod = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
     tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in mod.ops]
     if not mod.ops:
+        left = len(mod.unconverted) - _NAMED
+        more = [f"and {left} more"] if left > 0 else []
         raise UsageError(
             f"nothing in {path} can be converted; start from an example instead:\n  "
-            + "\n  ".join(mod.unconverted),
+            + "\n  ".join([*mod.unconverted[:_NAMED], *more]),
             hint="spark-build layers new NAME",
         )
     guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
