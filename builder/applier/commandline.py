@@ -83,6 +83,7 @@ def _read_bundle(path: str | None) -> _Bundle:
         raise ApplyError("no layers named", EXIT_USAGE, "--layers layers.json")
     try:
         raw = json.loads(read_regular(path, _BUNDLE_BYTES))
+        json.dumps(raw, ensure_ascii=False).encode()  # half characters are in no file
     except (OSError, ValueError, RecursionError) as error:
         raise ApplyError(f"{path} cannot be read: {error}", EXIT_USAGE) from None
     bundle: _Bundle = read_value(_Bundle, raw, path)

@@ -289,6 +289,8 @@ def read_op(raw: object, where: str) -> Op:
         checked_path(getattr(op, name), f"{where}: op {kind}")
     if isinstance(op, Env) and not _VARIABLE.fullmatch(op.name):
         raise ApplyError(f"{where}: op env: {op.name!r:.100} is no name of a variable", EXIT_USAGE)
+    if isinstance(op, Env) and "\0" in op.value:  # every start of Python would print an error
+        raise ApplyError(f"{where}: op env: the value of {op.name} has a zero byte", EXIT_USAGE)
     return op
 
 
@@ -433,7 +435,10 @@ class Layer:
             ApplyError: something is missing or of another type, or a kind of op is not known.
         """
         name = rendered.get("name") if isinstance(rendered, Mapping) else rendered
-        layer: Layer = replace(read_value(cls, rendered, f"layer {name}"), rendered=rendered)
+        where = f"layer {name!s:.100}"
+        layer: Layer = replace(read_value(cls, rendered, where), rendered=rendered)
+        if "/" in checked_path(layer.name, where):  # its receipt has this name
+            raise ApplyError(f"{where}: its name has a slash", EXIT_USAGE)
         return layer
 
     @cached_property

@@ -27,9 +27,21 @@ class ApplyError(Exception):
         self.hint = hint
 
 
+#: Characters that move the cursor, clear, recolour or reorder, without tab and line feed.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_COMMAND = re.compile(r"^([^\S\n]*)(?=::)", re.MULTILINE)
+
+
 def say(message: str) -> None:
-    """Print a message on stderr; stdout is for data."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a message on stderr; stdout is for data.
+
+    Foreign text in it commands neither a terminal nor a runner of GitHub Actions.
+    """
+    shown = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", message)
+    shown = _COMMAND.sub(r"\1| ", shown).replace("##[", "## [")
+    print(shown, file=sys.stderr, flush=True)
 
 
 # ------------------------------------------------------------------------------------------ digests
