@@ -19,7 +19,7 @@ from builder.errors import UsageError
 
 #: Size limits of a diff, in bytes and lines, and of one line.  Memory is some 200 bytes a line, and
 #: several times the bytes.
-MAX_DIFF, MAX_LINES, MAX_LINE = 64 << 20, 1_000_000, 1 << 20
+MAX_DIFF, MAX_LINES, MAX_LINE = 64 << 20, 1_000_000, 16 << 20
 #: Modes as git writes them: an ordinary file, a link, a submodule.
 _LINK, _SUBMODULE = "120000", "160000"
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")

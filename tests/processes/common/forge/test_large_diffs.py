@@ -20,6 +20,7 @@ lines = MAX_LINES - 10
 data = {
     "lines": lambda: head + b"@@ -0,0 +1,%%d @@\\n" %% lines + (b"+" + b"x" * 50 + b"\\n") * lines,
     "line": lambda: head + b"@@ -0,0 +1 @@\\n+" + b"x" * (63 << 20) + b"\\n",
+    "long": lambda: head + b"@@ -0,0 +1 @@\\n+" + b"x" * (15 << 20) + b"\\n",
     "empty": lambda: b"\\n" * (60 << 20),
     "huge": lambda: b"x" * (300 << 20),
 }[sys.argv[1]]()
@@ -36,7 +37,8 @@ except UsageError as error:
     ("kind", "answer"),
     [
         ("lines", "1"),
-        ("line", "1"),
+        ("line", "line 6 of the diff has more than 16 MiB"),
+        ("long", "1"),
         ("empty", "the diff has 60 MiB and 62914560 lines; the limits are 64 MiB"),
         ("huge", "the diff has 300 MiB and 0 lines; the limits are 64 MiB"),
     ],
