@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 0cce47bedf730410ed0e7eb0036ef4c262898e1b778ea451f9023724b1bcc7a5
+#   sha256 1d5da3a95db03ee8054185fa8b0797f24eb5bb5240e6030b30d8498cb50dbd8f
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py
