@@ -76,10 +76,7 @@ def lint(
     texts = [(str(path), read_file(path)) for path in files]
     linter = Linter(release=release, image=image, ask=preflight if ask else None)
     report = linted(texts, linter, Models.discover(models))
-    for name in report.skipped:
-        console.say(f"note: {name} has no serve command")
-    for name in report.cut:
-        console.warn(f"{name} has more findings than are listed")
+    _say(report)
     if sarif:
         print(dumps(as_sarif(report), indent=2))
     elif json:
@@ -89,11 +86,21 @@ def lint(
         if not ask:
             command = again("--ask")
             console.say(f"note: only the release's source was read; to ask it: {command}")
-    serious = [one for one in report.findings if strict or one.severity == "error"]
+    failing = ("error", "warning") if strict else ("error",)
+    serious = [one for one in report.findings if one.severity in failing]
     if serious or report.cut:
         raise SparkBuildError(
             f"{counted(len(serious), 'serve setting')} to change", Exit.VERIFY_FAILED, _fix(serious)
         )
+
+
+def _say(report: "LintReport") -> None:
+    for name in report.skipped:
+        console.say(f"note: {name} has no serve command")
+    for text in report.notes:
+        console.say(f"note: {text}")
+    for name in report.cut:
+        console.warn(f"{name} has more findings than are listed")
 
 
 def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
@@ -102,7 +109,7 @@ def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
     Raises:
         UsageError: files to lint or another output format are given too.
     """
-    from builder.serving.lint import RULES, RuleList
+    from builder.serving.lintrules import RULES, RuleList
 
     if files:
         raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
@@ -112,7 +119,10 @@ def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
         print_json(RuleList(rules=tuple(RULES.values())))
         return
     for rule in RULES.values():
-        print(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
+        print(f"{rule.id:<21}{rule.severity:<9}{rule.summary}\n  {'':<28}({rule.source})")
+        ends = dict.fromkeys(filter(None, (rule.first, rule.last)))
+        releases = rule.vllm or "every release"
+        print(f"  {'':<28}{releases}: {'; '.join(ends) or 'nothing shows where it ends'}")
 
 
 def _fix(findings: Sequence["Finding"]) -> str:
