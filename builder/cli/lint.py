@@ -74,8 +74,9 @@ def lint(
     if not files:
         raise UsageError("no file to lint (- is standard input)", hint=again("FILE"))
     texts = [(str(path), read_file(path)) for path in files]
-    linter = Linter(release=release, image=image, ask=preflight if ask else None)
-    report = linted(texts, linter, Models.discover(models))
+    known = Models.discover(models)
+    linter = Linter(release=release, image=image, ask=preflight if ask else None, models=known)
+    report = linted(texts, linter, known)
     _say(report)
     if sarif:
         print(dumps(as_sarif(report), indent=2))
@@ -140,7 +141,8 @@ def _print(report: "LintReport") -> None:
             print(f"    {one.help}")
     for answer in report.asked:
         left = "".join(f"; not asked: {words}" for words in answer.left_out)
-        print(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{left}")
+        asked = f", with the configuration of {answer.configuration}" * bool(answer.configuration)
+        print(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{asked}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""
     print(

@@ -29,6 +29,7 @@ from builder.serving.commands import (
     open_quotes,
     read_commands,
 )
+from builder.serving.configurations import name_of
 from builder.serving.knownimages import NEWEST, KnownImage, known_image, release_in_tag
 from builder.serving.lintrules import OF_THE_RELEASE, RULES, Severity
 from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
@@ -79,6 +80,9 @@ class AskedCommand(Part, frozen=True, kw_only=True):
     line: Annotated[int, Meta(ge=0)]
     vllm: Text
     answer: Literal["starts", "refused", "settings accepted", "not run"]
+    configuration: Annotated[
+        str, Meta(description="of another checkpoint, or a known one's; absent: the command's own")
+    ] = ""
     left_out: Annotated[tuple[str, ...], Meta(description="what it was not asked, and why")] = ()
 
 
@@ -167,7 +171,7 @@ class Checked:
     ) -> Checked:
         """Read a command as the release does."""
         flags = tuple(command.flags(interface))
-        model = models.get(command.model)
+        model = models.get(command.model) or _in_folder(command.model, models)
         return cls(
             command=command, interface=interface, flags=flags, model=model, profile=profile,
             machine=machine, exact=exact,
@@ -242,6 +246,14 @@ class Checked:
         what = f"the image is {fork}" if fork else "what it runs in is not known"
         message = f"{finding.message.partition('; did you mean')[0]}; {what}, which may differ"
         return msgspec.structs.replace(finding, severity="note", message=message)
+
+
+def _in_folder(model: str, models: Mapping[str, Model]) -> Model | None:
+    """The known model of a local folder with its name; None where several have that name."""
+    if not model.startswith(("/", ".", "~")):
+        return None
+    named = [one for id_, one in models.items() if name_of(id_) == name_of(model)]
+    return named[0] if len(named) == 1 else None
 
 
 def check(checked: Checked) -> Iterator[Finding]:
@@ -587,6 +599,8 @@ class Linter:
     image: str | None = None
     #: answers for a release's own code; None: only its source is read
     ask: Ask | None = None
+    #: whose configurations stand in; None: ours
+    models: Models | None = None
     _interfaces: dict[tuple[str, str], ServeInterface] = field(default_factory=dict)
 
     def asked(self, checked: Checked) -> Asked:
@@ -607,9 +621,10 @@ class Linter:
             flags=tuple(_groups(checked.command.words)), variables=variables,
         )  # fmt: skip
         try:
-            return ask_release(question, checked.model, self.ask)
+            return ask_release(question, checked.model, self.ask, self.models)
         except NotServed:  # its mod changes nothing there
-            return ask_release(replace(question, layers=()), checked.model, self.ask)
+            plain = replace(question, layers=())
+            return ask_release(plain, checked.model, self.ask, self.models)
 
     def interface(self, command: ServeCommand) -> ServeInterface:
         """The interface of a command's release.
@@ -840,20 +855,23 @@ def _refused(checked: Checked, asked: Asked) -> Iterator[Finding]:
         words = shortened(" ".join(one.flag)) or "this"
         message = f"vLLM {release} refuses {words}: {one.sentence}"
         message += f" ({one.where})" if one.where else ""
+        message += "" if one.sure else f"; asked with the configuration of {asked.configuration}"
+        severity: Severity | None = None if one.sure else "note"
         starts = asked.answer is not None and asked.answer.starts == "yes"
         advice = f"it starts without {one.flag[0]}" if one.flag and starts and asked.own else ""
-        yield checked.finding("refused", line or variable or command.line, message, advice)
+        at = line or variable or command.line
+        yield checked.finding("refused", at, message, advice, severity)
     answer = asked.answer
-    if answer is None or not asked.own or answer.starts != "yes":
+    if answer is None or not (asked.own or asked.configuration) or answer.starts != "yes":
         return
+    severity = None if asked.own else "note"
     for trouble in answer.troubles:
-        yield checked.finding(
-            "kernel-trouble", command.line, f"{trouble.kernel}: {trouble.text}", trouble.source
-        )
+        text = f"{trouble.kernel}: {trouble.text}"
+        yield checked.finding("kernel-trouble", command.line, text, trouble.source, severity)
     if answer.memory is not None and answer.memory.cache_bytes < 0:
         over = -answer.memory.cache_bytes / GIB
         message = f"{over:.1f} GiB more than {answer.memory.fraction:.2f} of a GB10's memory"
-        yield checked.finding("does-not-fit", command.line, message)
+        yield checked.finding("does-not-fit", command.line, message, severity=severity)
 
 
 def _shown(checked: Checked, asked: Asked) -> AskedCommand:
@@ -861,13 +879,14 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
     words = [w.text for w in checked.command.words if UNKNOWN in w.text]
     unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
     answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
-    if asked.refused:
+    built = asked.own or bool(asked.configuration)
+    if any(one.sure for one in asked.refused):
         answer = "refused"
     elif asked.parsed:
-        answer = "starts" if asked.own and asked.starts else "settings accepted"
+        answer = "starts" if built and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, left_out=(*asked.left_out, *unknown),
+        answer=answer, configuration=asked.configuration, left_out=(*asked.left_out, *unknown),
     )  # fmt: skip
 
 
