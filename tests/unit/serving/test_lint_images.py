@@ -106,6 +106,23 @@ def test_on_a_release_the_same_is_an_error() -> None:
     assert (finding.rule, finding.severity) == ("b12x-name", "warning")
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "help_"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "moe", "--moe-backend flashinfer_b12x"),
+        ("openai/gpt-oss-120b", "moe", "leave it out"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "moe", "leave it out"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "linear", "leave it out"),
+        ("me/other", "moe", "leave it out"),
+    ],
+)
+def test_the_other_b12x_is_advised_only_where_it_starts(model: str, name: str, help_: str) -> None:
+    """FlashInfer's kernels of this name are for NVFP4: MXFP4 experts are refused."""
+    (finding,) = found(f"vllm serve {model} --{name}-backend b12x", release="0.33.0")
+    assert finding.rule == "b12x-name"
+    assert finding.help.startswith(help_)
+
+
 def test_a_mod_may_add_anything() -> None:
     recipe = """\
 recipe_version: "1"
