@@ -87,6 +87,8 @@ class ServeCommand:
     entrypoint: str | None = None
     #: whether the image's own entrypoint already serves, and the command says it again
     again: bool = False
+    #: whether the image's own entrypoint does not serve, and the command does not say it
+    bare: bool = False
     #: words that a missing backslash cuts off
     lost: tuple[Word, ...] = ()
     #: what starts the container, and sets variables of the network itself
@@ -208,7 +210,8 @@ def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> li
     """
     texts = [word.text.rpartition("/")[2] for word in words]
     for at, text in enumerate(texts):
-        if text == "vllm" and texts[at + 1 : at + 2] == ["serve"]:
+        program = text in ("vllm", "vllm.entrypoints.cli.main")
+        if program and texts[at + 1 : at + 2] == ["serve"]:
             return list(words[at + 2 :])
         if text.endswith("vllm.entrypoints.openai.api_server"):
             return list(words[at + 1 :])
@@ -220,7 +223,8 @@ def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> li
     if texts[:1] == ["serve"] and any(text.startswith("--") for text in texts):
         return list(words[1:])  # the entrypoint of an image that is not official
     known = known_image(image)
-    serves = known.serves if known else _is_served(words, image)
+    guessed = known is None or bool(known.keeps)  # NVIDIA's runs the words as they are
+    serves = _is_served(words, image) if guessed else bool(known and known.serves)
     return list(words) if serves and words else None
 
 
@@ -338,7 +342,13 @@ def _read(file: _File, kind: Kind, text: str) -> Iterator[ServeCommand]:
         return _dockerfile(file, text)
     if kind == "yaml":
         return _yaml(file, text)
+    if file.name.lower().endswith(".service"):
+        text = _UNIT.sub(lambda match: "export " if match[1] else "", text)
     return _script(file, text, 1)
+
+
+#: Lines of a unit of systemd that run a program or set variables, and what a shell has for them.
+_UNIT = re.compile(r"^(?:ExecStart=[-@:+!|]*|(Environment=))", re.MULTILINE)
 
 
 def _kind(name: str) -> Kind:
@@ -549,8 +559,18 @@ def _of_words(
     if program == _LAUNCHER:
         yield from _launched(file, words, depth)
         return
+    inside = program in _CONTAINER_TOOLS and "exec" in texts
     if program in (*_CONTAINER_TOOLS, "ssh"):  # the command runs elsewhere
-        own = list(_of_exec(words)) if "exec" in texts else []
+        own = list(_of_exec(words)) if inside else []
+    for one in _of_program(file, words, own, depth):
+        yield replace(one, launcher=program) if inside and not one.launcher else one
+
+
+def _of_program(
+    file: _File, words: Sequence[Word], own: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
+    """The serve commands of a program that runs another one."""
+    program = words[0].text.rpartition("/")[2]
     remote = _remote(words) if program == "ssh" else None
     script = (remote,) if remote is not None else _scripts_in(words)
     if script:
@@ -565,6 +585,9 @@ def _of_words(
 
 #: The script of spark-vllm-docker that starts containers on each node, and its default image.
 _LAUNCHER, _LAUNCHERS_IMAGE = "launch-cluster.sh", "vllm-node"
+#: What sets the variables of the network itself.
+LAUNCHERS = (_LAUNCHER, "recipe")
+_LAUNCHER_ACTIONS = ("exec", "start", "status", "stop")
 _LAUNCHER_SWITCHES = frozenset(
     ("--solo", "-d", "--daemon", "--no-ray", "--check-config", "--non-privileged", "--earlyoom",
      "--no-cache-dirs", "--dry-run")
@@ -581,7 +604,8 @@ def _launched(file: _File, words: Sequence[Word], depth: int) -> Iterator[ServeC
         if not word.text.startswith("-"):
             break
         name, equals, value = word.text.partition("=")
-        if name in _LAUNCHER_SWITCHES:
+        alone = not equals and bool(rest) and rest[0].text in _LAUNCHER_ACTIONS
+        if name in _LAUNCHER_SWITCHES or alone:
             continue
         given = Word(value, word.line) if equals else rest.popleft() if rest else Word("", 0)
         if name in ("-t", "--image"):
@@ -637,10 +661,12 @@ def _in_container(
     served = None if scripts else serve_words(words, entrypoint, image.text)
     if served is not None:
         line = words[0].line if words else image.line
-        again = entrypoint is None and bool(known and known.serves) and len(served) < len(words)
+        said = len(served) < len(words)
+        again = entrypoint is None and bool(known and known.serves) and said
+        bare = entrypoint is None and bool(known and known.keeps) and not said
         yield file.command(
             served, env, line=line, image=image.text, image_line=image.line,
-            entrypoint=entrypoint, again=again,
+            entrypoint=entrypoint, again=again, bare=bare,
         )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from builder.layers.catalog import Catalog
 from builder.layers.shell import UNKNOWN
 from builder.serving.asked import Question, ask_release
 from builder.serving.commands import (
+    LAUNCHERS,
     GivenVariable,
     ServeCommand,
     Word,
@@ -242,10 +243,11 @@ class Checked:
             finding = msgspec.structs.replace(finding, severity="note")
         if self.exact or finding.rule not in OF_THE_RELEASE:
             return finding
-        fork = self.image.fork if self.image else ""
-        what = f"the image is {fork}" if fork else "what it runs in is not known"
+        known = self.image
+        what = f"the image is {known.fork or known.name}" if known else "its image is not known"
+        what += ", changed by mods" if self.command.mods else ""
         message = f"{finding.message.partition('; did you mean')[0]}; {what}, which may differ"
-        return msgspec.structs.replace(finding, severity="note", message=message)
+        return msgspec.structs.replace(finding, severity="note", message=message, help="")
 
 
 def _in_folder(model: str, models: Mapping[str, Model]) -> Model | None:
@@ -274,7 +276,9 @@ def _flags(checked: Checked) -> Iterator[Finding]:
             yield checked.finding("quantization-name", flag.line, message, "leave it out")
         elif why and not _is_added_key(checked, why):
             rule = "bad-value" if known is not None else "unknown-flag"
-            yield checked.finding(rule, flag.line, why)
+            bare = (flag.value or "").startswith("{") and '"' not in (flag.value or "")
+            advice = f"the shell took its quotes: {flag.name} '{{...}}'" if bare else ""
+            yield checked.finding(rule, flag.line, why, advice)
 
 
 def _is_added(checked: Checked, flag: GivenFlag) -> bool:
@@ -307,7 +311,7 @@ def _parsers(checked: Checked) -> Iterator[Finding]:
         if flag is None or checked.last(plugin):
             continue
         if not message:
-            yield from _other_parser(checked, name, flag)
+            yield from _other_parser(checked, name, flag) if name == REASONING_FLAG else ()
             continue
         choices = [c for m in [checked.model] if m for c in (*m.reasoning_parsers, *m.tool_parsers)]
         plugged = next((c.plugin for c in choices if c.name == value and c.plugin), "")
@@ -322,9 +326,9 @@ def _other_parser(checked: Checked, name: str, flag: GivenFlag) -> Iterator[Find
     model, value = checked.model, checked.value(name)
     if model is None or not value:
         return
-    choices = model.reasoning_parsers if name == REASONING_FLAG else model.tool_parsers
-    usual = [one.name for one in choices if one.name in checked.interface.parsers(name)]
-    if usual and value not in {one.name for one in choices}:
+    choices = {one.name for one in model.reasoning_parsers}
+    usual = sorted(choices & {*checked.interface.parsers(name)})
+    if usual and value not in choices:
         message = f"{model.name} is not known to be served with {name} {value}"
         yield checked.finding("other-parser", flag.line, message, f"{name} {usual[0]}")
 
@@ -475,7 +479,7 @@ def _cluster(checked: Checked) -> Iterator[Finding]:
         rule = "no-ray" if official else "ray-needed"
         yield checked.finding(rule, executor.line, message, advice)
     env = {one.name: one for one in checked.command.env}
-    launched = checked.command.launcher  # it sets both
+    launched = checked.command.launcher in LAUNCHERS  # they set both
     if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env and not launched:
         one = env["NCCL_SOCKET_IFNAME"]
         value = "INTERFACE" if UNKNOWN in one.value else one.value
@@ -519,6 +523,9 @@ def _container(checked: Checked) -> Iterator[Finding]:
         yield checked.finding(
             "entrypoint-twice", command.line, message, "leave out vllm serve, or set the entrypoint"
         )
+    if command.bare:
+        message = f"{command.image} runs its words as a command, and these begin with no program"
+        yield checked.finding("entrypoint-no-server", command.line, message, "vllm serve first")
     if image is None:
         return
     own = command.entrypoint is None or _OWN_ENTRYPOINT in command.entrypoint

@@ -67,8 +67,8 @@ class FakeLinter(Linter):
         variables: dict[str, tuple[str, ...]] = dict.fromkeys(names, ())
         variables["VLLM_CHOICE"] = ("a", "b")
         return ServeInterface(
-            vllm=vllm, flags=FLAGS, variables=variables, reasoning_parsers=("nemotron_v3",),
-            tool_parsers=("qwen3_coder", "hermes"),
+            vllm=vllm, flags=FLAGS, variables=variables, reasoning_parsers=("nemotron_v3", "qwen3"),
+            tool_parsers=("qwen3_coder",),
         )  # fmt: skip
 
 
@@ -111,7 +111,9 @@ def found(text: str, release: str = "0.33.0", name: str = "x.sh") -> list[Findin
         ("entrypoint-bypassed",
          "docker run --entrypoint vllm nvcr.io/nvidia/vllm:26.08-py3 serve m --port 1", "0.27.1"),
         ("driver", "docker run vllm-node-mxfp4 vllm serve m --port 1", "0.33.0"),
-        ("other-parser", f"vllm serve {SUPER} --tool-call-parser hermes", "0.33.0"),
+        ("other-parser", f"vllm serve {SUPER} --reasoning-parser qwen3", "0.33.0"),
+        ("entrypoint-no-server",
+         "docker run nvcr.io/nvidia/vllm:26.08-py3 --model m --max-model-len 9", "0.27.1"),
         ("no-effect", "VLLM_NVFP4_GEMM_BACKEND=marlin vllm serve m --linear-backend cutlass",
          "0.22.0"),
         ("no-effect", "VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve m", "0.20.1"),

@@ -195,6 +195,38 @@ def test_variables_of_a_launcher() -> None:
     assert solo.image == "vllm-node"
 
 
+def test_a_container_that_is_entered_is_not_known() -> None:
+    """Its image is nowhere in the command."""
+    (finding,) = found("docker exec box vllm serve m --of-a-fork 1", release="0.33.0")
+    assert finding.severity == "note"
+    (finding,) = found("ssh host vllm serve m --of-a-fork 1", release="0.33.0")
+    assert finding.severity == "error"
+
+
+def test_a_unit_of_systemd() -> None:
+    text = (
+        "[Service]\nEnvironment=VLLM_NO_SUCH=1\nExecStartPre=-/usr/bin/docker rm -f v\n"
+        "ExecStart=/usr/bin/docker run vllm/vllm-openai:v0.33.0 \\\n  --model m --ports 1\n"
+    )
+    assert [(one.line, one.rule) for one in found(text, "v.service")] == [(5, "unknown-flag")]
+    text = "[Service]\nEnvironment=VLLM_NO_SUCH=1\nExecStart=-/opt/bin/vllm serve m\n"
+    rules = [(one.line, one.rule) for one in found(text, "v.service", "0.33.0")]
+    assert rules == [(2, "unknown-variable")]
+
+
+@pytest.mark.parametrize(
+    "program", ["vllm.entrypoints.cli.main serve", "vllm.entrypoints.openai.api_server"]
+)
+def test_modules_of_vllm_serve(program: str) -> None:
+    text = f"/opt/env/bin/python3 -m {program} --model m --ports 1"
+    assert [one.rule for one in found(text, release="0.33.0")] == ["unknown-flag"]
+
+
+def test_json_without_its_quotes_is_said_so() -> None:
+    (finding,) = found('vllm serve m --compilation-config {"mode":3}', release="0.33.0")
+    assert finding.help == "the shell took its quotes: --compilation-config '{...}'"
+
+
 def test_variables_of_docker_exec() -> None:
     text = "docker exec -e VLLM_NO_SUCH=1 -it box vllm serve m"
     (finding,) = found(text, release="0.33.0")
