@@ -17,7 +17,7 @@ import pytest
 from builder.common.document import plain
 from builder.diagnose.entries import load_entries
 from builder.errors import NotServed
-from builder.proof.recorded import read_records
+from builder.proof.recorded import Outcome, read_records
 from builder.serving.lint import Linter, lint
 from builder.serving.models import Models
 from builder.serving.release import patched_interface
@@ -108,7 +108,7 @@ def not_selected(text: str, release: str, kinds: frozenset[str]) -> Iterator[str
         for kind in (one for one in kinds if one.endswith(kind_of)):
             by_choice = recorded()[release].choices.get(kind, {})
             outcome = by_choice.get(f"{name} {value}")
-            if outcome is not None and "refused" in plain(outcome):
+            if isinstance(outcome, Outcome) and "refused" in plain(outcome):
                 yield f"{release}: {name} {value} is refused for {kind} in {text!r}"
 
 
