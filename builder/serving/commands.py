@@ -557,7 +557,7 @@ def _of_words(
             yield from _in_container(file, run.words, run.entrypoint, run.image, run.env, depth)
         return
     if program == _LAUNCHER:
-        yield from _launched(file, words, depth)
+        yield from _launched(file, words, own, depth)
         return
     inside = program in _CONTAINER_TOOLS and "exec" in texts
     if program in (*_CONTAINER_TOOLS, "ssh"):  # the command runs elsewhere
@@ -587,6 +587,8 @@ def _of_program(
 _LAUNCHER, _LAUNCHERS_IMAGE = "launch-cluster.sh", "vllm-node"
 #: What sets the variables of the network itself.
 LAUNCHERS = (_LAUNCHER, "recipe")
+#: A variable with options of ``docker run``.
+_LAUNCHER_DOCKER = "VLLM_SPARK_EXTRA_DOCKER_ARGS"
 _LAUNCHER_ACTIONS = ("exec", "start", "status", "stop")
 _LAUNCHER_SWITCHES = frozenset(
     ("--solo", "-d", "--daemon", "--no-ray", "--check-config", "--non-privileged", "--earlyoom",
@@ -594,10 +596,17 @@ _LAUNCHER_SWITCHES = frozenset(
 )  # fmt: skip
 
 
-def _launched(file: _File, words: Sequence[Word], depth: int) -> Iterator[ServeCommand]:
+def _launched(
+    file: _File, words: Sequence[Word], own: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
     """The serve commands of ``launch-cluster.sh [options] exec COMMAND``."""
     image, mods = Word(_LAUNCHERS_IMAGE, words[0].line), []
-    env: list[GivenVariable] = []
+    env = [
+        more
+        for one in own
+        if one.name == _LAUNCHER_DOCKER
+        for more in read_docker_run([Word(text, one.line) for text in _split(one.value)]).env
+    ]
     rest = deque(words[1:])
     while rest:
         word = rest.popleft()

@@ -663,15 +663,17 @@ class Linter:
         return ref, "" if self.image else self.profile(command)
 
     def _release(self, command: ServeCommand) -> str:
-        """The release that a command is held against; empty if nothing names one."""
+        """The release that a command is held against; empty if it names neither it nor an image.
+
+        Of an image that is not known, it is the one in its tag, else the newest.
+        """
         known = known_image(command.image)
         named = self.release or (known.release(command.image) if known else "") or command.vllm
-        if named:
+        if named or not (command.image or command.launcher):
             return named
-        if known is not None:
-            return self._newest() if known.near == NEWEST else known.near
-        tagged = release_in_tag(command.image)
-        return self._newest(tagged) if tagged else ""
+        if known is not None and known.near != NEWEST:
+            return known.near
+        return self._newest(release_in_tag(command.image))
 
     def _newest(self, most: str = "") -> str:
         """The newest release, or the newest one that is not newer than ``most``."""

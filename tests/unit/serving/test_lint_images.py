@@ -191,6 +191,9 @@ def test_variables_of_a_launcher() -> None:
     ]  # fmt: skip
     (finding,) = found(text)
     assert (finding.line, finding.rule, finding.severity) == (2, "unknown-variable", "note")
+    text = f'VLLM_SPARK_EXTRA_DOCKER_ARGS="-v a:b -e VLLM_NO_SUCH=1" {text}'
+    rules = [(one.line, one.rule) for one in found(text)]
+    assert rules == [(1, "unknown-variable"), (2, "unknown-variable")]
     (solo,) = lint_run.serve_commands("x.sh", "./launch-cluster.sh --solo exec vllm serve m")
     assert solo.image == "vllm-node"
 
@@ -353,6 +356,10 @@ def test_the_interface_is_that_of_the_images_release(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(lint_run, "interface_of", read)
     monkeypatch.setattr(lint_run, "vllm_releases", lambda _: ["0.28.0", "0.29.0", "0.33.0"])
-    for image in (NGC, B12X, "me/vllm:0.28.1rc0", "vllm-node-eugr022"):
+    known = {
+        NGC: "0.27.1", B12X: "0.33.0", "me/vllm:0.28.1rc0": "0.28.0", "vllm-node-eugr022": "0.22.1",
+        "me/x": "0.33.0", "scitrera/dgx-spark-vllm:0.29.0-t5": "0.29.0",
+    }  # fmt: skip
+    for image in known:
         lint([("x.sh", f"docker run {image} vllm serve m")], Linter(), Models.discover())
-    assert [one.partition("==")[2] for one in asked] == ["0.27.1", "0.33.0", "0.28.0", "0.22.1"]
+    assert [one.partition("==")[2] for one in asked] == list(known.values())
