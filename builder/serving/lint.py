@@ -286,6 +286,13 @@ def _is_added(checked: Checked, flag: GivenFlag) -> bool:
     return checked.image is not None and checked.image.has_flag(canonical(flag.name), flag.value)
 
 
+def _is_added_words(checked: Checked, words: Sequence[str]) -> bool:
+    """The same for a flag with its value as words."""
+    name, equals, value = words[0].partition("=")
+    given = value if equals else " ".join(words[1:]) or None
+    return checked.image is not None and checked.image.has_flag(canonical(name), given)
+
+
 def _is_added_key(checked: Checked, why: str) -> bool:
     """Whether a refused key of an object is one that the image is known to add."""
     key = re.search(r"has no key ([\w.]+)", why)
@@ -623,15 +630,19 @@ class Linter:
             for one in checked.command.env
             if one.name.startswith(_READ) and UNKNOWN not in one.value
         }
+        groups = list(_groups(checked.command.words))
+        added = [one for one in groups if _is_added_words(checked, one)]
         question = Question(
             model=checked.command.model, base=ref, layers=(profile,) if profile else (),
-            flags=tuple(_groups(checked.command.words)), variables=variables,
+            flags=tuple(one for one in groups if one not in added), variables=variables,
         )  # fmt: skip
         try:
-            return ask_release(question, checked.model, self.ask, self.models)
+            asked = ask_release(question, checked.model, self.ask, self.models)
         except NotServed:  # its mod changes nothing there
             plain = replace(question, layers=())
-            return ask_release(plain, checked.model, self.ask, self.models)
+            asked = ask_release(plain, checked.model, self.ask, self.models)
+        more = tuple(f"{shortened(' '.join(one))}: only the image has it" for one in added)
+        return replace(asked, left_out=(*asked.left_out, *more))
 
     def interface(self, command: ServeCommand) -> ServeInterface:
         """The interface of a command's release.
@@ -889,7 +900,7 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
     unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
     answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
     built = asked.own or bool(asked.configuration)
-    if any(one.sure for one in asked.refused):
+    if checked.exact and any(one.sure for one in asked.refused):
         answer = "refused"
     elif asked.parsed:
         answer = "starts" if built and asked.starts else "settings accepted"

@@ -145,3 +145,16 @@ def test_a_refused_model_is_a_note_too() -> None:
     (finding,) = lint(files, linter, Models.discover()).findings
     assert finding.severity == "note"
     assert "refuses this: not supported" in finding.message
+
+
+def test_a_release_is_not_asked_about_what_only_an_image_has() -> None:
+    release = FakeRelease({"--of-a-fork": ("arguments", "unrecognized arguments: --of-a-fork")})
+    text = "docker run eugr/spark-vllm-b12x vllm serve nvidia/Kimi-K2.6-NVFP4 --moe-backend b12x"
+    report = offline(release, text)
+    (asked,) = report.asked
+    assert (asked.answer, report.findings) == ("starts", ())
+    assert asked.left_out == ("--moe-backend b12x: only the image has it",)
+    assert release.asked[-1].flags == ()
+    report = offline(release, f"{text} --of-a-fork")
+    assert [(one.rule, one.severity) for one in report.findings] == [("refused", "note")]
+    assert report.asked[0].answer == "settings accepted"
