@@ -724,7 +724,7 @@ def _remote(words: Sequence[Word]) -> tuple[str, int] | None:
 def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
     image = Word("", 0)
     env: list[GivenVariable] = []
-    entrypoint: list[Word] = []
+    entrypoint: list[Word] | None = None
     command: list[Word] = []
     for number, line in _instructions(text):
         word, _, rest = line.partition(" ")
@@ -732,15 +732,16 @@ def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
         if instruction == "FROM":
             parts = [part for part in rest.split() if not part.startswith("--")]
             image = Word(parts[0] if parts else "", number)
-            env, entrypoint, command = [], [], []
+            env, entrypoint, command = [], None, []
         elif instruction == "ENV":
             env += _dockerfile_env(rest, number)
         elif instruction == "ENTRYPOINT":
             entrypoint = _exec_form(rest, number)
         elif instruction == "CMD":
             command = _exec_form(rest, number)
-    words = [*entrypoint, *command]
-    served = list(_in_container(file, words, "" if entrypoint else None, image, env))
+    words = [*(entrypoint or []), *command]
+    replaced = None if entrypoint is None else ""
+    served = list(_in_container(file, words, replaced, image, env))
     yield from served
     if env and not served:
         at = (words or [image])[0].line
@@ -879,7 +880,8 @@ def _container(
     parts = [keys[key] for key in _COMMAND if key in keys]
     entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
     ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)
-    entrypoint = "" if entry or recipe or not parts else None
+    cleared = entry is not None or recipe or not parts
+    entrypoint = "" if cleared else None
     own = None if entry is None else _first(entry)
     if kubernetes and entry is None and "command" in keys:
         own, entrypoint = _first(_words(file, keys["command"])), ""

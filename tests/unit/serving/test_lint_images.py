@@ -267,6 +267,14 @@ spec:
         ("x.sh", "docker run vllm/vllm-openai:v0.33.0 m", []),
         ("x.sh", "docker run --entrypoint vllm vllm/vllm-openai:v0.33.0 serve m", []),
         ("x.sh", f"docker run {B12X} vllm serve m", []),
+        ("x.yaml", ("a:\n  image: vllm/vllm-openai:v0.33.0\n  entrypoint: []\n"
+         "  command: vllm serve m\n"), []),
+        ("x.yaml", ("a:\n  image: vllm/vllm-openai:v0.33.0\n  entrypoint: ''\n"
+         "  command: vllm serve m\n"), []),
+        ("x.yaml", "a:\n  image: vllm/vllm-openai:v0.33.0\n  command: vllm serve m\n",
+         ["entrypoint-twice"]),
+        ("Dockerfile", "FROM vllm/vllm-openai:v0.33.0\nENTRYPOINT []\nCMD vllm serve m\n", []),
+        ("Dockerfile", "FROM vllm/vllm-openai:v0.33.0\nCMD vllm serve m\n", ["entrypoint-twice"]),
         ("x.yaml", POD.replace(NGC, "vllm/vllm-openai:v0.33.0"), []),
         ("x.yaml", POD.replace(NGC, "vllm/vllm-openai:v0.33.0").replace("command", "args"),
          ["entrypoint-twice"]),
