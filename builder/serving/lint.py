@@ -793,14 +793,9 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
                 machine=machine_of(text), exact=linter.is_exact(command),
             )  # fmt: skip
             notes[linter.note(command, interface.vllm)] = None
-            problems = list(islice(check(checked), _MOST_FINDINGS + 1))
-            if linter.ask is not None:
-                asked = linter.asked(checked)
-                asked_commands.append(_shown(checked, asked))
-                weighed = (checked.weighed(one) for one in _refused(checked, asked))
-                refused = [one for one in weighed if one is not None]
-                problems = [*_unanswered(problems, asked, refused), *refused]
-            for finding in problems:
+            asked = linter.asked(checked) if linter.ask is not None else None
+            asked_commands += [_shown(checked, asked)] if asked else []
+            for finding in _problems(checked, asked):
                 findings_in[finding] = None
                 if len(findings_in) > _MOST_FINDINGS:
                     break
@@ -825,6 +820,16 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         asked=tuple(asked_commands),
         notes=tuple(filter(None, notes)),
     )
+
+
+def _problems(checked: Checked, asked: Asked | None) -> list[Finding]:
+    """The problems of a command; what its release answered for itself is in its words."""
+    problems = list(islice(check(checked), _MOST_FINDINGS + 1))
+    if asked is None:
+        return problems
+    weighed = (checked.weighed(one) for one in _refused(checked, asked))
+    refused = [one for one in weighed if one is not None]
+    return [*_unanswered(problems, asked, refused), *refused]
 
 
 def machine_of(text: str) -> Machine:
