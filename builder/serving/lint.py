@@ -375,6 +375,11 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
             message = f"{name} b12x needs the package b12x, which vLLM's wheels and images lack"
             yield checked.finding("b12x-name", flag.line, message, _instead_of_b12x(checked, name))
         model = checked.model if name == MOE_BACKEND else None
+        if model and value == "flashinfer_b12x" and _only_mxfp4(model):
+            message = (
+                f"{name} flashinfer_b12x is for NVFP4 experts; those of {model.name} are MXFP4"
+            )
+            yield checked.finding("b12x-mxfp4", flag.line, message, f"leave {name} out")
         if model and (message := w4a16_as_w4a4(model, checked.interface.vllm, value)):
             yield checked.finding("w4a16-rounded", flag.line, message, f"leave {name} out")
         if name == "--linear-backend" and value == "flashinfer_b12x" and checked.unreachable:
@@ -382,6 +387,11 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
             message = f"vLLM {release} accepts {name} flashinfer_b12x, but has no such kernel"
             if _OFFICIAL.search(checked.command.image) or not checked.command.image:
                 yield checked.finding("b12x-unreachable", flag.line, message, _PATCHED)
+
+
+def _only_mxfp4(model: Model) -> bool:
+    """Whether all experts whose kind is known are in MXFP4."""
+    return {kind for kind in model.kinds() if kind.endswith("-moe")} == {"mxfp4-moe"}
 
 
 def _instead_of_b12x(checked: Checked, name: str) -> str:
@@ -597,7 +607,7 @@ _ORIGIN = re.compile(
 _READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Rules that guess what a release says: its answer replaces them, that of its parser the first.
 _PARSER_SAYS = {"unknown-flag"}
-_OF_THE_MODEL = {"quantization-name", "b12x-unreachable"}
+_OF_THE_MODEL = {"quantization-name", "b12x-unreachable", "b12x-mxfp4"}
 _RELEASE_SAYS = {*_PARSER_SAYS, *_OF_THE_MODEL, "bad-value"}
 #: Letters of a file in which that line is looked for.
 _HEAD = 4096

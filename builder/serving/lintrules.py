@@ -100,6 +100,10 @@ RULES = {
               "ValueError at start, without the layer vllm-b12x-reachable",
               "docs/evidence of 0.24.0: refused", "docs/evidence of 0.27.1: refused",
               ">=0.24.0rc0,<0.28.0rc0"),
+        _rule("b12x-mxfp4", "error", "flashinfer_b12x has no kernel for MXFP4 experts",
+              "vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: ValueError at start",
+              "preflight of gpt-oss-120b on 0.22.0, the first with the value: refused",
+              "preflight of gpt-oss-120b on 0.33.0: refused", ">=0.22.0rc0,<0.34.0rc0"),
         _rule("w4a16-rounded", "warning", "experts with 16-bit activations run with 4-bit ones",
               "vLLM #56535: docs/kernel-defects.md, W4A16 experts",
               "docs/evidence of 0.23.0: the first that selects b12x for W4A16 experts",
@@ -180,5 +184,6 @@ RULES = {
 OF_THE_RELEASE = frozenset(
     ("unknown-flag", "bad-value", "refused", "transformers-version", "kernel-trouble",
      "quantization-name", "unknown-parser", "unknown-variable", "variable-value", "b12x-name",
-     "b12x-unreachable", "w4a16-rounded", "draft-experts", "no-ray", "ray-needed", "no-effect")
+     "b12x-unreachable", "b12x-mxfp4", "w4a16-rounded", "draft-experts", "no-ray", "ray-needed",
+     "no-effect")
 )  # fmt: skip
