@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.preflight_sweep import FORMS, GROUP
 from builder.errors import SparkBuildError
+from builder.serving.configurations import quantised
 from builder.serving.lint import Linter, lint, serve_commands
 from builder.serving.modelfile import model_text
 from builder.serving.models import Models
@@ -61,8 +61,6 @@ LIKE: dict[str, tuple[str, str]] = {
         "BF16",
     ),
 }
-#: Linear layers of a block of Qwen's vision tower.
-_TOWER = ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
 #: A row for a DGX Spark in a file of vllm-project/recipes.
 _SPARK = re.compile(r"dgx_spark_gb10|DGX Spark", re.IGNORECASE)
 _FENCED = re.compile(r"^ *```(?:bash|sh|shell|console)?\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -90,29 +88,6 @@ def _serves(name: str, text: str) -> bool:
         return bool(serve_commands(name, text))
     except SparkBuildError:  # no script
         return False
-
-
-def quantised(config: dict[str, Any], form: str) -> dict[str, Any] | None:
-    """A quantisation of the language model: its tower stays in 16 bits.
-
-    Qwen3.6-35B-A3B-FP8 was refused for a width of 64 on eight GPUs (vllm-project/vllm#52915), and
-    not for the 144 of its tower.
-    """
-    quantisation = FORMS[form]
-    blocks = config.get("vision_config", {}).get("depth", 0)
-    if quantisation is None:
-        return None
-    if quantisation["quant_method"] == "compressed-tensors":
-        weights = {**GROUP["weights"], "group_size": 32}  # Gemma 4 has 2112 columns
-        return {
-            **quantisation, "config_groups": {"group_0": {**GROUP, "weights": weights}},
-            "ignore": ["lm_head", "re:.*visual.*", "re:.*vision_tower.*"],
-        }  # fmt: skip
-    if quantisation["quant_method"] == "fp8":
-        names = [f"model.visual.blocks.{n}.{name}" for n in range(blocks) for name in _TOWER]
-        names += ["model.visual.merger.linear_fc1", "model.visual.merger.linear_fc2"]
-        return {**quantisation, "modules_to_not_convert": names}
-    return quantisation
 
 
 def with_configurations(names: set[str], configurations: Path, folder: Path) -> Models:

@@ -27,6 +27,7 @@ from builder.pipeline.bases import identify_base
 from builder.proof.sandbox import lay_out
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import ModelAnswer, Release, Target, sentence
+from builder.serving.configurations import FORMS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -71,34 +72,6 @@ for name in registered:
         break
 print(json.dumps(made, default=str))
 """
-GROUP: dict[str, Any] = {
-    "weights": {
-        "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
-    },
-    "targets": ["Linear"],
-}  # fmt: skip
-#: The quantisations, as checkpoints state them.
-FORMS: dict[str, dict[str, Any] | None] = {
-    "BF16": None,
-    "NVFP4": {
-        "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"],
-        "producer": {"name": "modelopt", "version": "0.33"},
-    },
-    "FP8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "FP8 per tensor": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
-    "MXFP4": {"quant_method": "mxfp4"},
-    "MXFP8": {"quant_method": "modelopt_mxfp8", "quant_algo": "MXFP8", "group_size": 32,
-              "ignore": ["lm_head"], "producer": {"name": "modelopt", "version": "0.41"}},
-    "INT4 AutoRound": {
-        "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True,
-        "data_type": "int", "packing_format": "auto_round:auto_gptq",
-    },
-    "W4A16": {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": GROUP},
-    },
-}  # fmt: skip
 
 
 def release_of(vllm: str) -> tuple[Release, Any]:

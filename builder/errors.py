@@ -7,6 +7,7 @@ to try.  The command line prints both and exits with the code; nothing else catc
 from __future__ import annotations
 
 import datetime
+import re
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -107,13 +108,41 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _nearest(word: str, known: tuple[str, ...]) -> str:
     import difflib
 
-    names = {_without_prefix(name): name for name in known}
     word = _without_prefix(word)
+    plain = {_without_prefix(name): name for name in known}
+    names = {name: full for name, full in plain.items() if not _is_another(word, name)}
     close = difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
     close = close or [name for name in names if sorted(name) == sorted(word)]
     if len(word) >= _BEGINNING:
         close = close or [name for name in names if name.startswith(word)]
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+#: Words that make two likely names opposites.
+_OPPOSITES = ({"enable", "disable"}, {"min", "max"}, {"input", "output"}, {"prefill", "decode"})
+
+
+def _is_another(word: str, name: str) -> bool:
+    """Whether a like name is another thing: another number, an element with one, an opposite.
+
+    ``MOE_INT4`` is no misspelt ``MOE_FP16``, and ``glm47`` no misspelt ``glm45``.
+    """
+    if name.startswith(word):
+        return False
+    short, long = sorted(("".join(re.findall(r"\d", text)) for text in (word, name)), key=len)
+    rest = iter(long)
+    if not all(digit in rest for digit in short):  # more than a digit too many, or too few
+        return True
+    ours, theirs = (set(re.split(r"[^a-z0-9]+", text.lower())) for text in (word, name))
+    only, other = ours - theirs, theirs - ours
+    if any(one in only and (pair - {one}) & other for pair in _OPPOSITES for one in pair):
+        return True
+    numbered = [[part for part in side if re.search(r"\d", part)] for side in (only, other)]
+    return any(
+        re.sub(r"\d", "", a)[:1] != re.sub(r"\d", "", b)[:1]
+        for a in numbered[0]
+        for b in numbered[1]
+    )
 
 
 def _without_prefix(name: str) -> str:

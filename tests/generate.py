@@ -27,7 +27,7 @@ from builder.pipeline.options import HOME
 from builder.proof.checks import LEVELS
 from builder.proof.recorded import number_records, read_records, render, stale_records
 from builder.ptx import supported
-from builder.serving.lint import RULES
+from builder.serving.lintrules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,8 +158,13 @@ def _chart(root: Path) -> str:
 
 
 def _rules() -> str:
-    rows = [f"| `{r.id}` | {r.severity} | {r.summary} | {r.source} |\n" for r in RULES.values()]
-    return "| rule | severity | what it finds | source |\n|---|---|---|---|\n" + "".join(rows)
+    rows = [
+        f"| `{r.id}` | {r.severity} | {r.summary} | {r.source} | {r.vllm or 'every'} | "
+        f"{'; '.join(dict.fromkeys(filter(None, (r.first, r.last)))) or '-'} |\n"
+        for r in RULES.values()
+    ]
+    head = "| rule | severity | what it finds | source | releases | what shows both ends |\n"
+    return head + "|---|---|---|---|---|---|\n" + "".join(rows)
 
 
 def model_names() -> list[str]:

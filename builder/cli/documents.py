@@ -179,7 +179,7 @@ DOCUMENTS = {
         "`lint --json`: problems in serve commands", ("builder.serving.lint:LintReport",)
     ),
     "lint-rules": Entry(
-        "`lint --rules --json`: what lint looks for", ("builder.serving.lint:RuleList",)
+        "`lint --rules --json`: what lint looks for", ("builder.serving.lintrules:RuleList",)
     ),
     "memory": Entry(
         "`memory --json`: whether a model fits into a GB10's memory, and the contents of its files",

@@ -74,12 +74,10 @@ def lint(
     if not files:
         raise UsageError("no file to lint (- is standard input)", hint=again("FILE"))
     texts = [(str(path), read_file(path)) for path in files]
-    linter = Linter(release=release, image=image, ask=preflight if ask else None)
-    report = linted(texts, linter, Models.discover(models))
-    for name in report.skipped:
-        console.say(f"note: {name} has no serve command")
-    for name in report.cut:
-        console.warn(f"{name} has more findings than are listed")
+    known = Models.discover(models)
+    linter = Linter(release=release, image=image, ask=preflight if ask else None, models=known)
+    report = linted(texts, linter, known)
+    _say(report)
     if sarif:
         print(dumps(as_sarif(report), indent=2))
     elif json:
@@ -89,11 +87,21 @@ def lint(
         if not ask:
             command = again("--ask")
             console.say(f"note: only the release's source was read; to ask it: {command}")
-    serious = [one for one in report.findings if strict or one.severity == "error"]
+    failing = ("error", "warning") if strict else ("error",)
+    serious = [one for one in report.findings if one.severity in failing]
     if serious or report.cut:
         raise SparkBuildError(
             f"{counted(len(serious), 'serve setting')} to change", Exit.VERIFY_FAILED, _fix(serious)
         )
+
+
+def _say(report: "LintReport") -> None:
+    for name in report.skipped:
+        console.say(f"note: {name} has no serve command")
+    for text in report.notes:
+        console.say(f"note: {text}")
+    for name in report.cut:
+        console.warn(f"{name} has more findings than are listed")
 
 
 def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
@@ -102,7 +110,7 @@ def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
     Raises:
         UsageError: files to lint or another output format are given too.
     """
-    from builder.serving.lint import RULES, RuleList
+    from builder.serving.lintrules import RULES, RuleList
 
     if files:
         raise UsageError("--rules prints the rules and lints no file", hint="leave --rules out")
@@ -112,7 +120,10 @@ def _print_rules(files: Sequence[Path], *, sarif: bool, json: bool) -> None:
         print_json(RuleList(rules=tuple(RULES.values())))
         return
     for rule in RULES.values():
-        tell(f"{rule.id:<18}{rule.severity:<9}{rule.summary}\n  {'':<25}({rule.source})")
+        tell(f"{rule.id:<21}{rule.severity:<9}{rule.summary}\n  {'':<28}({rule.source})")
+        ends = dict.fromkeys(filter(None, (rule.first, rule.last)))
+        releases = rule.vllm or "every release"
+        tell(f"  {'':<28}{releases}: {'; '.join(ends) or 'nothing shows where it ends'}")
 
 
 def _fix(findings: Sequence["Finding"]) -> str:
@@ -130,7 +141,8 @@ def _print(report: "LintReport") -> None:
             tell(f"    {one.help}")
     for answer in report.asked:
         left = "".join(f"; not asked: {words}" for words in answer.left_out)
-        tell(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{left}")
+        asked = f", with the configuration of {answer.configuration}" * bool(answer.configuration)
+        tell(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{asked}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""
     tell(

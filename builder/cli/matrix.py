@@ -1,5 +1,6 @@
 """``spark-build matrix``, and ``dispatch ask`` and ``table``: released vLLMs compared."""
 
+import sys
 import textwrap
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from builder.pipeline.options import MatrixOptions, OutdatedOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.pipeline.matrix import MatrixRow
+    from builder.pipeline.matrix import Matrix, MatrixRow
 
 
 _SHORT = {
@@ -80,11 +81,8 @@ def matrix(
     elif form != "table":
         print({"markdown": matrixpage.markdown, "csv": matrixpage.table}[form](document), end="")
     else:
-        print_table(document.layers, rows, listed=bool(options.releases))
-        if options.dispatch:
-            _print_dispatch(rows)
-        if options.choices:
-            _print_choices(rows)
+        _print_tables(document, options)
+    _say_unread(asked.unread)
     if drifted := document.drifted:
         lines = [
             f"{name} on {document.package} {row.name}: {row.reasons[name]}" for name, row in drifted
@@ -99,6 +97,22 @@ def matrix(
     ]
     if failed:
         raise SparkBuildError("\n  ".join(failed), Exit.VERIFY_FAILED)
+
+
+def _print_tables(document: "Matrix", options: MatrixOptions) -> None:
+    rows = document.rows
+    print_table(document.layers, rows, listed=bool(options.releases))
+    if options.dispatch:
+        _print_dispatch(rows)
+    if options.choices:
+        _print_choices(rows)
+
+
+def _say_unread(texts: "Sequence[str]") -> None:
+    """What of the mods could not be read, below the table; also in a pipe."""
+    sys.stdout.flush()
+    for text in texts:
+        console.warn(text)
 
 
 def _print_dispatch(rows: "Sequence[MatrixRow]") -> None:
@@ -141,7 +155,7 @@ def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: 
     served = [row for row in rows if row.served]
     columns = [
         _Column(_heading([row.name for row in run], listed=listed), states)
-        for states, run in groupby(served, key=lambda row: [_SHORT[row.states[n]] for n in names])
+        for states, run in groupby(served, key=lambda row: [_cell(row, n) for n in names])
     ]
     first = max(map(len, names))
     wide = first + sum(column.width + 2 for column in columns) <= _WIDTH
@@ -162,6 +176,13 @@ def print_table(names: "Sequence[str]", rows: "Sequence[MatrixRow]", *, listed: 
     tell(
         "needed: a build applies it. applied, upstream: the release has it. -: not for this release"
     )
+    if any(row.after for row in served):
+        print("after LAYER: that layer makes the same change before it")
+
+
+def _cell(row: "MatrixRow", name: str) -> str:
+    """The state of a layer; of one whose change a layer before it makes, that layer."""
+    return f"after {row.after[name]}" if name in row.after else _SHORT[row.states[name]]
 
 
 class _Column(NamedTuple):

@@ -21,7 +21,7 @@ from builder.applier.diff import first_line, nearest_line, parse_diff
 from builder.applier.edits import top_level
 from builder.applier.judging import judge_in_order, probe_holds
 from builder.applier.layers import Copy, Diff, Env, Graft, Hook, Replace, counts
-from builder.applier.states import AMBIGUOUS, DRIFT, NOT_APPLICABLE, UPSTREAM
+from builder.applier.states import AMBIGUOUS, APPLIED, DRIFT, NOT_APPLICABLE, UPSTREAM
 from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.cache import locked
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from builder.applier.judging import Step
     from builder.applier.layers import Clause, Layer, Op, Variant
     from builder.applier.sources import Sources
     from builder.applier.states import Outcome
@@ -243,6 +244,7 @@ class Decision(Part, frozen=True, kw_only=True):
     since: Annotated[str, Meta(description="the first release with the change")] = ""
     notes: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    after: Annotated[str, Meta(description="the layer before it that makes its change")] = ""
 
 
 class KnownBase(Part, frozen=True, kw_only=True):
@@ -377,21 +379,45 @@ def decide(base: Subject, selection: Selection, sources: Sources) -> tuple[Decis
     """
     identity = base.identity
     below = OverlayTree(base.tree)
-    decided = []
+    decided: list[Decision] = []
+    before: list[Step] = []
     steps = judge_in_order(
         selection.layers, base.tree, sources, identity.platform.target, identity.env
     )
     for step in steps:
         outcome = step.outcome
+        after = _made_by(step, before, base, sources)
         decided.append(
             Decision(
                 layer=step.layer.name,
                 state=outcome.state,  # type: ignore[arg-type]
-                reason=outcome.reason,
-                since=outcome.since or "",
+                reason=f"layer {after} before it makes this change" if after else outcome.reason,
+                since="" if after else outcome.since or "",
+                after=after,
                 notes=tuple(outcome.notes),
                 evidence=evidence_of(step.layer, outcome, below),
             )
         )
         below.update(step.changes)
+        before.append(step)
     return tuple(decided)
+
+
+def _made_by(step: Step, before: Sequence[Step], base: Subject, sources: Sources) -> str:
+    """The layer before it that makes a layer's change; empty: the release has it, or lacks it."""
+    changing = [one for one in before if one.changes]
+    if step.outcome.state not in (APPLIED, UPSTREAM) or not changing:
+        return ""
+    identity = base.identity
+
+    def has_it(layers: Sequence[Layer]) -> bool:
+        judged = judge_in_order(
+            [*layers, step.layer], base.tree, sources, identity.platform.target, identity.env
+        )
+        return list(judged)[-1].outcome.state in (APPLIED, UPSTREAM)
+
+    if has_it([]):
+        return ""
+    layers = [one.layer for one in before]
+    ends = (n for n in range(1, len(layers) + 1) if before[n - 1].changes)
+    return next((layers[n - 1].name for n in ends if has_it(layers[:n])), "")

@@ -66,6 +66,9 @@ class MatrixRow(Part, frozen=True, kw_only=True):
     since: Annotated[dict[str, str], Meta(description="first release with a layer's change")] = (
         field(default_factory=dict)
     )
+    after: Annotated[
+        dict[str, str], Meta(description="by layer: the layer before it that makes its change")
+    ] = field(default_factory=dict)
     evidence: Annotated[
         dict[str, tuple[Evidence, ...]], Meta(description="by layer: the places that decide")
     ] = field(default_factory=dict)
@@ -165,8 +168,10 @@ class Asking:
         return known, decisions
 
 
-def catalog_of(options: MatrixOptions) -> Catalog:
+def catalog_of(options: MatrixOptions, unread: list[str] | None = None) -> Catalog:
     """The layers of the checkout, of the user's folders, and of mods and patch files.
+
+    What of a mod could not be read is added to ``unread``.
 
     Raises:
         UsageError: a mod or patch cannot be converted.
@@ -175,25 +180,25 @@ def catalog_of(options: MatrixOptions) -> Catalog:
         return Catalog.discover(options.patches)
     with TemporaryDirectory(prefix="spark-build-") as folder:
         for path in options.mods:
-            _convert(path, Path(folder))
+            texts = _convert(path, Path(folder))
+            if unread is not None:
+                unread += texts
         catalog = Catalog.discover([*options.patches, Path(folder)])
         for name in catalog.folders:  # read while they are there
             catalog.layer(name)
     return catalog
 
 
-def _convert(path: Path, folder: Path) -> None:
-    """A mod (a folder or zip file with ``run.sh``) or a patch file as a layer."""
+def _convert(path: Path, folder: Path) -> list[str]:
+    """A mod (a folder or zip file with ``run.sh``) or a patch file as a layer; what is left out."""
     from builder.layers.conversion import Reading, Source, write_drafts
 
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "mod"
     is_mod = path.is_dir() or path.suffix == ".zip"
     source = Source(mod=path) if is_mod else Source(patches=(path,))
     drafts = source.drafts(name, Reading())
-    for draft in drafts:
-        for text in draft.unconverted:
-            console.warn(f"{path.name}: not looked at: {text}")
     write_drafts(drafts, folder, datetime.date(1980, 1, 1))  # a layer's digest has it
+    return [f"{path.name}: not looked at: {text}" for one in drafts for text in one.unconverted]
 
 
 def selections(options: MatrixOptions, catalog: Catalog) -> list[Selection]:
@@ -232,7 +237,9 @@ class Asked:
             raise UsageError("--evidence needs --dispatch", hint="--dispatch")
         if options.dispatch and options.package != "vllm":
             raise UsageError("--dispatch asks releases of vLLM", hint="leave out --package")
-        self.options, self.catalog = options, catalog_of(options)
+        #: what of the mods could not be read
+        self.unread: list[str] = []
+        self.options, self.catalog = options, catalog_of(options, self.unread)
         self.index = _index(options)
         self.local = self.index.hold_folder(options.wheels) if options.wheels else []
         self.store = DecisionStore()
@@ -394,6 +401,7 @@ def _row(
         states={name: d.state for name, d in decisions.items()},
         reasons={name: d.reason for name, d in decisions.items()},
         since={name: d.since for name, d in decisions.items() if d.since},
+        after={name: d.after for name, d in decisions.items() if d.after},
         evidence={name: d.evidence for name, d in decisions.items() if d.evidence},
         packages=packages,
         served=served,

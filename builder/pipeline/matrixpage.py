@@ -554,9 +554,12 @@ def _kind_lines(
 
 
 #: Columns of the Markdown table, with their states.
+#: No state: the layer before it makes the same change.
+_AFTER = "after"
 COLUMNS = {
     "needed": ("needed",),
     "in the release": ("upstream", "applied"),
+    "made by a layer before it": (_AFTER,),
     "not for it": ("not-applicable",),
     "to look at": ("drift", "ambiguous", "needs-rebuild"),
 }
@@ -579,12 +582,16 @@ def markdown(document: Matrix) -> str:
 
 def _ranges(document: Matrix, name: str, states: tuple[str, ...]) -> str:
     ranges = []
-    pairs = [(row.states.get(name, "not-applicable") in states, row.name) for row in document.rows]
+    pairs = [(_state(row, name) in states, row.name) for row in document.rows]
     for there, run in groupby(pairs, key=lambda pair: pair[0]):
         names = [release for _, release in run]
         if there:
             ranges.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
     return ", ".join(ranges)
+
+
+def _state(row: MatrixRow, name: str) -> str:
+    return _AFTER if name in row.after else row.states.get(name, "not-applicable")
 
 
 def table(document: Matrix) -> str:

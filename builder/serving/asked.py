@@ -23,6 +23,8 @@ from builder.common.hints import again
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
+from builder.serving.configurations import nearest
+from builder.serving.models import Models
 from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
 from builder.serving.release import official_image, release_base
@@ -97,6 +99,8 @@ class Refused:
     flag: Words
     sentence: str
     where: str
+    #: False: of a configuration that is only near the model's
+    sure: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,8 @@ class Asked:
     answer: Preflight | None = None
     #: whether the model's own configuration was used
     own: bool = False
+    #: whose configuration was used; empty: the command's own, or a small model's
+    configuration: str = ""
     #: what was not asked, and why
     left_out: tuple[str, ...] = ()
 
@@ -125,43 +131,60 @@ class Asked:
         return refusal is None or refusal.stage != "arguments"
 
 
-def ask_release(question: Question, model: Model | None, ask: Ask = preflight) -> Asked:
+def ask_release(
+    question: Question, model: Model | None, ask: Ask = preflight, models: Models | None = None
+) -> Asked:
     """Ask a release about a command, with the configuration of its model if that can be had.
+
+    Else with the nearest one that is known, whose refusals are not sure; else with a small model,
+    of which only what no model decides counts.
 
     Raises:
         SparkBuildError: the release or the layers cannot be read.
     """
     words, left_out = _askable(question.flags)
-    if model is not None and model.config is not None:
-        own = _asked_with(model.config.value, question, words, ask)
-    elif (folder := Path(question.model)).is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
-        own = _asked(question.model, question, words, ask)
-    else:
-        own = None
+    own = _asked_itself(question, model, words, ask)
     if own is not None:
         return _with(own, own_model=True, left_out=left_out)
+    near = nearest(question.model, models or Models.discover()) if question.model else None
+    if near is not None:
+        asked = _asked_with(near.config, question, words, ask, sure=near.own)
+        if asked is not None and (asked.answer is None or asked.answer.starts != "not run"):
+            return _with(asked, own_model=near.own, left_out=left_out, of=near.of)
     asked = _asked_with(STAND_IN, question, words, ask, general=True)
     missing = f"its configuration is not here: {question.model or 'the model'}"
     return _with(asked or Asked(), own_model=False, left_out=(*left_out, missing))
 
 
-def _with(asked: Asked, *, own_model: bool, left_out: Iterable[str]) -> Asked:
+def _asked_itself(
+    question: Question, model: Model | None, words: Sequence[Words], ask: Ask
+) -> Asked | None:
+    """Ask with the model's own configuration: of its file, a folder, or of Hugging Face."""
+    if model is not None and model.config is not None and model.id.value == question.model:
+        return _asked_with(model.config.value, question, words, ask)
+    folder = Path(question.model)
+    if folder.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        return _asked(question.model, question, words, ask)
+    return None
+
+
+def _with(asked: Asked, *, own_model: bool, left_out: Iterable[str], of: str = "") -> Asked:
     answer = asked.answer
     more = [answer.reason] if answer is not None and answer.starts == "not run" else []
     return Asked(
-        refused=asked.refused, answer=answer, own=own_model,
+        refused=asked.refused, answer=answer, own=own_model, configuration=of,
         left_out=(*asked.left_out, *left_out, *more),
     )  # fmt: skip
 
 
 def _asked_with(
     config: Mapping[str, object], question: Question, words: Sequence[Words], ask: Ask,
-    *, general: bool = False,
+    *, general: bool = False, sure: bool = True,
 ) -> Asked | None:  # fmt: skip
     """Ask about a configuration that is no file."""
     with tempfile.TemporaryDirectory(prefix="spark-build-model-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return _asked(folder, question, words, ask, general=general)
+        return _asked(folder, question, words, ask, general=general, sure=sure)
 
 
 def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
@@ -191,8 +214,9 @@ def _value(flag: Words, name: str) -> Words:
 
 
 def _asked(
-    model: str, question: Question, words: Sequence[Words], ask: Ask, *, general: bool = False
-) -> Asked | None:
+    model: str, question: Question, words: Sequence[Words], ask: Ask, *, general: bool = False,
+    sure: bool = True,
+) -> Asked | None:  # fmt: skip
     """Ask, and again without each setting that is refused; None: the configuration is not here."""
     refused: list[Refused] = []
     left_out: list[str] = []
@@ -218,8 +242,9 @@ def _asked(
         if general and not _is_general(refusal):
             left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
         else:
+            certain = sure or _is_general(refusal)
             refused += [
-                Refused(flag=one, sentence=_sentence(refusal), where=refusal.where)
+                Refused(flag=one, sentence=_sentence(refusal), where=refusal.where, sure=certain)
                 for one in culprits or [()]
             ]
         if not culprits:

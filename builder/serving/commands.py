@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from builder.errors import UsageError
 from builder.layers import shell
 from builder.layers.shell import UNKNOWN, read_script
+from builder.serving.knownimages import known_image
 from builder.serving.serveflags import canonical
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ class ServeCommand:
     env: tuple[GivenVariable, ...] = ()
     image: str = ""
     image_line: int = 0
+    #: the first word of what replaces the image's entrypoint; None: the image's own is run
+    entrypoint: str | None = None
+    #: whether the image's own entrypoint already serves, and the command says it again
+    again: bool = False
+    #: whether the image's own entrypoint does not serve, and the command does not say it
+    bare: bool = False
+    #: words that a missing backslash cuts off
+    lost: tuple[Word, ...] = ()
+    #: what starts the container, and sets variables of the network itself
+    launcher: str = ""
     #: names of mods that change the image when it starts
     mods: tuple[str, ...] = ()
     #: of the recipe that made the file: its release and profile
@@ -164,22 +175,43 @@ def read_docker_run(words: Iterable[Word]) -> DockerRun:
         if not equals:
             value = rest.popleft().text if rest else ""
         if name in ("-e", "--env"):
-            key, is_set, setting = value.partition("=")
-            setting = setting if is_set else UNKNOWN  # -e NAME takes the caller's
-            run.env.append(GivenVariable(name=key, value=setting, line=word.line))
+            run.env.append(_variable(value, word.line))
         elif name == "--entrypoint":
             run.entrypoint = value
     return run
 
 
+#: Flags that only servers of vLLM's kind have.
+_OF_A_SERVER = re.compile(
+    r"--(served[-_]model[-_]name|tensor[-_]parallel[-_]size|max[-_]model[-_]len|max[-_]num[-_]seqs|"
+    r"gpu[-_]memory[-_]utilization|kv[-_]cache[-_]dtype|moe[-_]backend|reasoning[-_]parser|"
+    r"tool[-_]call[-_]parser|speculative[-_]config|max[-_]num[-_]batched[-_]tokens)(=|$)"
+)
+#: The name of an image of vLLM, by anyone.
+_VLLM_IMAGE = re.compile(r"vllm", re.IGNORECASE)
+
+
+def _is_served(words: Sequence[Word], image: str) -> bool:
+    """Whether an image that is not known serves what follows its name.
+
+    Its first word is a model or a flag, not a program, and the others have a server's flags.
+    """
+    if not words or not _VLLM_IMAGE.search(image):
+        return False
+    first = words[0].text
+    is_model = is_flag(first) or ("/" in first and not first.endswith((".sh", ".py")))
+    return is_model and any(_OF_A_SERVER.match(word.text) for word in words)
+
+
 def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> list[Word] | None:
     """What follows ``vllm serve`` in a container's command, or None if it starts no server.
 
-    Official images have ``["vllm", "serve"]`` as their entrypoint.
+    Official images have ``["vllm", "serve"]`` as their entrypoint, and images of others may.
     """
     texts = [word.text.rpartition("/")[2] for word in words]
     for at, text in enumerate(texts):
-        if text == "vllm" and texts[at + 1 : at + 2] == ["serve"]:
+        program = text in ("vllm", "vllm.entrypoints.cli.main")
+        if program and texts[at + 1 : at + 2] == ["serve"]:
             return list(words[at + 2 :])
         if text.endswith("vllm.entrypoints.openai.api_server"):
             return list(words[at + 1 :])
@@ -190,8 +222,10 @@ def serve_words(words: Sequence[Word], entrypoint: str | None, image: str) -> li
         return None
     if texts[:1] == ["serve"] and any(text.startswith("--") for text in texts):
         return list(words[1:])  # the entrypoint of an image that is not official
-    official = "vllm/vllm-openai" in image
-    return list(words) if official and words else None
+    known = known_image(image)
+    guessed = known is None or bool(known.keeps)  # NVIDIA's runs the words as they are
+    serves = _is_served(words, image) if guessed else bool(known and known.serves)
+    return list(words) if serves and words else None
 
 
 Kind = Literal["dockerfile", "yaml", "shell"]
@@ -308,7 +342,13 @@ def _read(file: _File, kind: Kind, text: str) -> Iterator[ServeCommand]:
         return _dockerfile(file, text)
     if kind == "yaml":
         return _yaml(file, text)
+    if file.name.lower().endswith(".service"):
+        text = _UNIT.sub(lambda match: "export " if match[1] else "", text)
     return _script(file, text, 1)
+
+
+#: Lines of a unit of systemd that run a program or set variables, and what a shell has for them.
+_UNIT = re.compile(r"^(?:ExecStart=[-@:+!|]*|(Environment=))", re.MULTILINE)
 
 
 def _kind(name: str) -> Kind:
@@ -410,7 +450,7 @@ def _script(
         raise UsageError(f"{file.name}: scripts are nested too deeply")
     known = known or _Known()
     exported = {one.name: one for one in known.exported}
-    for command in file.script(text, known.variables):
+    for command, lost in _with_lost(file.script(text, known.variables)):
         for key, value in command.exports:
             exported[key] = GivenVariable(name=key, value=value, line=first + command.line - 1)
         words = _placed(command, first - 1)
@@ -418,8 +458,44 @@ def _script(
             GivenVariable(name=k, value=v, line=first + command.line - 1)
             for k, v in command.assigned
         ]
-        yield from _of_words(file, words, (*exported.values(), *own), depth)
+        served = list(_of_words(file, words, (*exported.values(), *own), depth))
+        if lost and served:
+            cut = tuple(word for one in lost for word in _placed(one, first - 1))
+            served[-1] = replace(served[-1], lost=cut)
+        yield from served
         yield from _of_heredocs(file, command, first, tuple(exported.values()), depth)
+
+
+def _with_lost(commands: Sequence[Command]) -> Iterator[tuple[Command, list[Command]]]:
+    """Each command with those behind it that begin with a flag: a backslash is missing before."""
+    groups: list[tuple[Command, list[Command]]] = []
+    for command in commands:
+        if groups and command.words and len(command.words[0]) > 1 and is_flag(command.words[0]):
+            groups[-1][1].append(command)
+        else:
+            groups.append((command, []))
+    for command, lost in groups:
+        if lost and command.name in _CONTAINER_TOOLS and not _has_image(command):
+            yield _joined(command, lost), lost  # the image is on a line that is cut off
+        else:
+            yield command, lost
+
+
+def _has_image(command: Command) -> bool:
+    words = list(command.words)
+    placed = [Word(text, 0) for text in words]
+    return "run" not in words or bool(read_docker_run(placed[words.index("run") + 1 :]).image)
+
+
+def _joined(command: Command, rest: Sequence[Command]) -> Command:
+    """One command of several, as they were meant."""
+    parts = (command, *rest)
+    return replace(
+        command,
+        words=tuple(word for part in parts for word in part.words),
+        lines=tuple(line for part in parts for line in part.lines),
+        scripts=tuple(text for part in parts for text in part.scripts),
+    )
 
 
 def _of_heredocs(
@@ -480,8 +556,21 @@ def _of_words(
         if run.image is not None:
             yield from _in_container(file, run.words, run.entrypoint, run.image, run.env, depth)
         return
-    if program in (*_CONTAINER_TOOLS, "ssh"):
-        own = []  # the command runs elsewhere
+    if program == _LAUNCHER:
+        yield from _launched(file, words, own, depth)
+        return
+    inside = program in _CONTAINER_TOOLS and "exec" in texts
+    if program in (*_CONTAINER_TOOLS, "ssh"):  # the command runs elsewhere
+        own = list(_of_exec(words)) if inside else []
+    for one in _of_program(file, words, own, depth):
+        yield replace(one, launcher=program) if inside and not one.launcher else one
+
+
+def _of_program(
+    file: _File, words: Sequence[Word], own: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
+    """The serve commands of a program that runs another one."""
+    program = words[0].text.rpartition("/")[2]
     remote = _remote(words) if program == "ssh" else None
     script = (remote,) if remote is not None else _scripts_in(words)
     if script:
@@ -494,6 +583,72 @@ def _of_words(
         yield file.command(served, own, line=words[0].line)
 
 
+#: The script of spark-vllm-docker that starts containers on each node, and its default image.
+_LAUNCHER, _LAUNCHERS_IMAGE = "launch-cluster.sh", "vllm-node"
+#: What sets the variables of the network itself.
+LAUNCHERS = (_LAUNCHER, "recipe")
+#: A variable with options of ``docker run``.
+_LAUNCHER_DOCKER = "VLLM_SPARK_EXTRA_DOCKER_ARGS"
+_LAUNCHER_ACTIONS = ("exec", "start", "status", "stop")
+_LAUNCHER_SWITCHES = frozenset(
+    ("--solo", "-d", "--daemon", "--no-ray", "--check-config", "--non-privileged", "--earlyoom",
+     "--no-cache-dirs", "--dry-run")
+)  # fmt: skip
+
+
+def _launched(
+    file: _File, words: Sequence[Word], own: Sequence[GivenVariable], depth: int
+) -> Iterator[ServeCommand]:
+    """The serve commands of ``launch-cluster.sh [options] exec COMMAND``."""
+    image, mods = Word(_LAUNCHERS_IMAGE, words[0].line), []
+    env = [
+        more
+        for one in own
+        if one.name == _LAUNCHER_DOCKER
+        for more in read_docker_run([Word(text, one.line) for text in _split(one.value)]).env
+    ]
+    rest = deque(words[1:])
+    while rest:
+        word = rest.popleft()
+        if not word.text.startswith("-"):
+            break
+        name, equals, value = word.text.partition("=")
+        alone = not equals and bool(rest) and rest[0].text in _LAUNCHER_ACTIONS
+        if name in _LAUNCHER_SWITCHES or alone:
+            continue
+        given = Word(value, word.line) if equals else rest.popleft() if rest else Word("", 0)
+        if name in ("-t", "--image"):
+            image = given
+        elif name in ("-e", "--env"):
+            env.append(_variable(given.text, word.line))
+        elif name.startswith("--apply-"):
+            mods.append(given.text)
+    for one in _in_container(file, list(rest), "", image, env, depth):
+        yield replace(one, mods=tuple(mods), launcher=_LAUNCHER, entrypoint=None)
+
+
+def _variable(text: str, line: int) -> GivenVariable:
+    """``NAME=VALUE``; a name alone takes the caller's value."""
+    name, is_set, value = text.partition("=")
+    return GivenVariable(name=name, value=value if is_set else UNKNOWN, line=line)
+
+
+def _of_exec(words: Sequence[Word]) -> Iterator[GivenVariable]:
+    """The variables of ``docker exec -e NAME=VALUE CONTAINER COMMAND``."""
+    for at, word in enumerate(words):
+        if _serves_at(words, at):
+            return
+        name, equals, value = word.text.partition("=")
+        if name in ("-e", "--env"):
+            text = value if equals else words[at + 1].text if at + 1 < len(words) else ""
+            yield _variable(text, word.line)
+
+
+def _serves_at(words: Sequence[Word], at: int) -> bool:
+    """Whether ``vllm serve`` begins there."""
+    return words[at].text.rpartition("/")[2] == "vllm" and at + 1 < len(words)
+
+
 def _in_container(
     file: _File,
     words: Sequence[Word],
@@ -504,17 +659,24 @@ def _in_container(
 ) -> Iterator[ServeCommand]:
     """The serve commands of a container's command line."""
     whole = [*([Word(entrypoint, image.line)] if entrypoint else []), *words]
+    known = known_image(image.text)
     scripts = _scripts_in(whole)
     for text, first in scripts:
         for inner in _script(file, text, first, depth=depth + 1):
             yield replace(
                 inner, env=(*env, *inner.env), image=inner.image or image.text,
-                image_line=inner.image_line or image.line,
+                image_line=inner.image_line or image.line, entrypoint=entrypoint,
             )  # fmt: skip
     served = None if scripts else serve_words(words, entrypoint, image.text)
     if served is not None:
         line = words[0].line if words else image.line
-        yield file.command(served, env, line=line, image=image.text, image_line=image.line)
+        said = len(served) < len(words)
+        again = entrypoint is None and bool(known and known.serves) and said
+        bare = entrypoint is None and bool(known and known.keeps) and not said
+        yield file.command(
+            served, env, line=line, image=image.text, image_line=image.line,
+            entrypoint=entrypoint, again=again, bare=bare,
+        )  # fmt: skip
 
 
 def _scripts_in(words: Sequence[Word]) -> list[tuple[str, int]]:
@@ -562,7 +724,7 @@ def _remote(words: Sequence[Word]) -> tuple[str, int] | None:
 def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
     image = Word("", 0)
     env: list[GivenVariable] = []
-    entrypoint: list[Word] = []
+    entrypoint: list[Word] | None = None
     command: list[Word] = []
     for number, line in _instructions(text):
         word, _, rest = line.partition(" ")
@@ -570,15 +732,16 @@ def _dockerfile(file: _File, text: str) -> Iterator[ServeCommand]:
         if instruction == "FROM":
             parts = [part for part in rest.split() if not part.startswith("--")]
             image = Word(parts[0] if parts else "", number)
-            env, entrypoint, command = [], [], []
+            env, entrypoint, command = [], None, []
         elif instruction == "ENV":
             env += _dockerfile_env(rest, number)
         elif instruction == "ENTRYPOINT":
             entrypoint = _exec_form(rest, number)
         elif instruction == "CMD":
             command = _exec_form(rest, number)
-    words = [*entrypoint, *command]
-    served = list(_in_container(file, words, "" if entrypoint else None, image, env))
+    words = [*(entrypoint or []), *command]
+    replaced = None if entrypoint is None else ""
+    served = list(_in_container(file, words, replaced, image, env))
     yield from served
     if env and not served:
         at = (words or [image])[0].line
@@ -632,8 +795,9 @@ def _split(text: str) -> list[str]:
 
 def _yaml(file: _File, text: str) -> Iterator[ServeCommand]:
     for document in _documents(file.name, text):
+        kubernetes = _is_kubernetes(document)
         for mapping in _mappings(document, set()):
-            yield from _container(file, mapping)
+            yield from _container(file, mapping, kubernetes=kubernetes)
 
 
 @cache
@@ -693,7 +857,19 @@ def _mappings(node: Node | None, seen: set[int]) -> Iterator[MappingNode]:
             yield from _mappings(item, seen)
 
 
-def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
+def _is_kubernetes(document: Node | None) -> bool:
+    """Whether a document is a manifest: there ``command`` replaces an image's entrypoint."""
+    from yaml.nodes import MappingNode
+
+    if not isinstance(document, MappingNode):
+        return False
+    keys = {key.value for key, _ in document.value if isinstance(key.value, str)}
+    return {"apiVersion", "kind"} <= keys
+
+
+def _container(
+    file: _File, mapping: MappingNode, *, kubernetes: bool = False
+) -> Iterator[ServeCommand]:
     keys = {key.value: value for key, value in mapping.value if isinstance(key.value, str)}
     image = next((_words(file, keys[key]) for key in _IMAGE if key in keys), [])
     defaults = keys.get("defaults")
@@ -704,7 +880,11 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
     parts = [keys[key] for key in _COMMAND if key in keys]
     entry = _words(file, keys["entrypoint"]) if "entrypoint" in keys else None
     ref = Word(_interpolated(image[0].text), image[0].line) if image else Word("", 0)
-    entrypoint = "" if entry or recipe or not parts else None
+    cleared = entry is not None or recipe or not parts
+    entrypoint = "" if cleared else None
+    own = None if entry is None else _first(entry)
+    if kubernetes and entry is None and "command" in keys:
+        own, entrypoint = _first(_words(file, keys["command"])), ""
     env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
     mods = tuple(word.text for word in _words(file, keys["mods"])) if "mods" in keys else ()
     block = _block(file, parts, values) if not entry else None
@@ -714,12 +894,20 @@ def _container(file: _File, mapping: MappingNode) -> Iterator[ServeCommand]:
             yield replace(
                 one, env=(*env, *one.env), image=one.image or ref.text,
                 image_line=one.image_line or ref.line, mods=mods,
+                entrypoint=own, launcher="recipe" if recipe else "",
             )  # fmt: skip
         return
     words = [word for part in parts for word in _words(file, part, values)]
     for one in _in_container(file, [*(entry or []), *words], entrypoint, ref, env):
         filled = tuple(replace(word, text=_interpolated(word.text)) for word in one.words)
-        yield replace(one, words=filled, mods=mods)
+        yield replace(
+            one, words=filled, mods=mods, entrypoint=own,
+            launcher="recipe" if recipe else "",
+        )  # fmt: skip
+
+
+def _first(words: Sequence[Word]) -> str:
+    return words[0].text if words else ""
 
 
 def _block(file: _File, parts: Sequence[Node], values: Mapping[str, str]) -> tuple[str, int] | None:

@@ -17,11 +17,13 @@ from builder import __version__
 from builder.applier.files import open_regular
 from builder.common.document import Document, Part, Text
 from builder.common.hints import again, reason
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.shell import UNKNOWN
 from builder.serving.asked import Question, ask_release
 from builder.serving.commands import (
+    LAUNCHERS,
     GivenVariable,
     ServeCommand,
     Word,
@@ -29,11 +31,15 @@ from builder.serving.commands import (
     open_quotes,
     read_commands,
 )
+from builder.serving.configurations import name_of
+from builder.serving.knownimages import NEWEST, KnownImage, known_image, release_in_tag
+from builder.serving.lintrules import OF_THE_RELEASE, RULES, Severity
 from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
 from builder.serving.recipe import MOE_BACKEND, SET, recipe_of, w4a16_as_w4a4
 from builder.serving.release import CUDA_13, patched_interface, release_base
 from builder.serving.serveflags import (
     PLUGINS,
+    REASONING_FLAG,
     VARIABLES,
     canonical,
     in_json,
@@ -54,27 +60,8 @@ if TYPE_CHECKING:
     from builder.serving.serveflags import ServeInterface
 
 
-#: ``error``: the server does not start, or not as configured.  ``warning``: it starts.
-Severity = Literal["error", "warning"]
-
-
 #: The machine that a file is for, as far as it says so.
 Machine = Literal["spark", "other", "unknown"]
-
-
-class Rule(Part, frozen=True, kw_only=True):
-    """One rule."""
-
-    id: Text
-    severity: Severity
-    summary: Text
-    source: Annotated[Text, Meta(description="the source of the value")]
-
-
-class RuleList(Document, frozen=True, kw_only=True):
-    """All rules."""
-
-    rules: tuple[Rule, ...]
 
 
 class Finding(Part, frozen=True, kw_only=True):
@@ -95,6 +82,9 @@ class AskedCommand(Part, frozen=True, kw_only=True):
     line: Annotated[int, Meta(ge=0)]
     vllm: Text
     answer: Literal["starts", "refused", "settings accepted", "not run"]
+    configuration: Annotated[
+        str, Meta(description="of another checkpoint, or a known one's; absent: the command's own")
+    ] = ""
     left_out: Annotated[tuple[str, ...], Meta(description="what it was not asked, and why")] = ()
 
 
@@ -113,82 +103,9 @@ class LintReport(Document, frozen=True, kw_only=True):
     asked: Annotated[
         tuple[AskedCommand, ...], Meta(description="with --ask: what the release itself was asked")
     ] = ()
-
-
-def _rule(name: str, severity: Severity, summary: str, source: str) -> Rule:
-    return Rule(id=name, severity=severity, summary=summary, source=source)
-
-
-_ARGS = "the release's own argument parser (vllm/engine/arg_utils.py)"
-RULES = {
-    rule.id: rule
-    for rule in (
-        _rule("unknown-flag", "error", "the release has no such flag", _ARGS),
-        _rule("bad-value", "error", "the release refuses the value of a flag",
-              f"{_ARGS} and configuration (vllm/config)"),
-        _rule("refused", "error", "with --ask: the release's own code refuses the settings",
-              "the release, which builds the model on a simulated GB10: docs/preflight.md"),
-        _rule("transformers-version", "warning",
-              "with --ask: the newest Transformers that the release takes refuses the model",
-              "Transformers in the sandbox; an image has that of its day: vllm-project/vllm#53836"),
-        _rule("kernel-trouble", "warning",
-              "with --ask: the model gets a kernel that failed on GB10s",
-              "threads that docs/preflight.md names"),
-        _rule("does-not-fit", "warning", "with --ask: the weights leave no room for a cache",
-              "the release's own parameters, and 128 GB of a GB10: docs/preflight.md"),
-        _rule("quantization-name", "warning",
-              "the release has no such method, but the checkpoint's own one may replace it",
-              "vllm/config/model.py of the release: override_quantization_method"),
-        _rule("unknown-parser", "error", "the release has no such parser, and no plugin is given",
-              "vllm/reasoning/__init__.py and vllm/tool_parsers/__init__.py of the release"),
-        _rule("unknown-variable", "warning", "the release does not read the variable",
-              "vllm/envs.py of the release; it warns about such variables from 0.17.0 on"),
-        _rule("variable-value", "error", "the release refuses the value of a variable",
-              "vllm/envs.py of the release: ValueError at start"),
-        _rule("b12x-name", "warning", "b12x is the package b12x, not FlashInfer's kernels",
-              "vllm/model_executor/kernels/linear/nvfp4 from 0.28.0 on"),
-        _rule("b12x-unreachable", "error", "the release has the flag, but not the kernel",
-              "vLLM 0.24.0 to 0.27.1: ValueError at start, without the layer vllm-b12x-reachable"),
-        _rule("w4a16-rounded", "warning", "experts with 16-bit activations run with 4-bit ones",
-              "vLLM #56535, and level numbers of 0.33.0: docs/kernel-defects.md, W4A16 experts"),
-        _rule("batched-tokens", "error", "fewer batched tokens than the block of a hybrid model",
-              "write-up of one GB10, 2026-03: vLLM does not start"),
-        _rule("eager-autotune", "error", "--enforce-eager crashes while MoE kernels are tuned",
-              "write-up of one GB10, 2026-03"),
-        _rule("short-context", "warning",
-              "on a Spark, a context that the model's users found too short",
-              "the model's file: spark-build models show"),
-        _rule("memory-fraction", "warning", "more than 0.90 of a memory that the system shares",
-              "vllm-project/vllm#56824 and NVIDIA/dgx-spark-playbooks#97: the machine freezes"),
-        _rule("memory-unset", "warning",
-              "on a Spark, no share of the memory that the system uses too",
-              "vllm/config/cache.py: 0.92 from 0.20.0 on; vllm-project/vllm#56824"),
-        _rule("many-batched-tokens", "warning",
-              "batched tokens whose activations take much of a GB10's memory",
-              "AEON-7/vllm-dflash#1: a GB10 hangs with 65536, and served with 32768"),
-        _rule("draft-experts", "error",
-              "--moe-backend is for the draft's experts too, which are mostly unquantised",
-              "vllm-project/vllm#56832 and #51960: ValueError at start"),
-        _rule("no-ray", "error", "Ray is requested, and the image does not have it",
-              "metadata of vLLM's wheels: 0.17.x requires Ray, 0.18.0 and later do not"),
-        _rule("ray-needed", "warning", "Ray is requested where nothing says that it is installed",
-              "metadata of vLLM's wheels: 0.18.0 and later do not require it"),
-        _rule("gloo-interface", "warning", "NCCL_SOCKET_IFNAME without GLOO_SOCKET_IFNAME",
-              "write-up of two GB10, 2026: needed from 0.17.2 on"),
-        _rule("least-busy", "error",
-              "LiteLLM's least-busy leaves one of two equal servers mostly idle",
-              "write-up of two GB10, 2026: 99 against 156 tokens/s; sparkrun's LiteLLM plugin"),
-        _rule("cuda-12-image", "error",
-              "an image for CUDA 12, whose FP4 kernels do not run on a GB10",
-              "releases of vLLM: -cu129 tags, and tags before 0.20.0 without -cu130"),
-        _rule("no-effect", "warning", "a setting that another one switches off",
-              "vllm/envs.py and vllm/config/kernel.py of the releases"),
-        _rule("open-quote", "error", "a quote that is not closed: the shell rejects the command",
-              "POSIX, Shell Command Language, 2.2 Quoting"),
-        _rule("given-twice", "warning", "a flag that is given twice: only the last one counts",
-              "argparse"),
-    )
-}  # fmt: skip
+    notes: Annotated[
+        tuple[Text, ...], Meta(description="images that are no release, and what they were read as")
+    ] = ()
 
 
 #: vLLM's metadata requires Ray before this release.
@@ -202,6 +119,8 @@ _INSTEAD = {
     "flashinfer_b12x": f"--linear-backend flashinfer_b12x, with {_PATCHED}",
     "flashinfer_cutlass": "leave it out: FlashInfer's CUTLASS kernels are the default on a GB10",
 }
+#: The entrypoint of NVIDIA's containers.
+_OWN_ENTRYPOINT = "nvidia_entrypoint.sh"
 _QUANTIZATION = "--quantization"
 _BATCHED, _CACHE_BYTES = "--max-num-batched-tokens", "--kv-cache-memory-bytes"
 #: Flags whose product is the number of GPUs.
@@ -238,6 +157,8 @@ class Checked:
     profile: str = ""
     #: what its file says of the machine
     machine: Machine = "unknown"
+    #: whether its vLLM is that of the interface, and not one that is near it
+    exact: bool = True
 
     @classmethod
     def of(
@@ -247,14 +168,21 @@ class Checked:
         models: Mapping[str, Model],
         profile: str = "",
         machine: Machine = "unknown",
+        *,
+        exact: bool = True,
     ) -> Checked:
         """Read a command as the release does."""
         flags = tuple(command.flags(interface))
-        model = models.get(command.model)
+        model = models.get(command.model) or _in_folder(command.model, models)
         return cls(
             command=command, interface=interface, flags=flags, model=model, profile=profile,
-            machine=machine,
+            machine=machine, exact=exact,
         )  # fmt: skip
+
+    @property
+    def image(self) -> KnownImage | None:
+        """What is known of its image."""
+        return known_image(self.command.image)
 
     def last(self, name: str) -> GivenFlag | None:
         """A given flag by its long name; the last one counts."""
@@ -298,22 +226,48 @@ class Checked:
         """The variables that are set."""
         return {one.name: one.value for one in self.command.env}
 
-    def finding(self, rule: str, line: int, message: str, help_: str = "") -> Finding:
-        """A finding of a rule."""
+    def finding(
+        self, rule: str, line: int, message: str, help_: str = "", severity: Severity | None = None
+    ) -> Finding:
+        """A finding of a rule, as severe as the rule unless it is said."""
         return Finding(
-            file=self.command.file, line=line, rule=rule, severity=RULES[rule].severity,
-            message=message, help=help_,
+            file=self.command.file, line=line, rule=rule,
+            severity=severity or RULES[rule].severity, message=message, help=help_,
         )  # fmt: skip
+
+    def weighed(self, finding: Finding) -> Finding | None:
+        """A finding as it holds for this release and image; None: it does not."""
+        severity = RULES[finding.rule].severity_for(self.interface.vllm)
+        if severity is None:
+            return None
+        if severity == "note":
+            finding = msgspec.structs.replace(finding, severity="note")
+        if self.exact or finding.rule not in OF_THE_RELEASE:
+            return finding
+        known = self.image
+        what = f"the image is {known.fork or known.name}" if known else "its image is not known"
+        what += ", changed by mods" if self.command.mods else ""
+        message = f"{finding.message.partition('; did you mean')[0]}; {what}, which may differ"
+        return msgspec.structs.replace(finding, severity="note", message=message, help="")
+
+
+def _in_folder(model: str, models: Mapping[str, Model]) -> Model | None:
+    """The known model of a local folder with its name; None where several have that name."""
+    if not model.startswith(("/", ".", "~")):
+        return None
+    named = [one for id_, one in models.items() if name_of(id_) == name_of(model)]
+    return named[0] if len(named) == 1 else None
 
 
 def check(checked: Checked) -> Iterator[Finding]:
     """All problems of one command."""
-    return (finding for one in _CHECKS for finding in one(checked))
+    found = (checked.weighed(finding) for one in _CHECKS for finding in one(checked))
+    return (finding for finding in found if finding is not None)
 
 
 def _flags(checked: Checked) -> Iterator[Finding]:
     for flag in checked.flags:
-        if UNKNOWN in flag.name:
+        if UNKNOWN in flag.name or _is_added(checked, flag):
             continue
         known = checked.interface.flag(canonical(flag.name).partition(".")[0])
         unknown = known is not None and flag.value is not None and UNKNOWN in flag.value
@@ -321,9 +275,29 @@ def _flags(checked: Checked) -> Iterator[Finding]:
         if why and known is not None and _QUANTIZATION in known.names and flag.value is not None:
             message = f"{why}; it has an effect only if the checkpoint's own method replaces it"
             yield checked.finding("quantization-name", flag.line, message, "leave it out")
-        elif why:
+        elif why and not _is_added_key(checked, why):
             rule = "bad-value" if known is not None else "unknown-flag"
-            yield checked.finding(rule, flag.line, why)
+            bare = (flag.value or "").startswith("{") and '"' not in (flag.value or "")
+            advice = f"the shell took its quotes: {flag.name} '{{...}}'" if bare else ""
+            yield checked.finding(rule, flag.line, why, advice)
+
+
+def _is_added(checked: Checked, flag: GivenFlag) -> bool:
+    """Whether the image is known to add this flag, or this value of it."""
+    return checked.image is not None and checked.image.has_flag(canonical(flag.name), flag.value)
+
+
+def _is_added_words(checked: Checked, words: Sequence[str]) -> bool:
+    """The same for a flag with its value as words."""
+    name, equals, value = words[0].partition("=")
+    given = value if equals else " ".join(words[1:]) or None
+    return checked.image is not None and checked.image.has_flag(canonical(name), given)
+
+
+def _is_added_key(checked: Checked, why: str) -> bool:
+    """Whether a refused key of an object is one that the image is known to add."""
+    key = re.search(r"has no key ([\w.]+)", why)
+    return bool(key and checked.image and key[1] in checked.image.keys)
 
 
 def _twice(checked: Checked) -> Iterator[Finding]:
@@ -342,7 +316,10 @@ def _parsers(checked: Checked) -> Iterator[Finding]:
     for name, plugin in PLUGINS.items():
         flag, value = checked.last(name), checked.value(name)
         message = checked.interface.parser_refusal(name, value)
-        if flag is None or not message or checked.last(plugin):
+        if flag is None or checked.last(plugin):
+            continue
+        if not message:
+            yield from _other_parser(checked, name, flag) if name == REASONING_FLAG else ()
             continue
         choices = [c for m in [checked.model] if m for c in (*m.reasoning_parsers, *m.tool_parsers)]
         plugged = next((c.plugin for c in choices if c.name == value and c.plugin), "")
@@ -352,10 +329,23 @@ def _parsers(checked: Checked) -> Iterator[Finding]:
         yield checked.finding("unknown-parser", flag.line, message, advice)
 
 
+def _other_parser(checked: Checked, name: str, flag: GivenFlag) -> Iterator[Finding]:
+    """A parser that exists, and with which nobody is known to have served the model."""
+    model, value = checked.model, checked.value(name)
+    if model is None or not value:
+        return
+    choices = {one.name for one in model.reasoning_parsers}
+    usual = sorted(choices & {*checked.interface.parsers(name)})
+    if usual and value not in choices:
+        message = f"{model.name} is not known to be served with {name} {value}"
+        yield checked.finding("other-parser", flag.line, message, f"{name} {usual[0]}")
+
+
 def _variables(checked: Checked) -> Iterator[Finding]:
     interface = checked.interface
     for one in checked.command.env:
-        if not one.name.startswith(VARIABLES):
+        added = checked.image is not None and checked.image.has_variable(one.name)
+        if not one.name.startswith(VARIABLES) or added:
             continue
         value = "" if UNKNOWN in one.value else one.value
         known = one.name in interface.variables
@@ -382,10 +372,15 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
         flag, value = checked.last(name), checked.value(name).lower().replace("-", "_")
         if flag is None:
             continue
-        if value == "b12x":
-            message = f"{name} b12x selects the package b12x, which images do not have"
-            yield checked.finding("b12x-name", flag.line, message, f"{name} flashinfer_b12x")
+        if value == "b12x" and not (checked.image and "b12x" in checked.image.packages):
+            message = f"{name} b12x needs the package b12x, which vLLM's wheels and images lack"
+            yield checked.finding("b12x-name", flag.line, message, _instead_of_b12x(checked, name))
         model = checked.model if name == MOE_BACKEND else None
+        if model and value == "flashinfer_b12x" and _only_mxfp4(model):
+            message = (
+                f"{name} flashinfer_b12x is for NVFP4 experts; those of {model.name} are MXFP4"
+            )
+            yield checked.finding("b12x-mxfp4", flag.line, message, f"leave {name} out")
         if model and (message := w4a16_as_w4a4(model, checked.interface.vllm, value)):
             yield checked.finding("w4a16-rounded", flag.line, message, f"leave {name} out")
         if name == "--linear-backend" and value == "flashinfer_b12x" and checked.unreachable:
@@ -393,6 +388,22 @@ def _b12x(checked: Checked) -> Iterator[Finding]:
             message = f"vLLM {release} accepts {name} flashinfer_b12x, but has no such kernel"
             if _OFFICIAL.search(checked.command.image) or not checked.command.image:
                 yield checked.finding("b12x-unreachable", flag.line, message, _PATCHED)
+
+
+def _only_mxfp4(model: Model) -> bool:
+    """Whether all experts whose kind is known are in MXFP4."""
+    return {kind for kind in model.kinds() if kind.endswith("-moe")} == {"mxfp4-moe"}
+
+
+def _instead_of_b12x(checked: Checked, name: str) -> str:
+    """What to write in its place: FlashInfer's kernels of this name are for NVFP4 alone."""
+    model, linear = checked.model, name != MOE_BACKEND
+    kinds = model.kinds() if model else frozenset()
+    wanted = {"nvfp4-linear"} if linear else {"nvfp4-moe"}
+    refused = checked.interface.refusal(name, "flashinfer_b12x")
+    if wanted <= kinds and "mxfp4-moe" not in kinds and not refused and not checked.unreachable:
+        return f"{name} flashinfer_b12x"
+    return "leave it out, or take an image with the package, such as eugr/spark-vllm-b12x"
 
 
 def _model(checked: Checked) -> Iterator[Finding]:
@@ -466,17 +477,19 @@ def _draft(checked: Checked) -> Iterator[Finding]:
     if has_own and "moe_backend" not in config:
         message = f"{MOE_BACKEND} {backend} is for the draft's experts too, and not if unquantised"
         advice = 'add "moe_backend": "triton" to --speculative-config'
-        yield checked.finding("draft-experts", flag.line, message, advice)
+        known_draft = checked.model is not None and checked.model.speculation is not None
+        severity: Severity = "error" if known_draft else "note"
+        yield checked.finding("draft-experts", flag.line, message, advice, severity)
 
 
 def _cluster(checked: Checked) -> Iterator[Finding]:
     executor = checked.last("--distributed-executor-backend")
     image = checked.command.image
-    official = _OFFICIAL.search(image)
+    official = checked.image is not None and "ray" in checked.image.lacks
     ray = checked.value("--distributed-executor-backend") == "ray"
     old = Version(checked.interface.vllm) < _NO_RAY
     if executor and ray and not old and (official or not image):
-        message = f"vLLM {checked.interface.vllm} and its official images come without Ray"
+        message = f"vLLM {checked.interface.vllm} and its images come without Ray"
         advice = (
             "--nnodes 2 --node-rank N --master-addr IP --master-port PORT, without Ray; "
             "or an image with layer ray: spark-build image --layers ray"
@@ -484,7 +497,8 @@ def _cluster(checked: Checked) -> Iterator[Finding]:
         rule = "no-ray" if official else "ray-needed"
         yield checked.finding(rule, executor.line, message, advice)
     env = {one.name: one for one in checked.command.env}
-    if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env:
+    launched = checked.command.launcher in LAUNCHERS  # they set both
+    if "NCCL_SOCKET_IFNAME" in env and "GLOO_SOCKET_IFNAME" not in env and not launched:
         one = env["NCCL_SOCKET_IFNAME"]
         value = "INTERFACE" if UNKNOWN in one.value else one.value
         message = "two nodes also need GLOO_SOCKET_IFNAME"
@@ -500,10 +514,46 @@ def _image(checked: Checked) -> Iterator[Finding]:
         old = bool(release) and Version(release) < CUDA_13
     except InvalidVersion:
         old = False
-    if "cu12" in rest or (old and "cu13" not in rest):
+    if checked.machine != "other" and ("cu12" in rest or (old and "cu13" not in rest)):
         advice = f"vllm/vllm-openai:v{release}-cu130" if old else f"vllm/vllm-openai:v{release}"
         message = f"{checked.command.image} is for CUDA 12: its FP4 kernels do not run on a GB10"
-        yield checked.finding("cuda-12-image", checked.command.image_line, message, advice)
+        severity: Severity = "error" if _is_fp4(checked) else "warning"
+        line = checked.command.image_line
+        yield checked.finding("cuda-12-image", line, message, advice, severity)
+
+
+def _is_fp4(checked: Checked) -> bool:
+    """Whether the model is known, or named, to be in FP4."""
+    kinds = checked.model.kinds() if checked.model else ()
+    return any("fp4" in kind for kind in (*kinds, checked.command.model.lower()))
+
+
+def _container(checked: Checked) -> Iterator[Finding]:
+    command, image = checked.command, checked.image
+    if command.lost:
+        names = [w.text for w in command.lost if is_flag(w.text)]
+        at = command.lost[0].line
+        message = f"the command ends before this line: {shortened(' '.join(names))} are lost"
+        advice = "end the line before with a backslash, and nothing behind it"
+        yield checked.finding("lost-flags", at, message, advice)
+    if command.again:
+        message = f"{command.image} runs vllm serve itself: it gets these words twice"
+        yield checked.finding(
+            "entrypoint-twice", command.line, message, "leave out vllm serve, or set the entrypoint"
+        )
+    if command.bare:
+        message = f"{command.image} runs its words as a command, and these begin with no program"
+        yield checked.finding("entrypoint-no-server", command.line, message, "vllm serve first")
+    if image is None:
+        return
+    own = command.entrypoint is None or _OWN_ENTRYPOINT in command.entrypoint
+    if image.keeps and not own and not command.launcher:
+        message = f"{command.image}: {image.keeps}; this command replaces it"
+        advice = f"args, and no command; or begin with /opt/nvidia/{_OWN_ENTRYPOINT}"
+        yield checked.finding("entrypoint-bypassed", command.line, message, advice)
+    if image.driver and checked.machine != "other":
+        message = f"{command.image} wants driver {image.driver}; a Spark's are 580"
+        yield checked.finding("driver", command.image_line or command.line, message)
 
 
 def _conflicts(checked: Checked) -> Iterator[Finding]:
@@ -535,7 +585,7 @@ def _whole(text: str) -> int:
 
 _CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
     _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _cluster,
-    _image, _conflicts,
+    _image, _container, _conflicts,
 )  # fmt: skip
 
 
@@ -558,7 +608,7 @@ _ORIGIN = re.compile(
 _READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Rules that guess what a release says: its answer replaces them, that of its parser the first.
 _PARSER_SAYS = {"unknown-flag"}
-_OF_THE_MODEL = {"quantization-name", "b12x-unreachable"}
+_OF_THE_MODEL = {"quantization-name", "b12x-unreachable", "b12x-mxfp4"}
 _RELEASE_SAYS = {*_PARSER_SAYS, *_OF_THE_MODEL, "bad-value"}
 #: Letters of a file in which that line is looked for.
 _HEAD = 4096
@@ -574,6 +624,8 @@ class Linter:
     image: str | None = None
     #: answers for a release's own code; None: only its source is read
     ask: Ask | None = None
+    #: whose configurations stand in; None: ours
+    models: Models | None = None
     _interfaces: dict[tuple[str, str], ServeInterface] = field(default_factory=dict)
 
     def asked(self, checked: Checked) -> Asked:
@@ -589,14 +641,19 @@ class Linter:
             for one in checked.command.env
             if one.name.startswith(_READ) and UNKNOWN not in one.value
         }
+        groups = list(_groups(checked.command.words))
+        added = [one for one in groups if _is_added_words(checked, one)]
         question = Question(
             model=checked.command.model, base=ref, layers=(profile,) if profile else (),
-            flags=tuple(_groups(checked.command.words)), variables=variables,
+            flags=tuple(one for one in groups if one not in added), variables=variables,
         )  # fmt: skip
         try:
-            return ask_release(question, checked.model, self.ask)
+            asked = ask_release(question, checked.model, self.ask, self.models)
         except NotServed:  # its mod changes nothing there
-            return ask_release(replace(question, layers=()), checked.model, self.ask)
+            plain = replace(question, layers=())
+            asked = ask_release(plain, checked.model, self.ask, self.models)
+        more = tuple(f"{shortened(' '.join(one))}: only the image has it" for one in added)
+        return replace(asked, left_out=(*asked.left_out, *more))
 
     def interface(self, command: ServeCommand) -> ServeInterface:
         """The interface of a command's release.
@@ -616,9 +673,7 @@ class Linter:
         Raises:
             UsageError: neither the options nor the command's image name the release.
         """
-        named = RELEASED_IMAGE.search(command.image)
-        release = self.release or (named[1] if named and not self.image else "")
-        release = release or ("" if self.image else command.vllm)
+        release = "" if self.image else self._release(command)
         ref = release_base(release) if release else self.image or ""
         if not ref:
             image = f"the image {command.image}" if command.image else "no image"
@@ -628,6 +683,53 @@ class Linter:
                 hint=again("--release 0.33.0"),
             )
         return ref, "" if self.image else self.profile(command)
+
+    def _release(self, command: ServeCommand) -> str:
+        """The release that a command is held against; empty if it names neither it nor an image.
+
+        Of an image that is not known, it is the one in its tag, else the newest.
+        """
+        known = known_image(command.image)
+        named = self.release or (known.release(command.image) if known else "") or command.vllm
+        if named or not (command.image or command.launcher):
+            return named
+        if known is not None and known.near != NEWEST:
+            return known.near
+        return self._newest(release_in_tag(command.image))
+
+    def _newest(self, most: str = "") -> str:
+        """The newest release, or the newest one that is not newer than ``most``."""
+        releases = vllm_releases(self.index)
+        below = [one for one in releases if not most or Version(one) <= Version(most)]
+        return (below or releases[:1])[-1]
+
+    @cached_property
+    def index(self) -> PackageIndex:
+        """The package index."""
+        return PackageIndex()
+
+    def is_exact(self, command: ServeCommand) -> bool:
+        """Whether a command's vLLM is the release itself, and not a fork or a branch near it."""
+        if self.image or self.profile(command):
+            return True
+        if any(True for mod in command.mods if mod):  # of others: it may change anything
+            return False
+        if not command.image or command.vllm:
+            return not command.launcher
+        known = known_image(command.image)
+        return known is not None and bool(known.release(command.image)) and not known.fork
+
+    def note(self, command: ServeCommand, vllm: str) -> str:
+        """What a command was held against, if that is not what it runs; else empty."""
+        if self.is_exact(command):
+            return ""
+        known = known_image(command.image)
+        what = known.fork or known.name if known else "not known"
+        changed = f"{what}, changed by mods" if command.mods else what
+        return (
+            f"{command.file}:{command.line}: {command.image or 'the image'} is {changed}: held "
+            f"against vLLM {vllm}, and what that does not know is a note"
+        )
 
     def profile(self, command: ServeCommand) -> str:
         """The profile whose changes a command's vLLM has: of its mods, or of the file's recipe."""
@@ -685,6 +787,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     skipped: list[str] = []
     cut: list[str] = []
     asked_commands: list[AskedCommand] = []
+    notes: dict[str, None] = {}
     commands = ignored = 0
     for name, text in files:
         findings_in = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
@@ -697,15 +800,13 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             releases.add(interface.vllm)
             # commands can share a line, such as an exported variable's, and repeat its findings
             checked = Checked.of(
-                command, interface, known, profile=linter.profile(command), machine=machine_of(text)
-            )
-            problems = list(islice(check(checked), _MOST_FINDINGS + 1))
-            if linter.ask is not None:
-                asked = linter.asked(checked)
-                asked_commands.append(_shown(checked, asked))
-                refused = list(_refused(checked, asked))
-                problems = [*_unanswered(problems, asked, refused), *refused]
-            for finding in problems:
+                command, interface, known, profile=linter.profile(command),
+                machine=machine_of(text), exact=linter.is_exact(command),
+            )  # fmt: skip
+            notes[linter.note(command, interface.vllm)] = None
+            asked = linter.asked(checked) if linter.ask is not None else None
+            asked_commands += [_shown(checked, asked)] if asked else []
+            for finding in _problems(checked, asked):
                 findings_in[finding] = None
                 if len(findings_in) > _MOST_FINDINGS:
                     break
@@ -728,7 +829,18 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
         skipped=tuple(skipped),
         cut=tuple(cut),
         asked=tuple(asked_commands),
+        notes=tuple(filter(None, notes)),
     )
+
+
+def _problems(checked: Checked, asked: Asked | None) -> list[Finding]:
+    """The problems of a command; what its release answered for itself is in its words."""
+    problems = list(islice(check(checked), _MOST_FINDINGS + 1))
+    if asked is None:
+        return problems
+    weighed = (checked.weighed(one) for one in _refused(checked, asked))
+    refused = [one for one in weighed if one is not None]
+    return [*_unanswered(problems, asked, refused), *refused]
 
 
 def machine_of(text: str) -> Machine:
@@ -779,20 +891,23 @@ def _refused(checked: Checked, asked: Asked) -> Iterator[Finding]:
         words = shortened(" ".join(one.flag)) or "this"
         message = f"vLLM {release} refuses {words}: {one.sentence}"
         message += f" ({one.where})" if one.where else ""
+        message += "" if one.sure else f"; asked with the configuration of {asked.configuration}"
+        severity: Severity | None = None if one.sure else "note"
         starts = asked.answer is not None and asked.answer.starts == "yes"
         advice = f"it starts without {one.flag[0]}" if one.flag and starts and asked.own else ""
-        yield checked.finding("refused", line or variable or command.line, message, advice)
+        at = line or variable or command.line
+        yield checked.finding("refused", at, message, advice, severity)
     answer = asked.answer
-    if answer is None or not asked.own or answer.starts != "yes":
+    if answer is None or not (asked.own or asked.configuration) or answer.starts != "yes":
         return
+    severity = None if asked.own else "note"
     for trouble in answer.troubles:
-        yield checked.finding(
-            "kernel-trouble", command.line, f"{trouble.kernel}: {trouble.text}", trouble.source
-        )
+        text = f"{trouble.kernel}: {trouble.text}"
+        yield checked.finding("kernel-trouble", command.line, text, trouble.source, severity)
     if answer.memory is not None and answer.memory.cache_bytes < 0:
         over = -answer.memory.cache_bytes / GIB
         message = f"{over:.1f} GiB more than {answer.memory.fraction:.2f} of a GB10's memory"
-        yield checked.finding("does-not-fit", command.line, message)
+        yield checked.finding("does-not-fit", command.line, message, severity=severity)
 
 
 def _shown(checked: Checked, asked: Asked) -> AskedCommand:
@@ -800,13 +915,14 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
     words = [w.text for w in checked.command.words if UNKNOWN in w.text]
     unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
     answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
-    if asked.refused:
+    built = asked.own or bool(asked.configuration)
+    if checked.exact and any(one.sure for one in asked.refused):
         answer = "refused"
     elif asked.parsed:
-        answer = "starts" if asked.own and asked.starts else "settings accepted"
+        answer = "starts" if built and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, left_out=(*asked.left_out, *unknown),
+        answer=answer, configuration=asked.configuration, left_out=(*asked.left_out, *unknown),
     )  # fmt: skip
 
 

@@ -25,6 +25,17 @@ VARIABLES = ("VLLM_PORT", "VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "VLLM_XLA_USE
         ("VLLM_FOO", VARIABLES, ""),
         ("VLLM_USE_V1", VARIABLES, ""),
         ("ma", ("marlin",), ""),
+        # like, and another thing: a number, an element type, an opposite
+        ("VLLM_USE_FLASHINFER_MOE_FP16", ("VLLM_USE_FLASHINFER_MOE_INT4",), ""),
+        ("VLLM_USE_FLASHINFER_MOE_FP8", ("VLLM_USE_FLASHINFER_MOE_INT8",), ""),
+        ("glm45", ("glm47",), ""),
+        ("--disable-prefix-caching", ("--enable-prefix-caching",), ""),
+        ("--enable-prefix-cachin", ("--enable-prefix-caching",), "--enable-prefix-caching"),
+        (
+            "VLLM_USE_FLASHINFER_MOE_FP1",
+            ("VLLM_USE_FLASHINFER_MOE_FP16",),
+            "VLLM_USE_FLASHINFER_MOE_FP16",
+        ),
         ("", ("marlin",), ""),
     ],
 )

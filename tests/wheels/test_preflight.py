@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.preflight_sweep import FORMS, sweep
+from benchmarks.preflight_sweep import sweep
 from builder.__main__ import run
 from builder.common.document import read
 from builder.common.paths import cache_dir
 from builder.proof.model import kinds_of
 from builder.proof.wholemodel import LayerRow
+from builder.serving.configurations import FORMS
 from builder.serving.memory import memory_estimate
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest

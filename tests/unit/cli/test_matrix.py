@@ -44,6 +44,17 @@ def test_equal_neighbours_are_one_column(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+def test_a_layer_before_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    stacked = MatrixRow(
+        vllm="0.20.0", states={"a": "needed", "b": "applied"}, reasons={}, served=True,
+        after={"b": "a"},
+    )  # fmt: skip
+    print_table(["a", "b"], [stacked], listed=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "b  after a"
+    assert lines[-1] == "after LAYER: that layer makes the same change before it"
+
+
 def test_a_list_of_releases_makes_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     """Releases between those of the list were not looked at."""
     print_table(["a", "b"], ROWS, listed=True)

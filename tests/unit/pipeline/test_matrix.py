@@ -218,6 +218,49 @@ def test_a_patch_file_and_a_mod_are_judged(
     assert (place.line, place.anchor) == (5, "return BACKEND")
 
 
+def test_a_change_that_a_layer_before_makes_is_not_the_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same patch as two layers: the second one is no proof that the release has it."""
+    op = 'op = "replace"\nfile = "vllm/core.py"\nold = "\'cutlass\'"\nnew = "\'b12x\'"\ncount = 1'
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "layer.toml").write_text(layer_text(op))
+    monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
+    every_base_is(monkeypatch, fake_base(vllm_files()))
+    options = MatrixOptions(patches=(tmp_path,), layers=("one", "two"), releases="0.20.1")
+    document = Asked(options).matrix()
+    (row,) = document.rows
+    assert row.states == {"one": "needed", "two": "applied"}
+    assert row.after == {"two": "one"}
+    assert row.reasons["two"] == "layer one before it makes this change"
+    assert "| `two` |  |  | 0.20.1 |" in markdown(document)
+    monkeypatch.undo()
+    monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
+    had = {**vllm_files(), "vllm/core.py": b"BACKEND = 'b12x'\n"}
+    every_base_is(monkeypatch, fake_base(had))
+    (row,) = Asked(options).matrix().rows
+    assert row.states == {"one": "applied", "two": "applied"}
+    assert row.after == {}
+
+
+def test_what_of_a_mod_is_not_looked_at_comes_after_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mod").mkdir()
+    (tmp_path / "mod/a.patch").write_text(PATCH)
+    folder = "/usr/local/lib/python3.12/dist-packages"
+    script = f"make all\ncd {folder}\npatch -p1 < /workspace/mods/mod/a.patch\n"
+    (tmp_path / "mod/run.sh").write_text(script)
+    monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
+    every_base_is(monkeypatch, fake_base(vllm_files()))
+    asked = Asked(MatrixOptions(mods=(tmp_path / "mod",), releases="0.20.1"))
+    assert capsys.readouterr().err == ""
+    assert [text.partition(" (")[0] for text in asked.unread] == [
+        "mod: not looked at: run.sh line 1: make all"
+    ]
+
+
 def test_wheels_of_a_directory_come_before_the_index(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains no wheel"):
         PackageIndex().hold_folder(tmp_path)

@@ -34,6 +34,8 @@ def added(*chosen: str, **options: Any) -> list[str]:
         ("gpu-memory-utilization=0.9", ""),
         ("max-model-len=32768", "a context of 32768 tokens: write-up of one GB10"),
         ("max-model-len=100000", ""),
+        ("enforce-eager", ""),
+        ("max-num-batched-tokens=1024", "1024 batched tokens are fewer than a block"),
         ("NCCL_SOCKET_IFNAME=eth0", "two nodes also need GLOO_SOCKET_IFNAME"),
     ],
 )
@@ -45,12 +47,6 @@ def test_a_warning_is_a_note(text: str, note: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("enforce-eager", {}, "--set enforce-eager: nemotron-3-super: --enforce-eager crashes"),
-        (
-            "max-num-batched-tokens=1024",
-            {},
-            "--set max-num-batched-tokens=1024: 1024 batched tokens are fewer than a block",
-        ),
         (
             "linear-backend=flashinfer_b12x",
             {"served": served("0.25.0", interface=interface("0.25.0"), **OFFICIAL)},

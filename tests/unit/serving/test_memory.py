@@ -414,7 +414,7 @@ def test_the_command_prints_what_is_unknown(call: Call, tmp_path: Path) -> None:
         (["./gone"], "./gone is not a folder"),
         (["nemotron-3-supr"], "did you mean 'nemotron-3-super'?"),
         (["."], "contains no *.safetensors"),
-        (["nemotron-3-super", "--kv-cache-dtype", "fp8_e4m4"], "did you mean 'fp8_e4m3'?"),
+        (["nemotron-3-super", "--kv-cache-dtype", "fp8_e4m33"], "did you mean 'fp8_e4m3'?"),
         (["nemotron-3-super", "--context", "0"], "greater than or equal to 1"),
     ],
 )
