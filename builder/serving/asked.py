@@ -200,7 +200,7 @@ def _asked(
     ranks: list[Words] = []
     answer: Preflight | None = None
     for _ in range(_MOST):
-        latest = _answer(ask, _request(model, question, [*flags, *ranks]))
+        latest = _answer(ask, _request(model, question, [*flags, *ranks], fits=not general))
         answer = latest or answer
         if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
             flags.remove((_CODE,))  # the release may have the classes itself
@@ -265,13 +265,16 @@ def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
         yield f"{what}; it was rank 0 of {ranks[0][1]} machines with one GPU each"
 
 
-def _request(model: str, question: Question, flags: Sequence[Words]) -> PreflightRequest:
+def _request(
+    model: str, question: Question, flags: Sequence[Words], *, fits: bool
+) -> PreflightRequest:
     return PreflightRequest(
         model=model,
         plan=PlanOptions(base=question.base, layers=question.layers),
         flags=tuple(word for flag in flags for word in flag),
         add_flags=False,  # the command is asked about as it is
         cures=False,
+        fits=fits,
         variables=[f"{name}={value}" for name, value in question.variables.items()],
     )
 

@@ -88,9 +88,12 @@ WITH_CONFIGURATION = [
 def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each builds without a network; its experts, and its weights if known, are as in its file."""
     model = Models.discover().model(name)
-    assert run(["preflight", name, "--release", NEWEST, "--json"]) == 0
+    code = run(["preflight", name, "--release", NEWEST, "--json"])
     document = json.loads(capfd.readouterr().out)
-    assert document["starts"] == "yes"
+    fits = document["memory"]["cache_bytes"] > 0
+    assert (code, document["starts"]) == ((0, "yes") if fits else (5, "no"))
+    assert document["memory"]["not_asked"] == ""
+    assert document["memory"]["block_tokens"] > 0
     experts = any(row["experts"] for row in document["layers"] if row["part"] == "model")
     total, active = model.parameters, model.active_parameters
     sparse = active is not None and (total is None or active.value != total.value)
@@ -113,6 +116,64 @@ def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixtu
     }
     if model.kinds() != {"unquantized"}:
         assert quantised - full
+
+
+#: What servers on GB10s logged: the block size of the KV cache, and lines about it.
+LOGGED = [
+    (
+        "nemotron-3-nano", "0.26.0",
+        ("--max-model-len", "131072", "--gpu-memory-utilization", "0.9", "--kv-cache-dtype", "fp8",
+         "--no-enable-prefix-caching", "--max-num-batched-tokens", "8192", "--moe-backend",
+         "marlin"),
+        4176, ("Add 1 padding layers",),
+    ),
+    ("qwen3.6-27b", "0.28.0", ("--max-model-len", "262144", "--max-num-seqs", "8",
+     "--gpu-memory-utilization", "0.82", "--speculative-config",
+     '{"method":"mtp","num_speculative_tokens":3}'), 1600, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "release", "flags", "block", "lines"), LOGGED)
+def test_the_release_sizes_its_cache_as_servers_logged(
+    name: str, release: str, flags: Any, block: int, lines: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["preflight", name, "--release", release, "--json", *flags]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["memory"]["block_tokens"] == block
+    for line in (*lines, "GPU KV cache size: "):
+        assert any(text.startswith(line) for text in document["lines"]), line
+
+
+@pytest.mark.parametrize("release", ["0.17.1", "0.24.0", "0.26.0", "0.30.0", NEWEST])
+def test_a_gb10_is_a_small_device(asked: Any, release: str) -> None:
+    """NVML does not know its memory, so vLLM takes the settings of a small one, as servers logged.
+
+    The flags are those of the front end, which only a server's parser knows.
+    """
+    words = ("--port", "8001", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
+    code, document = asked(LLAMA, release, *words)
+    assert (code, document["starts"]) == (0, "yes"), document["reason"] or document["refusal"]
+    settings = document["settings"]
+    assert (settings["max_num_seqs"], settings["max_num_batched_tokens"]) == (256, 2048)
+    assert settings["gpu_memory_utilization"] == 0.85
+
+
+def test_a_context_that_does_not_fit_is_refused_in_the_releases_words(asked: Any) -> None:
+    code, document = asked(LLAMA, NEWEST, "--kv-cache-memory-bytes", "1000000")
+    assert (code, document["starts"]) == (5, "no")
+    assert document["refusal"]["stage"] == "memory"
+    assert "KV cache is needed" in document["refusal"]["message"]
+
+
+def test_too_little_free_memory_is_refused_in_the_releases_words(asked: Any) -> None:
+    code, document = asked(LLAMA, NEWEST, "--gpu-memory-utilization", "0.99")
+    assert code == 5
+    assert "is less than desired GPU memory utilization" in document["refusal"]["message"]
+
+
+def test_two_data_parallel_ranks_of_two_machines(asked: Any) -> None:
+    words = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
+    assert asked(LLAMA, NEWEST, *words)[1]["starts"] == "yes"
 
 
 @pytest.mark.parametrize(

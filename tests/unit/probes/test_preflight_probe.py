@@ -26,7 +26,9 @@ probe = load("preflight_probe")
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Any]:
     """The answer of a release that builds a model with this function."""
     probe.ANSWERED.clear()
-    config = SimpleNamespace(create_engine_config=lambda: None)
+    config = SimpleNamespace(create_engine_config=lambda usage_context: None)
+    usage = SimpleNamespace(UsageContext=SimpleNamespace(OPENAI_API_SERVER="server"))
+    monkeypatch.setitem(sys.modules, "vllm.usage.usage_lib", usage)
     module = SimpleNamespace(set_current_vllm_config=contextlib.nullcontext)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(config=module))
     monkeypatch.setitem(sys.modules, "vllm.config", module)

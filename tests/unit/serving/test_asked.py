@@ -46,12 +46,14 @@ class FakeRelease:
             cures = self.cures(request, word) if request.cures else ()
         starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
         memory = Room(
-            total_bytes=100, fraction=0.9, weight_bytes=1, overhead_bytes=1,
+            total_bytes=100, free_bytes=90, fraction=0.9, weight_bytes=1, overhead_bytes=1,
+            overhead_error=1,
             cache_bytes=self.cache_bytes, longest={}, ceiling=None,
         )  # fmt: skip
         return Preflight(
-            model=request.model, base="", packages={"vllm": "0.33.0"}, patched=(),
-            flags=request.flags, environment={}, starts="not run" if self.not_run else starts,
+            model=request.model, served=request.model, base="",
+            packages={"vllm": "0.33.0"}, patched=(), flags=request.flags, environment={},
+            starts="not run" if self.not_run else starts,
             reason=self.not_run, refusal=refusal, warnings=(), lines=(), settings={}, layers=(),
             caches=(), memory=memory, troubles=self.troubles, cures=cures, simulated=(),
         )  # fmt: skip
