@@ -41,6 +41,7 @@ import logging
 import os
 import re
 import resource
+import shutil
 import sys
 import tempfile
 import traceback
@@ -564,6 +565,29 @@ def use_own_configuration(model: str, probe: Probe) -> None:
             probe.note(f"{own.__module__}.{own.__name__}: in place of the checkpoint's own class")
 
 
+def without_code(model: str, flags: Sequence[str], probe: Probe, scratch: str) -> str:
+    """The folder of a model, without the code that it names, if the release has the class itself.
+
+    Checkpoints name code (``auto_map``) for programs that lack their architecture.  It never runs
+    here, and vLLM takes its own class of the same name.
+    """
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as stream:
+        config = json.load(stream)
+    if "auto_map" not in config or "--trust-remote-code" not in flags:
+        return model
+    models: Any = importlib.import_module("vllm.model_executor.models")
+    names = config.get("architectures") or ["none"]
+    if not set(names) <= set(models.ModelRegistry.get_supported_archs()):
+        return model
+    copy = tempfile.mkdtemp(prefix="model-", dir=scratch)
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    del config["auto_map"]
+    with open(os.path.join(copy, "config.json"), "w", encoding="utf-8") as stream:
+        json.dump(config, stream)
+    probe.note(f"the checkpoint's code (auto_map): left out, the release has {', '.join(names)}")
+    return copy
+
+
 #: Errors of the inspection of a model's class, which the release replaces by one without the cause.
 INSPECTION: list[BaseException] = []
 
@@ -965,8 +989,10 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         if memory is not None:
             tell_memory(int(memory["total"]))
         apply_environment(question.get("env", {}))
-        use_own_configuration(str(question["model"]), probe)
-        asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
+        flags = [str(flag) for flag in question["flags"]]
+        model_folder = without_code(str(question["model"]), flags, probe, scratch)
+        use_own_configuration(model_folder, probe)
+        asked = parsed(model_folder, flags)
         stage = "configuration"
         context = importlib.import_module("vllm.usage.usage_lib").UsageContext
         config = asked.create_engine_config(usage_context=context.OPENAI_API_SERVER)

@@ -330,7 +330,9 @@ class Release:
     def paths(self) -> list[str]:
         """The folders that it imports from; its own files come first."""
         more = model_packages(self._prepared, self._tree)
-        return [str(folder_of(self._tree)), *map(str, self._prepared.paths), str(more)]
+        first = transformers_of(self._prepared, self._packages["vllm"])
+        folders = [*([first] if first else []), *self._prepared.paths, more]
+        return [str(folder_of(self._tree)), *map(str, folders)]
 
     def ask(
         self,
@@ -395,7 +397,8 @@ class Release:
                 answers[number] = answer
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
-        parts = (prepared.torch.what, *([apart.text()] if apart else []))
+        own = transformers_versions(self._packages["vllm"])
+        parts = (prepared.torch.what, *own[:1], *([apart.text()] if apart else []))
         return [
             replace(a, simulated=(*parts, *a.simulated), layers=tuple(map(as_read, a.layers)))
             for a in answers
@@ -510,19 +513,42 @@ def configuration_of(texts: Mapping[str, bytes]) -> Path:
 
 def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
     """A folder with what building a model imports besides; the release's own pins decide."""
-    raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
-    (of_models,) = raw["model"]
+    (of_models,) = _requirements()["model"]
     pinned = exact_pins(tree)
     wanted = []
     for text in of_models["python-packages"]:
         name, _, version = text.partition("==")
         version = pinned.get(name.replace("_", "-"), version)
         wanted += [f"{name}=={version}"] if version else []
+    title = f"packages for whole models, about {of_models['megabytes']} MB"
+    return _installed(prepared, "model", wanted, title)
+
+
+def _requirements() -> dict[str, Any]:
+    return tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
+
+
+def transformers_versions(vllm: str) -> tuple[str, ...]:
+    """The Transformers of the release's day, and its tokenizers; empty: the sandbox has them."""
+    return tuple(_requirements()["transformers"]["versions"].get(vllm, ()))
+
+
+def transformers_of(prepared: PreparedSandbox, vllm: str) -> Path | None:
+    """A folder with the Transformers of the release's day; None: the sandbox has it."""
+    table = _requirements()["transformers"]
+    own = transformers_versions(vllm)
+    if not own:
+        return None
+    title = f"{own[0].replace('==', ' ')}, about {table['megabytes']} MB"
+    return _installed(prepared, "transformers-of", [*own, *table["python-packages"]], title)
+
+
+def _installed(prepared: PreparedSandbox, name: str, wanted: Sequence[str], title: str) -> Path:
+    """A folder with these packages, installed once."""
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
-    folder = cache_dir() / "sandbox" / f"model-{key}"
+    folder = cache_dir() / "sandbox" / f"{name}-{key}"
     with locked(str(folder)):
         if not folder.exists():
-            title = f"packages for whole models, about {of_models['megabytes']} MB"
             with making(folder) as partial, console.progress(title):
                 call(install_command(prepared.sandbox.python, wanted, partial))
                 partial.rename(folder)

@@ -103,6 +103,10 @@ class Room(Part, frozen=True, kw_only=True):
     ceiling: Annotated[
         float | None, Meta(description="tokens/s of one request at most: 273 GB/s over its bytes")
     ]
+    expected: Annotated[
+        tuple[float, float] | None,
+        Meta(description="tokens/s of one request as measured speeds relate to ceilings"),
+    ] = None
 
 
 class Trouble(Part, frozen=True, kw_only=True):
@@ -165,7 +169,7 @@ class Preflight(Document, frozen=True, kw_only=True):
     flags: tuple[str, ...]
     environment: dict[str, str]
     starts: Literal["yes", "no", "not run"]
-    reason: Annotated[str, Meta(description="why it was not run")] = ""
+    reason: Annotated[str, Meta(description="why it was not run")] = always("")
     refusal: Refusal | None
     warnings: tuple[str, ...]
     lines: tuple[str, ...]
@@ -552,6 +556,25 @@ def with_flags(flags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
     return (*flags, *added)
 
 
+#: Measured tokens/s of one request as a share of the ceiling, without speculation, on GB10s with
+#: vLLM 0.17.0 to 0.28.0: three dense models 0.78 to 0.85, seven with experts 0.62 to 0.69
+#: (djangodevreng/dgx-spark-benchmarks, and a thread in NVIDIA's forum).
+MEASURED_SHARE = {"dense": (0.77, 0.85), "experts": (0.61, 0.70)}
+
+
+def expected_speed(answer: ModelAnswer, limit: float | None) -> tuple[float, float] | None:
+    """The tokens/s to expect of one request; None where nothing was measured.
+
+    Drafts and several machines have no share of their own.
+    """
+    settings = answer.settings
+    ranks = (settings.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    if limit is None or settings.get("speculative") or any((one or 1) != 1 for one in ranks):
+        return None
+    low, high = MEASURED_SHARE["experts" if answer.has_experts else "dense"]
+    return round(low * limit, 1), round(high * limit, 1)
+
+
 def device_memory(total: int | None, *, chosen: bool) -> DeviceMemory:
     """The memory of a GB10 as a server finds it.
 
@@ -569,7 +592,9 @@ def device_memory(total: int | None, *, chosen: bool) -> DeviceMemory:
 def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
     """The memory of a model that was built, and its limit of speed."""
     fraction = float(answer.settings.get("gpu_memory_utilization") or 0.9)
-    limit = ceiling([row.token_bytes for row in answer.layers], "by the release's layers")
+    stages = int(answer.settings.get("pipeline_parallel_size") or 1)  # one after another
+    read = [row.token_bytes * stages for row in answer.layers]
+    limit = ceiling(read, "by the release's layers")
     sized = answer.memory
     overhead = sized.overhead_bytes if sized else device.overhead
     left = int(device.total * fraction) - answer.parameter_bytes - overhead
@@ -581,6 +606,7 @@ def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
         overhead_error=OVERHEAD_ERROR, cache_bytes=left, longest={},
         not_asked=answer.memory_unknown, sparks=sparks if sparks > 1 else None,
         ceiling=limit.tokens_per_second if limit else None,
+        expected=expected_speed(answer, limit.tokens_per_second if limit else None),
     )  # fmt: skip
     if sized is None:
         return made

@@ -37,6 +37,7 @@ from builder.serving.preflight import (
     ModelMatrix,
     Preflight,
     device_memory,
+    expected_speed,
     flag_groups,
     in_short,
     model_folder,
@@ -109,6 +110,34 @@ def test_memory_is_what_the_release_says() -> None:
     assert list(made.longest) == ["1", "4", "16"]
     assert made.ceiling == 136.5
     assert made.sparks is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "experts", "expected"),
+    [
+        ({}, None, (77.0, 85.0)),
+        ({}, (8, 128), (61.0, 70.0)),
+        ({"speculative": "mtp"}, None, None),
+        ({"tensor_parallel_size": 2}, None, None),
+        ({"pipeline_parallel_size": 2}, None, None),
+    ],
+)
+def test_the_expected_speed_is_a_share_of_the_ceiling(
+    settings: Any, experts: Any, expected: Any
+) -> None:
+    assert expected_speed(answer(settings=settings, layers=(layer(experts=experts),)), 100.0) == (
+        expected
+    )
+    assert expected_speed(answer(settings=settings), None) is None
+
+
+def test_the_stages_of_a_pipeline_run_one_after_another() -> None:
+    rows = (layer(bytes=10**9, token_bytes=10**9),)
+    one, two = (
+        room(answer(layers=rows, settings={"pipeline_parallel_size": stages}), DEVICE).ceiling
+        for stages in (1, 2)
+    )
+    assert (one, two) == (273.0, 136.5)
 
 
 def test_weights_of_several_machines() -> None:
@@ -382,6 +411,14 @@ def test_the_releases_own_pins() -> None:
     assert exact_pins(target.tree) == {"compressed-tensors": "0.15.0.1"}
 
 
+def a_sandbox(folder: Path) -> PreparedSandbox:
+    packages = Requirements(
+        name="x", packages=(), needs_dsl=False, pretend_triton=False, megabytes=0
+    )
+    torch = Torch(folder=folder / "torch", version="2.9.0", what="a torch")
+    return PreparedSandbox(sandbox=Sandbox(packages), torch=torch, paths=(torch.folder,))
+
+
 def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, list[Any]]:
     """A release whose probe answers that the model starts, and the requests that it was sent."""
     requests: list[Any] = []
@@ -392,16 +429,25 @@ def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, l
         requests.append({**header, "questions": questions})
         return ModelReply(answers=(answer(),) * len(questions))
 
-    packages = Requirements(
-        name="x", packages=(), needs_dsl=False, pretend_triton=False, megabytes=0
-    )
-    torch = Torch(folder=folder / "torch", version="2.9.0", what="a torch")
-    prepared = PreparedSandbox(sandbox=Sandbox(packages), torch=torch, paths=(torch.folder,))
+    prepared = a_sandbox(folder)
     monkeypatch.setattr(asked, "ask_server", reply)
     monkeypatch.setattr(asked, "make", lambda *_: prepared)
     monkeypatch.setattr(asked, "model_packages", lambda *_: folder / "more")
+    monkeypatch.setattr(asked, "transformers_of", lambda *_: folder / "transformers")
     trust = TrustedSources(everything=True)
     return Release(Target.of(fake_base(vllm_files(), "pypi")), trust), requests
+
+
+@pytest.mark.parametrize(
+    ("vllm", "version"), [("0.26.0", "transformers==5.14.1"), ("0.33.0", None), ("0.17.1", None)]
+)
+def test_a_model_is_built_with_the_transformers_of_the_releases_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm: str, version: str | None
+) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(asked, "_installed", lambda _, __, wanted, ___: installed.append(wanted))
+    asked.transformers_of(a_sandbox(tmp_path), vllm)
+    assert [wanted[0] for wanted in installed] == ([version] if version else [])
 
 
 def test_python_imports_nothing_from_a_checkpoint(
