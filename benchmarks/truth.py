@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from builder.serving.preflight import Preflight
 
 GIB = 2**30
+_PINNED = "--kv-cache-memory-bytes"
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")
 _PADDING = re.compile(r"Add (\d+) padding layers")
 
 
@@ -56,7 +58,9 @@ class Row:
 def request_of(case: dict[str, Any], configs: Path, *more: str) -> PreflightRequest | None:
     """The question for a case; None where its configuration or its release is not to be had."""
     config = str(case.get("config") or "")
-    release = case.get("asked_as") or (case.get("predicted") or {}).get("release")
+    release = str(case.get("asked_as") or case["release"])
+    if not _RELEASE.fullmatch(release):
+        release = (case.get("predicted") or {}).get("release")
     if not config or not release:
         return None
     name = config.removeprefix("product:").partition(";")[0].partition("(")[0].strip()
@@ -82,11 +86,11 @@ def rows_of(case: dict[str, Any], configs: Path) -> Iterator[Row]:
     logged = case["logged"]
     answer = preflight(request)
     yield from _plain(case["id"], logged, answer)
-    left = logged.get("available_kv_gib")
+    left = None if _PINNED in case["flags"] else logged.get("available_kv_gib")
     if not isinstance(left, (int, float)) or answer.memory is None:
         return
     pinned = preflight(
-        request_of(case, configs, "--kv-cache-memory-bytes", str(int(left * GIB)))  # type: ignore[arg-type]
+        request_of(case, configs, _PINNED, str(int(left * GIB)))  # type: ignore[arg-type]
     )
     memory = pinned.memory
     if memory is None:

@@ -212,9 +212,9 @@ def _memory(document: "Preflight") -> Iterator[str]:
             f" ({settings.get('kv_cache_dtype')})"
         )
     yield from _wrapped(
-        f"           activations and graphs are taken as {gibibytes(memory.overhead_bytes)}, "
-        f"within {gibibytes(memory.overhead_error)} of what GB10s logged; "
-        f"{gibibytes(memory.free_bytes)} as free at the start"
+        f"assumed    {gibibytes(memory.overhead_bytes)} for activations and graphs (logs of GB10s "
+        f"differ by up to {gibibytes(memory.overhead_error)}), {gibibytes(memory.free_bytes)} free "
+        "at the start"
     )
     if memory.sparks:
         yield f"  machines   the weights need at least {memory.sparks} GB10s"

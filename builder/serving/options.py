@@ -137,7 +137,7 @@ class Given:
         bool, Option("Show what the model gets without flags, and with each profile.")
     ] = False
     memory: Annotated[
-        float | None,
+        str | None,
         Option("Memory of the machine in GiB (MemTotal; default: 121.69, a GB10's).", "GIB"),
     ] = None
     #: in place of the model that a serve command names

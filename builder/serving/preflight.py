@@ -450,9 +450,10 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     target = release.target
     added = request.add_flags
     flags = with_flags(request.flags, target.flags if added else ())
-    flags = with_flags(flags, _SHARE if request.add_share and not _sizes(flags) else ())
+    chosen = _sizes(flags)
+    flags = with_flags(flags, _SHARE if request.add_share and not chosen else ())
     more = with_flags(flags, target.flags_for_experts if added else ())
-    device = device_memory(request.memory, chosen=_sizes(flags)) if request.fits else None
+    device = device_memory(request.memory, chosen=chosen) if request.fits else None
     document = Preflight(
         model=request.model, served=served_name(request.model, request.models),
         base=target.base, packages=dict(target.packages),
@@ -471,7 +472,7 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     missing = answer.not_run
     refusal = answer.error or unquantised(folder, answer) or _too_large(answer)
     starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
-    known = device or device_memory(request.memory, chosen=True)
+    known = device or device_memory(request.memory, chosen=chosen)
     return replace(
         document, flags=more if experts else flags, starts="not run" if missing else starts,
         troubles=troubles_of(answer.layers), reason=missing, refusal=refusal,

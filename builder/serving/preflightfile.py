@@ -185,19 +185,20 @@ def _request(
     )  # fmt: skip
 
 
-def _bytes(memory: float | None) -> int | None:
+def _bytes(memory: str | None) -> int | None:
     """Memory in bytes.
 
     Raises:
-        UsageError: no machine has so much, or so little.
+        UsageError: it is no number, or no machine has so much or so little.
     """
     if memory is None:
         return None
-    if not _LEAST_GIB <= memory <= _MOST_GIB:
+    size = float(memory) if re.fullmatch(r"\d{1,4}(\.\d{1,3})?", memory) else 0.0
+    if not _LEAST_GIB <= size <= _MOST_GIB:
         raise UsageError(
-            f"--memory {memory:g} is not the memory of a machine in GiB", hint="--memory 121.69"
+            f"--memory {memory!r} is not the memory of a machine in GiB", hint="--memory 121.69"
         )
-    return int(memory * GIB)
+    return int(size * GIB)
 
 
 #: Memory of a machine that can be meant, in GiB.

@@ -60,6 +60,8 @@ MIXED = {
         },
     },
 }
+#: What preflight adds where nobody chose a share of the memory.
+SHARE = ["--gpu-memory-utilization", "0.85"]
 B12X = ("--linear-backend", "flashinfer_b12x", "--moe-backend", "flashinfer_b12x")
 
 
@@ -236,7 +238,7 @@ def test_experts_get_b12x_with_the_profile(asked: Any) -> None:
     """The profile's flags for experts are added because the release says that there are some."""
     code, document = asked(EXPERTS, "0.33.0", "--layers", "b12x-full")
     assert code == 0
-    assert document["flags"] == list(B12X)
+    assert document["flags"] == [*B12X[:2], *SHARE, *B12X[2:]]
     chosen = kernels(document)
     assert chosen["qkv_proj"] == ["FlashInferB12xNvFp4LinearKernel"]
     assert chosen["routed_experts"] == ["FLASHINFER_B12X"]
@@ -263,7 +265,7 @@ def test_a_mixed_checkpoint_needs_the_patch_on_0_24(asked: Any) -> None:
     )
     assert document["refusal"]["where"].startswith("vllm/model_executor/kernels/linear/")
     assert document["cures"] == [
-        {"change": "without --linear-backend flashinfer_b12x", "flags": []},
+        {"change": "without --linear-backend flashinfer_b12x", "flags": SHARE},
         {"change": "with --layers b12x-full", "flags": list(B12X[:2]), "layers": ["b12x-full"]},
     ]
     code, cured = asked(MIXED, "0.24.0", "--layers", "b12x-full")
@@ -287,7 +289,7 @@ def test_what_a_release_refuses(asked: Any, words: Any, stage: str, message: str
     assert (code, document["starts"]) == (5, "no")
     assert document["refusal"]["stage"] == stage
     assert message in document["refusal"]["message"]
-    assert [cure["flags"] for cure in document["cures"]] == [[]]
+    assert [cure["flags"] for cure in document["cures"]] == [SHARE]
     assert document["error"]["code"] == 5
 
 
