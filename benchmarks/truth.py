@@ -60,7 +60,7 @@ def request_of(case: dict[str, Any], configs: Path, *more: str) -> PreflightRequ
     config = str(case.get("config") or "")
     release = str(case.get("asked_as") or case["release"])
     if not _RELEASE.fullmatch(release):
-        release = (case.get("predicted") or {}).get("release")
+        release = str((case.get("predicted") or {}).get("release") or "")
     if not config or not release:
         return None
     name = config.removeprefix("product:").partition(";")[0].partition("(")[0].strip()

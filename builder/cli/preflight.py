@@ -192,7 +192,7 @@ def choice_lines(choices: Sequence["Choice"]) -> Iterator[str]:
 
 
 def _memory(document: "Preflight") -> Iterator[str]:
-    from builder.serving.preflight import gibibytes
+    from builder.serving.preflight import gibibytes, surely_too_large
 
     memory, settings = document.memory, document.settings
     if memory is None:
@@ -216,6 +216,8 @@ def _memory(document: "Preflight") -> Iterator[str]:
         f"differ by up to {gibibytes(memory.overhead_error)}), {gibibytes(memory.free_bytes)} free "
         "at the start"
     )
+    if memory.refusal and not surely_too_large(memory):
+        yield "             it may fit: the difference is within the error of the estimate"
     if memory.sparks:
         yield f"  machines   the weights need at least {memory.sparks} GB10s"
     if memory.not_asked:

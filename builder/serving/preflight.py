@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 from contextlib import closing, contextmanager
@@ -107,6 +108,11 @@ class Room(Part, frozen=True, kw_only=True):
         tuple[float, float] | None,
         Meta(description="tokens/s of one request as measured speeds relate to ceilings"),
     ] = None
+
+
+def surely_too_large(memory: Room) -> bool:
+    """Whether a model does not fit, also if the estimate is wrong by as much as it ever was."""
+    return memory.cache_bytes + memory.overhead_error < memory.request_bytes
 
 
 class Trouble(Part, frozen=True, kw_only=True):
@@ -563,14 +569,18 @@ def with_flags(flags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
 MEASURED_SHARE = {"dense": (0.77, 0.85), "experts": (0.61, 0.70)}
 
 
+def ranks_of(answer: ModelAnswer) -> int:
+    """Among how many devices a model is divided."""
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(int(answer.settings.get(name) or 1) for name in names)
+
+
 def expected_speed(answer: ModelAnswer, limit: float | None) -> tuple[float, float] | None:
     """The tokens/s to expect of one request; None where nothing was measured.
 
     Drafts and several machines have no share of their own.
     """
-    settings = answer.settings
-    ranks = (settings.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
-    if limit is None or settings.get("speculative") or any((one or 1) != 1 for one in ranks):
+    if limit is None or answer.settings.get("speculative") or ranks_of(answer) > 1:
         return None
     low, high = MEASURED_SHARE["experts" if answer.has_experts else "dense"]
     return round(low * limit, 1), round(high * limit, 1)
@@ -600,11 +610,13 @@ def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
     overhead = sized.overhead_bytes if sized else device.overhead
     left = int(device.total * fraction) - answer.parameter_bytes - overhead
     place = int(device.total * USUAL_FRACTION) - overhead
+    several = ranks_of(answer) > 1
+    error = OVERHEAD_ERROR + (OVERHEAD_BETWEEN_NODES if several else 0)
     sparks = -(-answer.parameter_bytes // place) if place > 0 else 1
     made = Room(
         total_bytes=device.total, free_bytes=device.free, fraction=fraction,
         weight_bytes=answer.parameter_bytes, overhead_bytes=overhead,
-        overhead_error=OVERHEAD_ERROR, cache_bytes=left, longest={},
+        overhead_error=error, cache_bytes=left, longest={},
         not_asked=answer.memory_unknown, sparks=sparks if sparks > 1 else None,
         ceiling=limit.tokens_per_second if limit else None,
         expected=expected_speed(answer, limit.tokens_per_second if limit else None),

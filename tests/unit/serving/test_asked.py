@@ -37,7 +37,8 @@ class FakeRelease:
 
     def __call__(self, request: PreflightRequest) -> Preflight:
         self.asked.append(request)
-        word = next((word for word in self.refuses if word in request.flags), None)
+        asked = {w: r for w, r in self.refuses.items() if request.fits or r[0] != "memory"}
+        word = next((word for word in asked if word in request.flags), None)
         refusal = None
         cures: tuple[Cure, ...] = ()
         if word is not None:
@@ -298,3 +299,13 @@ def test_a_kernel_with_known_trouble_is_a_warning(model: Path) -> None:
     (finding,) = found(f"vllm serve {model}", FakeRelease(troubles=(trouble,)))
     assert (finding.rule, finding.help) == ("kernel-trouble", "vllm#1")
     assert found(f"vllm serve {UNKNOWN_MODEL}", FakeRelease(troubles=(trouble,))) == []
+
+
+@pytest.mark.parametrize(("cache_bytes", "sure"), [(1, False), (-100, True)])
+def test_an_estimate_of_memory_is_no_error_within_its_own_error(
+    model: Path, cache_bytes: int, sure: bool
+) -> None:
+    refuses = {"262144": ("memory", "23.25 GiB KV cache is needed")}
+    release = FakeRelease(refuses, cache_bytes=cache_bytes)
+    findings = found(f"vllm serve {model} --max-model-len 262144", release)
+    assert bool(findings) is sure
