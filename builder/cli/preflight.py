@@ -93,19 +93,9 @@ def _lines(document: "Preflight") -> Iterator[str]:
     yield f"{document.model} on vLLM {vllm}{patched}"
     for name, value in document.environment.items():
         yield f"  {name}={value}".replace("\n", "\\n")  # an image's own
-    yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
+    yield f"  {shlex.join(['vllm', 'serve', document.served, *document.flags])}"
     yield ""
-    words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]
-    yield (
-        f"{words}: the release built the model on a simulated GB10"
-        if document.starts == "yes"
-        else f"{words}{': ' + document.reason if document.reason else ''}"
-    )
-    if document.refusal is not None and not document.reason:
-        from builder.proof.wholemodel import sentence
-
-        yield from _wrapped(f"{document.refusal.type}: {sentence(document.refusal)}")
-        yield f"  raised by {document.refusal.where}"
+    yield from _verdict(document)
     yield from _table(document.layers)
     yield from _memory(document)
     for text in document.warnings:
@@ -126,6 +116,29 @@ def _lines(document: "Preflight") -> Iterator[str]:
         yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
     if document.cached:
         yield "  cached: what the same release answered before to the same question"
+
+
+def _verdict(document: "Preflight") -> Iterator[str]:
+    """Whether it starts, and what that rests on."""
+    words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]
+    yield (
+        f"{words}: {_seen(document)}"
+        if document.starts == "yes"
+        else f"{words}{': ' + document.reason if document.reason else ''}"
+    )
+    if document.refusal is not None and not document.reason:
+        from builder.proof.wholemodel import sentence
+
+        yield from _wrapped(f"{document.refusal.type}: {sentence(document.refusal)}")
+        if document.refusal.where:
+            yield f"  raised by {document.refusal.where}"
+
+
+def _seen(document: "Preflight") -> str:
+    """What "starts" rests on."""
+    sized = document.memory is not None and document.memory.block_tokens
+    built = "the release built the model on a simulated GB10"
+    return f"{built} and sized its KV cache" if sized else built
 
 
 def _table(rows: tuple["LayerRow", ...]) -> Iterator[str]:
@@ -179,7 +192,7 @@ def choice_lines(choices: Sequence["Choice"]) -> Iterator[str]:
 
 
 def _memory(document: "Preflight") -> Iterator[str]:
-    from builder.serving.preflight import gibibytes
+    from builder.serving.preflight import gibibytes, surely_too_large
 
     memory, settings = document.memory, document.settings
     if memory is None:
@@ -192,17 +205,39 @@ def _memory(document: "Preflight") -> Iterator[str]:
             f"  DOES NOT FIT into {memory.fraction:.2f} of {gibibytes(memory.total_bytes)}: "
             f"{gibibytes(-memory.cache_bytes)} too much"
         )
-        return
-    dtype = settings.get("kv_cache_dtype")
-    yield (
-        f"  caches     {gibibytes(memory.cache_bytes)} at --gpu-memory-utilization "
-        f"{memory.fraction:.2f} ({dtype}; activations and graphs taken as "
-        f"{gibibytes(memory.overhead_bytes)})"
+    else:
+        yield (
+            f"  KV cache   {gibibytes(memory.cache_bytes)} at --gpu-memory-utilization "
+            f"{memory.fraction:.2f} of {gibibytes(memory.total_bytes)}"
+            f" ({settings.get('kv_cache_dtype')})"
+        )
+    yield from _wrapped(
+        f"assumed    {gibibytes(memory.overhead_bytes)} for activations and graphs (logs of GB10s "
+        f"differ by up to {gibibytes(memory.overhead_error)}), {gibibytes(memory.free_bytes)} free "
+        "at the start"
     )
-    most = ", ".join(f"{users} x {tokens}" for users, tokens in memory.longest.items())
-    yield f"  context    at most {most} tokens (--max-model-len {settings.get('max_model_len')})"
+    if memory.refusal and not surely_too_large(memory):
+        yield "             it may fit: the difference is within the error of the estimate"
+    if memory.sparks:
+        yield f"  machines   the weights need at least {memory.sparks} GB10s"
+    if memory.not_asked:
+        yield from _wrapped(f"context    not known whether it fits: {memory.not_asked}")
+    if memory.request_bytes:
+        fit = f"; {memory.concurrency:.2f} of them fit" if memory.concurrency else ""
+        yield (
+            f"  context    one request of {memory.context} tokens takes "
+            f"{gibibytes(memory.request_bytes)}{fit}"
+        )
+    if any(memory.longest.values()):
+        most = ", ".join(f"{users} x {tokens}" for users, tokens in memory.longest.items())
+        yield f"             at most {most} tokens"
     if memory.ceiling:
         yield f"  ceiling    {memory.ceiling} tokens/s for one request: 273 GB/s over its weights"
+    if memory.expected:
+        low, high = memory.expected
+        yield (
+            f"  expected   {low} to {high} tokens/s, by how ten models on GB10s compare with theirs"
+        )
 
 
 def _wrapped(text: str) -> list[str]:

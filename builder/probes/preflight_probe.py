@@ -30,6 +30,7 @@ import array
 import collections
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import importlib.abc
@@ -40,13 +41,14 @@ import logging
 import os
 import re
 import resource
+import shutil
 import sys
 import tempfile
 import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import dispatch_device, dispatch_probe, stub_driver
+from builder.probes import dispatch_device, dispatch_probe, preflight_memory, stub_driver
 from builder.probes.dispatch_device import Probe
 from builder.probes.simulated_device import apply_environment, claim_stdout, versions
 
@@ -68,6 +70,8 @@ ANSWER: Json = {
     "layers": [],
     "caches": [],
     "parameter_bytes": 0,
+    "memory": None,
+    "memory_unknown": "",
     "refused_attention": [],
     "simulated": [],
 }
@@ -92,7 +96,11 @@ NO_NETWORK = "the simulated device has no network"
 #: Bytes of address space that building one model may add; tensors on the meta device have none.
 MOST_MEMORY = 8 << 30
 #: Where releases have the arguments of ``vllm serve``; the newest first.
-SERVER_ARGUMENTS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.openai.cli_args")
+SERVER_ARGUMENTS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
 #: Packages whose lines may have raised a refusal.
 OWN = ("vllm", "flashinfer", "transformers", "compressed_tensors")
 
@@ -282,6 +290,51 @@ def stand_in_for_triton(probe: Probe, package: str, version: str) -> None:
     probe.note(f"{package} {version}: {words}")
 
 
+def stand_in_for_broken(probe: Probe, package: str) -> None:
+    """Let a package be found that is installed and cannot be imported here; nothing calls it."""
+    try:
+        importlib.import_module(package)
+    except Exception as error:
+        for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, TritonFinder(package, "0"))
+        why = str(error).partition("\n")[0]
+        probe.note(f"{package}: a stand-in in which every name exists ({why})")
+
+
+def tell_memory(total: int) -> None:
+    """Let the simulated device have so many bytes of memory."""
+    torch: Any = importlib.import_module("torch")
+    torch.cuda.get_device_properties(0).total_memory = total
+
+
+def answer_as_integrated(probe: Probe) -> None:
+    """Answer for the device's memory as on a GB10, where NVML does not know it.
+
+    The release's own function decides what follows from that: some have a second source, and with
+    others vLLM falls back to the settings of a small device.
+    """
+    cuda: Any = importlib.import_module("vllm.platforms.cuda")
+    torch: Any = importlib.import_module("torch")
+    nvml = cuda.pynvml
+
+    def not_supported(*_args: object) -> None:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def properties(device: int, names: Sequence[str], **_options: object) -> tuple[Any, ...]:
+        values = torch.cuda.get_device_properties(device)
+        return tuple(getattr(values, name) for name in names)
+
+    nvml.nvmlInit = nvml.nvmlShutdown = lambda *_args: None
+    nvml.nvmlDeviceGetHandleByIndex = lambda number: number
+    nvml.nvmlDeviceGetMemoryInfo = not_supported
+    cuda.cuda_get_device_properties = properties
+    own = cuda.NvmlCudaPlatform.get_device_total_memory
+    platform: Any = importlib.import_module("vllm.platforms").current_platform
+    type(platform).get_device_total_memory = classmethod(lambda _cls, number=0: own(number))
+    probe.note("NVML: it does not know the device's memory, as on a GB10")
+
+
 class Stream:
     """A CUDA stream or event: nothing runs on it."""
 
@@ -402,8 +455,11 @@ def refuse_code_of_checkpoints(probe: Probe) -> None:
     probe.note("code of checkpoints is not run")
 
 
-def on_meta() -> Any:
-    """A mode in which tensors that ask for a GPU are made on the meta device."""
+def on_meta(pinned: str = "meta") -> Any:
+    """A mode in which tensors that ask for a GPU are made on the meta device.
+
+    Pinned memory is the host's, which a GB10 shares with its GPU; ``pinned`` is its device here.
+    """
     torch: Any = importlib.import_module("torch")
     mode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 
@@ -417,8 +473,8 @@ def on_meta() -> Any:
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             options = dict(kwargs or {})
-            if options.pop("pin_memory", False):  # of the host, which a GB10 shares with its GPU
-                options["device"] = "meta"
+            if options.pop("pin_memory", False):
+                options["device"] = pinned
             if "device" in options:
                 options["device"] = moved(options["device"])
             if getattr(func, "__name__", "") in {"to", "cuda"}:
@@ -451,6 +507,7 @@ def failure(error: BaseException, stage: str) -> Json:
     where = f"{path}:{last.lineno} in {last.name}" if last else ""
     tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     named = {"type": type(error).__name__, "message": str(error), "where": where}
+    named["innermost"] = frames[-1].filename if frames else ""
     return {**named, "stage": stage, "tail": tail.splitlines()[-25:]}
 
 
@@ -508,6 +565,29 @@ def use_own_configuration(model: str, probe: Probe) -> None:
             probe.note(f"{own.__module__}.{own.__name__}: in place of the checkpoint's own class")
 
 
+def without_code(model: str, flags: Sequence[str], probe: Probe, scratch: str) -> str:
+    """The folder of a model, without the code that it names, if the release has the class itself.
+
+    Checkpoints name code (``auto_map``) for programs that lack their architecture.  It never runs
+    here, and vLLM takes its own class of the same name.
+    """
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as stream:
+        config = json.load(stream)
+    if "auto_map" not in config or "--trust-remote-code" not in flags:
+        return model
+    models: Any = importlib.import_module("vllm.model_executor.models")
+    names = config.get("architectures") or ["none"]
+    if not set(names) <= set(models.ModelRegistry.get_supported_archs()):
+        return model
+    copy = tempfile.mkdtemp(prefix="model-", dir=scratch)
+    shutil.copytree(model, copy, dirs_exist_ok=True)
+    del config["auto_map"]
+    with open(os.path.join(copy, "config.json"), "w", encoding="utf-8") as stream:
+        json.dump(config, stream)
+    probe.note(f"the checkpoint's code (auto_map): left out, the release has {', '.join(names)}")
+    return copy
+
+
 #: Errors of the inspection of a model's class, which the release replaces by one without the cause.
 INSPECTION: list[BaseException] = []
 
@@ -550,7 +630,7 @@ def begin_distributed(config: Any, probe: Probe, scratch: str) -> None:
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     parallel = config.parallel_config
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    world = tensor * pipeline
+    world = tensor * pipeline * parallel.data_parallel_size
     where = f"file://{scratch}/rendezvous-{os.getpid()}"
     parallel.disable_custom_all_reduce = True
     os.environ.update(ONE_RANK)
@@ -572,11 +652,29 @@ def begin_distributed(config: Any, probe: Probe, scratch: str) -> None:
     state.initialize_model_parallel(tensor, pipeline, backend="gloo")
 
 
+def map_experts_on_the_cpu() -> None:
+    """The map of a rank's experts has values, which a release reads; other tensors have none."""
+    torch: Any = importlib.import_module("torch")
+    for name in ("expert_map_manager", "layer"):
+        with contextlib.suppress(ImportError):
+            module: Any = importlib.import_module(f"vllm.model_executor.layers.fused_moe.{name}")
+            real = getattr(module, "determine_expert_map", None)
+            if real is not None and not hasattr(real, "__wrapped__"):
+
+                @functools.wraps(real)
+                def mapped(*args: Any, _real: Any = real, **options: Any) -> Any:
+                    with torch.device("cpu"):
+                        return _real(*args, **options)
+
+                module.determine_expert_map = mapped
+
+
 def built(config: Any, probe: Probe, scratch: str) -> Any:
     """The model of a configuration, on the meta device."""
     torch: Any = importlib.import_module("torch")
     utilities: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
     begin_distributed(config, probe, scratch)
+    map_experts_on_the_cpu()
     torch.set_default_dtype(config.model_config.dtype)
     torch.cuda.Stream = torch.cuda.Event = Stream
     probe.note("streams and events of CUDA: objects on which nothing runs")
@@ -605,8 +703,19 @@ def configuration_of_draft(config: Any) -> Any:
         make = proposer._create_draft_vllm_config
     except (ImportError, AttributeError):  # an older release gives it the model's own
         return config
+    torch: Any = importlib.import_module("torch")
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    called_before = list(CALLED)
     loader = object.__new__(proposer)
     vars(loader).update(vllm_config=config, speculative_config=speculative)
+    try:  # the configuration depends on what the constructor finds, before it makes kernels ready
+        with current(config), on_meta(pinned="cpu"):
+            loader.__init__(config, torch.device("meta"))
+    except REFUSALS:
+        raise
+    except Exception as error:
+        print(f"{name} is not whole: {error}", file=sys.stderr)
+    CALLED[:] = called_before
     return make(loader)
 
 
@@ -873,14 +982,20 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     log = record_log([str(question["model"])])
     reply = {**ANSWER, **log, "simulated": probe.simulated}
     stage = "arguments"
+    memory = question.get("memory")
     CALLED.clear()  # imports are not this question's
     dispatch_device.USED.clear()
     try:
+        if memory is not None:
+            tell_memory(int(memory["total"]))
         apply_environment(question.get("env", {}))
-        use_own_configuration(str(question["model"]), probe)
-        asked = parsed(str(question["model"]), [str(flag) for flag in question["flags"]])
+        flags = [str(flag) for flag in question["flags"]]
+        model_folder = without_code(str(question["model"]), flags, probe, scratch)
+        use_own_configuration(model_folder, probe)
+        asked = parsed(model_folder, flags)
         stage = "configuration"
-        config = asked.create_engine_config()
+        context = importlib.import_module("vllm.usage.usage_lib").UsageContext
+        config = asked.create_engine_config(usage_context=context.OPENAI_API_SERVER)
         reply["settings"] = settings_of(config)
         stage = "model"
         current = importlib.import_module("vllm.config").set_current_vllm_config
@@ -895,6 +1010,8 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         reply["parameter_bytes"] = sum(row["bytes"] for row in reply["layers"])
         reply["caches"] = caches_of(config)
         check_attention(config, probe)
+        if memory is not None:
+            size_caches(config, memory, reply, probe)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
@@ -904,6 +1021,25 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     if CALLED:  # what the release did with the error depends on the stand-in
         reply.update(error=failure(StandInError(CALLED[0]), stage), stage=stage)
     return reply
+
+
+def size_caches(config: Any, memory: Json, reply: Json, probe: Probe) -> None:
+    """Let the release size its KV cache; why it could not is part of the answer."""
+    called_before, used_before = list(CALLED), list(dispatch_device.USED)
+    try:
+        reply["memory"] = preflight_memory.memory_of(
+            config, reply["parameter_bytes"], memory, (reply["lines"], reply["warnings"])
+        )
+        stand_ins = CALLED[len(called_before) :]
+        why = stand_ins[0] if stand_ins else ""
+    except Exception as error:
+        traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+    CALLED[:], dispatch_device.USED[:] = called_before, used_before
+    if why:
+        reply["memory"] = None
+        reply["memory_unknown"] = why.partition("\n")[0]
+        probe.note(f"the KV cache was not sized ({reply['memory_unknown']})")
 
 
 def warm_up(probe: Probe) -> None:
@@ -940,6 +1076,8 @@ class Server:
             refuse_network(self.probe)
             stand_in_for_cuda_functions(self.probe)
             self.kept += define_operators_of_torchvision(self.probe)
+            stand_in_for_broken(self.probe, "xgrammar")
+            answer_as_integrated(self.probe)
             warm_up(self.probe)
             self.probe.note("no tokenizer is read")
             gc.freeze()

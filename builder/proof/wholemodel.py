@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import tomllib
@@ -72,7 +71,8 @@ class Refusal(Part, frozen=True, kw_only=True):
     type: str
     message: str
     where: Annotated[str, Meta(description="the release's line that raised it")] = ""
-    stage: Annotated[str, Meta(description="arguments, configuration or model")] = ""
+    stage: Annotated[str, Meta(description="arguments, configuration, model or memory")] = ""
+    innermost: Annotated[str, Meta(description="the file of the line that raised it")] = ""
     tail: Annotated[tuple[str, ...], Meta(description="the end of its traceback")] = ()
 
 
@@ -105,12 +105,50 @@ class CacheRow(Part, frozen=True, kw_only=True):
     window: int | None
     count: Count
 
-    def bytes_for(self, tokens: int) -> int:
-        """The bytes of all these caches for a sequence of so many tokens."""
-        if "Mamba" in self.kind:  # one state a sequence, however long
-            return self.block_bytes * self.count
-        stored = min(tokens, self.window + self.block_tokens) if self.window else tokens
-        return math.ceil(stored / self.block_tokens) * self.block_bytes * self.count
+
+class CacheGroup(Part, frozen=True, kw_only=True):
+    """Layers that share blocks of the KV cache."""
+
+    kind: str
+    layers: Count
+    block_tokens: Count
+    block_bytes: Annotated[int, Meta(description="of one block of one layer")]
+
+
+class CacheMemory(Part, frozen=True, kw_only=True):
+    """How the release sizes its KV cache for the memory that is left; bytes of one rank."""
+
+    refusal: Annotated[str | None, Meta(description="the release's words: too little memory")]
+    requested_bytes: Annotated[int, Meta(description="the share of the memory; 0: refused")]
+    overhead_bytes: Annotated[int, Meta(description="activations and CUDA graphs, an estimate")]
+    available_bytes: Annotated[int, Meta(description="for the cache; below 0: does not fit")]
+    block_tokens: Count
+    groups: tuple[CacheGroup, ...]
+    blocks: Count
+    context: Annotated[int, Meta(description="the longest, in tokens; the release may shorten it")]
+    concurrency: Annotated[float, Meta(description="requests of the longest context")]
+    request_bytes: Annotated[int, Meta(description="of one request of the longest context")]
+    longest: Annotated[
+        dict[str, int], Meta(description="requests at the same time -> tokens of each, at most")
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """The memory of a device, in bytes, as a release would see it when its server starts."""
+
+    total: int
+    #: at the start of the server
+    free: int
+    #: activations and CUDA graphs: fixed, and for each token of a batch
+    overhead: int
+    overhead_per_token: int
+    #: more of it where the model is divided among several devices
+    overhead_between_ranks: int = 0
+    #: for the KV cache, where it is known; else what is left
+    available: int | None = None
+    #: numbers of requests for which the longest context is asked
+    requests: tuple[int, ...] = (1, 4, 16)
 
 
 class ModelAnswer(Part, frozen=True, kw_only=True):
@@ -123,6 +161,8 @@ class ModelAnswer(Part, frozen=True, kw_only=True):
     layers: tuple[LayerRow, ...]
     caches: tuple[CacheRow, ...]
     parameter_bytes: Count
+    memory: CacheMemory | None = None
+    memory_unknown: Annotated[str, Meta(description="why the KV cache was not sized")] = ""
     refused_attention: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     #: an earlier run's
@@ -199,7 +239,30 @@ def not_the_releases(error: Refusal | None) -> str:
     for pattern, words in _OURS.items():
         if match := re.search(pattern, text):
             return words.format(*match.groups())
-    return error.message if error.type == "StandInError" else ""
+    if error.type == "StandInError":
+        return error.message
+    return _by_its_place(error)
+
+
+#: Files whose errors are not the release's: torch on its meta device, Transformers, the stand-ins.
+_PLACES = {
+    r"/torch/": "torch raised it, which has no values and no device here",
+    r"/transformers/": "Transformers raised it, and an image of this release may have another one",
+    r"/builder/probes/": "a stand-in raised it",
+}
+#: Errors that code raises by mistake, which a stand-in can cause; a refusal is another kind.
+_MISTAKES = ("AttributeError", "TypeError")
+
+
+def _by_its_place(error: Refusal) -> str:
+    """Why an error may be no refusal, by where it was raised; empty if it is one."""
+    sentence_ = f"{error.type}: {error.message.strip().partition(chr(10))[0]}"
+    for place, why in _PLACES.items():
+        if re.search(place, error.innermost):
+            return f"{why} ({sentence_}; {error.where})"
+    if error.type in _MISTAKES:
+        return f"it may be a stand-in's fault ({sentence_}; {error.where})"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,22 +331,33 @@ class Release:
     def paths(self) -> list[str]:
         """The folders that it imports from; its own files come first."""
         more = model_packages(self._prepared, self._tree)
-        return [str(folder_of(self._tree)), *map(str, self._prepared.paths), str(more)]
+        first = transformers_of(self._prepared, self._packages["vllm"])
+        folders = [*([first] if first else []), *self._prepared.paths, more]
+        return [str(folder_of(self._tree)), *map(str, folders)]
 
-    def ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
+    def ask(
+        self,
+        folder: Path,
+        choices: Sequence[Sequence[str]],
+        memory: DeviceMemory | None = None,
+    ) -> list[ModelAnswer]:
         """Ask for a folder with ``config.json``, once for each choice of flags.
+
+        The release sizes its KV cache only where the ``memory`` of the device is given.
 
         Raises:
             SandboxUnavailable: it could not be asked here; the message says why.
         """
         try:
-            return self._ask(folder, choices)
+            return self._ask(folder, choices, memory)
         except SandboxUnavailable:
             raise
         except SparkBuildError as error:
             raise SandboxUnavailable(str(error), hint=error.hint) from None
 
-    def _ask(self, folder: Path, choices: Sequence[Sequence[str]]) -> list[ModelAnswer]:
+    def _ask(
+        self, folder: Path, choices: Sequence[Sequence[str]], memory: DeviceMemory | None
+    ) -> list[ModelAnswer]:
         model = configuration_alone(folder)
         apart = self._apart
         prepared = self._prepared
@@ -297,6 +371,8 @@ class Release:
             "tilelang": exact_pins(self._tree).get("tilelang"),
         }
         questions = [self._question(model, flags) for flags in choices]
+        if memory is not None:
+            questions = [{**one, "memory": dataclasses.asdict(memory)} for one in questions]
         inputs = [[str(python), header, question] for question in questions]
         answers = [None if apart else _cached(one) for one in inputs]
         left = [number for number, answer in enumerate(answers) if answer is None]
@@ -322,7 +398,8 @@ class Release:
                 answers[number] = answer
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
-        parts = (prepared.torch.what, *([apart.text()] if apart else []))
+        own = transformers_versions(self._packages["vllm"])
+        parts = (prepared.torch.what, *own[:1], *([apart.text()] if apart else []))
         return [
             replace(a, simulated=(*parts, *a.simulated), layers=tuple(map(as_read, a.layers)))
             for a in answers
@@ -437,19 +514,42 @@ def configuration_of(texts: Mapping[str, bytes]) -> Path:
 
 def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
     """A folder with what building a model imports besides; the release's own pins decide."""
-    raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
-    (of_models,) = raw["model"]
+    (of_models,) = _requirements()["model"]
     pinned = exact_pins(tree)
     wanted = []
     for text in of_models["python-packages"]:
         name, _, version = text.partition("==")
         version = pinned.get(name.replace("_", "-"), version)
         wanted += [f"{name}=={version}"] if version else []
+    title = f"packages for whole models, about {of_models['megabytes']} MB"
+    return _installed(prepared, "model", wanted, title)
+
+
+def _requirements() -> dict[str, Any]:
+    return tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
+
+
+def transformers_versions(vllm: str) -> tuple[str, ...]:
+    """The Transformers of the release's day, and its tokenizers; empty: the sandbox has them."""
+    return tuple(_requirements()["transformers"]["versions"].get(vllm, ()))
+
+
+def transformers_of(prepared: PreparedSandbox, vllm: str) -> Path | None:
+    """A folder with the Transformers of the release's day; None: the sandbox has it."""
+    table = _requirements()["transformers"]
+    own = transformers_versions(vllm)
+    if not own:
+        return None
+    title = f"{own[0].replace('==', ' ')}, about {table['megabytes']} MB"
+    return _installed(prepared, "transformers-of", [*own, *table["python-packages"]], title)
+
+
+def _installed(prepared: PreparedSandbox, name: str, wanted: Sequence[str], title: str) -> Path:
+    """A folder with these packages, installed once."""
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
-    folder = cache_dir() / "sandbox" / f"model-{key}"
+    folder = cache_dir() / "sandbox" / f"{name}-{key}"
     with locked(str(folder)):
         if not folder.exists():
-            title = f"packages for whole models, about {of_models['megabytes']} MB"
             with making(folder) as partial, console.progress(title):
                 call(install_command(prepared.sandbox.python, wanted, partial))
                 partial.rename(folder)

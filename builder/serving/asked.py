@@ -25,7 +25,13 @@ from builder.pipeline.options import PlanOptions
 from builder.proof.wholemodel import sentence
 from builder.serving.configurations import nearest
 from builder.serving.models import Models
-from builder.serving.preflight import Preflight, PreflightRequest, in_short, preflight
+from builder.serving.preflight import (
+    Preflight,
+    PreflightRequest,
+    in_short,
+    preflight,
+    surely_too_large,
+)
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
 from builder.serving.release import official_image, release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
@@ -224,7 +230,8 @@ def _asked(
     ranks: list[Words] = []
     answer: Preflight | None = None
     for _ in range(_MOST):
-        latest = _answer(ask, _request(model, question, [*flags, *ranks]))
+        request = _request(model, question, [*flags, *ranks], fits=not general)
+        latest = _answer_beyond_estimates(ask, request, left_out)
         answer = latest or answer
         if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
             flags.remove((_CODE,))  # the release may have the classes itself
@@ -256,6 +263,20 @@ def _asked(
     if answer is None:
         return None
     return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+
+
+def _answer_beyond_estimates(
+    ask: Ask, request: PreflightRequest, left_out: list[str]
+) -> Preflight | None:
+    """What a release says; of memory only what does not depend on the estimate of activations."""
+    answer = _answer(ask, request)
+    refusal = answer.refusal if answer else None
+    memory = answer.memory if answer else None
+    if refusal is None or refusal.stage != "memory" or memory is None or surely_too_large(memory):
+        return answer
+    text = f"{sentence(refusal)} (activations and graphs are an estimate)"
+    left_out += [] if text in left_out else [text]
+    return _answer(ask, dataclasses.replace(request, fits=False))
 
 
 def _sentence(refusal: Refusal) -> str:
@@ -290,13 +311,16 @@ def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
         yield f"{what}; it was rank 0 of {ranks[0][1]} machines with one GPU each"
 
 
-def _request(model: str, question: Question, flags: Sequence[Words]) -> PreflightRequest:
+def _request(
+    model: str, question: Question, flags: Sequence[Words], *, fits: bool
+) -> PreflightRequest:
     return PreflightRequest(
         model=model,
         plan=PlanOptions(base=question.base, layers=question.layers),
         flags=tuple(word for flag in flags for word in flag),
         add_flags=False,  # the command is asked about as it is
         cures=False,
+        fits=fits,
         variables=[f"{name}={value}" for name, value in question.variables.items()],
     )
 

@@ -70,6 +70,22 @@ GRAPHS = MemoryFigure(
     bytes=2 * GIB,
     source="public server logs of GB10s, 2026-05 and 2026-06: 0.03 to 1.73 GiB",
 )
+#: What is in use beside weights and KV cache while a server starts: activations, workspaces, CUDA
+#: graphs.  A line through seven logs of GB10s (vLLM 0.19.2 to 0.27.1, 2,048 to 65,536 tokens of a
+#: batch: 3.4 to 18.3 GiB); the largest difference is `OVERHEAD_ERROR`.
+OVERHEAD = MemoryFigure(
+    bytes=5 * GIB,
+    source="seven server logs of GB10s, vLLM 0.19.2 to 0.27.1: 3.4 to 8.2 GiB at 2,048 to 4,096 "
+    "--max-num-batched-tokens, 15 at 32,768, 18 at 65,536",
+)
+OVERHEAD_PER_TOKEN = 225 * 1024
+OVERHEAD_ERROR = 3 * GIB
+#: More of it on each of several GB10s; one log (MiniMax-M2.7 in AWQ on two: 16.5 GiB in all).
+OVERHEAD_BETWEEN_NODES = 11 * GIB
+#: Free memory of a GB10 when a server starts: 102 to 116 GiB in reports.  The usual figure is for a
+#: share that nobody chose; who chose one may have freed memory, so then only the most counts.
+USUAL_FREE = 110 * GIB
+MOST_FREE = 116 * GIB
 SYSTEM = MemoryFigure(
     bytes=12 * GIB,
     source="vllm-project/recipes #632: vLLM's default share, 0.92, runs out at startup; 0.90 is in "

@@ -136,6 +136,10 @@ class Given:
     profiles: Annotated[
         bool, Option("Show what the model gets without flags, and with each profile.")
     ] = False
+    memory: Annotated[
+        str | None,
+        Option("Memory of the machine in GiB (MemTotal; default: 121.69, a GB10's).", "GIB"),
+    ] = None
     #: in place of the model that a serve command names
     checkpoint: Annotated[
         Path | None,

@@ -8,6 +8,8 @@ kernel each layer gets, and how many bytes its weights and caches need.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 import shlex
 from contextlib import closing, contextmanager
@@ -20,6 +22,7 @@ from msgspec.structs import replace
 
 from builder.applier.values import canonical_json
 from builder.common.document import Count, Document, Part, Text, always
+from builder.common.paths import read_regular
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -27,11 +30,14 @@ from builder.layers.catalog import Catalog, Selection
 from builder.layers.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import inputs_of
+from builder.proof.hub import MOST_BYTES
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.target import ModelToBuild
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
+    CacheGroup,
     CacheRow,
+    DeviceMemory,
     LayerRow,
     ModelAnswer,
     Refusal,
@@ -43,7 +49,20 @@ from builder.proof.wholemodel import (
     sentence,
 )
 from builder.serving.checkpoint import read_config
-from builder.serving.memory import ACTIVATIONS, GIB, GRAPHS, TOTAL, ceiling
+from builder.serving.memory import (
+    GIB,
+    KV_BYTES,
+    MOST_FREE,
+    OVERHEAD,
+    OVERHEAD_BETWEEN_NODES,
+    OVERHEAD_ERROR,
+    OVERHEAD_PER_TOKEN,
+    TOTAL,
+    USUAL_FRACTION,
+    USUAL_FREE,
+    UTILIZATION,
+    ceiling,
+)
 from builder.serving.models import Models, read_model
 from builder.serving.release import release_base
 
@@ -60,19 +79,40 @@ _USERS = (1, 4, 16)
 
 
 class Room(Part, frozen=True, kw_only=True):
-    """Memory of the model on one GB10."""
+    """Memory of the model on one GB10; the KV cache is sized by the release."""
 
     total_bytes: Count
+    free_bytes: Annotated[int, Meta(description="taken as free when the server starts")]
     fraction: float
     weight_bytes: Count
     overhead_bytes: Annotated[int, Meta(description="activations and CUDA graphs, an estimate")]
+    overhead_error: Annotated[int, Meta(description="largest error of the estimate on server logs")]
     cache_bytes: Annotated[int, Meta(description="what is left for caches; below 0: does not fit")]
     longest: Annotated[
         dict[str, int], Meta(description="requests at the same time -> tokens of each, at most")
     ]
+    context: Annotated[int, Meta(description="tokens of one request at most; 0: not asked")] = 0
+    request_bytes: Annotated[int, Meta(description="of one request of that context")] = 0
+    concurrency: Annotated[float, Meta(description="how many of them fit")] = 0.0
+    block_tokens: Count = 0
+    groups: tuple[CacheGroup, ...] = ()
+    refusal: Annotated[str, Meta(description="the release's words: too little memory")] = ""
+    not_asked: Annotated[str, Meta(description="why the release did not size its cache")] = ""
+    sparks: Annotated[
+        int | None, Meta(description="GB10s that the weights alone need; null: one")
+    ] = None
     ceiling: Annotated[
         float | None, Meta(description="tokens/s of one request at most: 273 GB/s over its bytes")
     ]
+    expected: Annotated[
+        tuple[float, float] | None,
+        Meta(description="tokens/s of one request as measured speeds relate to ceilings"),
+    ] = None
+
+
+def surely_too_large(memory: Room) -> bool:
+    """Whether a model does not fit, also if the estimate is wrong by as much as it ever was."""
+    return memory.cache_bytes + memory.overhead_error < memory.request_bytes
 
 
 class Trouble(Part, frozen=True, kw_only=True):
@@ -126,6 +166,8 @@ class Preflight(Document, frozen=True, kw_only=True):
     """Whether a model starts on a release, and with which kernels."""
 
     model: Text
+    #: what ``vllm serve`` takes: of a model of ours its id on Hugging Face
+    served: Text
     base: Text
     packages: dict[str, str]
     #: layers that change files of this base
@@ -133,7 +175,7 @@ class Preflight(Document, frozen=True, kw_only=True):
     flags: tuple[str, ...]
     environment: dict[str, str]
     starts: Literal["yes", "no", "not run"]
-    reason: Annotated[str, Meta(description="why it was not run")] = ""
+    reason: Annotated[str, Meta(description="why it was not run")] = always("")
     refusal: Refusal | None
     warnings: tuple[str, ...]
     lines: tuple[str, ...]
@@ -183,6 +225,12 @@ class PreflightRequest:
     trust_image: bool = False
     #: whether a profile's flags are added that these do not set
     add_flags: bool = True
+    #: whether a share of the memory is added where these set none: vLLM's own default is too large
+    add_share: bool = False
+    #: bytes of the device's memory; None: those of a GB10
+    memory: int | None = None
+    #: whether the release sizes its KV cache, and a model that does not fit does not start
+    fits: bool = True
     #: whether to look for changes with which a model starts that is refused
     cures: bool = True
     #: whether to ask without the flags and with each profile, too
@@ -202,11 +250,16 @@ def preflight(request: PreflightRequest) -> Preflight:
         release = Release(target, trust.with_plan(target.plan) if target.plan else trust)
         folder = model_folder(release, request.model, request.models)
         document = _asked(release, folder, request)
-        if document.starts == "no" and request.cures:
+        if document.starts == "no" and request.cures and not _is_memory(document):
             document = replace(document, cures=tuple(_cures(release, folder, document, request)))
     if request.profiles:
         document = replace(document, choices=tuple(_choices(request)))
     return document
+
+
+def _is_memory(document: Preflight) -> bool:
+    """Whether a model was built, and is refused for want of memory."""
+    return document.refusal is not None and document.refusal.stage == "memory"
 
 
 def preflight_on(request: PreflightRequest, releases: Sequence[str]) -> ModelMatrix:
@@ -318,6 +371,17 @@ def model_folder(release: Release, model: str, folders: Sequence[Path]) -> Path:
     return release.downloaded(known.id.value)
 
 
+def served_name(model: str, folders: Sequence[Path]) -> str:
+    """The model as ``vllm serve`` takes it.
+
+    Raises:
+        UsageError: a file of a model is malformed.
+    """
+    if is_path(model) or "/" in model:
+        return model
+    return Models.discover(folders).model(model, or_folder=True).id.value
+
+
 def models_to_build(
     named: str | None, folders: Iterable[Path], kinds: Collection[str], vllm: str
 ) -> tuple[ModelToBuild, ...]:
@@ -392,15 +456,19 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     target = release.target
     added = request.add_flags
     flags = with_flags(request.flags, target.flags if added else ())
+    chosen = _sizes(flags)
+    flags = with_flags(flags, _SHARE if request.add_share and not chosen else ())
     more = with_flags(flags, target.flags_for_experts if added else ())
+    device = device_memory(request.memory, chosen=chosen) if request.fits else None
     document = Preflight(
-        model=request.model, base=target.base, packages=dict(target.packages),
+        model=request.model, served=served_name(request.model, request.models),
+        base=target.base, packages=dict(target.packages),
         patched=target.patched, flags=flags, environment=dict(target.env), starts="not run",
         refusal=None, warnings=(), lines=(), settings={}, layers=(), caches=(), memory=None,
         simulated=(),
     )  # fmt: skip
     try:
-        answers = release.ask(folder, [flags, more] if more != flags else [flags])
+        answers = release.ask(folder, [flags, more] if more != flags else [flags], device)
     except SandboxUnavailable as error:
         hint = f"; try: {error.hint}" if error.hint else ""
         return replace(document, reason=f"{error}{hint}")
@@ -408,15 +476,64 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     experts = cured or any(answer.has_experts for answer in answers) or _names_experts(folder)
     answer = answers[-1 if experts else 0]
     missing = answer.not_run
-    starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
+    refusal = answer.error or unquantised(folder, answer) or _too_large(answer)
+    starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
+    known = device or device_memory(request.memory, chosen=chosen)
     return replace(
         document, flags=more if experts else flags, starts="not run" if missing else starts,
-        troubles=troubles_of(answer.layers), reason=missing, refusal=answer.error,
+        troubles=troubles_of(answer.layers), reason=missing, refusal=refusal,
         warnings=answer.warnings, lines=answer.lines,
         settings=answer.settings, layers=answer.layers, caches=answer.caches,
-        memory=None if answer.error else room(answer), simulated=answer.simulated,
+        memory=None if answer.error else room(answer, known), simulated=answer.simulated,
         passed_over=answer.passed_over, cached=answer.kept,
     )  # fmt: skip
+
+
+#: The share of the memory that is asked for where nobody chose one.
+_SHARE = (UTILIZATION, str(USUAL_FRACTION))
+
+
+def _sizes(flags: Sequence[str]) -> bool:
+    """Whether flags choose the share of the memory, or the bytes of the KV cache."""
+    return any(with_flags(flags, (name, "0")) == tuple(flags) for name in (UTILIZATION, KV_BYTES))
+
+
+def _too_large(answer: ModelAnswer) -> Refusal | None:
+    """The refusal of a release that has too little memory for a model that it built."""
+    if answer.memory is None or answer.memory.refusal is None:
+        return None
+    return Refusal(type="ValueError", message=answer.memory.refusal, stage="memory")
+
+
+def unquantised(folder: Path, answer: ModelAnswer) -> Refusal | None:
+    """The refusal of a model whose experts the checkpoint has in few bits, and the release in 16.
+
+    The release says so only when it loads the weights: their names and shapes do not fit.
+    """
+    plain = [
+        row
+        for row in answer.layers
+        if row.experts and row.part == "model" and row.quantisation.startswith("Unquantized")
+    ]
+    if not plain or not quantises_experts(folder):
+        return None
+    size = sum(row.bytes for row in plain)
+    message = (
+        f"the checkpoint has quantised experts, and this release builds {plain[0].pattern} in 16 "
+        f"bits ({gibibytes(size)}), so it cannot load their weights"
+    )
+    return Refusal(type="ValueError", message=message, stage="loading")
+
+
+def quantises_experts(folder: Path) -> bool:
+    """Whether a checkpoint names layers that it quantises, and routed experts are among them."""
+    try:
+        raw = json.loads(read_regular(folder / "config.json", MOST_BYTES))
+    except (OSError, ValueError, RecursionError):  # the release says so itself
+        return False
+    given = raw.get("quantization_config") if isinstance(raw, dict) else None
+    layers = given.get("quantized_layers") if isinstance(given, dict) else None
+    return isinstance(layers, dict) and any(".experts" in str(name) for name in layers)
 
 
 def _names_experts(folder: Path) -> bool:
@@ -446,34 +563,72 @@ def with_flags(flags: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
     return (*flags, *added)
 
 
-def room(answer: ModelAnswer) -> Room:
-    """The memory of a model that was built, and its limit of speed."""
-    fraction = float(answer.settings.get("gpu_memory_utilization") or 0.9)
-    overhead = ACTIVATIONS.bytes + GRAPHS.bytes
-    left = int(TOTAL.bytes * fraction) - answer.parameter_bytes - overhead
-    limit = ceiling([row.token_bytes for row in answer.layers], "by the release's layers")
-    most = int(answer.settings.get("max_model_len") or 0)
-    return Room(
-        total_bytes=TOTAL.bytes, fraction=fraction, weight_bytes=answer.parameter_bytes,
-        overhead_bytes=overhead, cache_bytes=left,
-        longest={str(n): longest_context(answer.caches, left // n, most) for n in _USERS},
-        ceiling=limit.tokens_per_second if limit else None,
+#: Measured tokens/s of one request as a share of the ceiling, without speculation, on GB10s with
+#: vLLM 0.17.0 to 0.28.0: three dense models 0.78 to 0.85, seven with experts 0.62 to 0.69
+#: (djangodevreng/dgx-spark-benchmarks, and a thread in NVIDIA's forum).
+MEASURED_SHARE = {"dense": (0.77, 0.85), "experts": (0.61, 0.70)}
+
+
+def ranks_of(answer: ModelAnswer) -> int:
+    """Among how many devices a model is divided."""
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(int(answer.settings.get(name) or 1) for name in names)
+
+
+def expected_speed(answer: ModelAnswer, limit: float | None) -> tuple[float, float] | None:
+    """The tokens/s to expect of one request; None where nothing was measured.
+
+    Drafts and several machines have no share of their own.
+    """
+    if limit is None or answer.settings.get("speculative") or ranks_of(answer) > 1:
+        return None
+    low, high = MEASURED_SHARE["experts" if answer.has_experts else "dense"]
+    return round(low * limit, 1), round(high * limit, 1)
+
+
+def device_memory(total: int | None, *, chosen: bool) -> DeviceMemory:
+    """The memory of a GB10 as a server finds it.
+
+    ``chosen`` says whether somebody chose the share of it that the server takes.
+    """
+    whole = total or TOTAL.bytes
+    used = TOTAL.bytes - (MOST_FREE if chosen else USUAL_FREE)
+    return DeviceMemory(
+        total=whole, free=whole - used, overhead=OVERHEAD.bytes,
+        overhead_per_token=OVERHEAD_PER_TOKEN, overhead_between_ranks=OVERHEAD_BETWEEN_NODES,
+        requests=_USERS,
     )  # fmt: skip
 
 
-def longest_context(caches: Sequence[CacheRow], available: int, most: int) -> int:
-    """The largest number of tokens, up to ``most``, whose caches fit; 0 if none do."""
-
-    def needs(tokens: int) -> int:
-        return sum(row.bytes_for(tokens) for row in caches)
-
-    if not caches or needs(1) > available:
-        return 0
-    low, high = 1, max(most, 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needs(middle) <= available else (low, middle - 1)
-    return low
+def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
+    """The memory of a model that was built, and its limit of speed."""
+    fraction = float(answer.settings.get("gpu_memory_utilization") or 0.9)
+    stages = int(answer.settings.get("pipeline_parallel_size") or 1)  # one after another
+    read = [row.token_bytes * stages for row in answer.layers]
+    limit = ceiling(read, "by the release's layers")
+    sized = answer.memory
+    overhead = sized.overhead_bytes if sized else device.overhead
+    left = int(device.total * fraction) - answer.parameter_bytes - overhead
+    place = int(device.total * USUAL_FRACTION) - overhead
+    several = ranks_of(answer) > 1
+    error = OVERHEAD_ERROR + (OVERHEAD_BETWEEN_NODES if several else 0)
+    sparks = -(-answer.parameter_bytes // place) if place > 0 else 1
+    made = Room(
+        total_bytes=device.total, free_bytes=device.free, fraction=fraction,
+        weight_bytes=answer.parameter_bytes, overhead_bytes=overhead,
+        overhead_error=error, cache_bytes=left, longest={},
+        not_asked=answer.memory_unknown, sparks=sparks if sparks > 1 else None,
+        ceiling=limit.tokens_per_second if limit else None,
+        expected=expected_speed(answer, limit.tokens_per_second if limit else None),
+    )  # fmt: skip
+    if sized is None:
+        return made
+    longest = dict(sorted(sized.longest.items(), key=lambda row: int(row[0])))
+    return replace(
+        made, cache_bytes=sized.available_bytes, longest=longest, context=sized.context,
+        request_bytes=sized.request_bytes, concurrency=sized.concurrency,
+        block_tokens=sized.block_tokens, groups=sized.groups, refusal=sized.refusal or "",
+    )  # fmt: skip
 
 
 def flag_groups(flags: Sequence[str]) -> list[tuple[str, ...]]:
@@ -501,11 +656,33 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
         raise SparkBuildError(text, Exit.VERIFY_FAILED)
     assert document.refusal is not None
     text = f"{document.model} does not start on vLLM {vllm}: {sentence(document.refusal)}"
+    if _is_memory(document):
+        raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=smaller(document))
     words = ["spark-build", "preflight", document.model, "--base", document.base]
     cure = document.cures[0] if document.cures else None
     more = cure.flags if cure else (*document.flags, "--layers", MAIN_PROFILE)
     more = (*more, "--layers", ",".join(cure.layers)) if cure and cure.layers else more
     raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=shlex.join([*words, *more]))
+
+
+def smaller(document: Preflight) -> str:
+    """What to try where a model does not fit."""
+    memory = document.memory
+    assert memory is not None
+    if memory.sparks:
+        return f"serve it on {memory.sparks} GB10s or more, or take a smaller checkpoint"
+    if document.settings.get("gpu_memory_utilization", 0) != USUAL_FRACTION and (
+        memory.free_bytes < memory.fraction * memory.total_bytes
+    ):
+        return f"{UTILIZATION} {USUAL_FRACTION}"
+    tokens = memory.longest.get("1", 0)
+    if tokens >= _FEWEST:
+        return f"--max-model-len {tokens // _FEWEST * _FEWEST}"
+    return "take a smaller checkpoint, or serve it on several GB10s"
+
+
+#: Tokens that a context is a multiple of in a hint.
+_FEWEST = 1024
 
 
 def refuse_if_it_starts_nowhere(document: ModelMatrix) -> None:

@@ -18,6 +18,7 @@ from builder.layers.shell import UNKNOWN
 from builder.proof.report import now, render_page
 from builder.proof.wholemodel import READ, is_path, sentence
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
+from builder.serving.memory import GIB
 from builder.serving.preflight import (
     ModelMatrix,
     PreflightRequest,
@@ -60,7 +61,7 @@ def request_of(given: Given) -> PreflightRequest:
                 "model itself",
                 hint=f"spark-build preflight {given.checkpoint}",
             )
-        return _request(given, given.model, given.flags, given.variables)
+        return _request(given, given.model, given.flags, given.variables, add_share=True)
     return _of_command(given, _chosen(*text))
 
 
@@ -156,7 +157,12 @@ def _with_release(given: Given, command: ServeCommand) -> Given:
 
 
 def _request(
-    given: Given, model: str, flags: tuple[str, ...], variables: Sequence[str]
+    given: Given,
+    model: str,
+    flags: tuple[str, ...],
+    variables: Sequence[str],
+    *,
+    add_share: bool = False,
 ) -> PreflightRequest:
     """The request; its base is empty where ``--releases`` names several.
 
@@ -175,7 +181,28 @@ def _request(
     return PreflightRequest(
         model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
         variables=tuple(variables), models=given.models, profiles=given.profiles,
+        add_share=add_share, memory=_bytes(given.memory),
     )  # fmt: skip
+
+
+def _bytes(memory: str | None) -> int | None:
+    """Memory in bytes.
+
+    Raises:
+        UsageError: it is no number, or no machine has so much or so little.
+    """
+    if memory is None:
+        return None
+    size = float(memory) if re.fullmatch(r"\d{1,4}(\.\d{1,3})?", memory) else 0.0
+    if not _LEAST_GIB <= size <= _MOST_GIB:
+        raise UsageError(
+            f"--memory {memory!r} is not the memory of a machine in GiB", hint="--memory 121.69"
+        )
+    return int(size * GIB)
+
+
+#: Memory of a machine that can be meant, in GiB.
+_LEAST_GIB, _MOST_GIB = 8, 4096
 
 
 # ---------------------------------------------------------------------------- the page of an answer
@@ -183,7 +210,8 @@ def _request(
 
 def preflight_page(document: Preflight | ModelMatrix, when: datetime.datetime | None = None) -> str:
     """A page for people; everything from the release and the model is escaped."""
-    command = shlex.join(["vllm", "serve", document.model, *document.flags])
+    served = document.model if isinstance(document, ModelMatrix) else document.served
+    command = shlex.join(["vllm", "serve", served, *document.flags])
     page = {"model": document.model, "made": when or now(), "command": command, "gib": gibibytes}
     if isinstance(document, ModelMatrix):
         more = {"rows": document.rows, "starting": document.starting, "layers": document.layers}

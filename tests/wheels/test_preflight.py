@@ -61,6 +61,8 @@ MIXED = {
         },
     },
 }
+#: What preflight adds where nobody chose a share of the memory.
+SHARE = ["--gpu-memory-utilization", "0.85"]
 B12X = ("--linear-backend", "flashinfer_b12x", "--moe-backend", "flashinfer_b12x")
 
 
@@ -89,9 +91,12 @@ WITH_CONFIGURATION = [
 def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each builds without a network; its experts, and its weights if known, are as in its file."""
     model = Models.discover().model(name)
-    assert run(["preflight", name, "--release", NEWEST, "--json"]) == 0
+    code = run(["preflight", name, "--release", NEWEST, "--json"])
     document = json.loads(capfd.readouterr().out)
-    assert document["starts"] == "yes"
+    fits = document["memory"]["cache_bytes"] > 0
+    assert (code, document["starts"]) == ((0, "yes") if fits else (5, "no"))
+    assert "not_asked" not in document["memory"]
+    assert document["memory"]["block_tokens"] > 0
     experts = any(row["experts"] for row in document["layers"] if row["part"] == "model")
     total, active = model.parameters, model.active_parameters
     sparse = active is not None and (total is None or active.value != total.value)
@@ -114,6 +119,64 @@ def test_a_known_model_is_as_its_file_says(name: str, capfd: pytest.CaptureFixtu
     }
     if model.kinds() != {"unquantized"}:
         assert quantised - full
+
+
+#: What servers on GB10s logged: the block size of the KV cache, and lines about it.
+LOGGED = [
+    (
+        "nemotron-3-nano", "0.26.0",
+        ("--max-model-len", "131072", "--gpu-memory-utilization", "0.9", "--kv-cache-dtype", "fp8",
+         "--no-enable-prefix-caching", "--max-num-batched-tokens", "8192", "--moe-backend",
+         "marlin"),
+        4176, ("Add 1 padding layers",),
+    ),
+    ("qwen3.6-27b", "0.28.0", ("--max-model-len", "262144", "--max-num-seqs", "8",
+     "--gpu-memory-utilization", "0.82", "--speculative-config",
+     '{"method":"mtp","num_speculative_tokens":3}'), 1600, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "release", "flags", "block", "lines"), LOGGED)
+def test_the_release_sizes_its_cache_as_servers_logged(
+    name: str, release: str, flags: Any, block: int, lines: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["preflight", name, "--release", release, "--json", *flags]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["memory"]["block_tokens"] == block
+    for line in (*lines, "GPU KV cache size: "):
+        assert any(text.startswith(line) for text in document["lines"]), line
+
+
+@pytest.mark.parametrize("release", ["0.17.1", "0.24.0", "0.26.0", "0.30.0", NEWEST])
+def test_a_gb10_is_a_small_device(asked: Any, release: str) -> None:
+    """NVML does not know its memory, so vLLM takes the settings of a small one, as servers logged.
+
+    The flags are those of the front end, which only a server's parser knows.
+    """
+    words = ("--port", "8001", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
+    code, document = asked(LLAMA, release, *words)
+    assert (code, document["starts"]) == (0, "yes"), document["reason"] or document["refusal"]
+    settings = document["settings"]
+    assert (settings["max_num_seqs"], settings["max_num_batched_tokens"]) == (256, 2048)
+    assert settings["gpu_memory_utilization"] == 0.85
+
+
+def test_a_context_that_does_not_fit_is_refused_in_the_releases_words(asked: Any) -> None:
+    code, document = asked(LLAMA, NEWEST, "--kv-cache-memory-bytes", "1000000")
+    assert (code, document["starts"]) == (5, "no")
+    assert document["refusal"]["stage"] == "memory"
+    assert "KV cache is needed" in document["refusal"]["message"]
+
+
+def test_too_little_free_memory_is_refused_in_the_releases_words(asked: Any) -> None:
+    code, document = asked(LLAMA, NEWEST, "--gpu-memory-utilization", "0.99")
+    assert code == 5
+    assert "is less than desired GPU memory utilization" in document["refusal"]["message"]
+
+
+def test_two_data_parallel_ranks_of_two_machines(asked: Any) -> None:
+    words = ("--data-parallel-size", "2", "--data-parallel-size-local", "1")
+    assert asked(LLAMA, NEWEST, *words)[1]["starts"] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +239,7 @@ def test_experts_get_b12x_with_the_profile(asked: Any) -> None:
     """The profile's flags for experts are added because the release says that there are some."""
     code, document = asked(EXPERTS, "0.33.0", "--layers", "b12x-full")
     assert code == 0
-    assert document["flags"] == list(B12X)
+    assert document["flags"] == [*B12X[:2], *SHARE, *B12X[2:]]
     chosen = kernels(document)
     assert chosen["qkv_proj"] == ["FlashInferB12xNvFp4LinearKernel"]
     assert chosen["routed_experts"] == ["FLASHINFER_B12X"]
@@ -203,7 +266,7 @@ def test_a_mixed_checkpoint_needs_the_patch_on_0_24(asked: Any) -> None:
     )
     assert document["refusal"]["where"].startswith("vllm/model_executor/kernels/linear/")
     assert document["cures"] == [
-        {"change": "without --linear-backend flashinfer_b12x", "flags": []},
+        {"change": "without --linear-backend flashinfer_b12x", "flags": SHARE},
         {"change": "with --layers b12x-full", "flags": list(B12X[:2]), "layers": ["b12x-full"]},
     ]
     code, cured = asked(MIXED, "0.24.0", "--layers", "b12x-full")
@@ -227,7 +290,7 @@ def test_what_a_release_refuses(asked: Any, words: Any, stage: str, message: str
     assert (code, document["starts"]) == (5, "no")
     assert document["refusal"]["stage"] == stage
     assert message in document["refusal"]["message"]
-    assert [cure["flags"] for cure in document["cures"]] == [[]]
+    assert [cure["flags"] for cure in document["cures"]] == [SHARE]
     assert document["error"]["code"] == 5
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -26,7 +27,9 @@ probe = load("preflight_probe")
 def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Any]:
     """The answer of a release that builds a model with this function."""
     probe.ANSWERED.clear()
-    config = SimpleNamespace(create_engine_config=lambda: None)
+    config = SimpleNamespace(create_engine_config=lambda usage_context: None)
+    usage = SimpleNamespace(UsageContext=SimpleNamespace(OPENAI_API_SERVER="server"))
+    monkeypatch.setitem(sys.modules, "vllm.usage.usage_lib", usage)
     module = SimpleNamespace(set_current_vllm_config=contextlib.nullcontext)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(config=module))
     monkeypatch.setitem(sys.modules, "vllm.config", module)
@@ -36,6 +39,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setattr(probe, "layers_of", lambda _: [])
     monkeypatch.setattr(probe, "draft_of", lambda _: None)
     monkeypatch.setattr(probe, "use_own_configuration", lambda *_: None)
+    monkeypatch.setattr(probe, "without_code", lambda model, *_: model)
     monkeypatch.setattr(probe, "check_lora", lambda *_: None)
     monkeypatch.setattr(probe, "caches_of", lambda _: [])
     monkeypatch.setattr(probe, "check_attention", lambda *_: None)
@@ -279,3 +283,33 @@ def test_flags_of_a_server_that_is_not_here_are_no_refusal(monkeypatch: pytest.M
         probe.parsed("m", ["--tool-parser", "x"])
     with pytest.raises(ValueError, match="expected one argument"):
         probe.parsed("m", ["--load-format"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "architectures", "left_out"),
+    [
+        (["--trust-remote-code"], ["NemotronHForCausalLM"], True),
+        (["--trust-remote-code"], ["OfNobody"], False),
+        (["--trust-remote-code"], [], False),
+        ([], ["NemotronHForCausalLM"], False),
+    ],
+)
+def test_code_of_a_checkpoint_is_left_out_where_the_release_has_the_class(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    architectures: list[str],
+    left_out: bool,
+) -> None:
+    registry = SimpleNamespace(get_supported_archs=lambda: ["NemotronHForCausalLM"])
+    models = SimpleNamespace(ModelRegistry=registry)
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models", models)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"architectures": architectures, "auto_map": {"AutoConfig": "code.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    device = SimpleNamespace(note=list)
+    asked = probe.without_code(str(folder), flags, device, str(tmp_path))
+    assert (asked != str(folder)) is left_out
+    read = json.loads((tmp_path / asked / "config.json").read_text())
+    assert ("auto_map" in read) is not left_out

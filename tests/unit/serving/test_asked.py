@@ -37,7 +37,8 @@ class FakeRelease:
 
     def __call__(self, request: PreflightRequest) -> Preflight:
         self.asked.append(request)
-        word = next((word for word in self.refuses if word in request.flags), None)
+        asked = {w: r for w, r in self.refuses.items() if request.fits or r[0] != "memory"}
+        word = next((word for word in asked if word in request.flags), None)
         refusal = None
         cures: tuple[Cure, ...] = ()
         if word is not None:
@@ -46,12 +47,14 @@ class FakeRelease:
             cures = self.cures(request, word) if request.cures else ()
         starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
         memory = Room(
-            total_bytes=100, fraction=0.9, weight_bytes=1, overhead_bytes=1,
+            total_bytes=100, free_bytes=90, fraction=0.9, weight_bytes=1, overhead_bytes=1,
+            overhead_error=1,
             cache_bytes=self.cache_bytes, longest={}, ceiling=None,
         )  # fmt: skip
         return Preflight(
-            model=request.model, base="", packages={"vllm": "0.33.0"}, patched=(),
-            flags=request.flags, environment={}, starts="not run" if self.not_run else starts,
+            model=request.model, served=request.model, base="",
+            packages={"vllm": "0.33.0"}, patched=(), flags=request.flags, environment={},
+            starts="not run" if self.not_run else starts,
             reason=self.not_run, refusal=refusal, warnings=(), lines=(), settings={}, layers=(),
             caches=(), memory=memory, troubles=self.troubles, cures=cures, simulated=(),
         )  # fmt: skip
@@ -296,3 +299,13 @@ def test_a_kernel_with_known_trouble_is_a_warning(model: Path) -> None:
     (finding,) = found(f"vllm serve {model}", FakeRelease(troubles=(trouble,)))
     assert (finding.rule, finding.help) == ("kernel-trouble", "vllm#1")
     assert found(f"vllm serve {UNKNOWN_MODEL}", FakeRelease(troubles=(trouble,))) == []
+
+
+@pytest.mark.parametrize(("cache_bytes", "sure"), [(1, False), (-100, True)])
+def test_an_estimate_of_memory_is_no_error_within_its_own_error(
+    model: Path, cache_bytes: int, sure: bool
+) -> None:
+    refuses = {"262144": ("memory", "23.25 GiB KV cache is needed")}
+    release = FakeRelease(refuses, cache_bytes=cache_bytes)
+    findings = found(f"vllm serve {model} --max-model-len 262144", release)
+    assert bool(findings) is sure

@@ -142,3 +142,14 @@ def test_what_is_not_clear(model: str, options: Any, message: str) -> None:
 def test_a_checkpoint_is_for_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a model itself"):
         asked("org/model", release="0.33.0", checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("memory", ["0", "7", "4097", "-1", "many", "1e3", "nan", "9" * 5000, ""])
+def test_memory_of_no_machine(memory: str) -> None:
+    with pytest.raises(UsageError, match="memory of a machine"):
+        request_of(Given(model="./m", release="0.33.0", memory=memory))
+
+
+def test_memory_of_a_smaller_machine() -> None:
+    asked = request_of(Given(model="./m", release="0.33.0", memory="60.5"))
+    assert asked.memory == int(60.5 * 2**30)

@@ -12,7 +12,7 @@ from builder.errors import UsageError
 from builder.proof.wholemodel import Refusal
 from builder.serving.preflight import Cure, ModelMatrix, in_short, room
 from builder.serving.preflightfile import preflight_page
-from tests.unit.serving.test_preflight import FULL, answer, document, layer, refused
+from tests.unit.serving.test_preflight import DEVICE, SIZED, answer, document, layer, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ ROWS = (
 
 
 def test_a_model_that_starts() -> None:
-    memory = room(answer(layers=ROWS, parameter_bytes=1 << 30, caches=(FULL,)))
+    memory = room(answer(layers=ROWS, parameter_bytes=1 << 30, memory=SIZED), DEVICE)
     page = preflight_page(
         document(starts="yes", refusal=None, layers=ROWS, memory=memory, simulated=("a part",)),
         MADE,
@@ -55,7 +55,7 @@ def test_what_was_not_run_is_no_refusal() -> None:
 
 
 def test_memory_that_is_too_small() -> None:
-    memory = room(answer(parameter_bytes=10**12, caches=(FULL,)))
+    memory = room(answer(parameter_bytes=10**12), DEVICE)
     page = preflight_page(document(starts="yes", refusal=None, memory=memory), MADE)
     assert "It does not fit" in page
     assert "Longest context" not in page
