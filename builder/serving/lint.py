@@ -19,6 +19,7 @@ from builder.common.hints import again, reason
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.shell import UNKNOWN
+from builder.proof.variables import LEFT_OUT, is_read
 from builder.serving.asked import Question, ask_release
 from builder.serving.commands import (
     GivenVariable,
@@ -553,8 +554,6 @@ _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
 _ORIGIN = re.compile(
     r"^# \S+ on vLLM (?P<vllm>\d[\w.+]*), profile (?P<profile>[\w.-]+), [\w-]+$", re.MULTILINE
 )
-#: Variables that a release reads when it builds a model.
-_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Rules that guess what a release says: its answer replaces them, that of its parser the first.
 _PARSER_SAYS = {"unknown-flag"}
 _OF_THE_MODEL = {"quantization-name", "b12x-unreachable"}
@@ -586,7 +585,7 @@ class Linter:
         variables = {
             one.name: one.value
             for one in checked.command.env
-            if one.name.startswith(_READ) and UNKNOWN not in one.value
+            if is_read(one.name) and UNKNOWN not in one.value
         }
         question = Question(
             model=checked.command.model, base=ref, layers=(profile,) if profile else (),
@@ -805,8 +804,14 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
         answer = "starts" if asked.own and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, left_out=(*asked.left_out, *unknown),
+        answer=answer, left_out=(*asked.left_out, *unknown, *_not_passed(asked)),
     )  # fmt: skip
+
+
+def _not_passed(asked: Asked) -> list[str]:
+    """The variables without which the release was asked, and why."""
+    parts = asked.answer.simulated if asked.answer is not None else ()
+    return [part.removeprefix(LEFT_OUT) for part in parts if part.startswith(LEFT_OUT)]
 
 
 def serve_commands(name: str, text: str) -> list[ServeCommand]:

@@ -177,8 +177,10 @@ class PreflightRequest:
     model: str
     plan: PlanOptions
     flags: tuple[str, ...] = ()
-    #: ``NAME=VALUE``
+    #: ``NAME=VALUE``; those of a serve file may be a stranger's
     variables: Sequence[str] = ()
+    #: those of them that the user typed
+    typed: Sequence[str] = ()
     models: Sequence[Path] = ()
     trust_image: bool = False
     #: whether a profile's flags are added that these do not set
@@ -195,11 +197,12 @@ def preflight(request: PreflightRequest) -> Preflight:
     Raises:
         SparkBuildError: the model's configuration or the base cannot be read.
     """
-    given = variables_of(request.variables)
+    given, typed = variables_of(request.variables), variables_of(request.typed)
     with _target(request.plan) as opened:
         target = dataclasses.replace(opened, env={**opened.env, **given})
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
-        release = Release(target, trust.with_plan(target.plan) if target.plan else trust)
+        trust = trust.with_plan(target.plan) if target.plan else trust
+        release = Release(target, trust.with_variables(typed))
         folder = model_folder(release, request.model, request.models)
         document = _asked(release, folder, request)
         if document.starts == "no" and request.cures:
@@ -226,7 +229,7 @@ def preflight_on(request: PreflightRequest, releases: Sequence[str]) -> ModelMat
 
 def _choices(request: PreflightRequest) -> Iterator[Choice]:
     """The same model and release without flags, and with each profile."""
-    plain = dataclasses.replace(request, flags=(), variables=())
+    plain = dataclasses.replace(request, flags=(), variables=(), typed=())
     names = sorted(Catalog.discover(request.plan.patches).profile_files)
     for name in ("", *names):
         plan = dataclasses.replace(request.plan, layers=(name,) if name else ())
@@ -411,6 +414,7 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     starts: Literal["yes", "no", "not run"] = "no" if answer.error else "yes"
     return replace(
         document, flags=more if experts else flags, starts="not run" if missing else starts,
+        environment=release.environment,
         troubles=troubles_of(answer.layers), reason=missing, refusal=answer.error,
         warnings=answer.warnings, lines=answer.lines,
         settings=answer.settings, layers=answer.layers, caches=answer.caches,

@@ -16,7 +16,8 @@ from builder.common.console import console
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
 from builder.proof.report import now, render_page
-from builder.proof.wholemodel import READ, is_path, sentence
+from builder.proof.variables import is_read
+from builder.proof.wholemodel import is_path, sentence
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
 from builder.serving.preflight import (
     ModelMatrix,
@@ -125,7 +126,7 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
     variables = tuple(
         f"{one.name}={one.value}"
         for one in command.env
-        if one.name.startswith(READ) and UNKNOWN not in one.value
+        if is_read(one.name) and UNKNOWN not in one.value
     )
     model = str(given.checkpoint) if given.checkpoint is not None else model
     if not model or UNKNOWN in model:
@@ -174,7 +175,8 @@ def _request(
     ref = release_base(given.release) if given.release is not None else base
     return PreflightRequest(
         model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
-        variables=tuple(variables), models=given.models, profiles=given.profiles,
+        variables=tuple(variables), typed=given.variables, models=given.models,
+        profiles=given.profiles,
     )  # fmt: skip
 
 
