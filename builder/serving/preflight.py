@@ -27,9 +27,11 @@ from builder.layers.catalog import Catalog, Selection
 from builder.layers.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import inputs_of
+from builder.proof.flags import flag_groups
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.target import ModelToBuild
 from builder.proof.trust import TrustedSources
+from builder.proof.variables import LEFT_OUT
 from builder.proof.wholemodel import (
     CacheRow,
     LayerRow,
@@ -181,6 +183,8 @@ class PreflightRequest:
     variables: Sequence[str] = ()
     #: those of them that the user typed
     typed: Sequence[str] = ()
+    #: flags of a serve file that are not asked about, and why
+    left_out: Sequence[str] = ()
     models: Sequence[Path] = ()
     trust_image: bool = False
     #: whether a profile's flags are added that these do not set
@@ -205,6 +209,8 @@ def preflight(request: PreflightRequest) -> Preflight:
         release = Release(target, trust.with_variables(typed))
         folder = model_folder(release, request.model, request.models)
         document = _asked(release, folder, request)
+        parts = tuple(f"{LEFT_OUT}{text}" for text in request.left_out)
+        document = replace(document, simulated=(*document.simulated, *parts))
         if document.starts == "no" and request.cures:
             document = replace(document, cures=tuple(_cures(release, folder, document, request)))
     if request.profiles:
@@ -478,17 +484,6 @@ def longest_context(caches: Sequence[CacheRow], available: int, most: int) -> in
         middle = (low + high + 1) // 2
         low, high = (middle, high) if needs(middle) <= available else (low, middle - 1)
     return low
-
-
-def flag_groups(flags: Sequence[str]) -> list[tuple[str, ...]]:
-    """Flags with their values."""
-    groups: list[list[str]] = []
-    for word in flags:
-        if word.startswith("-") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return [tuple(group) for group in groups]
 
 
 def refuse_if_it_does_not_start(document: Preflight) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from builder.common.console import console
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
+from builder.proof.flags import WHY, flag_groups, names_code
 from builder.proof.report import now, render_page
 from builder.proof.variables import is_read
 from builder.proof.wholemodel import is_path, sentence
@@ -22,7 +23,6 @@ from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve
 from builder.serving.preflight import (
     ModelMatrix,
     PreflightRequest,
-    flag_groups,
     gibibytes,
     in_short,
     layers_to_show,
@@ -119,7 +119,10 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
     unknown = [group for group in groups if any(UNKNOWN in word for word in group)]
     for group in unknown:
         console.warn(f"{group[0]} is left out: its value is known only when the command is run")
-    own = tuple(w for group in groups if group not in unknown for w in group)
+    strange = [group for group in groups if group not in unknown and names_code(group)]
+    for group in strange:
+        console.warn(f"{group[0]} is left out: {WHY}, and nothing of a file's is run or read")
+    own = tuple(w for group in groups if group not in (*unknown, *strange) for w in group)
     flags = own if groups else tuple(words)
     if given.model != "vllm":
         flags = with_flags(given.flags, flags)
@@ -139,7 +142,9 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
             f"{command.file}:{command.line}: its model {model} is not a folder here",
             hint="--checkpoint DIR",
         )
-    return _request(_with_release(given, command), model, flags, (*variables, *given.variables))
+    asked = (*variables, *given.variables)
+    request = _request(_with_release(given, command), model, flags, asked)
+    return replace(request, left_out=tuple(f"{group[0]} ({WHY})" for group in strange))
 
 
 def _with_release(given: Given, command: ServeCommand) -> Given:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,10 +234,10 @@ def compose_of(release: str, model: Path, env: dict[str, str], flags: str = "") 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small model."""
+    """A small model that nobody asked about before, so that no answer is from the cache."""
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "made_by": str(tmp_path)}))
     return folder
 
 
@@ -305,3 +306,91 @@ def test_a_variable_alone_springs_no_trap(
     assert traps.touched() == set()
     assert not sprung.exists()
     assert (ran.code, left_out(ran.json()["simulated"])) == (0, {name})
+
+
+# ------------------------------------------------------------------------------------------- flags
+
+
+#: A module of Python's own that nothing imports: it stands for one that a flag names.
+MODULE = "this"
+CONNECTOR = {"kv_connector": "X", "kv_connector_module_path": MODULE, "kv_role": "kv_both"}
+ENCODER = {"ec_connector": "X", "ec_connector_module_path": MODULE, "ec_role": "ec_producer"}
+#: Flags whose value is code: a class or a module.
+OF_MODULES: dict[str, str] = {
+    "--worker-cls": f"{MODULE}.s",
+    "--worker-extension-cls": f"{MODULE}.s",
+    "--scheduler-cls": f"{MODULE}.s",
+    "--logits-processors": f"{MODULE}:s",
+    "--middleware": f"{MODULE}.s",
+    "--distributed-executor-backend": f"{MODULE}.s",
+    "--kv-transfer-config": json.dumps(CONNECTOR),
+    "--ec-transfer-config": json.dumps(ENCODER),
+    "--hf-overrides": json.dumps({"auto_map": {"AutoConfig": f"{MODULE}.s"}}),
+    "--io-processor-plugin": MODULE,
+    "--compilation-config": json.dumps({"backend": f"{MODULE}.s"}),
+}
+#: Flags that the newest release acts on when it makes its configuration.
+OF_CODE = {
+    "--log-config-file": "@",
+    "--logging-config.pylogging_config_file": "@",
+    "--distributed-executor-backend": f"{MODULE}.s",
+    "--kv-transfer-config": json.dumps(CONNECTOR),
+}
+#: Flags whose value is a file, a folder or an address; ``@`` stands for it.
+OF_PLACES: dict[str, str] = {
+    "--tool-parser-plugin": "@",
+    "--reasoning-parser-plugin": "@",
+    "--chat-template": "@",
+    "--log-config-file": "@",
+    "--ssl-keyfile": "@",
+    "--lora-modules": "x=@",
+    "--download-dir": "@",
+    "--allowed-local-media-path": "@",
+    "--otlp-traces-endpoint": "@",
+    "--structured-outputs-config": '{"reasoning_parser_plugin": "@"}',
+    "--profiler-config": '{"profiler": "torch", "torch_profiler_dir": "@"}',
+    "--compilation-config": '{"debug_dump_path": "@", "cache_dir": "@"}',
+    "--model-loader-extra-config": '{"tensorizer_uri": "@"}',
+    "--tokenizer": "@",
+    "--hf-config-path": "@",
+    "--generation-config": "@",
+}
+
+
+@pytest.mark.parametrize("release", RUN)
+def test_flags_of_a_file_spring_no_trap(
+    release: str, model: Path, tmp_path: Path, traps: Traps, run: Any
+) -> None:
+    """All at once: each is left out, so none ends the release before it comes to another."""
+    file, sprung = logging_trap(tmp_path)
+    values = traps.lay([flag.strip("-") for flag in OF_PLACES])
+    traps.watch_module(MODULE)
+    words = [word for pair in OF_MODULES.items() for word in pair]
+    for flag, text in OF_PLACES.items():
+        words += [flag, text.replace("@", values[flag.strip("-")])]
+    words += ["--log-config-file", str(file), "--logging-config.pylogging_config_file", str(file)]
+    asked = ["--quantization", MODULE, "--load-format", MODULE]  # names that a release looks up
+    script = shlex.join(["vllm", "serve", str(model), *words, *asked])
+    (tmp_path / "serve.sh").write_text(f"{script}\n")
+    ran = run("preflight", str(tmp_path / "serve.sh"), "--release", release)
+    assert traps.touched() == set()
+    assert not sprung.exists()
+    document = ran.json()
+    assert (ran.code, document["flags"]) == (0, asked), document["reason"]
+    assert {*OF_MODULES, *OF_PLACES} <= left_out(document["simulated"])
+
+
+@pytest.mark.parametrize("choice", [*OF_CODE.items()])
+def test_a_flag_alone_springs_no_trap(
+    choice: tuple[str, str], model: Path, tmp_path: Path, traps: Traps, run: Any
+) -> None:
+    """Releases import or read what each of these names, and one of them runs it."""
+    file, sprung = logging_trap(tmp_path)
+    traps.watch_module(MODULE)
+    flag, value = choice[0], choice[1].replace("@", str(file))
+    script = shlex.join(["vllm", "serve", str(model), flag, value])
+    (tmp_path / "serve.sh").write_text(f"{script}\n")
+    ran = run("preflight", str(tmp_path / "serve.sh"), "--release", RUN[-1])
+    assert traps.touched() == set()
+    assert not sprung.exists()
+    assert (ran.code, left_out(ran.json()["simulated"])) == (0, {flag})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import socket
 import struct
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Self
 
 #: Opened, read, changed, made, removed (inotify of Linux).
 _TOUCHED = 0x1 | 0x2 | 0x4 | 0x20 | 0x100 | 0x200
@@ -59,6 +58,14 @@ class Traps:
         number = self._libc.inotify_add_watch(self._events, os.fsencode(folder), _TOUCHED)
         assert number > 0, os.strerror(ctypes.get_errno())
         self._watched[number] = folder.name
+
+    def watch_module(self, name: str) -> None:
+        """A module of Python's own is a trap, too."""
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        for file in (spec.origin, spec.cached):
+            if file and Path(file).exists():
+                self._watch(Path(file))
 
     def touched(self) -> set[str]:
         """The names of those that were touched since the last look."""

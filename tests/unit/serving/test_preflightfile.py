@@ -142,3 +142,16 @@ def test_what_is_not_clear(model: str, options: Any, message: str) -> None:
 def test_a_checkpoint_is_for_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a model itself"):
         asked("org/model", release="0.33.0", checkpoint=tmp_path)
+
+
+def test_flags_of_a_file_that_name_code_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--worker-cls a.b --max-model-len 9 --log-config-file=/x"
+    (tmp_path / "serve.sh").write_text(f"vllm serve org/model {words}\n")
+    request = asked(str(tmp_path / "serve.sh"), "--tokenizer", "own", release="0.33.0")
+    assert request.flags == ("--tokenizer", "own", "--max-model-len", "9"), "the user's own stay"
+    assert [text.split()[0].partition("=")[0] for text in request.left_out] == [
+        "--worker-cls", "--log-config-file",
+    ]  # fmt: skip
+    assert "--worker-cls is left out: it names code" in capsys.readouterr().err
