@@ -686,7 +686,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     commands = ignored = 0
     for name, text in files:
         findings_in = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
-        served = serve_commands(name, text)
+        served, machine = serve_commands(name, text), machine_of(text)
         commands += len(served)
         if not served and not findings_in:
             skipped.append(name)
@@ -695,7 +695,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             releases.add(interface.vllm)
             # commands can share a line, such as an exported variable's, and repeat its findings
             checked = Checked.of(
-                command, interface, known, profile=linter.profile(command), machine=machine_of(text)
+                command, interface, known, profile=linter.profile(command), machine=machine
             )
             problems = list(islice(check(checked), _MOST_FINDINGS + 1))
             if linter.ask is not None:
