@@ -112,8 +112,7 @@ def _lines(document: "Preflight") -> Iterator[str]:
         yield ""
         yield "the same model on this release"
         yield from choice_lines(document.choices)
-    if document.simulated:
-        yield f"  simulated: {len(document.simulated)} parts (--json lists them)"
+    yield from _simulated(document.simulated)
     if document.cached:
         yield "  cached: what the same release answered before to the same question"
 
@@ -139,6 +138,17 @@ def _seen(document: "Preflight") -> str:
     sized = document.memory is not None and document.memory.block_tokens
     built = "the release built the model on a simulated GB10"
     return f"{built} and sized its KV cache" if sized else built
+
+
+def _simulated(parts: tuple[str, ...]) -> Iterator[str]:
+    """The variables that were left out, and how many parts were simulated."""
+    from builder.proof.variables import LEFT_OUT
+
+    for part in parts:
+        if part.startswith(LEFT_OUT):
+            yield from _wrapped(part)
+    if parts:
+        yield f"  simulated: {len(parts)} parts (--json lists them)"
 
 
 def _table(rows: tuple["LayerRow", ...]) -> Iterator[str]:

@@ -4,6 +4,7 @@ A program of its own, with the standard library alone, so that it starts at once
 ``python -I -S broker.py < request.json``.  The request::
 
     {"command": ["python", "probe.pyz"], "env": {...}, "header": {...}, "label": "0.33.0",
+     "own": [variables that name the folder below, besides TMPDIR],
      "listen": number of a listening socket, or null, "path": its path, "first": number of a
      connected socket, or null, "folder": where temporary files go, which it removes,
      "linger": seconds without a command after which it ends}
@@ -85,8 +86,8 @@ class Broker:
         self.path = str(request["path"] or "")
         self.process = subprocess.Popen(
             request["command"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={**request["env"], "TMPDIR": folder}, cwd=folder,
-            start_new_session=True, bufsize=0,
+            stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True, bufsize=0,
+            env={**request["env"], **dict.fromkeys(("TMPDIR", *request.get("own", ())), folder)},
         )  # fmt: skip
         self.commands: dict[int, Command] = {}
         self.waiting: list[tuple[Command, list[Any]]] = []

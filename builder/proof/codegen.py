@@ -47,6 +47,7 @@ from builder.proof.sandbox import (
     own_files,
 )
 from builder.proof.target import Refusal
+from builder.proof.variables import for_a_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -275,10 +276,12 @@ def compile_in_sandbox(
 ) -> CodegenReply:
     """Compile with the FlashInfer and CuTe DSL of a tree; if ``trust`` lacks it, isolated."""
     apart = trust.apart(tree, own_files(tree))
+    variables = for_a_process(request.env, trust.sets, apart=apart is not None)
+    request = replace(request, env=dict(variables.passed))
     prepared, asked = WithDsl.prepare(tree, packages), plain(request)
     inputs = [*prepared.inputs, asked]
     if cached_reply := RESULTS.get(inputs, CodegenReply):
-        return cached_reply
+        return cached_reply.simulating(*variables.left_out)
     lay_out(tree)
     full = {**asked, **prepared.settings}
     python = prepared.sandbox.python
@@ -288,7 +291,7 @@ def compile_in_sandbox(
         "the CuTe DSL's shared libraries are this machine's build of the same wheels",
     )
     keep_result(inputs, reply)
-    return reply
+    return reply.simulating(*variables.left_out)
 
 
 #: Number of cached results; one has 0.5 MB of cubins, and each layer of each release may need one.

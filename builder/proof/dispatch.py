@@ -17,6 +17,7 @@ from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
 from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached
 from builder.proof.target import Refusal
+from builder.proof.variables import is_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from builder.proof.target import VerifyTarget
 
 
-#: How variables begin that vLLM and FlashInfer read.
-_READ = ("VLLM_", "FLASHINFER_")
 TOO_FEW = "the probe's answer is malformed: it has too few answers"
 
 
@@ -40,7 +39,7 @@ def own_settings(target: VerifyTarget) -> dict[str, str | None]:
     patched = bool(receipts_of(target.tree))
     names = target.plan.env
     planned = {name: target.env.get(name) for name in names if patched or name in target.env}
-    return {**{k: v for k, v in target.env.items() if k.startswith(_READ)}, **planned}
+    return {**{k: v for k, v in target.env.items() if is_read(k)}, **planned}
 
 
 def make_request(plan: PlanDocument, env: Mapping[str, str | None]) -> DispatchRequest:

@@ -25,6 +25,7 @@ from builder.errors import UsageError
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, Results
 from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files
+from builder.proof.variables import for_a_process
 from builder.ptx.findings import Ran
 
 if TYPE_CHECKING:
@@ -602,11 +603,13 @@ def launch_in_sandbox(
             f"({apart.because})",
             hint="run the same command with --trust-image",
         )
+    variables = for_a_process(request["env"], trust.sets, apart=False)
+    request = {**request, "env": dict(variables.passed)}
     prepared = WithDsl.prepare(tree, packages)
     inputs = [*prepared.inputs, request]
     cached_replies = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
     if cached_replies is not None:
-        return cached_replies
+        return _with(cached_replies, variables.left_out)
     with _folder() as folder:
         recorded = restore(inputs, Path(folder))
         if recorded is None:
@@ -618,7 +621,11 @@ def launch_in_sandbox(
         replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)
     if all(not one.error or one.stage in FINAL for one in replies.replies):
         results().put(inputs, replies)
-    return replies
+    return _with(replies, variables.left_out)
+
+
+def _with(replies: Replies, left_out: Sequence[str]) -> Replies:
+    return replace(replies, simulated=(*left_out, *replies.simulated))
 
 
 def _final(kernel: RecordedKernel) -> bool:

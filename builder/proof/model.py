@@ -17,6 +17,7 @@ from builder.applier.values import canonical_json
 from builder.probes.dispatch_expect import describe, limit_of
 from builder.proof.checks import Check
 from builder.proof.dispatch import own_settings
+from builder.proof.flags import WHY, flag_groups, names_code
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.wholemodel import (
     Release,
@@ -41,6 +42,11 @@ def check_model(target: VerifyTarget) -> Iterator[Check]:
     if not target.models:
         yield _check("models", "not-run", "models start", reason=NONE, moot=True)
         return
+    try:
+        _refuse_flags_of_code(target)
+    except SandboxUnavailable as error:
+        yield _check("models", "not-run", "models start", reason=str(error))
+        return
     release = _release_of(target)
     for model in target.models:
         try:
@@ -59,6 +65,19 @@ def _release_of(target: VerifyTarget) -> Release:
     packages = dict(target.plan.base.packages)
     opened = Target(base=target.name, tree=target.tree, packages=packages, env=env)
     return Release(opened, target.trust)
+
+
+def _refuse_flags_of_code(target: VerifyTarget) -> None:
+    """Refuse flags of a plan, which may be a stranger's, with which no release is asked here.
+
+    Raises:
+        SandboxUnavailable: a flag names code, a file or an address.
+    """
+    flags = (*target.plan.serve_flags, *target.plan.moe_serve_flags)
+    for flag in flag_groups(flags):
+        if names_code(flag):
+            text = f"{flag[0]} of its plan is not asked about: {WHY}"
+            raise SandboxUnavailable(text)
 
 
 #: Flags, and what the release said of a model with them.

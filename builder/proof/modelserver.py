@@ -39,6 +39,7 @@ from builder.proof import broker
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import ProbeReply, reply_of
 from builder.proof.sandbox import probe_environment
+from builder.proof.variables import own_folders
 
 T = TypeVar("T", bound=ProbeReply)
 
@@ -167,6 +168,7 @@ def _start(
     folder = f"{path}.files" if path else tempfile.mkdtemp(prefix="spark-build-probe-")
     request = {
         "command": [str(python), str(PREFLIGHT.file())], "env": probe_environment(""),
+        "own": sorted(own_folders("")),
         "header": header, "label": label, "path": path and str(path),
         "first": first and first.fileno(), "listen": listen and listen.fileno(),
         "linger": idle_seconds() if listen else 0, "folder": folder,

@@ -120,7 +120,7 @@ def target_of_plan(
 ) -> VerifyTarget:
     """A plan's base, unpatched or (``patched``) with the plan applied, before any image exists."""
     trust = trust or TrustedSources(platform=base.identity.platform)
-    own = trust.with_plan(plan.document) if patched else trust
+    own = trust.with_plan(plan.document) if patched else trust.with_variables(plan.env)
     target = VerifyTarget(
         name=name,
         subject=base,

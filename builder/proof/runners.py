@@ -32,6 +32,7 @@ from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
     OF_THE_MACHINE,
+    Ask,
     CodegenReply,
     CodegenRequest,
     DispatchReply,
@@ -57,6 +58,7 @@ from builder.proof.sandbox import (
 )
 from builder.proof.target import Refusal
 from builder.proof.trust import TrustedSources
+from builder.proof.variables import for_a_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -202,6 +204,7 @@ class InSandbox:
     ) -> DispatchReply:
         """The reply of a tree's code, which is laid out in a folder if it must be asked."""
         release = self._packages["vllm"]
+        request, left_out = self.allowed(request, apart=apart is not None)
         real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
         # every path is named by a digest of its contents
         full = {
@@ -219,7 +222,26 @@ class InSandbox:
             reply = prepared.sandbox.ask(full, apart=apart)
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)
-        return reply.simulating(prepared.torch.what)
+        return reply.simulating(prepared.torch.what, *left_out)
+
+    def allowed(self, request: Request, *, apart: bool) -> tuple[Request, tuple[str, ...]]:
+        """A request with the variables that a process gets, and what is said of the others.
+
+        Raises:
+            SandboxUnavailable: one has a value that is not passed.
+        """
+        variables = for_a_process(request.env, self._trust.sets, apart=apart)
+        asked = structs.replace(request, env=dict(variables.passed))
+        if isinstance(asked, DispatchRequest) and not apart:
+            asked = structs.replace(asked, ask=tuple(map(self._unsetting, asked.ask)))
+        return asked, variables.left_out
+
+    def _unsetting(self, ask: Ask) -> Ask:
+        """A query that unsets only what `allowed` lets it."""
+        if ask.env is None:
+            return ask
+        passed = for_a_process(ask.env, self._trust.sets, apart=False).passed
+        return structs.replace(ask, env=dict.fromkeys(passed))
 
     def compile(self, request: CodegenRequest) -> CodegenReply | Refusal:
         """See `Runner`."""
@@ -271,13 +293,17 @@ class BesidePython:
         self, request: Request, form: type[Answer], timeout: float, program: Program
     ) -> Answer:
         if self.tree is None:
-            return ask_probe(self.python, plain(request), form, timeout, program)
+            request, left_out = self.sandbox.allowed(request, apart=False)
+            reply = ask_probe(self.python, plain(request), form, timeout, program)
+            return reply.simulating(*left_out)
         root = Path(self.base.identity.site_packages)
         with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
             link_out(root, net_changes(self.tree), Path(scratch))
             unset = unsetting(request, self.base.identity.env, self.env)
-            asked = {**plain(unset), "paths": [scratch]}
-            return ask_probe(self.python, asked, form, timeout, program, instead_of=root)
+            request, left_out = self.sandbox.allowed(unset, apart=False)
+            asked = {**plain(request), "paths": [scratch]}
+            reply = ask_probe(self.python, asked, form, timeout, program, instead_of=root)
+            return reply.simulating(*left_out)
 
     def launch(self, request: Mapping[str, Any]) -> Replies | Refusal:
         """See `Runner`: the launches are recorded in a sandbox."""

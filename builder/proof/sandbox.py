@@ -65,6 +65,7 @@ from builder.proof.isolation import (
     interpreter_folders,
 )
 from builder.proof.replies import DispatchReply, LocalFiles, ProbeReply, reply_of
+from builder.proof.variables import own_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -339,10 +340,15 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
 
 
 def probe_environment(temporary: str) -> dict[str, str]:
-    """The variables of a probe that runs on this machine."""
-    keep = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+    """The variables of a probe that runs on this machine: it writes to its own folder alone.
+
+    What the user installed for all Pythons is found below the real HOME.
+    """
+    keep = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONUSERBASE")
     env = {name: os.environ[name] for name in keep if os.environ.get(name)}
-    return {**env, "VLLM_NO_USAGE_STATS": "1", "TMPDIR": temporary}
+    if home := os.environ.get("HOME"):
+        env.setdefault("PYTHONUSERBASE", f"{home}/.local")
+    return {**env, "VLLM_NO_USAGE_STATS": "1", **own_folders(temporary)}
 
 
 def python_files(tree: Tree) -> Iterator[str]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from builder.applier.judging import judge_in_order
-from builder.applier.layers import Hook
+from builder.applier.layers import Env, Hook
 from builder.applier.receipts import receipts_of
 from builder.applier.trees import OverlayTree
 from builder.applier.values import ApplyError
@@ -30,7 +30,7 @@ from builder.layers.planner import IndexSources
 from builder.proof.isolation import SandboxUnavailable, find_isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from builder.applier.layers import Layer
@@ -72,11 +72,13 @@ class TrustedSources:
     written: Mapping[tuple[str, str], str | None] = field(default_factory=dict)
     #: the target's platform, whose wheels are tried first
     platform: Platform | None = None
+    #: variables that the user, or a plan of the user's own layers, gives a value
+    variables: Mapping[str, str] = field(default_factory=dict)
     #: ``--trust-image``: the user trusts everything in it
     everything: bool = False
 
     def with_plan(self, plan: PlanDocument) -> TrustedSources:
-        """The same, with files that a plan of the user's own layers writes.
+        """The same, with the files and variables that a plan of the user's own layers sets.
 
         A file that it changes is only as well known as the file before.
         """
@@ -86,7 +88,38 @@ class TrustedSources:
             for file in layer.files
             if file.after is not None
         }
-        return replace(self, written={**self.written, **written})
+        return self.with_variables(plan.env, {**self.written, **written})
+
+    def with_variables(
+        self,
+        variables: Mapping[str, str],
+        written: Mapping[tuple[str, str], str | None] | None = None,
+    ) -> TrustedSources:
+        """The same, with variables that are the user's own."""
+        more = {**self.variables, **variables}
+        return replace(self, variables=more, written=self.written if written is None else written)
+
+    def sets(self, name: str, value: str | None) -> bool:
+        """Whether the user, or a layer of this machine, gives a variable this value; None: any."""
+        values = {*self._of_layers.get(name, ()), *filter(None, [self.variables.get(name)])}
+        return bool(values) if value is None else value in values
+
+    @cached_property
+    def _of_layers(self) -> Mapping[str, set[str]]:
+        """The variables that layers of this machine set, with their values."""
+        values: dict[str, set[str]] = {}
+        for layer in (*self.layers, *self._in_catalog()):
+            for op in layer.ops:
+                if isinstance(op, Env):
+                    values.setdefault(op.name, set()).add(op.value)
+        return values
+
+    def _in_catalog(self) -> Iterator[Layer]:
+        for name in self.catalog.folders:
+            try:
+                yield self.catalog.layer(name)
+            except SparkBuildError as error:
+                console.detail(f"the variables of the layer {name} are unknown: {error}")
 
     @cached_property
     def catalog(self) -> Catalog:

@@ -46,6 +46,7 @@ from builder.proof.sandbox import (
     requirements_for,
     wanted_torch,
 )
+from builder.proof.variables import for_a_process, is_read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.images.subject import Subject
     from builder.proof.trust import IsolatedRun, TrustedSources
+    from builder.proof.variables import Variables
 
 #: Seconds for the questions that are asked together.
 _TIMEOUT = 1800.0
@@ -61,8 +63,6 @@ _TIMEOUT = 1800.0
 _RESULTS = Results("preflight", (PREFLIGHT,), 1000)
 #: Flags whose value may name a draft model.
 _SPECULATIVE = ("--speculative-config", "-sc")
-#: Variables of an image that vLLM, FlashInfer or the CuTe DSL read.
-READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 
 
 class Refusal(Part, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ class Target:
         identity = base.identity
         return cls(
             base=identity.ref, tree=base.tree, packages=dict(identity.packages),
-            env={k: v for k, v in identity.env.items() if k.startswith(READ)},
+            env={k: v for k, v in identity.env.items() if is_read(k)},
         )  # fmt: skip
 
     def with_plan(self, plan: BuildPlan) -> Target:
@@ -321,6 +321,20 @@ class Release:
     @cached_property
     def _apart(self) -> IsolatedRun | None:
         return self._trust.apart(self._tree, python_files(self._tree))
+
+    @cached_property
+    def variables(self) -> Variables:
+        """The target's variables that its process gets.
+
+        Raises:
+            SandboxUnavailable: one has a value that is not passed, or nothing can run here.
+        """
+        return for_a_process(self.target.env, self._trust.sets, apart=self._apart is not None)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its process gets of them."""
+        return {name: value for name, value in self.variables.passed.items() if value is not None}
 
     @property
     def python(self) -> Path:
@@ -363,7 +377,7 @@ class Release:
         prepared = self._prepared
         python = self.python
         header: dict[str, object] = {
-            "env": dict(self.target.env),
+            "env": dict(self.variables.passed),
             # first on sys.path, and their .pth files are run: nothing of the checkpoint
             "paths": self.paths,
             "pretend_nvcc": "flashinfer-cubin" not in self._packages,
@@ -399,7 +413,8 @@ class Release:
                 if not apart and not answer.not_run:
                     _RESULTS.put(inputs[number], answer)
         own = transformers_versions(self._packages["vllm"])
-        parts = (prepared.torch.what, *own[:1], *([apart.text()] if apart else []))
+        isolated = [apart.text()] if apart else []
+        parts = (prepared.torch.what, *own[:1], *isolated, *self.variables.left_out)
         return [
             replace(a, simulated=(*parts, *a.simulated), layers=tuple(map(as_read, a.layers)))
             for a in answers

@@ -22,6 +22,7 @@ from builder.common.console import console
 from builder.common.hints import again
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
+from builder.proof.flags import WHY, names_code
 from builder.proof.wholemodel import sentence
 from builder.serving.configurations import nearest
 from builder.serving.models import Models
@@ -206,7 +207,10 @@ def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
         elif plugged:
             left_out.append(f"{name}: the code of a plugin is not run")
         elif name not in _NOT_ASKED and _value(flag, name) != _RAY:
-            words.append(flag)
+            if names_code(flag):
+                left_out.append(f"{name}: {WHY}")
+            else:
+                words.append(flag)
     return words, tuple(left_out)
 
 

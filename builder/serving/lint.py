@@ -21,6 +21,7 @@ from builder.common.pypi import PackageIndex, vllm_releases
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.shell import UNKNOWN
+from builder.proof.variables import LEFT_OUT, is_read
 from builder.serving.asked import Question, ask_release
 from builder.serving.commands import (
     LAUNCHERS,
@@ -604,8 +605,6 @@ _LEAST_BUSY = re.compile(r"routing[_-]strategy['\"]?[:=\s]+['\"]?least-busy")
 _ORIGIN = re.compile(
     r"^# \S+ on vLLM (?P<vllm>\d[\w.+]*), profile (?P<profile>[\w.-]+), [\w-]+$", re.MULTILINE
 )
-#: Variables that a release reads when it builds a model.
-_READ = ("VLLM_", "FLASHINFER_", "CUTE_DSL_")
 #: Rules that guess what a release says: its answer replaces them, that of its parser the first.
 _PARSER_SAYS = {"unknown-flag"}
 _OF_THE_MODEL = {"quantization-name", "b12x-unreachable", "b12x-mxfp4"}
@@ -639,7 +638,7 @@ class Linter:
         variables = {
             one.name: one.value
             for one in checked.command.env
-            if one.name.startswith(_READ) and UNKNOWN not in one.value
+            if is_read(one.name) and UNKNOWN not in one.value
         }
         groups = list(_groups(checked.command.words))
         added = [one for one in groups if _is_added_words(checked, one)]
@@ -791,7 +790,7 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
     commands = ignored = 0
     for name, text in files:
         findings_in = dict.fromkeys([*_least_busy(name, text), *_open_quotes(name, text)])
-        served = serve_commands(name, text)
+        served, machine = serve_commands(name, text), machine_of(text)
         commands += len(served)
         if not served and not findings_in:
             skipped.append(name)
@@ -800,8 +799,8 @@ def lint(files: Sequence[tuple[str, str]], linter: Linter, models: Models) -> Li
             releases.add(interface.vllm)
             # commands can share a line, such as an exported variable's, and repeat its findings
             checked = Checked.of(
-                command, interface, known, profile=linter.profile(command),
-                machine=machine_of(text), exact=linter.is_exact(command),
+                command, interface, known, profile=linter.profile(command), machine=machine,
+                exact=linter.is_exact(command),
             )  # fmt: skip
             notes[linter.note(command, interface.vllm)] = None
             asked = linter.asked(checked) if linter.ask is not None else None
@@ -922,8 +921,15 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
         answer = "starts" if built and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, configuration=asked.configuration, left_out=(*asked.left_out, *unknown),
+        answer=answer, configuration=asked.configuration,
+        left_out=(*asked.left_out, *unknown, *_not_passed(asked)),
     )  # fmt: skip
+
+
+def _not_passed(asked: Asked) -> list[str]:
+    """The variables without which the release was asked, and why."""
+    parts = asked.answer.simulated if asked.answer is not None else ()
+    return [part.removeprefix(LEFT_OUT) for part in parts if part.startswith(LEFT_OUT)]
 
 
 def serve_commands(name: str, text: str) -> list[ServeCommand]:

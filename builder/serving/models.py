@@ -34,6 +34,8 @@ GENERIC = "unverified: spark-build has no file of this model"
 #: An id on Hugging Face: an owner and a name, as the Hub allows them (huggingface_hub,
 #: validate_repo_id).
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/([A-Za-z0-9][\w.-]{0,95})", re.ASCII)
+#: An id or a revision of a model's file: other programs put it into commands as it is.
+_WORD = re.compile(r"[\w./~][\w./~@:+-]*", re.ASCII)
 #: Activations between the experts' two GEMMs, by vLLM's names; kernels support some of them.
 Activation = Literal["silu", "relu2", "gelu_tanh", "swigluoai"]
 
@@ -203,6 +205,17 @@ class Model(Part, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=
     flags: tuple[RecommendedFlag, ...] = ()
     variables: tuple[RecommendedVariable, ...] = ()
     measured: tuple[Measured, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an id or a revision that is not one word.
+
+        Raises:
+            ValueError: a shell would read it as something else.
+        """
+        for what, known in (("id", self.id), ("revision", self.revision)):
+            if known is not None and not _WORD.fullmatch(known.value):
+                raise ValueError(f"{what} {known.value[:100]!r} is not one plain word, as ME/NAME")
+
     failures: tuple[KnownFailure, ...] = ()
 
     def kinds(self) -> set[str]:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
+from builder.applier.files import read_regular
 from builder.applier.values import canonical_json
 from builder.common.document import Count, Document, Part, Text, always
-from builder.common.paths import read_regular
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
@@ -30,10 +30,12 @@ from builder.layers.catalog import Catalog, Selection
 from builder.layers.planner import refuse_plan
 from builder.pipeline.bases import identify_base
 from builder.pipeline.inputs import inputs_of
+from builder.proof.flags import flag_groups
 from builder.proof.hub import MOST_BYTES
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.target import ModelToBuild
 from builder.proof.trust import TrustedSources
+from builder.proof.variables import LEFT_OUT
 from builder.proof.wholemodel import (
     CacheGroup,
     CacheRow,
@@ -219,8 +221,12 @@ class PreflightRequest:
     model: str
     plan: PlanOptions
     flags: tuple[str, ...] = ()
-    #: ``NAME=VALUE``
+    #: ``NAME=VALUE``; those of a serve file may be a stranger's
     variables: Sequence[str] = ()
+    #: those of them that the user typed
+    typed: Sequence[str] = ()
+    #: flags of a serve file that are not asked about, and why
+    left_out: Sequence[str] = ()
     models: Sequence[Path] = ()
     trust_image: bool = False
     #: whether a profile's flags are added that these do not set
@@ -243,13 +249,16 @@ def preflight(request: PreflightRequest) -> Preflight:
     Raises:
         SparkBuildError: the model's configuration or the base cannot be read.
     """
-    given = variables_of(request.variables)
+    given, typed = variables_of(request.variables), variables_of(request.typed)
     with _target(request.plan) as opened:
         target = dataclasses.replace(opened, env={**opened.env, **given})
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
-        release = Release(target, trust.with_plan(target.plan) if target.plan else trust)
+        trust = trust.with_plan(target.plan) if target.plan else trust
+        release = Release(target, trust.with_variables(typed))
         folder = model_folder(release, request.model, request.models)
         document = _asked(release, folder, request)
+        parts = tuple(f"{LEFT_OUT}{text}" for text in request.left_out)
+        document = replace(document, simulated=(*document.simulated, *parts))
         if document.starts == "no" and request.cures and not _is_memory(document):
             document = replace(document, cures=tuple(_cures(release, folder, document, request)))
     if request.profiles:
@@ -279,7 +288,7 @@ def preflight_on(request: PreflightRequest, releases: Sequence[str]) -> ModelMat
 
 def _choices(request: PreflightRequest) -> Iterator[Choice]:
     """The same model and release without flags, and with each profile."""
-    plain = dataclasses.replace(request, flags=(), variables=())
+    plain = dataclasses.replace(request, flags=(), variables=(), typed=())
     names = sorted(Catalog.discover(request.plan.patches).profile_files)
     for name in ("", *names):
         plan = dataclasses.replace(request.plan, layers=(name,) if name else ())
@@ -481,6 +490,7 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     known = device or device_memory(request.memory, chosen=chosen)
     return replace(
         document, flags=more if experts else flags, starts="not run" if missing else starts,
+        environment=release.environment,
         troubles=troubles_of(answer.layers), reason=missing, refusal=refusal,
         warnings=answer.warnings, lines=answer.lines,
         settings=answer.settings, layers=answer.layers, caches=answer.caches,
@@ -629,17 +639,6 @@ def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
         request_bytes=sized.request_bytes, concurrency=sized.concurrency,
         block_tokens=sized.block_tokens, groups=sized.groups, refusal=sized.refusal or "",
     )  # fmt: skip
-
-
-def flag_groups(flags: Sequence[str]) -> list[tuple[str, ...]]:
-    """Flags with their values."""
-    groups: list[list[str]] = []
-    for word in flags:
-        if word.startswith("-") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return [tuple(group) for group in groups]
 
 
 def refuse_if_it_does_not_start(document: Preflight) -> None:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 from builder.common.console import console
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
+from builder.proof.flags import WHY, flag_groups, names_code
 from builder.proof.report import now, render_page
-from builder.proof.wholemodel import READ, is_path, sentence
+from builder.proof.variables import is_read
+from builder.proof.wholemodel import is_path, sentence
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
 from builder.serving.memory import GIB
 from builder.serving.preflight import (
     ModelMatrix,
     PreflightRequest,
-    flag_groups,
     gibibytes,
     in_short,
     layers_to_show,
@@ -119,14 +120,17 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
     unknown = [group for group in groups if any(UNKNOWN in word for word in group)]
     for group in unknown:
         console.warn(f"{group[0]} is left out: its value is known only when the command is run")
-    own = tuple(w for group in groups if group not in unknown for w in group)
+    strange = [group for group in groups if group not in unknown and names_code(group)]
+    for group in strange:
+        console.warn(f"{group[0]} is left out: {WHY}, and nothing of a file's is run or read")
+    own = tuple(w for group in groups if group not in (*unknown, *strange) for w in group)
     flags = own if groups else tuple(words)
     if given.model != "vllm":
         flags = with_flags(given.flags, flags)
     variables = tuple(
         f"{one.name}={one.value}"
         for one in command.env
-        if one.name.startswith(READ) and UNKNOWN not in one.value
+        if is_read(one.name) and UNKNOWN not in one.value
     )
     model = str(given.checkpoint) if given.checkpoint is not None else model
     if not model or UNKNOWN in model:
@@ -139,7 +143,9 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
             f"{command.file}:{command.line}: its model {model} is not a folder here",
             hint="--checkpoint DIR",
         )
-    return _request(_with_release(given, command), model, flags, (*variables, *given.variables))
+    asked = (*variables, *given.variables)
+    request = _request(_with_release(given, command), model, flags, asked)
+    return replace(request, left_out=tuple(f"{group[0]} ({WHY})" for group in strange))
 
 
 def _with_release(given: Given, command: ServeCommand) -> Given:
@@ -180,8 +186,8 @@ def _request(
     ref = release_base(given.release) if given.release is not None else base
     return PreflightRequest(
         model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
-        variables=tuple(variables), models=given.models, profiles=given.profiles,
-        add_share=add_share, memory=_bytes(given.memory),
+        variables=tuple(variables), typed=given.variables, models=given.models,
+        profiles=given.profiles, add_share=add_share, memory=_bytes(given.memory),
     )  # fmt: skip
 
 

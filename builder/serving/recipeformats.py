@@ -505,7 +505,9 @@ def eugr(recipe: Recipe) -> dict[str, str]:
         **mods,
         "defaults": _defaults(recipe, _DEFAULTS),
         "env": {one.name: _between_quotes(one.value or "") for one in recipe.env},
-        "command": Block(_launcher_command(recipe, _DEFAULTS, recipe.id, doubled=True) + "\n"),
+        "command": Block(
+            _launcher_command(recipe, _DEFAULTS, _literally(recipe.id), doubled=True) + "\n"
+        ),
     }
     return {f"{_name(recipe)}.yaml": header(recipe, _change(recipe)) + yaml_text(document)}
 
@@ -614,9 +616,14 @@ def _launcher_command(
     if doubled or _BRACES.search(text):
         text = text.replace("{", "{{").replace("}", "}}")
     if doubled:
-        revision = ["--revision", recipe.revision] if recipe.revision else []
+        revision = ["--revision", _literally(recipe.revision)] if recipe.revision else []
     places[f"{mark}MODEL"] = " ".join([model, *revision])
     return re.sub(rf"\b{mark}\w+\b", lambda match: places.get(match[0], match[0]), text)
+
+
+def _literally(text: str) -> str:
+    """A word of a command in which eugr's script fills in nothing, and its shell runs nothing."""
+    return shlex.quote(text).replace("{", "{{").replace("}", "}}")
 
 
 #: The form of vllm-project/recipes, which also describes the model.

@@ -98,6 +98,15 @@ def target(*models: ModelToBuild) -> VerifyTarget:
     )
 
 
+def test_flags_of_a_plan_that_name_code_are_not_asked_about() -> None:
+    """A plan may be a stranger's; without the flag it would be another plan."""
+    given = target(KNOWN)
+    plan = replace(given.plan, serve_flags=[*LINEAR, "--log-config-file", "/x"])
+    (check,) = check_model(dataclasses.replace(given, plan=plan))
+    assert (check.status, check.moot) == ("not-run", False)
+    assert "--log-config-file of its plan is not asked about" in check.reason
+
+
 def test_the_expected_kernels_pass(checks: Any) -> None:
     made = checks(answer(B12X, EXPERTS))
     assert {name: check.status for name, check in made.items()} == {

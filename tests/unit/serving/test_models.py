@@ -53,6 +53,27 @@ def test_what_no_source_says_is_unknown(tmp_path: Path) -> None:
     assert {"context", "holds", "experts", "weight-bytes", "measured"} <= set(model.unknown())
 
 
+@pytest.mark.parametrize(
+    "text", ['"me/a\\n  touch x"', "'me/$(touch x)'", "'me/`x`'", "'me/a b'", "'-x'", "'me/{x}'"]
+)
+@pytest.mark.parametrize("key", ["id", "revision"])
+def test_an_id_or_a_revision_is_one_plain_word(tmp_path: Path, key: str, text: str) -> None:
+    """Tools of others put it into a command as it is."""
+    row = f"value = {text}\nsource = 'myself'\n"
+    whole = (
+        SMALL.replace('value = "me/mine"\nsource = "myself"\n', row)
+        if key == "id"
+        else (f"{SMALL}\n[revision]\n{row}")
+    )
+    with pytest.raises(UsageError, match=f"{key} .* is not one plain word"):
+        read_model(write(tmp_path, whole))
+
+
+@pytest.mark.parametrize("id_", ["me/mine", "/models/mine", "./mine", "~/mine", "org/Qwen3.5-1B"])
+def test_an_id_is_a_name_or_a_path(tmp_path: Path, id_: str) -> None:
+    assert read_model(write(tmp_path, SMALL.replace("me/mine", id_))).id.value == id_
+
+
 def test_a_users_model_goes_before_ours(tmp_path: Path) -> None:
     write(tmp_path / "models", SMALL, "nemotron-3-super")
     assert Models.discover([tmp_path / "models"]).model("nemotron-3-super").id.value == "me/mine"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
 from builder.proof import wholemodel as asked
+from builder.proof.flags import flag_groups
 from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox, Torch
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
@@ -38,7 +39,6 @@ from builder.serving.preflight import (
     Preflight,
     device_memory,
     expected_speed,
-    flag_groups,
     in_short,
     model_folder,
     refuse_if_it_does_not_start,

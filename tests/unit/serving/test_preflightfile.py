@@ -153,3 +153,16 @@ def test_memory_of_no_machine(memory: str) -> None:
 def test_memory_of_a_smaller_machine() -> None:
     asked = request_of(Given(model="./m", release="0.33.0", memory="60.5"))
     assert asked.memory == int(60.5 * 2**30)
+
+
+def test_flags_of_a_file_that_name_code_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--worker-cls a.b --max-model-len 9 --log-config-file=/x"
+    (tmp_path / "serve.sh").write_text(f"vllm serve org/model {words}\n")
+    request = asked(str(tmp_path / "serve.sh"), "--tokenizer", "own", release="0.33.0")
+    assert request.flags == ("--tokenizer", "own", "--max-model-len", "9"), "the user's own stay"
+    assert [text.split()[0].partition("=")[0] for text in request.left_out] == [
+        "--worker-cls", "--log-config-file",
+    ]  # fmt: skip
+    assert "--worker-cls is left out: it names code" in capsys.readouterr().err

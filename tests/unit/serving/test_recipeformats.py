@@ -698,3 +698,19 @@ def test_what_a_recipe_of_vllm_cannot_say_is_refused() -> None:
     other = structs.replace(known, config=None, needs=None)
     (text,) = rendered(official, "vllm", other).values()
     assert yaml.safe_load(text)["model"]["min_vllm_version"] == "0.33.0"
+
+
+STRANGE = ("me/a\n  touch x", "me/$(touch x)", "me/`x`", "me/a; x", "me/a b", "me/'a", "me/{x}")
+
+
+@pytest.mark.parametrize("id_", STRANGE)
+@pytest.mark.parametrize("form", ["docker", "shell", "eugr"])
+def test_an_id_is_one_word_of_every_command(form: str, id_: str) -> None:
+    """Models' files are checked; a recipe made otherwise is quoted."""
+    strange = structs.replace(made(), id=id_)
+    text = "".join(rendered(strange, form).values())
+    if form == "eugr":
+        filled = yaml.safe_load(text)["command"].format(**yaml.safe_load(text)["defaults"])
+        assert shlex.split(filled.replace("\\\n", " "))[:3] == ["vllm", "serve", id_]
+    else:
+        assert id_ in words_of(text)
