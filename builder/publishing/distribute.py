@@ -153,6 +153,7 @@ class Node:
                 input=_SURVEY,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=_ANSWER,
                 check=False,
             )
@@ -179,6 +180,7 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
         ) as process:
             tunnel = Tunnel(self, process)
             try:
@@ -269,10 +271,10 @@ def _parse_survey(output: str) -> NodeFacts:
         word, _, rest = line.partition(" ")
         if word == "arch":
             architecture = rest
-        elif word == "free" and rest.isdigit():
+        elif word == "free" and re.fullmatch(r"[0-9]{1,15}", rest):
             free = int(rest) * 1024
         with contextlib.suppress(ValueError):
-            value: object = json.loads(line)
+            value: object = parse_json(line)
             layers.update(_strings(value))
     return NodeFacts(architecture=architecture, layers=frozenset(layers), free=free)
 

@@ -26,7 +26,7 @@ from builder.common.paths import in_checkout, package_file
 from builder.common.reference import base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX, SHARE, programs
-from builder.images.registry.model import blobs
+from builder.images.registry.model import blobs, parse_json
 from builder.publishing.repository import Attachment
 from builder.publishing.subject import read_blob
 
@@ -160,7 +160,7 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
         UsageError: the text is the output of neither.
     """
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         raise UsageError(f"{origin} is not JSON: {error}") from None
     documents = value if isinstance(value, list) else [value]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -48,17 +49,41 @@ def sha256_digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+#: Levels of nested JSON that are read; plans, evidence and OCI documents have about ten.
+_NESTING = 100
+
+
 def parse_json(data: bytes | str) -> Any:
     """Parse untrusted JSON; raises ValueError for all errors, excessive nesting included.
 
     What readers take for different things is refused: another encoding than UTF-8, a byte order
-    mark, numbers that JSON does not have, and a name twice in an object.
+    mark, numbers that JSON does not have or that no float holds, and a name twice in an object.
     """
     text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > _NESTING:
+        _check_nesting(value)
+    return value
+
+
+def _check_nesting(value: Any) -> None:
+    """Refuse what is nested deeper than any of our documents.
+
+    Whether the parser itself refuses it depends on its Python and on the calls before; whoever
+    writes the value again would fail.
+    """
+    level = [value]
+    for _ in range(_NESTING + 1):
+        parts = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [part for held in parts for part in held if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -71,7 +96,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not a number of JSON")
+    raise ValueError(f"{text[:40]} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 #: A check for a value, and its description in messages.
