@@ -24,7 +24,7 @@ from builder.publishing.run import (
     TrafficRow,
     publish,
 )
-from builder.publishing.sources import EngineImage, check_overlay, open_source
+from builder.publishing.sources import EngineImage, check_overlay, open_source, refuse_foreign
 from builder.publishing.tags import roll_back
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ def _work(
         to = [word for name in options.to for word in ("--to", name)]
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
         check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
+        if not isinstance(opened, EngineImage):
+            refuse_foreign(opened, [*to, *moving])
         proofs = _proofs(options, opened, targets)
     request = PublishRequest(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
@@ -545,7 +546,7 @@ def publish(
             return _engine_dry_run(opened, repository, tag, verified=verified)
         pushed = _push_from_engine(opened, repository, tag)
         (proof,) = proofs.values()
-        subject = read_subject(repository, tag)
+        subject = _pushed_image(opened, repository, tag)
         stored = StoredImage(
             ref=Ref(f"{repository.name}:{tag}"), source=repository, subject=subject
         )
@@ -668,6 +669,30 @@ def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> 
     if _names(there).isdisjoint(opened.image.digests):  # an engine's push can have no condition
         raise two_images(repository, tag, opened.image.id, "was made", there.digest)
     return True
+
+
+def _pushed_image(opened: EngineImage, repository: Repository, tag: str) -> ImageSet:
+    """What an engine has pushed, which must be the one image that was verified.
+
+    An engine that keeps images in containerd pushes all platforms that it has of one.
+
+    Raises:
+        SparkBuildError: there are others, so the tag is taken away again (exit 5).
+    """
+    subject = read_subject(repository, tag)
+    images = [image for image in subject.images if not image.attests]
+    if len(images) == 1:
+        return subject
+    gone = False
+    with suppress(RemoteError):  # some registries delete digests only, and another tag may have it
+        gone = repository.remove(tag) and repository.digest_of(tag) is None
+    raise SparkBuildError(
+        f"the Docker Engine pushed {opened.ref} with {len(images)} images, of which one was "
+        f"verified ({', '.join(image.platform for image in images[:4])}); "
+        f"{tag} is {'deleted again' if gone else f'still in {repository.name}: delete it there'}",
+        Exit.VERIFY_FAILED,
+        hint="spark-build image --output oci:DIR, and publish that",
+    )
 
 
 def _names(subject: ImageSet) -> set[str]:

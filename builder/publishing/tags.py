@@ -243,7 +243,7 @@ def _held(
         tags=tuple(tags),
         subject=subject,
         published=max((mark.published for mark in marks), default=""),
-        verified=_all(mark.verified for mark in marks),
+        verified=False if marks and subject.foreign else _all(mark.verified for mark in marks),
         levels=levels[0] if levels else (),
         signed=digest.replace(":", "-") in set(signed)
         or any("cosign" in r.artifact_type for m in marks for r in m.referrers),
@@ -619,5 +619,6 @@ def roll_back(
 
 def _verified(repository: Repository, digest: str) -> bool:
     """Whether every image has passing evidence; reported, but not required."""
-    images = read_subject(repository, digest).ours
-    return all(evidence_marks(repository, image.digest).verified for image in images)
+    subject = read_subject(repository, digest)
+    marks = (evidence_marks(repository, image.digest).verified for image in subject.ours)
+    return not subject.foreign and all(marks)

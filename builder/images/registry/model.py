@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.common.plan import is_default
+from builder.common.plan import is_default, usual_architecture
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -599,19 +599,55 @@ def parse_config(data: bytes, where: str) -> ImageConfig:
 # ---------------------------------------------------------------------------- platforms of an index
 
 
-#: BuildKit's annotation on attestation manifests.
+#: BuildKit's annotations on attestation manifests; the first names the image.
 _ATTESTS = "vnd.docker.reference.digest"
+_OF_ATTESTATION = "vnd.docker.reference."
 #: Limit of an image configuration's size; the largest known have about 50 kB.
 _CONFIG_LIMIT = 8 << 20
 
 
 def platform_name(value: Mapping[str, str]) -> str:
-    """``linux/arm64``, with the variant if it is not the default."""
+    """``linux/arm64``, with the variant if it is not the default.
+
+    Names are read as containerd reads them (``platforms.Normalize``), so ``Linux/aarch64`` is
+    the same platform.
+    """
     variant = value.get("variant", "").lower()
-    names = [value.get("os") or "unknown", value.get("architecture") or "unknown"]
-    if variant and not is_default(names[1], variant):
+    architecture = usual_architecture(value.get("architecture") or "unknown")
+    names = [(value.get("os") or "unknown").lower(), architecture]
+    if variant and not is_default(architecture, variant):
         names.append(variant)
     return "/".join(names)
+
+
+def attests(entry: Descriptor) -> bool:
+    """Whether an entry of an index is an attestation of BuildKit, which no runtime chooses.
+
+    An annotation alone keeps no runtime from an entry: it is chosen by its platform.
+    """
+    nowhere = {"os": "unknown", "architecture": "unknown"}
+    marked = any(name.startswith(_OF_ATTESTATION) for name in entry.annotations)
+    return marked and entry.platform == nowhere
+
+
+def check_entry_platform(entry: Descriptor, config: ImageConfig, where: str) -> None:
+    """Refuse an image that is for another platform than its entry in an index states.
+
+    Runtimes choose by the entry, and do not compare it with the configuration.
+
+    Raises:
+        RemoteError: the two differ; what the configuration leaves out is no difference.
+    """
+    if not entry.platform.get("architecture"):
+        return
+    stated = {"os": "linux", **entry.platform}
+    entry_name, name = platform_name(stated), platform_name({**stated, **config.platform})
+    if name != entry_name:
+        raise RemoteError(
+            f"{where} lists {entry.digest} for {entry_name}, but its configuration is for {name}: "
+            f"machines would get an image for another platform",
+            hint="use another image, or give this one by its own digest",
+        )
 
 
 def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) -> RawManifest:
@@ -634,7 +670,7 @@ def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) 
     if missing:
         raise _absent(source, missing[0], has)
     wanted = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
-    wanted |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in wanted}
+    wanted |= {e.digest for e in listed if attests(e) and e.annotations.get(_ATTESTS) in wanted}
     if len(wanted) == len({entry.digest for entry in listed}):
         return image
     value = image.json()

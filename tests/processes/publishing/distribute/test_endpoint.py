@@ -134,8 +134,13 @@ def test_survey_of_a_node() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["[" * 10_000 + "]" * 10_000, '{"a": ' * 200 + "1" + "}" * 200, "free \u00b2", "free " + "9" * 5000],
-)  # fmt: skip
+    [
+        "[" * 10_000 + "]" * 10_000,
+        '{"a": ' * 200 + "1" + "}" * 200,
+        "free \u00b2",
+        "free " + "9" * 5000,
+    ],
+)
 def test_an_odd_line_of_a_node_is_skipped(line: str) -> None:
     survey = _parse_survey(f'arch arm64\n{line}\n["sha256:a"]\n')
     assert (survey.architecture, survey.layers, survey.free) == ("arm64", {"sha256:a"}, 0)
