@@ -28,8 +28,14 @@ from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
 from builder.images.registry.copy import copy_image, missing_blobs, origin
 from builder.images.registry.reference import check_tag, is_digest, parse_reference
-from builder.publishing.evidence import PASSED, documents
-from builder.publishing.repository import Attachment, attach, is_fallback_tag, with_retries
+from builder.publishing.evidence import documents
+from builder.publishing.repository import (
+    Attachment,
+    attach,
+    is_fallback_tag,
+    own_manifest,
+    with_retries,
+)
 from builder.publishing.sources import EngineImage, StoredImage
 from builder.publishing.subject import read_subject
 
@@ -189,19 +195,13 @@ def _on_host(place: ImageSource, target: PublishTarget) -> TypeGuard[Repository]
 
 
 def _proof_steps(publication: Publication, target: PublishTarget) -> list[Step]:
-    """Attach missing documents: one of each kind is enough for an image, but an image
-    that was published unverified may be verified later."""
-    steps: list[Step] = []
-    for image in publication.subject.images:
-        wanted = publication.proofs.get(image.digest, ())
-        listed = target.referrers(image.digest) if wanted else ()
-        known = {(entry.artifact_type, entry.annotations.get(PASSED)) for entry in listed}
-        steps += [
-            _attach_step(target, image.manifest.descriptor, proof)
-            for proof in wanted
-            if (proof.artifact_type, proof.annotations.get(PASSED)) not in known
-        ]
-    return steps
+    """Attach the documents that an image does not have, by their own bytes."""
+    return [
+        _attach_step(target, image.manifest.descriptor, proof)
+        for image in publication.subject.images
+        for proof in publication.proofs.get(image.digest, ())
+        if not proof.is_attached(target, image.manifest.descriptor)
+    ]
 
 
 def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) -> Step:
@@ -291,6 +291,8 @@ def confirm(publication: Publication, target: PublishTarget, *, tagged: bool) ->
 BASE_TYPE = "application/vnd.spark-build.base.v1+json"
 #: Annotation of the note: the digest of the mirrored manifest.
 MIRROR = f"{LABEL_PREFIX}.base-mirror"
+#: Notes of an image that are read; there is one for each base that it was given.
+_MOST_NOTES = 8
 
 
 def mirror_tag(digest: str) -> str:
@@ -361,10 +363,12 @@ def mirrored_base(repository: PublishTarget, image: Image) -> str | None:
 
     The note need not be trusted: a rebuild on a wrong base has another digest.
     """
-    for entry in repository.referrers(image.digest):
-        if entry.artifact_type == BASE_TYPE and is_digest(entry.annotations.get(MIRROR, "")):
-            digest = entry.annotations[MIRROR]
-            if repository.digest_of(digest) is not None:
+    notes = [e for e in repository.referrers(image.digest) if e.artifact_type == BASE_TYPE]
+    for entry in notes[:_MOST_NOTES]:
+        with suppress(RemoteError):
+            note = own_manifest(repository, entry.digest, image.digest)
+            digest = str((note.json().get("annotations") or {}).get(MIRROR))
+            if is_digest(digest) and repository.digest_of(digest) is not None:
                 return f"docker://{repository.name}@{digest}"
     return None
 

@@ -21,7 +21,7 @@ from builder.publishing.subject import read_subject
 
 from . import overlays, servers
 from .conftest import QUICK
-from .test_publish import attached, publish, repository, tags
+from .test_publish import attached, files_only, publish, repository, tags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,8 +142,12 @@ def _document(opened: Any, entry: Descriptor) -> bytes:
 
 
 def test_an_overlay_has_no_base_image_to_mirror(
-    registry: servers.DockerRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: servers.DockerRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(publish_command, "_verify_now", files_only)
     overlays.build(tmp_path / "out")
     overlays.evidence(tmp_path / "out")
     where = f"{registry.address}/{_name(tmp_path)}/overlay"
@@ -183,11 +187,11 @@ def test_rebuild_at_another_time_of_day(
     assert run(["rebuild", f"oci:{tmp_path}/dated"]) == 0
 
 
-def tampered(layout: Path, change: Any) -> None:
-    """Put an image into a layout whose top layer's files were changed; digests are true again."""
+def tampered(layout: Path, change: Any, number: int = -1) -> None:
+    """Put an image into a layout whose layer's files were changed; digests are true again."""
     source = LayoutDirectory(layout)
     image = read_subject(source, "").images[0]
-    with source.open(image.layers[-1]) as stream:
+    with source.open(image.layers[number]) as stream:
         old = gzip.decompress(stream.read())
     out = io.BytesIO()
     with (
@@ -201,16 +205,16 @@ def tampered(layout: Path, change: Any) -> None:
             member.size = len(data)
             new.addfile(member, io.BytesIO(data))
     packed = gzip.compress(out.getvalue(), 6, mtime=0)
-    layer = Descriptor(media_type=image.layers[-1].media_type, digest=sha256_digest(packed),
+    layer = Descriptor(media_type=image.layers[number].media_type, digest=sha256_digest(packed),
                        size=len(packed))  # fmt: skip
     config = json.loads((layout / "blobs/sha256" / image.config.digest[7:]).read_bytes())
-    config["rootfs"]["diff_ids"][-1] = sha256_digest(out.getvalue())
+    config["rootfs"]["diff_ids"][number] = sha256_digest(out.getvalue())
     config["config"]["Env"] += ["ADDED=1"]
     data = json.dumps(config).encode()
     described = Descriptor(media_type=image.config.media_type, digest=sha256_digest(data),
                            size=len(data))  # fmt: skip
     manifest = image.manifest.json()
-    manifest["layers"][-1], manifest["config"] = layer.as_json(), described.as_json()
+    manifest["layers"][number], manifest["config"] = layer.as_json(), described.as_json()
     for blob, content in ((layer, packed), (described, data)):
         source.put_blob(blob, io.BytesIO(content))
     raw = RawManifest(data=json.dumps(manifest).encode(), media_type=image.manifest.media_type)
