@@ -479,6 +479,11 @@ def silence() -> None:
 # -------------------------------------------------------------------- the question that --yes skips
 
 
+def has_terminal() -> bool:
+    """Whether a question can be asked and answered."""
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr.isatty())
+
+
 def confirm(action: str, note: str, otherwise: str) -> None:
     """Continue only if the user confirms on the terminal.
 
@@ -486,7 +491,7 @@ def confirm(action: str, note: str, otherwise: str) -> None:
         UsageError: there is no terminal.
         SparkBuildError: the user declined; ``otherwise`` describes the result.
     """
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not has_terminal():
         raise UsageError(
             f"this would {action}, and there is no terminal to confirm it",
             hint=again("--yes"),
