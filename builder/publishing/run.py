@@ -207,7 +207,7 @@ def _proof_steps(publication: Publication, target: PublishTarget) -> list[Step]:
 def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) -> Step:
     return Step(
         kind="attach",
-        what=f"{proof.artifact_type} to {subject.digest}",
+        what=f"{proof.artifact_type} to {subject.digest}, as {proof.manifest(subject).digest}",
         size=len(proof.data),
         run=lambda: attach(target, subject, proof),
     )

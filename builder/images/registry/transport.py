@@ -797,10 +797,11 @@ class Authenticator:
         self._tokens.append(_Token(f"Bearer {token}", time.monotonic() + life * _SAFE_PART, scopes))
 
     def _realm(self, challenge: Challenge) -> str:
-        """Where to get a token.  The credential is sent there, so the rules for redirects apply.
+        """Where to get a token, on any host: the registry decides who gets its credential.
 
-        Plain HTTP is allowed only for a registry that is used over plain HTTP: to its own host,
-        from this machine to this machine, or where the user allows it.
+        The credential is sent there, so plain HTTP is allowed only for a registry that is used
+        over plain HTTP: to its own host, from this machine to this machine, or where the user
+        allows it.
         """
         realm = resolved(
             "", challenge.parameters.get("realm", ""), f"the token realm of {self._host}"

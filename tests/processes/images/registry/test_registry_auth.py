@@ -246,6 +246,34 @@ def test_a_realm_on_another_local_port_is_used() -> None:
     assert len(realm.log) == 1
 
 
+def test_a_token_server_on_another_host_gets_the_credential(account: Callable[[str], None]) -> None:
+    """The registry decides who checks its accounts, as docker.io does; SECURITY.md says so."""
+    realm = FakeRegistry(gives({"token": "good"}))
+    with realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
+        account(fake.address)
+        assert fake.repository().has(ZERO)
+    (asked,) = realm.log
+    basic = base64.b64encode(f"me:{SECRET}".encode()).decode()
+    assert asked.headers["Authorization"] == f"Basic {basic}"
+    assert basic not in str(fake.log), "the registry gets only the token"
+
+
+def test_a_token_server_that_leads_elsewhere_takes_no_credential_along(
+    account: Callable[[str], None],
+) -> None:
+    elsewhere = FakeRegistry(gives({"token": "good"}))
+    realm = FakeRegistry(lambda _: Reply(307, headers={"Location": f"{elsewhere.url}/token"}))
+    with elsewhere, realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
+        account(fake.address)
+        assert fake.repository().has(ZERO)
+        # the credential of one registry is not used for another that names the same token server
+        with guarded(gives({}), realm=f"{realm.url}/token") as other:
+            assert other.repository().has(ZERO)
+    assert "Authorization" in realm.log[0].headers
+    assert all("Authorization" not in request.headers for request in elsewhere.log)
+    assert "Authorization" not in realm.log[-1].headers
+
+
 def test_refused_basic_authentication_is_not_repeated(account: Callable[[str], None]) -> None:
     reply = Reply(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
     with FakeRegistry(lambda _request: reply) as fake:
