@@ -149,7 +149,7 @@ def _proofs(
 
     with closing(Checks(opened, trust_image=options.trust_image)) as checks:
         search = Search(
-            source=opened.ref.text,
+            name=checks.name,
             levels=levels,
             own=targets,
             signed=signed,

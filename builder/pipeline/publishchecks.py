@@ -46,6 +46,13 @@ class Checks:
         for target in self._targets.values():
             target.close()
 
+    def name(self, claim: Claim) -> str:
+        """The image as the user named it, or by digest where that names others, too."""
+        opened = self._opened
+        if isinstance(opened, EngineImage) or opened.subject.digest == claim.digest:
+            return opened.ref.text
+        return self._ref(claim).text
+
     def run(self, claim: Claim, levels: Sequence[str]) -> Evidence:
         """Run levels, or take what this machine has found of the same content.
 

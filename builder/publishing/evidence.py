@@ -28,7 +28,8 @@ from builder.common.reference import base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX, SHARE, programs
 from builder.images.registry.model import blobs, parse_json
-from builder.publishing.repository import Attachment, own_manifest
+from builder.images.registry.transport import NotFound
+from builder.publishing.repository import Attachment, NotAttached, own_manifest
 from builder.publishing.subject import read_blob
 
 if TYPE_CHECKING:
@@ -294,11 +295,13 @@ class Proof:
     verified: bool
 
 
-def attached_evidence(repository: PublishTarget, digest: str) -> Iterator[Evidence]:
+def attached_evidence(
+    repository: PublishTarget, digest: str, unread: list[str] | None = None
+) -> Iterator[Evidence]:
     """Evidence attached to an image in a repository; what is none is named and skipped.
 
     Only what is in the manifests counts: their entries in the list, with annotations, are
-    written by anybody.
+    written by anybody.  ``unread`` gets the names of what may be evidence and was not read.
     """
     listed = [e for e in repository.referrers(digest) if e.artifact_type == EVIDENCE_TYPE]
     if len(listed) > _MOST_ATTACHED:
@@ -306,14 +309,20 @@ def attached_evidence(repository: PublishTarget, digest: str) -> Iterator[Eviden
             f"{repository.name}@{digest} has {len(listed)} pieces of evidence; the first "
             f"{_MOST_ATTACHED} are read"
         )
+    failed = [] if unread is None else unread
+    failed += [f"{repository.name}@{entry.digest}" for entry in listed[_MOST_ATTACHED:]]
     for entry in listed[:_MOST_ATTACHED]:
         where = f"{repository.name}@{entry.digest}"
         try:
             manifest = own_manifest(repository, entry.digest, digest)
             data = read_blob(repository, blobs(manifest)[1], _ATTACHED_LIMIT)
             pieces = parse_evidence(data, where)
-        except (RemoteError, UsageError, IndexError) as error:
+        except (NotFound, NotAttached, UsageError, IndexError) as error:
             console.warn(f"{where} is not evidence: {error}")
+            continue
+        except RemoteError as error:
+            console.warn(f"{where} cannot be read: {error}")
+            failed.append(where)
             continue
         annotations = manifest.json().get("annotations") or {}
         for piece in pieces:
@@ -326,8 +335,8 @@ def attached_evidence(repository: PublishTarget, digest: str) -> Iterator[Eviden
 class Search:
     """Where evidence comes from, and the levels that it must have."""
 
-    #: the image, as the user named it
-    source: str
+    #: the name of an image for ``verify``
+    name: Callable[[Claim], str]
     levels: Sequence[str]
     #: repositories of the user, whose evidence is believed: those to publish to
     own: Sequence[PublishTarget]
@@ -364,15 +373,19 @@ def _proof(claim: Claim, given: list[Evidence], search: Search) -> Proof:
     rest = [level for level in search.levels if level not in OF_FILES]
     pool = given or (_believed(claim, search) if rest or search.force else [])
     best: Evidence | None = None
+    reasons: list[str] = []
     if pool or not search.force:
-        best, reasons = _proved(claim, given, pool, rest, search)
-    else:
-        reasons = []
+        try:
+            best, reasons = _proved(claim, given, pool, rest, search)
+        except SparkBuildError as error:
+            if not search.force:
+                raise
+            reasons = [f"it cannot be verified here: {error}"]
     if best is not None:
         console.say(f"  {claim.digest[:19]} is verified by {best.origin}")
         return Proof(evidence=best, verified=True)
     if not search.force:
-        raise refuse_unproven(claim, reasons, search.source, search.levels)
+        raise refuse_unproven(claim, reasons, search.name(claim), search.levels)
     console.warn(f"{claim.digest} is not verified: {'; '.join(reasons[:3]) or 'nothing was run'}")
     return Proof(evidence=failed_evidence(claim, pool, reasons), verified=False)
 

@@ -173,17 +173,22 @@ class Attachment:
         return self.is_spared_by(target, subject.digest)
 
 
+class NotAttached(RemoteError):
+    """A manifest that a list names as attached to an image, and that is about something else."""
+
+
 def own_manifest(repository: PublishTarget, digest: str, subject: str) -> RawManifest:
     """A manifest that is attached to an image: its own ``subject`` says so, not only a list.
 
     Raises:
-        RemoteError: it does not exist, is malformed, or is about something else.
+        NotAttached: it is about something else.
+        RemoteError: it does not exist, or cannot be read.
     """
     manifest = repository.manifest(digest)
     stated = manifest.json().get("subject")
     seen = stated.get("digest") if isinstance(stated, dict) else None
     if seen != subject:
-        raise RemoteError(f"it is attached to {str(seen)[:80] if seen else 'nothing'}")
+        raise NotAttached(f"it is attached to {str(seen)[:80] if seen else 'nothing'}")
     return manifest
 
 

@@ -70,6 +70,8 @@ class StoredManifest:
     verified: bool | None = None
     levels: tuple[str, ...] = ()
     signed: bool = False
+    #: whether all that may be evidence of it was read
+    whole: bool = True
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -248,6 +250,7 @@ def _held(
         verified=False if marks and subject.foreign else _all(mark.verified for mark in marks),
         levels=levels[0] if levels else (),
         signed=digest.replace(":", "-") in set(signed) or any(mark.signed for mark in marks),
+        whole=all(mark.whole for mark in marks),
     )
 
 
@@ -266,6 +269,8 @@ class ReferrerSummary:
     verified: bool | None
     levels: tuple[str, ...]
     signed: bool
+    #: whether all that may be evidence was read
+    whole: bool
 
 
 def evidence_marks(repository: PublishTarget, image: Image) -> ReferrerSummary:
@@ -274,7 +279,8 @@ def evidence_marks(repository: PublishTarget, image: Image) -> ReferrerSummary:
     The evidence itself is read; what a list says of it is written by anybody.
     """
     claim = Claim.of_labels(image)
-    pieces = [e for e in attached_evidence(repository, image.digest) if e.is_of(claim)]
+    unread: list[str] = []
+    pieces = [e for e in attached_evidence(repository, image.digest, unread) if e.is_of(claim)]
     passed = [evidence for evidence in pieces if evidence.proves(claim)]
     signatures = [e for e in repository.referrers(image.digest) if "cosign" in e.artifact_type]
     return ReferrerSummary(
@@ -282,6 +288,7 @@ def evidence_marks(repository: PublishTarget, image: Image) -> ReferrerSummary:
         verified=bool(passed) if pieces else None,
         levels=tuple(passed[0].levels()) if passed else (),
         signed=any(_is_own(repository, e.digest, image.digest) for e in signatures[:_MOST_SIGNED]),
+        whole=not unread,
     )
 
 
@@ -411,6 +418,10 @@ def judge(
             verdicts.append(
                 RetentionDecision(stored=stored, keep=True, reason=f"named by {', '.join(other)}")
             )
+            continue
+        if not (stored.verified or stored.whole):
+            reason = "not all of its evidence can be read"
+            verdicts.append(RetentionDecision(stored=stored, keep=True, reason=reason))
             continue
         profile = stored.profile
         every[profile] = every.get(profile, 0) + 1

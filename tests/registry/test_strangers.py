@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.__main__ import run
-from builder.errors import Exit, SparkBuildError
+from builder.errors import Exit, RemoteError, SparkBuildError
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import OCI_INDEX, Descriptor, RawManifest
 from builder.pipeline import publish as command
-from builder.publishing import signedevidence
+from builder.publishing import evidence, signedevidence
 from builder.publishing.evidence import (
     BOM_TYPE,
     EVIDENCE_TYPE,
@@ -24,7 +24,7 @@ from builder.publishing.evidence import (
     attached_evidence,
 )
 from builder.publishing.repository import Attachment, attach
-from builder.publishing.subject import read_subject
+from builder.publishing.subject import read_blob, read_subject
 
 from . import images, overlays
 from .test_on_base import tampered
@@ -33,6 +33,7 @@ from .test_publish import (
     any_registry,  # noqa: F401
     attached,
     files_only,
+    name_of,
     out,  # noqa: F401
     publish,
     ran,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.images.registry.client import Repository
+    from builder.images.registry.model import ImageSource
     from builder.images.registry.reference import Reference
     from builder.publishing.cosign import Trust
     from builder.publishing.evidence import Claim, Evidence
@@ -336,3 +338,42 @@ def test_prune_leaves_the_list_of_others(
     assert document["deleted"] == []
     assert opened.digest_of(theirs) == theirs
     assert opened.digest_of(gone.replace(":", "-")) is not None
+
+
+def test_an_image_whose_evidence_cannot_be_read_is_not_pruned(
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It may be verified: a registry that fails for a moment must not cost an image."""
+    monkeypatch.setattr(command, "_verify_now", files_only)
+    where = f"{registry.address}/garbage/unread"
+    fill(tmp_path, where, "abc", monkeypatch)
+
+    def fail(source: ImageSource, blob: Descriptor, limit: int) -> bytes:
+        if blob.media_type == EVIDENCE_TYPE:
+            raise RemoteError("answered 503")
+        return read_blob(source, blob, limit)
+
+    monkeypatch.setattr(evidence, "read_blob", fail)
+    document = prune(capsys, where, 1)
+    assert document["deleted"] == []
+    assert {row["reason"] for row in document["images"]} == {"not all of its evidence can be read"}
+    monkeypatch.setattr(evidence, "read_blob", read_blob)
+    assert len(prune(capsys, where, 1, "--dry-run")["removals"]) > 1
+
+
+def test_force_does_not_need_what_cannot_be_run(
+    registry: Registry,
+    out: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offline(*_words: object) -> Evidence:
+        raise RemoteError("no route to host")
+
+    monkeypatch.setattr(command, "_verify_now", offline)
+    where = f"{registry.address}/garbage/offline"
+    assert publish(out, "--to", where) == 8
+    assert publish(out, "--to", where, "--force") == 0
+    assert list(tags(registry.address, "garbage/offline")) == [name_of(verified=False)]
