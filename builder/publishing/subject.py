@@ -29,6 +29,7 @@ from builder.images.registry.model import (
     check_entry_platform,
     parse_config,
 )
+from builder.images.registry.model import platform_name as usual_platform
 from builder.images.rootfs.tar import FILE, LayerTar, Unpacked
 
 if TYPE_CHECKING:
@@ -150,6 +151,12 @@ class Image:
     def digests(self) -> tuple[str, ...]:
         """Digests that evidence may use for it: a Docker Engine may use the config's digest."""
         return (self.digest, self.config.digest)
+
+    def is_for(self, platform: str, *, exactly: bool = False) -> bool:
+        """Whether it is for ``linux/arm64``; ``exactly`` excludes later variants."""
+        names = ("os", "architecture", "variant")
+        has = usual_platform(dict(zip(names, self.platform.split("/"), strict=False)))
+        return has == platform or (not exactly and has.startswith(f"{platform}/"))
 
     @property
     def overlay(self) -> bool:
