@@ -484,8 +484,8 @@ def has_terminal() -> bool:
     return bool(sys.stdin and sys.stdin.isatty() and sys.stderr.isatty())
 
 
-def confirm(action: str, note: str, otherwise: str) -> None:
-    """Continue only if the user confirms on the terminal.
+def confirm(action: str, note: str, otherwise: str, allowing: Sequence[str] = ("--yes",)) -> None:
+    """Continue only if the user confirms on the terminal; ``allowing`` are words that do, too.
 
     Raises:
         UsageError: there is no terminal.
@@ -494,9 +494,9 @@ def confirm(action: str, note: str, otherwise: str) -> None:
     if not has_terminal():
         raise UsageError(
             f"this would {action}, and there is no terminal to confirm it",
-            hint=again("--yes"),
+            hint=again(*allowing),
         )
     console.warn(f"this will {action}{note}")
     print("continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))
+        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again(*allowing))

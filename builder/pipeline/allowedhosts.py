@@ -52,12 +52,13 @@ class AllowedHosts:
         if not missing:
             return
         listed = " and ".join(missing)
+        allowing = [word for host in missing for word in ("--allow-host", host)]
         if not has_terminal():
             raise UsageError(
                 f"{why} {listed}, which you did not name; nothing was sent there",
-                hint=again(*(word for host in missing for word in ("--allow-host", host))),
+                hint=again(*allowing),
             )
-        confirm(f"contact {listed}", f": {why} {listed}", "nothing was sent there")
+        confirm(f"contact {listed}", f": {why} {listed}", "nothing was sent there", allowing)
         self._hosts.update(missing)
 
 

@@ -336,7 +336,9 @@ def _entry(whole: ImageSet, image: Image) -> Image:
     """The base's image with the same first layers as ours."""
     for candidate in whole.images:
         count = len(candidate.layers)
-        if [d.digest for d in candidate.layers] == [d.digest for d in image.layers[:count]]:
+        if count and [d.digest for d in candidate.layers] == [
+            d.digest for d in image.layers[:count]
+        ]:
             return candidate
     entries = [candidate for candidate in whole.images if candidate.platform == image.platform]
     if len(entries) != 1:
