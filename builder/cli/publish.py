@@ -78,7 +78,8 @@ def tags(
         names = TaggedManifests(opened)
         named = names.look()
         verdicts = judge(inventory, keep, named)
-        wanted, done = removals(opened, inventory, verdicts, named), Pruned()
+        done = Pruned()
+        wanted = removals(opened, inventory, verdicts, named, done.spared)
         try:
             if not dry_run:
                 delete(opened, wanted, names, done)

@@ -506,19 +506,24 @@ def silence() -> None:
 # -------------------------------------------------------------------- the question that --yes skips
 
 
-def confirm(action: str, note: str, otherwise: str) -> None:
-    """Continue only if the user confirms on the terminal.
+def has_terminal() -> bool:
+    """Whether a question can be asked and answered."""
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr.isatty())
+
+
+def confirm(action: str, note: str, otherwise: str, allowing: Sequence[str] = ("--yes",)) -> None:
+    """Continue only if the user confirms on the terminal; ``allowing`` are words that do, too.
 
     Raises:
         UsageError: there is no terminal.
         SparkBuildError: the user declined; ``otherwise`` describes the result.
     """
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not has_terminal():
         raise UsageError(
             f"this would {action}, and there is no terminal to confirm it",
-            hint=again("--yes"),
+            hint=again(*allowing),
         )
     console.warn(f"this will {action}{note}")
     print("continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again("--yes"))
+        raise SparkBuildError(otherwise, Exit.NOTHING_TO_DO, hint=again(*allowing))

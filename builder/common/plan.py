@@ -41,6 +41,11 @@ def is_default(architecture: str, variant: str) -> bool:
     return variant in _DEFAULTS.get(architecture, ())
 
 
+def usual_architecture(name: str) -> str:
+    """An architecture as runtimes read it: ``aarch64`` and ``ARM64`` are ``arm64``."""
+    return _ALIASES.get(name.lower(), name.lower())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """The platform of an image: an OCI platform and a CPython tag (``cp312``)."""

@@ -405,6 +405,14 @@ class RebuildOptions:
     base: Annotated[
         str | None, Option("Where the base image is now (default: as in the plan).", "BASE")
     ] = None
+    allow_host: Annotated[
+        tuple[str, ...],
+        Option(
+            "Contact this registry if the image's plan names it (always allowed: the image's own "
+            "and docker.io); may be repeated.",
+            "HOST[:PORT]",
+        ),
+    ] = ()
     patches: opt.Patches = ()
     yes: Annotated[
         bool, Option("Run hooks of your own layers without confirmation.", names="-y")

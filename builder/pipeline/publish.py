@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.common.console import console, counted, megabytes, print_json
-from builder.common.document import plain
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import Locations
-from builder.pipeline.show import CheckLines, show_report
+from builder.pipeline.publishchecks import Checks
 from builder.proof.checks import parse_levels
-from builder.publishing.evidence import REQUIRED, Evidence, prove, read_evidence
+from builder.publishing.evidence import REQUIRED, Search, prove, read_evidence
 from builder.publishing.repository import parse_target
 from builder.publishing.run import (
     FailedTarget,
@@ -24,13 +22,14 @@ from builder.publishing.run import (
     TrafficRow,
     publish,
 )
-from builder.publishing.sources import EngineImage, check_overlay, open_source
+from builder.publishing.signedevidence import signed_evidence
+from builder.publishing.sources import EngineImage, check_overlay, open_source, refuse_foreign
 from builder.publishing.tags import roll_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from builder.publishing.evidence import Claim, Proof
+    from builder.publishing.evidence import Claim, Evidence, Proof
     from builder.publishing.options import PublishOptions
     from builder.publishing.run import PublishResult
     from builder.publishing.sources import Opened
@@ -104,6 +103,8 @@ def _work(
         to = [word for name in options.to for word in ("--to", name)]
         moving = [word for tag in options.move_tag for word in ("--move-tag", tag)]
         check_overlay(opened, allowed=options.overlay, to=[*to, *moving])
+        if not isinstance(opened, EngineImage):
+            refuse_foreign(opened, [*to, *moving])
         proofs = _proofs(options, opened, targets)
     request = PublishRequest(
         moving=tuple(options.move_tag), mirror_base=options.mirror_base, dry_run=options.dry_run
@@ -120,6 +121,7 @@ def _refuse_with_rollback(options: PublishOptions) -> None:
         "SOURCE": options.source,
         "--move-tag": options.move_tag,
         "--evidence": options.evidence,
+        "--trust-evidence-key": options.trust_evidence_key,
         "--mirror-base": options.mirror_base,
         "--force": options.force,
     }
@@ -135,45 +137,31 @@ def _proofs(
     options: PublishOptions, opened: Opened, targets: Sequence[Repository]
 ) -> dict[str, Proof]:
     offered = [piece for path in options.evidence for piece in read_evidence(path)]
-    repositories = list(targets)
-    if not isinstance(opened, EngineImage) and isinstance(opened.source, Repository):
-        repositories.append(opened.source)
-    return prove(
-        opened.claims,
-        offered,
-        parse_levels(options.require, default=REQUIRED),
-        repositories=repositories,
-        verify_now=lambda claim: _verify_now(opened, claim, trust_image=options.trust_image),
-        force=options.force,
-    )
+    levels = parse_levels(options.require, default=REQUIRED)
+    claims = opened.claims
+
+    def signed(claim: Claim) -> Iterable[Evidence]:
+        key = options.trust_evidence_key
+        place = None if isinstance(opened, EngineImage) else opened.source
+        if key is not None and isinstance(place, Repository):
+            return signed_evidence(place, claim.digest, key)
+        return ()
+
+    with closing(Checks(opened, trust_image=options.trust_image)) as checks:
+        search = Search(
+            name=checks.name,
+            levels=levels,
+            own=targets,
+            signed=signed,
+            run=lambda claim, wanted: _verify_now(checks, claim, wanted),
+            force=options.force,
+        )
+        return prove(claims, offered, search)
 
 
-def _verify_now(opened: Opened, claim: Claim, *, trust_image: bool) -> Evidence:
-    """Run ``verify`` on an image without known evidence."""
-    from builder.common.pypi import PackageIndex
-    from builder.layers.lock import LockedFacts, lock_path
-    from builder.layers.planner import IndexSources
-    from builder.proof.checks import DEFAULT_LEVELS
-    from builder.proof.opening import Opening
-    from builder.proof.run import verify
-    from builder.proof.trust import TrustedSources
-
-    index = PackageIndex()
-    facts = LockedFacts.beside(lock_path(Path.cwd()))
-    opening = Opening(
-        index=index,
-        sources=IndexSources(index),
-        facts_of=facts.of,
-        trust=TrustedSources(everything=trust_image),
-    )
-    target = opened.verify_target(claim.digest, opening)
-    try:
-        with console.step(f"verify {target.name}"):
-            report = verify(target, DEFAULT_LEVELS, CheckLines())
-            show_report(report)
-    finally:
-        target.close()
-    return Evidence(document=plain(report.document()), origin="verify, run now")
+def _verify_now(checks: Checks, claim: Claim, levels: Sequence[str]) -> Evidence:
+    """Run levels of ``verify`` on an image, or take what this machine has found of it."""
+    return checks.run(claim, levels)
 
 
 def _each(

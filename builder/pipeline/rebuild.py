@@ -35,12 +35,14 @@ from builder.images.engines.oci import OciEngine
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import Locations
 from builder.images.registry.layout import LayoutDirectory
+from builder.images.registry.reference import parse_reference
 from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.tar import FILE, LayerTar, Unpacked
 from builder.images.rootfs.view import Rootfs
 from builder.layers.catalog import Catalog, Expectation, Profile, Selection
 from builder.layers.planner import IndexSources, make_plan
 from builder.pipeline import bases
+from builder.pipeline.allowedhosts import AllowedHosts
 from builder.pipeline.inputs import stages_of
 from builder.proof.opening import exact_ref
 from builder.proof.trust import has_hook
@@ -685,9 +687,17 @@ def rebuild_all(options: RebuildOptions) -> None:
             confirm(action, "", "nothing was rebuilt")
 
     moved = Ref(options.base) if options.base else None
-    with Locations() as places, open_source(Ref(options.image), places) as opened:
+    named = [Ref(options.image), *([moved] if moved else [])]
+    hosts = AllowedHosts(named, options.allow_host)
+
+    def check(host: str) -> None:
+        hosts.need([host], f"{options.image} has layers in")
+
+    with Locations(check=check) as places, open_source(Ref(options.image), places) as opened:
         results = []
-        for original in _originals(opened, options.image):
+        originals = _originals(opened, options.image)
+        hosts.need(_hosts_in(originals, moved), f"the plan of {options.image} names")
+        for original in originals:
             baked = with_own_hooks(original.baked, options.image, options.patches, agreed)
             sections = [row.compile for row in original.baked.plan.layers if row.compile]
             compiled = any(row.stage or row.sources for row in sections)
@@ -707,6 +717,18 @@ def rebuild_all(options: RebuildOptions) -> None:
                     again = rebuild(original, baked, identify, sources, Ref(mirror))
                 results.append(again)
         _report(options.image, results, json=options.json)
+
+
+def _hosts_in(originals: Iterable[Original], moved: Ref | None) -> Iterator[str]:
+    """The registries that plans name: of bases, unless the user says where they are now, and of
+    images to compile in."""
+    for original in originals:
+        base = original.baked.plan.base
+        if moved is None and base_kind(base.kind).is_image and base.ref != LAYOUT:
+            yield parse_reference(base_reference(original.baked).text).host
+        for layer in original.baked.plan.layers:
+            if toolkit := toolkit_of_layer(layer):
+                yield parse_reference(f"{toolkit.image}@{toolkit.digest}").host
 
 
 def _toolkit(layers: Iterable[PlannedLayer]) -> ToolkitChoice | None:

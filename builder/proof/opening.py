@@ -29,9 +29,9 @@ from builder.images.engines.oci import (
 )
 from builder.images.registry.copy import layout_place, refuse_missing
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.model import blobs
+from builder.images.registry.model import blobs, is_index, platform_name
 from builder.images.registry.reference import refuse_wrong_kind
-from builder.images.rootfs.image import open_image
+from builder.images.rootfs.image import open_image, read_config, subjects
 from builder.images.subject import BaseRequest, InFiles, Subject, no_facts, tracked_for
 from builder.layers.planner import make_plan
 from builder.proof.dispatch import make_request, own_settings
@@ -307,7 +307,40 @@ def open_layered(ref: Ref, opening: Opening) -> VerifyTarget:
         RemoteError: it does not exist, or is damaged.
         UsageError: its expected state is unknown, or it has no vLLM.
     """
-    return target_of_layers(open_image(ref, opening.platform), ref, opening)
+    image = open_image(ref, opening.platform)
+    if opening.platform is None and opening.selection is None:
+        try:
+            _refuse_foreign(image, ref)
+        except BaseException:
+            image.close()
+            raise
+    return target_of_layers(image, ref, opening)
+
+
+def _refuse_foreign(image: Image, ref: Ref) -> None:
+    """Refuse an index that gives other machines an image without a plan, unless one is asked for.
+
+    Raises:
+        UsageError: there is such an image.
+    """
+    if not is_index(image.top) or metadata.PLAN_LABEL not in image.config.labels:
+        return
+    own = platform_name({"os": "linux", **image.config.platform})
+    for entry in subjects(image.top):
+        name = platform_name({"os": "linux", **entry.platform})
+        if entry.digest == image.manifest.digest:
+            continue
+        manifest = image.source.manifest(entry.digest)
+        planned = not is_index(manifest) and (
+            metadata.PLAN_LABEL in read_config(image.source, manifest).labels
+        )
+        if not planned:
+            raise UsageError(
+                f"{ref} is an index, and its image for {name} has no plan: {entry.digest}; "
+                f"only the one for {own} can be verified",
+                hint=f"spark-build verify {shlex.quote(ref.text)} --platform {own}",
+            )
+        console.say(f"  not verified by this: the image for {name} (--platform {name})")
 
 
 def target_of_layers(image: Image, ref: Ref, opening: Opening) -> VerifyTarget:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from builder.common.document import Count, Digest, Document, Text
 from builder.errors import EngineError, Exit, RemoteError, SparkBuildError, UsageError
+from builder.images.registry.model import parse_json
 from builder.images.registry.reference import Options
 from builder.images.registry.transport import find_credential
 
@@ -115,7 +116,7 @@ def verify_signature(reference: Reference, trust: Trust) -> SignatureCheck:
 def _count(output: str, reference: Reference) -> int:
     """Count the verified signatures whose payload names this digest."""
     try:
-        payloads = json.loads(output)
+        payloads = parse_json(output)
         named = [p["critical"]["image"]["docker-manifest-digest"] for p in payloads]
     except (ValueError, KeyError, TypeError):
         raise RemoteError(f"cosign's answer for {reference} cannot be parsed") from None
@@ -150,6 +151,7 @@ def _run(words: list[str], reference: Reference) -> subprocess.CompletedProcess[
             stdout=subprocess.PIPE,
             stderr=None if asks else subprocess.PIPE,  # where it asks for a password
             text=True,
+            errors="replace",
             check=False,
         )
 

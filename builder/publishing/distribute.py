@@ -153,6 +153,7 @@ class Node:
                 input=_SURVEY,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=_ANSWER,
                 check=False,
             )
@@ -179,6 +180,7 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
         ) as process:
             tunnel = Tunnel(self, process)
             try:
@@ -274,8 +276,8 @@ def _parse_survey(output: str) -> NodeFacts:
             architecture = rest
         elif word == "free" and _NUMBER.fullmatch(rest):
             free = int(rest) * 1024
-        with contextlib.suppress(ValueError, RecursionError):
-            value: object = json.loads(line)
+        with contextlib.suppress(ValueError):
+            value: object = parse_json(line)
             layers.update(_strings(value))
     return NodeFacts(architecture=architecture, layers=frozenset(layers), free=free)
 
@@ -710,15 +712,19 @@ class Distribution:
         Raises:
             RemoteError: no image for its architecture.
         """
-        images = self._stored.subject.images
-        if len(images) == 1:
-            return images[0]
-        for image in images:
-            if image.platform.split("/")[:2] == ["linux", survey.architecture]:
-                return image
-        raise RemoteError(
-            f"{self._stored.subject.digest} has no image for linux/{survey.architecture}"
-        )
+        subject, wanted = self._stored.subject, f"linux/{survey.architecture}"
+        if len(subject.images) == 1:
+            return subject.images[0]
+        images = {i.digest: i for i in subject.images if i.is_for(wanted) and not i.attests}
+        exact = {d: i for d, i in images.items() if i.is_for(wanted, exactly=True)}
+        if len(exact) > 1:  # the tag must not name what another runtime would not take
+            raise RemoteError(
+                f"{subject.digest} has {len(exact)} images for {wanted}: {', '.join(exact)}",
+                hint="name one of them by its own digest",
+            )
+        for image in (*exact.values(), *images.values()):
+            return image
+        raise RemoteError(f"{subject.digest} has no image for {wanted}")
 
     def missing(self, image: Image, survey: NodeFacts) -> list[int]:
         """Bytes of each layer that a node lacks."""

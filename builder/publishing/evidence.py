@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -27,12 +28,13 @@ from builder.common.paths import in_checkout, package_file
 from builder.common.reference import base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX, SHARE, programs
-from builder.images.registry.model import blobs
-from builder.publishing.repository import Attachment
+from builder.images.registry.model import blobs, parse_json
+from builder.images.registry.transport import NotFound
+from builder.publishing.repository import Attachment, NotAttached, own_manifest
 from builder.publishing.subject import read_blob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from builder.common.plan import BakedPlan, Input, PlannedLayer, ToolkitImage
@@ -48,6 +50,8 @@ PASSED = f"{LABEL_PREFIX}.passed"
 PASSED_LEVELS = f"{LABEL_PREFIX}.levels"
 #: Levels that must have run before an image is published, if they have something to check.
 REQUIRED: tuple[Level, ...] = ("static", "imports", "dispatch")
+#: Levels that need only the image's files, so nobody's word is taken for them.
+OF_FILES: tuple[Level, ...] = ("static", "imports")
 _FILE_LIMIT = 32 << 20
 
 
@@ -71,6 +75,16 @@ class Claim:
             expects=bool(plan.expect),
         )
 
+    @classmethod
+    def of_labels(cls, image: Image) -> Claim:
+        """The same without reading the plan, which says whether it has expected lines."""
+        return cls(
+            digest=image.digest,
+            digests=image.digests,
+            plan_digest=image.plan_digest,
+            expects=False,
+        )
+
     def may_be_moot(self, level: str) -> bool:
         """Whether a level may have had nothing to check; expected lines can always be checked."""
         return level != "dispatch" or not self.expects
@@ -92,6 +106,8 @@ class Statement(Part, frozen=True, kw_only=True):
 
     digests: tuple[str, ...] = ()
     plan_digest: str = ""
+    #: whether it is that of an image that was published although it was not verified
+    forced: bool = False
     checks: tuple[CheckStatement, ...]
 
 
@@ -101,6 +117,9 @@ class Evidence:
 
     document: Mapping[str, Any]
     origin: str
+    #: for attached evidence: the digest of its manifest, and when it was attached
+    manifest: str = ""
+    published: str = ""
 
     @cached_property
     def statement(self) -> Statement:
@@ -117,17 +136,19 @@ class Evidence:
 
     def lacks(self, claim: Claim, levels: Sequence[str]) -> list[str]:
         """Why it does not prove the claim; empty if it does."""
+        return self.differs(claim) or self._lacks(claim, levels)
+
+    def differs(self, claim: Claim) -> list[str]:
+        """Why it is not about this image and its plan; empty if it is."""
         if not self.is_of(claim):
             named = ", ".join(self.statement.digests) or "no digest"
             return [f"{self.origin} is about {named}, not about {claim.digest}"]
         if self.statement.plan_digest != claim.plan_digest:
             return [f"{self.origin} is about plan {self.statement.plan_digest or 'of no digest'}"]
-        checks = self.statement.checks
-        reasons = [
-            f"{c.level} {c.name} failed: {c.reason or c.seen}"
-            for c in checks
-            if c.status not in ("pass", "not-run")
-        ]
+        return []
+
+    def _lacks(self, claim: Claim, levels: Sequence[str]) -> list[str]:
+        checks, reasons = self.statement.checks, self.failed()
         for level in levels:
             mine = [c for c in checks if c.level == level]
             idle = [c for c in mine if c.status == "not-run"]
@@ -140,11 +161,38 @@ class Evidence:
             reasons.append(f"{self.origin} has no check that passed")
         return reasons
 
+    def failed(self) -> list[str]:
+        """The checks that failed, and why."""
+        return [
+            f"{c.level} {c.name} failed: {c.reason or c.seen}"
+            for c in self.statement.checks
+            if c.status not in ("pass", "not-run")
+        ]
+
+    def proves(self, claim: Claim, levels: Sequence[str] = ()) -> bool:
+        """Whether it shows that an image was verified, with these levels."""
+        return not self.statement.forced and not self.lacks(claim, levels)
+
     def levels(self) -> list[str]:
         """Levels whose checks all passed, in the order in which they ran."""
         checks = self.statement.checks
         named = dict.fromkeys(c.level for c in checks)
         return [n for n in named if all(c.status == "pass" for c in checks if c.level == n)]
+
+    def with_levels_of(self, other: Evidence) -> Evidence:
+        """This one, which is about files, with the other levels of another."""
+        checks = [*self._rows(of_files=True), *other._rows(of_files=False)]
+        document = {key: value for key, value in self.document.items() if key != "verdict"}
+        verdict = other.document.get("verdict")
+        if isinstance(verdict, dict) and verdict.get("status") != "failed":
+            document["verdict"] = verdict
+        document["checks"] = checks
+        document["not_run"] = sum(row["status"] == "not-run" for row in checks)
+        return Evidence(document=document, origin=f"{self.origin}; other levels: {other.origin}")
+
+    def _rows(self, *, of_files: bool) -> list[dict[str, Any]]:
+        pairs = zip(self.document["checks"], self.statement.checks, strict=True)
+        return [row for row, check in pairs if (check.level in OF_FILES) == of_files]
 
     def about(self, claim: Claim) -> bytes:
         """The document to attach: with the image's digest, and without local paths."""
@@ -161,10 +209,12 @@ def parse_evidence(data: bytes, origin: str) -> list[Evidence]:
         UsageError: the text is the output of neither.
     """
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except ValueError as error:
         raise UsageError(f"{origin} is not JSON: {error}") from None
     documents = value if isinstance(value, list) else [value]
+    if not documents:
+        raise UsageError(f"{origin} is not evidence from spark-build: it is an empty list")
     all_evidence = []
     for document in documents:
         report = document.get("verify", document) if isinstance(document, dict) else None
@@ -193,26 +243,17 @@ def read_evidence(path: Path) -> list[Evidence]:
     return parse_evidence(data, str(path))
 
 
-def best_evidence(
-    claim: Claim, offered: Sequence[Evidence], levels: Sequence[str]
-) -> tuple[Evidence | None, list[str]]:
-    """The first evidence that proves the claim, or None with what each lacks."""
-    reasons: list[str] = []
-    for evidence in offered:
-        lacking = evidence.lacks(claim, levels)
-        if not lacking:
-            return evidence, []
-        reasons += lacking
-    return None, list(dict.fromkeys(reasons))
-
-
-def refuse_unproven(claim: Claim, reasons: Sequence[str]) -> SparkBuildError:
+def refuse_unproven(
+    claim: Claim, reasons: Sequence[str], source: str, levels: Sequence[str]
+) -> SparkBuildError:
     """The error for an unproven image (exit 5)."""
     listed = "\n  ".join(reasons[:8]) or "it was never verified"
+    words = ["spark-build", "verify", source, "--level", ",".join(levels), "--json"]
     return SparkBuildError(
-        f"{claim.digest} is not published, because it is not verified:\n  {listed}",
+        f"{claim.digest} is not published, because it is not verified:\n  {listed}\n"
+        f"  --force publishes it, marked as unverified",
         Exit.VERIFY_FAILED,
-        hint="verify it, or publish it marked as unverified with --force",
+        hint=f"{shlex.join(words)} >evidence.json",
     )
 
 
@@ -239,7 +280,9 @@ def failed_evidence(claim: Claim, offered: Sequence[Evidence], reasons: Sequence
 
 
 #: Limit of evidence's size; a few dozen checks take about 30 kB.
-_ATTACHED_LIMIT = 32 << 20
+_ATTACHED_LIMIT = 8 << 20
+#: Pieces of evidence of an image that are read; whoever may push can attach any number.
+_MOST_ATTACHED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,28 +293,59 @@ class Proof:
     verified: bool
 
 
-def attached_evidence(repository: PublishTarget, digest: str) -> Iterable[Evidence]:
-    """Evidence attached to an image in a repository; damaged documents are skipped."""
-    for entry in repository.referrers(digest):
-        if entry.artifact_type != EVIDENCE_TYPE:
-            continue
+def attached_evidence(
+    repository: PublishTarget, digest: str, unread: list[str] | None = None
+) -> Iterator[Evidence]:
+    """Evidence attached to an image in a repository; what is none is named and skipped.
+
+    Only what is in the manifests counts: their entries in the list, with annotations, are
+    written by anybody.  ``unread`` gets the names of what may be evidence and was not read.
+    """
+    listed = [e for e in repository.referrers(digest) if e.artifact_type == EVIDENCE_TYPE]
+    if len(listed) > _MOST_ATTACHED:
+        console.warn(
+            f"{repository.name}@{digest} has {len(listed)} pieces of evidence; the first "
+            f"{_MOST_ATTACHED} are read"
+        )
+    failed = [] if unread is None else unread
+    failed += [f"{repository.name}@{entry.digest}" for entry in listed[_MOST_ATTACHED:]]
+    for entry in listed[:_MOST_ATTACHED]:
+        where = f"{repository.name}@{entry.digest}"
         try:
-            document = blobs(repository.manifest(entry.digest))[1]
-            data = read_blob(repository, document, _ATTACHED_LIMIT)
-            yield from parse_evidence(data, f"{repository.name}@{entry.digest}")
-        except (RemoteError, UsageError, IndexError) as error:
-            console.warn(f"{repository.name}@{entry.digest} is not evidence: {error}")
+            manifest = own_manifest(repository, entry.digest, digest)
+            data = read_blob(repository, blobs(manifest)[1], _ATTACHED_LIMIT)
+            pieces = parse_evidence(data, where)
+        except (NotFound, NotAttached, UsageError, IndexError) as error:
+            console.warn(f"{where} is not evidence: {error}")
+            continue
+        except RemoteError as error:
+            console.warn(f"{where} cannot be read: {error}")
+            failed.append(where)
+            continue
+        annotations = manifest.json().get("annotations") or {}
+        for piece in pieces:
+            yield replace(
+                piece, manifest=entry.digest, published=str(annotations.get(CREATED) or "")
+            )
 
 
-def prove(
-    claims: Sequence[Claim],
-    offered: Sequence[Evidence],
-    levels: Sequence[str],
-    *,
-    repositories: Sequence[PublishTarget],
-    verify_now: Callable[[Claim], Evidence] | None,
-    force: bool,
-) -> dict[str, Proof]:
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Where evidence comes from, and the levels that it must have."""
+
+    #: the name of an image for ``verify``
+    name: Callable[[Claim], str]
+    levels: Sequence[str]
+    #: repositories of the user, whose evidence is believed: those to publish to
+    own: Sequence[PublishTarget]
+    #: other evidence that is believed: signed by a key that the user named
+    signed: Callable[[Claim], Iterable[Evidence]]
+    #: runs levels now
+    run: Callable[[Claim, Sequence[str]], Evidence]
+    force: bool = False
+
+
+def prove(claims: Sequence[Claim], offered: Sequence[Evidence], search: Search) -> dict[str, Proof]:
     """The evidence that proves each image; with ``force`` also insufficient evidence.
 
     Raises:
@@ -287,42 +361,68 @@ def prove(
                 hint="spark-build verify SOURCE --json >evidence.json",
             )
     return {
-        claim.digest: _proof(
-            claim,
-            [evidence for evidence in offered if evidence.is_of(claim)],
-            _Search(levels, repositories, verify_now, force),
-        )
+        claim.digest: _proof(claim, [one for one in offered if one.is_of(claim)], search)
         for claim in claims
     }
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Sources of evidence, besides given files."""
-
-    levels: Sequence[str]
-    repositories: Sequence[PublishTarget]
-    verify_now: Callable[[Claim], Evidence] | None
-    force: bool
-
-
-def _proof(claim: Claim, given: list[Evidence], search: _Search) -> Proof:
-    pool = given or [
-        evidence
-        for repository in search.repositories
-        for evidence in attached_evidence(repository, claim.digest)
-    ]
-    best, reasons = best_evidence(claim, pool, search.levels)
-    if best is None and not given and not search.force and search.verify_now is not None:
-        pool = [search.verify_now(claim)]
-        best, reasons = best_evidence(claim, pool, search.levels)
+def _proof(claim: Claim, given: list[Evidence], search: Search) -> Proof:
+    """What needs only files is run here, whatever evidence says of it."""
+    rest = [level for level in search.levels if level not in OF_FILES]
+    pool = given or (_believed(claim, search) if rest or search.force else [])
+    best: Evidence | None = None
+    reasons: list[str] = []
+    if pool or not search.force:
+        try:
+            best, reasons = _proved(claim, given, pool, rest, search)
+        except SparkBuildError as error:
+            if not search.force:
+                raise
+            reasons = [f"it cannot be verified here: {error}"]
     if best is not None:
         console.say(f"  {claim.digest[:19]} is verified by {best.origin}")
         return Proof(evidence=best, verified=True)
     if not search.force:
-        raise refuse_unproven(claim, reasons)
+        raise refuse_unproven(claim, reasons, search.name(claim), search.levels)
     console.warn(f"{claim.digest} is not verified: {'; '.join(reasons[:3]) or 'nothing was run'}")
     return Proof(evidence=failed_evidence(claim, pool, reasons), verified=False)
+
+
+def _believed(claim: Claim, search: Search) -> list[Evidence]:
+    """Evidence of the user's own repositories, and what is signed by the user's key."""
+    found = []
+    for repository in search.own:
+        try:
+            found += list(attached_evidence(repository, claim.digest))
+        except RemoteError as error:  # whatever is wrong with it, the levels can be run
+            console.warn(f"{repository.name}: its evidence cannot be read: {error}")
+    return [*found, *search.signed(claim)]
+
+
+def _proved(
+    claim: Claim,
+    given: Sequence[Evidence],
+    pool: Sequence[Evidence],
+    rest: Sequence[str],
+    search: Search,
+) -> tuple[Evidence | None, list[str]]:
+    """The evidence for a claim, or None and what is missing."""
+    files = search.run(claim, OF_FILES)
+    reasons = files.lacks(claim, [level for level in search.levels if level in OF_FILES])
+    if reasons or not rest:
+        return (None, reasons) if reasons else (files, [])
+    for evidence in pool:
+        whole = files.with_levels_of(evidence)
+        lacking = evidence.differs(claim) or evidence.failed()
+        lacking = lacking or whole.lacks(claim, search.levels)
+        if not lacking:
+            return whole, []
+        reasons += lacking
+    if not given and not search.force:
+        whole = files.with_levels_of(search.run(claim, rest))
+        reasons = whole.lacks(claim, search.levels)
+        return (None, reasons) if reasons else (whole, [])
+    return None, list(dict.fromkeys(reasons))
 
 
 # ---------------------------------------------------------------- provenance and bill of materials
@@ -608,6 +708,17 @@ PREDICATE_ANNOTATION = "in-toto.io/predicate-type"
 CREATED = "org.opencontainers.image.created"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvidenceAttachment(Attachment):
+    """Evidence to attach, unless the image has other evidence that is as good."""
+
+    is_as_good: Callable[[Evidence], bool] = field(compare=False)
+
+    def is_spared_by(self, repository: PublishTarget, subject: str) -> bool:
+        """Whether an image has evidence that is as good."""
+        return any(map(self.is_as_good, attached_evidence(repository, subject)))
+
+
 def published_at() -> str:
     """The time now, or ``SOURCE_DATE_EPOCH``: the only timestamp of a publication (RFC 3339, UTC).
 
@@ -620,10 +731,16 @@ def published_at() -> str:
 
 def documents(image: Image, baked: Baked, claim: Claim, proof: Proof) -> list[Attachment]:
     """The documents that are attached to one image."""
-    levels = ",".join(proof.evidence.levels())
+    proven = proof.evidence.levels()
+    levels = ",".join(proven)
+
+    def is_as_good(evidence: Evidence) -> bool:
+        return proof.verified and evidence.proves(claim, proven)
+
     return [
-        Attachment(
+        EvidenceAttachment(
             artifact_type=EVIDENCE_TYPE,
+            is_as_good=is_as_good,
             data=proof.evidence.about(claim),
             annotations={
                 CREATED: published_at(),

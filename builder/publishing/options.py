@@ -33,6 +33,13 @@ class PublishOptions:
             complete="levels",
         ),
     ] = ()
+    trust_evidence_key: Annotated[
+        str | None,
+        Option(
+            "Believe evidence in the source repository that is signed with this key.",
+            "KEY",
+        ),
+    ] = None
     mirror_base: Annotated[bool, Option("Also store a copy of the base image.")] = False
     rollback: Annotated[
         str | None, Option("Set this moving tag back to its previous image.", "TAG")

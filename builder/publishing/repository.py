@@ -160,6 +160,37 @@ class Attachment:
         data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
         return RawManifest(data=data, media_type=OCI_MANIFEST)
 
+    def is_spared_by(self, repository: PublishTarget, subject: str) -> bool:  # noqa: ARG002
+        """Whether another attachment of the subject makes it unnecessary: never, for most."""
+        return False
+
+    def is_attached(self, target: PublishTarget, subject: Descriptor) -> bool:
+        """Whether it is attached already, or something as good is."""
+        digest = self.manifest(subject).digest
+        listed = any(entry.digest == digest for entry in target.referrers(subject.digest))
+        if listed and target.digest_of(digest) is not None:
+            return True
+        return self.is_spared_by(target, subject.digest)
+
+
+class NotAttached(RemoteError):
+    """A manifest that a list names as attached to an image, and that is about something else."""
+
+
+def own_manifest(repository: PublishTarget, digest: str, subject: str) -> RawManifest:
+    """A manifest that is attached to an image: its own ``subject`` says so, not only a list.
+
+    Raises:
+        NotAttached: it is about something else.
+        RemoteError: it does not exist, or cannot be read.
+    """
+    manifest = repository.manifest(digest)
+    stated = manifest.json().get("subject")
+    seen = stated.get("digest") if isinstance(stated, dict) else None
+    if seen != subject:
+        raise NotAttached(f"it is attached to {str(seen)[:80] if seen else 'nothing'}")
+    return manifest
+
 
 def _empty() -> Descriptor:
     """The empty configuration of an artifact."""
@@ -202,7 +233,8 @@ def attach(target: PublishTarget, subject: Descriptor, attachment: Attachment) -
             target.put_blob(blob, BytesIO(data))
     manifest = attachment.manifest(subject)
     for turn in range(_TRIES):
-        if any(entry.digest == manifest.digest for entry in target.referrers(subject.digest)):
+        listed = any(e.digest == manifest.digest for e in target.referrers(subject.digest))
+        if listed and target.digest_of(manifest.digest) is not None:
             return
         if turn > 1:  # another client is writing: let it see our write
             pause(turn)

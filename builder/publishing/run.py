@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
@@ -27,8 +28,14 @@ from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
 from builder.images.registry.copy import copy_image, missing_blobs, origin
 from builder.images.registry.reference import check_tag, is_digest, parse_reference
-from builder.publishing.evidence import PASSED, documents
-from builder.publishing.repository import Attachment, attach, is_fallback_tag, with_retries
+from builder.publishing.evidence import documents
+from builder.publishing.repository import (
+    Attachment,
+    attach,
+    is_fallback_tag,
+    own_manifest,
+    with_retries,
+)
 from builder.publishing.sources import EngineImage, StoredImage
 from builder.publishing.subject import read_subject
 
@@ -188,25 +195,19 @@ def _on_host(place: ImageSource, target: PublishTarget) -> TypeGuard[Repository]
 
 
 def _proof_steps(publication: Publication, target: PublishTarget) -> list[Step]:
-    """Attach missing documents: one of each kind is enough for an image, but an image
-    that was published unverified may be verified later."""
-    steps: list[Step] = []
-    for image in publication.subject.images:
-        wanted = publication.proofs.get(image.digest, ())
-        listed = target.referrers(image.digest) if wanted else ()
-        known = {(entry.artifact_type, entry.annotations.get(PASSED)) for entry in listed}
-        steps += [
-            _attach_step(target, image.manifest.descriptor, proof)
-            for proof in wanted
-            if (proof.artifact_type, proof.annotations.get(PASSED)) not in known
-        ]
-    return steps
+    """Attach the documents that an image does not have, by their own bytes."""
+    return [
+        _attach_step(target, image.manifest.descriptor, proof)
+        for image in publication.subject.images
+        for proof in publication.proofs.get(image.digest, ())
+        if not proof.is_attached(target, image.manifest.descriptor)
+    ]
 
 
 def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) -> Step:
     return Step(
         kind="attach",
-        what=f"{proof.artifact_type} to {subject.digest}",
+        what=f"{proof.artifact_type} to {subject.digest}, as {proof.manifest(subject).digest}",
         size=len(proof.data),
         run=lambda: attach(target, subject, proof),
     )
@@ -290,6 +291,8 @@ def confirm(publication: Publication, target: PublishTarget, *, tagged: bool) ->
 BASE_TYPE = "application/vnd.spark-build.base.v1+json"
 #: Annotation of the note: the digest of the mirrored manifest.
 MIRROR = f"{LABEL_PREFIX}.base-mirror"
+#: Notes of an image that are read; there is one for each base that it was given.
+_MOST_NOTES = 8
 
 
 def mirror_tag(digest: str) -> str:
@@ -333,7 +336,9 @@ def _entry(whole: ImageSet, image: Image) -> Image:
     """The base's image with the same first layers as ours."""
     for candidate in whole.images:
         count = len(candidate.layers)
-        if [d.digest for d in candidate.layers] == [d.digest for d in image.layers[:count]]:
+        if count and [d.digest for d in candidate.layers] == [
+            d.digest for d in image.layers[:count]
+        ]:
             return candidate
     entries = [candidate for candidate in whole.images if candidate.platform == image.platform]
     if len(entries) != 1:
@@ -360,10 +365,12 @@ def mirrored_base(repository: PublishTarget, image: Image) -> str | None:
 
     The note need not be trusted: a rebuild on a wrong base has another digest.
     """
-    for entry in repository.referrers(image.digest):
-        if entry.artifact_type == BASE_TYPE and is_digest(entry.annotations.get(MIRROR, "")):
-            digest = entry.annotations[MIRROR]
-            if repository.digest_of(digest) is not None:
+    notes = [e for e in repository.referrers(image.digest) if e.artifact_type == BASE_TYPE]
+    for entry in notes[:_MOST_NOTES]:
+        with suppress(RemoteError):
+            note = own_manifest(repository, entry.digest, image.digest)
+            digest = str((note.json().get("annotations") or {}).get(MIRROR))
+            if is_digest(digest) and repository.digest_of(digest) is not None:
                 return f"docker://{repository.name}@{digest}"
     return None
 
@@ -545,7 +552,7 @@ def publish(
             return _engine_dry_run(opened, repository, tag, verified=verified)
         pushed = _push_from_engine(opened, repository, tag)
         (proof,) = proofs.values()
-        subject = read_subject(repository, tag)
+        subject = _pushed_image(opened, repository, tag)
         stored = StoredImage(
             ref=Ref(f"{repository.name}:{tag}"), source=repository, subject=subject
         )
@@ -668,6 +675,30 @@ def _push_from_engine(opened: EngineImage, repository: Repository, tag: str) -> 
     if _names(there).isdisjoint(opened.image.digests):  # an engine's push can have no condition
         raise two_images(repository, tag, opened.image.id, "was made", there.digest)
     return True
+
+
+def _pushed_image(opened: EngineImage, repository: Repository, tag: str) -> ImageSet:
+    """What an engine has pushed, which must be the one image that was verified.
+
+    An engine that keeps images in containerd pushes all platforms that it has of one.
+
+    Raises:
+        SparkBuildError: there are others, so the tag is taken away again (exit 5).
+    """
+    subject = read_subject(repository, tag)
+    images = [image for image in subject.images if not image.attests]
+    if len(images) == 1:
+        return subject
+    gone = False
+    with suppress(RemoteError):  # some registries delete digests only, and another tag may have it
+        gone = repository.remove(tag) and repository.digest_of(tag) is None
+    raise SparkBuildError(
+        f"the Docker Engine pushed {opened.ref} with {len(images)} images, of which one was "
+        f"verified ({', '.join(image.platform for image in images[:4])}); "
+        f"{tag} is {'deleted again' if gone else f'still in {repository.name}: delete it there'}",
+        Exit.VERIFY_FAILED,
+        hint="spark-build image --output oci:DIR, and publish that",
+    )
 
 
 def _names(subject: ImageSet) -> set[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.console import console
 from builder.common.reference import Ref
-from builder.errors import RemoteError, UsageError
+from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.image import InEngine, embedded_in
 from builder.images.engines.metadata import PLAN_LABEL, is_overlay
 from builder.images.engines.oci import find_dockerfile, overlay_onto
@@ -224,6 +224,33 @@ def _baked_in(image: InEngine, name: str) -> Baked:
         recorded=embedded.plan,
         layers=tuple(embedded.layers),
         files={},
+    )
+
+
+# --------------------------------------------------------------------------------- foreign images
+
+
+def refuse_foreign(stored: StoredImage, to: Sequence[str]) -> None:
+    """Refuse an index with images that nothing proves; ``to`` is the destination.
+
+    All of an index is published under one tag, and each runtime chooses for itself.
+
+    Raises:
+        SparkBuildError: it lists such images (exit 5); names them.
+    """
+    foreign = stored.subject.foreign
+    if not foreign:
+        return
+    listed = "\n  ".join(f"{x.platform or 'no platform'}: {x.digest}" for x in foreign[:8])
+    only = stored.subject.ours[0].digest
+    name = stored.source.name
+    if stored.ref.in_layout:
+        name = f"oci:{layout_place(stored.ref)[0]}"
+    raise SparkBuildError(
+        f"{stored.ref} is an index that also lists what spark-build did not make, which runtimes "
+        f"may choose and nothing proves:\n  {listed}",
+        Exit.VERIFY_FAILED,
+        hint=shlex.join(["spark-build", "publish", f"{name}@{only}", *to]),
     )
 
 

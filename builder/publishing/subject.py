@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from builder.applier.values import canonical_json, sha256_hex
@@ -25,8 +25,11 @@ from builder.images.registry.model import (
     OCI_CONFIG,
     Descriptor,
     ImageConfig,
+    attests,
+    check_entry_platform,
     parse_config,
 )
+from builder.images.registry.model import platform_name as usual_platform
 from builder.images.rootfs.tar import FILE, LayerTar, Unpacked
 
 if TYPE_CHECKING:
@@ -109,6 +112,8 @@ def name_of(labels: Sequence[Mapping[str, str]], subject: str) -> Name:
 # ---------------------------------------------------------------------------------------- the image
 
 
+#: The layers of an attestation: in-toto statements.
+_STATEMENT = "application/vnd.in-toto"
 #: Limit of an index's entries; real ones have far fewer.
 _ENTRY_LIMIT = 64
 
@@ -124,6 +129,8 @@ class Image:
     labels: Mapping[str, str]
     #: empty for an artifact, whose configuration may be anything
     settings: ImageConfig
+    #: whether it is an attestation of BuildKit for another image, which no runtime chooses
+    attests: bool = False
 
     @property
     def created(self) -> str:
@@ -145,6 +152,12 @@ class Image:
         """Digests that evidence may use for it: a Docker Engine may use the config's digest."""
         return (self.digest, self.config.digest)
 
+    def is_for(self, platform: str, *, exactly: bool = False) -> bool:
+        """Whether it is for ``linux/arm64``; ``exactly`` excludes later variants."""
+        names = ("os", "architecture", "variant")
+        has = usual_platform(dict(zip(names, self.platform.split("/"), strict=False)))
+        return has == platform or (not exactly and has.startswith(f"{platform}/"))
+
     @property
     def overlay(self) -> bool:
         """Whether it is an overlay, which cannot run alone."""
@@ -164,7 +177,7 @@ class ImageSet:
     """What a tag leads to: ``root`` is an image's manifest, or an index.
 
     ``images`` has everything that an index lists, including foreign images, and what
-    BuildKit attaches to an image under the platform ``unknown/unknown``.
+    BuildKit attaches to an image under the platform ``unknown/unknown`` (``attests``).
     """
 
     root: RawManifest
@@ -178,7 +191,12 @@ class ImageSet:
     @property
     def ours(self) -> tuple[Image, ...]:
         """The images built by spark-build; an index may also list others."""
-        return tuple(image for image in self.images if image.plan_digest)
+        return tuple(image for image in self.images if image.plan_digest and not image.attests)
+
+    @property
+    def foreign(self) -> tuple[Image, ...]:
+        """The images without a plan that a runtime may choose, so that nothing proves them."""
+        return tuple(i for i in self.images if not (i.plan_digest or i.attests))
 
     @property
     def overlay(self) -> bool:
@@ -219,13 +237,21 @@ def read_subject(source: ImageSource, reference: str) -> ImageSet:
 
 
 def _images(source: ImageSource, root: RawManifest, entries: list[Any]) -> Iterable[Image]:
+    where = f"{source.name}: index {root.digest}"
     for entry in entries:
         descriptor = Descriptor.parse(entry, root.digest)
         manifest = source.manifest(descriptor.digest)
         document = manifest.json()
         if _type_of(manifest, document) not in MANIFEST_TYPES:
             raise RemoteError(f"{source.name}: {root.digest} has an index inside an index")
-        yield _image(source, manifest, document, platform_name(descriptor.platform))
+        image = _image(source, manifest, document, platform_name(descriptor.platform))
+        check_entry_platform(descriptor, image.settings, where)
+        yield replace(image, attests=attests(descriptor) and _holds_statements(image))
+
+
+def _holds_statements(image: Image) -> bool:
+    """Whether an image has nothing that a runtime unpacks, but statements about another."""
+    return all(layer.media_type.startswith(_STATEMENT) for layer in image.layers)
 
 
 def _type_of(manifest: RawManifest, document: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
@@ -20,12 +21,13 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.client import TagTaken
 from builder.images.registry.copy import refuse_missing
-from builder.publishing.evidence import CREATED, EVIDENCE_TYPE, PASSED, PASSED_LEVELS
+from builder.publishing.evidence import Claim, attached_evidence
 from builder.publishing.repository import (
     OURS,
     holds_signatures,
     is_fallback_tag,
     lists_referrers,
+    own_manifest,
     subject_of_tag,
 )
 from builder.publishing.run import PLANNED, PREVIOUS, PublishResult, check_moving, mirror_tag
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from builder.images.registry.client import Repository
-    from builder.images.registry.model import Descriptor
     from builder.publishing.repository import PublishTarget, TaggedManifests
     from builder.publishing.subject import Image, ImageSet
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Parallel small requests.
 _JOBS = 8
+#: Signatures of an image that are looked at, until one is its own.
+_MOST_SIGNED = 8
 #: Matches history entries written by spark-build's engines.
 _OUR_LAYER = re.compile(
     r"spark-build layer |COPY (--link )?(\d\d|layer)-[\w.-]+/ / |RUN .*spark_apply\.pyz?.*finish"
@@ -67,7 +70,8 @@ class StoredManifest:
     verified: bool | None = None
     levels: tuple[str, ...] = ()
     signed: bool = False
-    referrers: tuple[Descriptor, ...] = ()
+    #: whether all that may be evidence of it was read
+    whole: bool = True
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -236,18 +240,17 @@ def _held(
         subject = read_subject(repository, digest)
     except RemoteError:  # a chart, a wheel carrier: whatever else lives in this repository
         return StoredManifest(digest=digest, tags=tuple(tags), subject=None)
-    marks = [evidence_marks(repository, image.digest) for image in subject.ours]
+    marks = [evidence_marks(repository, image) for image in subject.ours]
     levels = [mark.levels for mark in marks if mark.verified]
     return StoredManifest(
         digest=digest,
         tags=tuple(tags),
         subject=subject,
         published=max((mark.published for mark in marks), default=""),
-        verified=_all(mark.verified for mark in marks),
+        verified=False if marks and subject.foreign else _all(mark.verified for mark in marks),
         levels=levels[0] if levels else (),
-        signed=digest.replace(":", "-") in set(signed)
-        or any("cosign" in r.artifact_type for m in marks for r in m.referrers),
-        referrers=tuple(r for mark in marks for r in mark.referrers),
+        signed=digest.replace(":", "-") in set(signed) or any(mark.signed for mark in marks),
+        whole=all(mark.whole for mark in marks),
     )
 
 
@@ -260,26 +263,41 @@ def _all(values: Iterable[bool | None]) -> bool | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferrerSummary:
-    """A summary of an image's referrers, from the list alone."""
+    """What is attached to an image, and what its evidence says."""
 
     published: str
     verified: bool | None
     levels: tuple[str, ...]
-    referrers: tuple[Descriptor, ...]
+    signed: bool
+    #: whether all that may be evidence was read
+    whole: bool
 
 
-def evidence_marks(repository: PublishTarget, digest: str) -> ReferrerSummary:
-    """Whether an image was verified, and when it was first published."""
-    listed = tuple(repository.referrers(digest))
-    pieces = [entry for entry in listed if entry.artifact_type == EVIDENCE_TYPE]
-    passed = [entry for entry in pieces if entry.annotations.get(PASSED) == "true"]
-    levels = passed[0].annotations.get(PASSED_LEVELS, "") if passed else ""
+def evidence_marks(repository: PublishTarget, image: Image) -> ReferrerSummary:
+    """Whether an image was verified, and when it was first published.
+
+    The evidence itself is read; what a list says of it is written by anybody.
+    """
+    claim = Claim.of_labels(image)
+    unread: list[str] = []
+    pieces = [e for e in attached_evidence(repository, image.digest, unread) if e.is_of(claim)]
+    passed = [evidence for evidence in pieces if evidence.proves(claim)]
+    signatures = [e for e in repository.referrers(image.digest) if "cosign" in e.artifact_type]
     return ReferrerSummary(
-        published=min((e.annotations.get(CREATED, "") for e in passed or pieces), default=""),
+        published=min((evidence.published for evidence in passed or pieces), default=""),
         verified=bool(passed) if pieces else None,
-        levels=tuple(word for word in levels.split(",") if word),
-        referrers=listed,
+        levels=tuple(passed[0].levels()) if passed else (),
+        signed=any(_is_own(repository, e.digest, image.digest) for e in signatures[:_MOST_SIGNED]),
+        whole=not unread,
     )
+
+
+def _is_own(repository: PublishTarget, digest: str, subject: str) -> bool:
+    try:
+        own_manifest(repository, digest, subject)
+    except RemoteError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------- retention
@@ -349,7 +367,10 @@ class Retention(Document, frozen=True, kw_only=True):
         Meta(description="manifests to delete, in order; a dry run lists the same"),
     ]
     deleted: tuple[str, ...]
-    spared: Annotated[tuple[Spared, ...], Meta(description="deletions that failed")]
+    spared: Annotated[
+        tuple[Spared, ...],
+        Meta(description="deletions that failed, and what only a list calls an attachment"),
+    ]
 
     @classmethod
     def of(
@@ -398,6 +419,10 @@ def judge(
                 RetentionDecision(stored=stored, keep=True, reason=f"named by {', '.join(other)}")
             )
             continue
+        if not (stored.verified or stored.whole):
+            reason = "not all of its evidence can be read"
+            verdicts.append(RetentionDecision(stored=stored, keep=True, reason=reason))
+            continue
         profile = stored.profile
         every[profile] = every.get(profile, 0) + 1
         if stored.verified:  # what is not verified never pushes it out
@@ -432,8 +457,11 @@ def removals(
     inventory: Inventory,
     verdicts: Sequence[RetentionDecision],
     names: Mapping[str, set[str]],
+    spared: list[Spared] | None = None,
 ) -> list[Removal]:
     """Everything to delete, in order: an index, its images, and the attachments of each after it.
+
+    ``spared`` gets what a list names as attached to a deleted image, and is not.
 
     Raises:
         RemoteError: the registry does not respond.
@@ -444,6 +472,8 @@ def removals(
     )
     tags = {tag for stored in going for tag in stored.tags}
     last = {part: stored.digest for stored in going for part in _parts(stored)}
+    left = [] if spared is None else spared
+    belonging = partial(_belongings, repository, inventory, names=names, spared=left)
     removals: dict[str, Removal] = {}
     for stored in going:
         root = Removal(digest=stored.digest, what="image", tags=stored.tags)
@@ -455,11 +485,11 @@ def removals(
             and not names.get(part, set()) - tags
         ]
         for image in (root, *parts):
-            belongs = _belongings(repository, inventory, image.digest, names)
+            belongs = belonging(image.digest)
             removals |= {one.digest: one for one in (image, *belongs) if one.digest not in removals}
     for subject in dict.fromkeys(map(subject_of_tag, inventory.attachments)):
         if subject not in removals and _is_left_over(repository, subject):
-            belongs = _belongings(repository, inventory, subject, names)
+            belongs = belonging(subject)
             removals |= {one.digest: one for one in belongs if one.digest not in removals}
     return list(removals.values())
 
@@ -471,14 +501,31 @@ def _parts(stored: StoredManifest) -> list[str]:
 
 
 def _belongings(
-    repository: PublishTarget, inventory: Inventory, subject: str, names: Mapping[str, set[str]]
+    repository: PublishTarget,
+    inventory: Inventory,
+    subject: str,
+    *,
+    names: Mapping[str, set[str]],
+    spared: list[Spared],
 ) -> Iterable[Removal]:
-    """Attachments, signatures, and last their list, from which an interrupted run can continue."""
+    """Attachments, signatures, and last their list, from which an interrupted run can continue.
+
+    An attachment has the image as its own subject; a list alone makes nothing one.
+    """
     tags = [tag for tag in inventory.attachments if subject_of_tag(tag) == subject]
     lists = tuple(tag for tag in tags if "." not in tag)
     for entry in repository.referrers(subject):
-        if not names.get(entry.digest, set()) - set(lists):
-            yield Removal(digest=entry.digest, what="proof", of=subject)
+        if names.get(entry.digest, set()) - set(lists):
+            continue
+        try:
+            own_manifest(repository, entry.digest, subject)
+        except RemoteError as error:
+            if repository.digest_of(entry.digest) is not None:
+                reason = f"a list names it as attached to {subject}, but {error}"
+                console.say(f"  kept {entry.digest}: {reason}")
+                spared.append(Spared(digest=entry.digest, reason=reason))
+            continue
+        yield Removal(digest=entry.digest, what="proof", of=subject)
     for tag in (*(tag for tag in tags if tag not in lists), *lists):
         digest = repository.digest_of(tag)
         if digest is None or names.get(digest, set()) - {tag}:
@@ -498,7 +545,8 @@ def _is_left_over(repository: PublishTarget, subject: str) -> bool:
     if repository.digest_of(subject) is not None:
         return False
     try:
-        return any(e.artifact_type.startswith(OURS) for e in repository.referrers(subject))
+        listed = [e for e in repository.referrers(subject) if e.artifact_type.startswith(OURS)]
+        return any(_is_own(repository, entry.digest, subject) for entry in listed)
     except RemoteError:  # a tag of that form which names something else
         return False
 
@@ -619,5 +667,6 @@ def roll_back(
 
 def _verified(repository: Repository, digest: str) -> bool:
     """Whether every image has passing evidence; reported, but not required."""
-    images = read_subject(repository, digest).ours
-    return all(evidence_marks(repository, image.digest).verified for image in images)
+    subject = read_subject(repository, digest)
+    marks = (evidence_marks(repository, image).verified for image in subject.ours)
+    return not subject.foreign and all(marks)

@@ -8,20 +8,26 @@ import json
 import tarfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from builder.__main__ import run
-from builder.images.registry.copy import Locations
+from builder.common.paths import package_file
+from builder.images.registry.copy import Locations, copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import Descriptor, RawManifest, sha256_digest
+from builder.images.registry.reference import parse_reference
+from builder.images.registry.transport import Transport
 from builder.layers.catalog import Catalog
+from builder.pipeline import allowedhosts
 from builder.pipeline import publish as publish_command
 from builder.publishing.subject import read_subject
+from tests.memoryregistry import MemoryRegistry
 
 from . import overlays, servers
 from .conftest import QUICK
-from .test_publish import attached, publish, repository, tags
+from .test_publish import attached, files_only, publish, repository, tags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,8 +148,12 @@ def _document(opened: Any, entry: Descriptor) -> bytes:
 
 
 def test_an_overlay_has_no_base_image_to_mirror(
-    registry: servers.DockerRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: servers.DockerRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(publish_command, "_verify_now", files_only)
     overlays.build(tmp_path / "out")
     overlays.evidence(tmp_path / "out")
     where = f"{registry.address}/{_name(tmp_path)}/overlay"
@@ -155,23 +165,28 @@ def test_an_overlay_has_no_base_image_to_mirror(
 # ---------------------------------------------------------------------------------------- rebuild
 
 
+def rebuild(base: str, *words: str) -> int:
+    """The command, with leave to contact the base's registry."""
+    return run(["rebuild", *words, "--allow-host", base.partition("/")[0]])
+
+
 def test_rebuild_gives_the_same_digest(
     base: str, thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = overlays.build_on(base, tmp_path / "whole", thin=False)
     for layout in (thin, tmp_path / "whole"):
-        assert run(["rebuild", f"oci:{layout}"]) == 0
+        assert rebuild(base, f"oci:{layout}") == 0
         assert capsys.readouterr().out.strip() == f"same {whole}"
 
 
 def test_rebuild_ignores_the_current_layers(
-    thin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    base: str, thin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def forbidden(*_words: object) -> None:
         raise AssertionError("the catalogue was read")
 
     monkeypatch.setattr(Catalog, "discover", forbidden)
-    assert run(["rebuild", f"oci:{thin}"]) == 0
+    assert rebuild(base, f"oci:{thin}") == 0
 
 
 def test_rebuild_at_another_time_of_day(
@@ -180,14 +195,14 @@ def test_rebuild_at_another_time_of_day(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1234567890")
     overlays.build_on(base, tmp_path / "dated")
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
-    assert run(["rebuild", f"oci:{tmp_path}/dated"]) == 0
+    assert rebuild(base, f"oci:{tmp_path}/dated") == 0
 
 
-def tampered(layout: Path, change: Any) -> None:
-    """Put an image into a layout whose top layer's files were changed; digests are true again."""
+def tampered(layout: Path, change: Any, number: int = -1) -> None:
+    """Put an image into a layout whose layer's files were changed; digests are true again."""
     source = LayoutDirectory(layout)
     image = read_subject(source, "").images[0]
-    with source.open(image.layers[-1]) as stream:
+    with source.open(image.layers[number]) as stream:
         old = gzip.decompress(stream.read())
     out = io.BytesIO()
     with (
@@ -201,16 +216,16 @@ def tampered(layout: Path, change: Any) -> None:
             member.size = len(data)
             new.addfile(member, io.BytesIO(data))
     packed = gzip.compress(out.getvalue(), 6, mtime=0)
-    layer = Descriptor(media_type=image.layers[-1].media_type, digest=sha256_digest(packed),
+    layer = Descriptor(media_type=image.layers[number].media_type, digest=sha256_digest(packed),
                        size=len(packed))  # fmt: skip
     config = json.loads((layout / "blobs/sha256" / image.config.digest[7:]).read_bytes())
-    config["rootfs"]["diff_ids"][-1] = sha256_digest(out.getvalue())
+    config["rootfs"]["diff_ids"][number] = sha256_digest(out.getvalue())
     config["config"]["Env"] += ["ADDED=1"]
     data = json.dumps(config).encode()
     described = Descriptor(media_type=image.config.media_type, digest=sha256_digest(data),
                            size=len(data))  # fmt: skip
     manifest = image.manifest.json()
-    manifest["layers"][-1], manifest["config"] = layer.as_json(), described.as_json()
+    manifest["layers"][number], manifest["config"] = layer.as_json(), described.as_json()
     for blob, content in ((layer, packed), (described, data)):
         source.put_blob(blob, io.BytesIO(content))
     raw = RawManifest(data=json.dumps(manifest).encode(), media_type=image.manifest.media_type)
@@ -218,7 +233,9 @@ def tampered(layout: Path, change: Any) -> None:
     source.put_manifest(raw, "v1")
 
 
-def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuild_reports_the_difference(
+    base: str, thin: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(member: tarfile.TarInfo, data: bytes) -> bytes:
         if member.name.endswith("spark_verify.pyz"):
             return data[:10] + b"XY" + data[12:]
@@ -227,7 +244,7 @@ def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixtur
         return data
 
     tampered(thin, change)
-    assert run(["rebuild", f"oci:{thin}", "--json"]) == 5
+    assert rebuild(base, f"oci:{thin}", "--json") == 5
     document = json.loads(capsys.readouterr().out)
     (image,) = document["images"]
     assert document["same"] is image["same"] is False
@@ -243,7 +260,7 @@ def test_rebuild_reports_the_difference(thin: Path, capsys: pytest.CaptureFixtur
 
 
 def test_rebuild_of_an_image_with_another_plan(
-    thin: Path, capsys: pytest.CaptureFixture[str]
+    base: str, thin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its label says one plan, and the plan inside is another: nothing is rebuilt from it."""
 
@@ -255,7 +272,7 @@ def test_rebuild_of_an_image_with_another_plan(
         return data[:at] + other + data[at + 1 :]
 
     tampered(thin, change)
-    assert run(["rebuild", f"oci:{thin}"]) == 2
+    assert rebuild(base, f"oci:{thin}") == 2
     assert "modified after the build" in capsys.readouterr().err
 
 
@@ -280,3 +297,64 @@ def test_layers_are_removed_from_a_thin_image_with_its_base(
     for verdict in in_force:
         assert verdict["necessary"] == "unknown"
         assert verdict["reason"].startswith("no check fails without it (static), but dispatch was")
+
+
+# ------------------------------------------------------------------------- whom a rebuild contacts
+
+
+@pytest.fixture
+def contacted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hosts to which requests were sent, in order."""
+    hosts: list[str] = []
+    send = Transport.send
+
+    def note(self: Transport, method: str, url: str, **more: Any) -> Any:
+        hosts.append(urlsplit(url).netloc)
+        return send(self, method, url, **more)
+
+    monkeypatch.setattr(Transport, "send", note)
+    return hosts
+
+
+@pytest.mark.parametrize("stored", ["thin", "whole", "registry"])
+def test_a_rebuild_contacts_no_host_that_only_the_plan_names(
+    base: str,
+    tmp_path: Path,
+    stored: str,
+    contacted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    overlays.build_on(base, tmp_path / stored, thin=stored == "thin")
+    image, theirs = f"oci:{tmp_path / stored}", base.partition("/")[0]
+    with MemoryRegistry() as memory:
+        if stored == "registry":
+            opened = repository(memory.address, "x/y")
+            digest = copy_image(LayoutDirectory(tmp_path / stored), "", opened, "v").manifest.digest
+            image = f"{memory.address}/x/y@{digest}"
+        contacted.clear()
+        capsys.readouterr()
+        assert run(["rebuild", image]) == 2
+        said = capsys.readouterr().err
+        assert theirs not in contacted
+        assert f"{theirs}, which you did not name; nothing was sent there" in said
+        assert f"try: spark-build rebuild {image} --allow-host {theirs}\n" in said
+
+        asked: list[str] = []
+        monkeypatch.setattr(allowedhosts, "has_terminal", lambda: True)
+        monkeypatch.setattr(allowedhosts, "confirm", lambda *words: asked.append(words[0]))
+        assert run(["rebuild", image]) == 0
+        assert asked == [f"contact {theirs}"]
+        asked.clear()
+        assert run(["rebuild", image, "--allow-host", theirs]) == 0
+        assert run(["rebuild", image, "--base", f"docker://{base}"]) == 0
+        assert not asked
+    assert run(["rebuild", image, "--allow-host", "http://x"]) == 2
+
+
+def test_the_registry_of_our_own_bases_is_always_allowed() -> None:
+    catalog = Catalog.discover()
+    images = [catalog.profile(name).image for name in catalog.profile_files]
+    lists = json.loads((package_file("..") / ".github" / "images.json").read_bytes())
+    hosts = {parse_reference(name).host for name in (*images, *lists["bases"])}
+    assert hosts <= allowedhosts.USUAL

@@ -19,7 +19,7 @@ from builder.images.registry.layout import LayoutDirectory
 from builder.pipeline import publish as command
 from builder.publishing import evidence
 from builder.publishing import evidence as proof
-from builder.publishing.evidence import Evidence, attached_evidence
+from builder.publishing.evidence import OF_FILES, Evidence, attached_evidence
 from builder.publishing.run import _push_from_engine
 from builder.publishing.subject import read_subject
 from tests.faultproxy import Always, Fault
@@ -29,10 +29,11 @@ from . import overlays, servers
 from .conftest import QUICK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from builder.images.registry.model import Descriptor
+    from builder.publishing.evidence import Claim
     from builder.publishing.sources import EngineImage
     from tests.engine.machine import Programs, Registry
     from tests.faultproxy import FaultProxy
@@ -45,10 +46,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Impatient; and what verify would need of the package index is not there."""
     monkeypatch.setattr(command, "Locations", partial(Locations, QUICK))
 
-    def unexpected(*_words: object, **_options: object) -> Evidence:
-        raise AssertionError("verify was run")
+    monkeypatch.setattr(command, "_verify_now", files_only)
 
-    monkeypatch.setattr(command, "_verify_now", unexpected)
+
+def files_only(_checks: object, claim: Claim, levels: Sequence[str]) -> Evidence:
+    """What is run of each image; the made-up packages of the tests are in no package index."""
+    assert set(levels) <= set(OF_FILES), "what needs more than files was run"
+    return ran(claim, levels)
+
+
+def ran(claim: Claim, levels: Sequence[str], **changes: Any) -> Evidence:
+    """The evidence of levels that pass."""
+    checks = [{**overlays.PASS, "level": level, "name": "here", **changes} for level in levels]
+    document = overlays.report(claim.digest, claim.plan_digest, checks=checks)
+    return Evidence(document=document, origin="run now")
 
 
 @pytest.fixture
@@ -202,15 +213,9 @@ def test_an_unverified_image_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    digest = overlays.build(tmp_path / "bare")
-    plan = overlays.make_plan().digest
-    bad = {"level": "static", "name": "x", "status": "fail", "reason": "damaged"}
-    failing = overlays.report(digest, plan, checks=[bad])
-    monkeypatch.setattr(
-        command,
-        "_verify_now",
-        lambda *_, **__: Evidence(document=failing, origin="verify, run now"),
-    )
+    overlays.build(tmp_path / "bare")
+    bad = {"status": "fail", "reason": "damaged"}
+    monkeypatch.setattr(command, "_verify_now", lambda _, claim, levels: ran(claim, levels, **bad))
     assert publish(tmp_path / "bare", "--to", f"{registry.address}/refused/x") == 5
     said = capsys.readouterr().err
     assert "is not verified" in said
@@ -223,18 +228,19 @@ def test_verify_runs_if_there_is_no_evidence(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = overlays.build(tmp_path / "bare")
-    good = overlays.report(digest, overlays.make_plan().digest)
     asked: list[str] = []
 
-    def verify(_opened: object, claim: Any, **_: bool) -> Evidence:
-        asked.append(claim.digest)
-        return Evidence(document=good, origin="verify, run now")
+    def verify(_checks: object, claim: Claim, levels: Sequence[str]) -> Evidence:
+        asked.append(",".join(levels))
+        return ran(claim, levels)
 
     monkeypatch.setattr(command, "_verify_now", verify)
     where = f"{registry.address}/now/x"
     assert publish(tmp_path / "bare", "--to", where) == 0
     assert publish(tmp_path / "bare", "--to", where) == 0
-    assert asked == [digest], "the second time the evidence is found where it was attached"
+    assert asked == ["static,imports", "dispatch", "static,imports"], "what is attached is found"
+    (kept,) = attached_evidence(repository(registry.address, "now/x"), digest)
+    assert kept.levels() == ["static", "imports", "dispatch"]
 
 
 def test_evidence_for_another_digest_is_refused(
@@ -429,16 +435,28 @@ def test_rollback_of_a_tag_that_never_moved(
 
 
 def test_from_one_repository_to_another(
-    registry: Registry, out: Path, capsys: pytest.CaptureFixture[str]
+    registry: Registry,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Whoever can push to the source can attach evidence there, so the levels are run again."""
     digest = overlays.build(out)
     assert publish(out, "--to", f"{registry.address}/from/x") == 0
     capsys.readouterr()
+    asked: list[str] = []
+
+    def verify(_checks: object, claim: Claim, levels: Sequence[str]) -> Evidence:
+        asked.append(",".join(levels))
+        return ran(claim, levels)
+
+    monkeypatch.setattr(command, "_verify_now", verify)
     source = f"{registry.address}/from/x@{digest}"
     assert run(["publish", source, "--to", f"{registry.address}/to/x", "--json", "--overlay"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["sent_blobs"] == 0, "every blob is mounted"
     assert result["mounted_blobs"] == 3
+    assert asked == ["static,imports", "dispatch"]
     found = attached(registry.address, "to/x", digest)
     assert {entry.artifact_type for entry in found} == TYPES
 

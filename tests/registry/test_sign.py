@@ -7,14 +7,22 @@ import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from builder.__main__ import run
+from builder.pipeline import publish as command
+from builder.publishing.evidence import attached_evidence
 from tests.engine import cache, debs, machine
 
 from . import overlays, servers
-from .test_publish import publish, repository
+from .test_publish import files_only, publish, ran, repository
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builder.publishing.evidence import Claim, Evidence
 
 #: The first Debian release with cosign.
 SUITE = "trixie"
@@ -47,6 +55,11 @@ def keys(cosign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             cwd=folder, check=True, capture_output=True,
         )  # fmt: skip
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _files_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_verify_now", files_only)
 
 
 @pytest.fixture
@@ -93,6 +106,35 @@ def test_a_signature_belongs_to_one_image(
     assert publish(tmp_path / "other", "--to", name, "--move-tag", "latest") == 0
     assert repository(registry.address, name.partition("/")[2]).digest_of("latest") == other
     assert verify(image, keys / "ours.pub") == 5
+
+
+def test_signed_evidence_of_another_repository_is_believed(
+    image: str, keys: Path, registry: servers.DockerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence itself is signed, not only the image."""
+    name = image.removesuffix(":latest")
+    opened = repository(registry.address, name.partition("/")[2])
+    digest = opened.digest_of("latest")
+    assert digest is not None
+    asked: list[str] = []
+
+    def verify(_checks: object, claim: Claim, levels: Sequence[str]) -> Evidence:
+        asked.append(",".join(levels))
+        return ran(claim, levels)
+
+    monkeypatch.setattr(command, "_verify_now", verify)
+    (evidence,) = attached_evidence(opened, digest)
+    assert run(["sign", image, "--key", str(keys / "ours.key")]) == 0
+    for number, (key, believed) in enumerate(
+        [("ours.pub", False), ("ours.pub", True), ("theirs.pub", False)]
+    ):
+        if number == 1:
+            signed = f"{name}@{evidence.manifest}"
+            assert run(["sign", signed, "--key", str(keys / "ours.key")]) == 0
+        asked.clear()
+        words = ["--to", f"{name}-{number}", "--trust-evidence-key", str(keys / key)]
+        assert run(["publish", f"{name}@{digest}", "--overlay", *words]) == 0
+        assert asked == ["static,imports", *([] if believed else ["dispatch"])]
 
 
 def test_an_encrypted_key_and_no_password(

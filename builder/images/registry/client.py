@@ -1040,7 +1040,7 @@ class Repository(RepositoryAccess):
         if not known:
             index_by_tag = self._referrers_by_tag(digest)
             if index_by_tag is not None:
-                referrers = {entry.digest: entry for entry in entries(index_by_tag)}
+                referrers = {entry.digest: entry for entry, _ in _listed(index_by_tag)}
         return tuple(
             entry
             for entry in referrers.values()
@@ -1059,13 +1059,28 @@ class Repository(RepositoryAccess):
         if response.headers.get("OCI-Subject") == subject.digest:
             return
         index = self._referrers_by_tag(subject.digest)
-        document: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+        document: dict[str, Any] = {"schemaVersion": 2, "mediaType": OCI_INDEX}
+        others: dict[str, Any] = {}
         if index is not None:
             document = index.json()
-        listed = [entry for entry in document["manifests"] if entry["digest"] != manifest.digest]
-        document["manifests"] = [*listed, _referrer(manifest, value).as_json()]
-        data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-        self.put_manifest(RawManifest(data=data, media_type=OCI_INDEX), _tag(subject.digest))
+            others = {entry.digest: row for entry, row in _listed(index)}
+        others.pop(manifest.digest, None)
+        own = _referrer(manifest, value).as_json()
+        try:
+            self._put_list(document, [*others.values(), own], subject.digest)
+        except RemoteError:
+            # some registries take no list with an entry that was deleted, or never was there
+            there = [row for digest, row in others.items() if self.digest_of(digest) is not None]
+            if len(there) == len(others):
+                raise
+            self._put_list(document, [*there, own], subject.digest)
+
+    def _put_list(self, document: dict[str, Any], rows: list[Any], subject: str) -> None:
+        """Write the list of a manifest's referrers under its tag."""
+        data = json.dumps(
+            {**document, "manifests": rows}, sort_keys=True, separators=(",", ":")
+        ).encode()
+        self.put_manifest(RawManifest(data=data, media_type=OCI_INDEX), _tag(subject))
 
     def _referrers_by_tag(self, digest: str) -> RawManifest | None:
         tagged = self.digest_of(_tag(digest))
@@ -1125,6 +1140,16 @@ def _referrer(manifest: RawManifest, value: dict[str, Any]) -> Descriptor:
         "annotations": value.get("annotations"),
     }
     return Descriptor.parse(entry, manifest.digest)
+
+
+def _listed(index: RawManifest) -> Iterator[tuple[Descriptor, dict[str, Any]]]:
+    """The entries of a list of referrers, and their JSON; any client can write one.
+
+    Entries that are no descriptors are left out, so that they are in nobody's way.
+    """
+    for row in index.json()["manifests"] or []:
+        with contextlib.suppress(RemoteError):
+            yield Descriptor.parse(row, index.digest), row
 
 
 def _tag(digest: str) -> str:

@@ -34,7 +34,7 @@ from builder.images.registry.reference import (
 from builder.images.registry.transport import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from builder.common.reference import Ref
@@ -55,8 +55,12 @@ class Location:
 class Locations:
     """Opens locations, sharing connections per registry, and counts all bytes."""
 
-    def __init__(self, options: Options | None = None) -> None:
+    def __init__(
+        self, options: Options | None = None, check: Callable[[str], None] = lambda _host: None
+    ) -> None:
+        """``check`` is asked before a host is used for the first time, and raises to refuse it."""
         self._options = options or Options.from_environment()
+        self._check = check
         self._registries: dict[str, Registry] = {}
         self.traffic = Traffic()
 
@@ -79,6 +83,7 @@ class Locations:
     def registry(self, host: str) -> Registry:
         """A registry by the host name used in references."""
         if host not in self._registries:
+            self._check(host)
             self._registries[host] = Registry(host, self._options, self.traffic)
         return self._registries[host]
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from builder.common.plan import is_default
+from builder.common.plan import is_default, usual_architecture
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -49,17 +50,41 @@ def sha256_digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+#: Levels of nested JSON that are read; plans, evidence and OCI documents have about ten.
+_NESTING = 100
+
+
 def parse_json(data: bytes | str) -> Any:
     """Parse untrusted JSON; raises ValueError for all errors, excessive nesting included.
 
     What readers take for different things is refused: another encoding than UTF-8, a byte order
-    mark, numbers that JSON does not have, and a name twice in an object.
+    mark, numbers that JSON does not have or that no float holds, and a name twice in an object.
     """
     text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > _NESTING:
+        _check_nesting(value)
+    return value
+
+
+def _check_nesting(value: Any) -> None:
+    """Refuse what is nested deeper than any of our documents.
+
+    Whether the parser itself refuses it depends on its Python and on the calls before; whoever
+    writes the value again would fail.
+    """
+    level = [value]
+    for _ in range(_NESTING + 1):
+        parts = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [part for held in parts for part in held if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,7 +97,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not a number of JSON")
+    raise ValueError(f"{text[:40]} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 #: A check for a value, and its description in messages.
@@ -570,19 +600,55 @@ def parse_config(data: bytes, where: str) -> ImageConfig:
 # ---------------------------------------------------------------------------- platforms of an index
 
 
-#: BuildKit's annotation on attestation manifests.
+#: BuildKit's annotations on attestation manifests; the first names the image.
 _ATTESTS = "vnd.docker.reference.digest"
+_OF_ATTESTATION = "vnd.docker.reference."
 #: Limit of an image configuration's size; the largest known have about 50 kB.
 _CONFIG_LIMIT = 8 << 20
 
 
 def platform_name(value: Mapping[str, str]) -> str:
-    """``linux/arm64``, with the variant if it is not the default."""
+    """``linux/arm64``, with the variant if it is not the default.
+
+    Names are read as containerd reads them (``platforms.Normalize``), so ``Linux/aarch64`` is
+    the same platform.
+    """
     variant = value.get("variant", "").lower()
-    names = [value.get("os") or "unknown", value.get("architecture") or "unknown"]
-    if variant and not is_default(names[1], variant):
+    architecture = usual_architecture(value.get("architecture") or "unknown")
+    names = [(value.get("os") or "unknown").lower(), architecture]
+    if variant and not is_default(architecture, variant):
         names.append(variant)
     return "/".join(names)
+
+
+def attests(entry: Descriptor) -> bool:
+    """Whether an entry of an index is an attestation of BuildKit, which no runtime chooses.
+
+    An annotation alone keeps no runtime from an entry: it is chosen by its platform.
+    """
+    nowhere = {"os": "unknown", "architecture": "unknown"}
+    marked = any(name.startswith(_OF_ATTESTATION) for name in entry.annotations)
+    return marked and entry.platform == nowhere
+
+
+def check_entry_platform(entry: Descriptor, config: ImageConfig, where: str) -> None:
+    """Refuse an image that is for another platform than its entry in an index states.
+
+    Runtimes choose by the entry, and do not compare it with the configuration.
+
+    Raises:
+        RemoteError: the two differ; what the configuration leaves out is no difference.
+    """
+    if not entry.platform.get("architecture"):
+        return
+    stated = {"os": "linux", **entry.platform}
+    entry_name, name = platform_name(stated), platform_name({**stated, **config.platform})
+    if name != entry_name:
+        raise RemoteError(
+            f"{where} lists {entry.digest} for {entry_name}, but its configuration is for {name}: "
+            f"machines would get an image for another platform",
+            hint="use another image, or give this one by its own digest",
+        )
 
 
 def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) -> RawManifest:
@@ -605,7 +671,7 @@ def restrict(source: ImageSource, image: RawManifest, platforms: Sequence[str]) 
     if missing:
         raise _absent(source, missing[0], has)
     wanted = {e.digest for e, name in zip(listed, has, strict=True) if name in platforms}
-    wanted |= {e.digest for e in listed if e.annotations.get(_ATTESTS) in wanted}
+    wanted |= {e.digest for e in listed if attests(e) and e.annotations.get(_ATTESTS) in wanted}
     if len(wanted) == len({entry.digest for entry in listed}):
         return image
     value = image.json()

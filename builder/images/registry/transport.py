@@ -633,6 +633,8 @@ def _from_helper(output: bytes, program: str) -> Credential | None:
 
 #: Lifetime of a token in seconds if the server does not give one (token specification).
 _DEFAULT_LIFE = 60.0
+#: The longest lifetime that is believed, in seconds; tokens live for minutes.
+_LONGEST_LIFE = 7 * 24 * 3600.0
 #: A token is not used shortly before it expires, because a request takes time to arrive.
 _SAFE_PART = 0.9
 _ANSWER_LIMIT = 1 << 20
@@ -796,10 +798,11 @@ class Authenticator:
         self._tokens.append(_Token(f"Bearer {token}", time.monotonic() + life * _SAFE_PART, scopes))
 
     def _realm(self, challenge: Challenge) -> str:
-        """Where to get a token.  The credential is sent there, so the rules for redirects apply.
+        """Where to get a token, on any host: the registry decides who gets its credential.
 
-        Plain HTTP is allowed only for a registry that is used over plain HTTP: to its own host,
-        from this machine to this machine, or where the user allows it.
+        The credential is sent there, so plain HTTP is allowed only for a registry that is used
+        over plain HTTP: to its own host, from this machine to this machine, or where the user
+        allows it.
         """
         realm = resolved(
             "", challenge.parameters.get("realm", ""), f"the token realm of {self._host}"
@@ -882,9 +885,10 @@ def _token_of(data: bytes, host: str) -> tuple[str, float]:
         answer: Any = parse_json(data)
         token = answer.get("token") or answer.get("access_token")
         life = float(answer.get("expires_in") or _DEFAULT_LIFE)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         raise RemoteError(f"{host}: its token server's answer is not a token") from None
-    return _checked(token, host), max(life, _DEFAULT_LIFE)
+    believed = life if _DEFAULT_LIFE <= life <= _LONGEST_LIFE else _DEFAULT_LIFE
+    return _checked(token, host), believed
 
 
 def _checked(token: object, host: str) -> str:

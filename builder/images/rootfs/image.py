@@ -25,8 +25,10 @@ from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (
     DOCKER_CONFIG,
     OCI_CONFIG,
+    attests,
     blobs,
     check_entry,
+    check_entry_platform,
     entries,
     is_index,
     parse_config,
@@ -381,15 +383,17 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
     """
     top = source.manifest(identifier)
     manifest = top
+    chosen: list[tuple[Descriptor, str]] = []
     for _ in range(_NESTING):
         if not is_index(manifest):
             config = read_config(source, manifest)
+            for entry, where in chosen:
+                check_entry_platform(entry, config, where)
             _check_platform(source, identifier, config, platform)
             return Image(source=source, top=top, manifest=manifest, config=config)
-        entry, where = (
-            _choose(source, manifest, platform),
-            f"{source.name}: index {manifest.digest}",
-        )
+        where = f"{source.name}: index {manifest.digest}"
+        entry = _choose(source, manifest, platform)
+        chosen.append((entry, where))
         manifest = source.manifest(entry.digest)
         check_entry(entry, manifest, where)
     raise RemoteError(f"{source.name}: {identifier} is an index nested too deeply")
@@ -397,12 +401,12 @@ def find_image(source: ImageSource, identifier: str, platform: str | None) -> Im
 
 def subjects(index: RawManifest) -> list[Descriptor]:
     """The entries of an index that are images, without attestations."""
-    return [e for e in entries(index) if "vnd.docker.reference.type" not in e.annotations]
+    return [entry for entry in entries(index) if not attests(entry)]
 
 
 def image_entries(index: RawManifest) -> list[Descriptor]:
     """The same, for Linux only."""
-    return [e for e in subjects(index) if (e.platform.get("os") or "linux") == "linux"]
+    return [e for e in subjects(index) if (e.platform.get("os") or "linux").lower() == "linux"]
 
 
 def _check_platform(
@@ -440,9 +444,43 @@ def _choose(source: ImageSource, index: RawManifest, platform: str | None) -> De
         if variants:
             hint = f"give that image by its own digest, without --platform: {variants[0]}"
         raise OtherPlatform(f"{source.name} has no image for {wanted}; it has: {names}", hint=hint)
+    nameless = [entry for entry in entries if not entry.platform.get("architecture")]
+    _refuse_several(source, wanted, fitting, [e for e in nameless if _fits(source, e, wanted)])
     if platform is None:
         console.say(f"  of {names}: {wanted} (--platform chooses another)")
     return fitting[0]
+
+
+def _refuse_several(
+    source: ImageSource, wanted: str, named: Sequence[Descriptor], nameless: Sequence[Descriptor]
+) -> None:
+    """Refuse an index from which two runtimes may take two images for the same platform.
+
+    Podman prefers ``arm64/v8`` to ``arm64``, containerd takes the first of them, and an entry
+    without a platform is chosen by its configuration.
+
+    Raises:
+        RemoteError: there are several.
+    """
+    digests = list(dict.fromkeys(entry.digest for entry in (*named, *nameless)))
+    if len(digests) > 1:
+        raise RemoteError(
+            f"{source.name}: the index has {len(digests)} images for {wanted}, and it depends on "
+            f"the runtime which of them it takes: {', '.join(digests[:4])}",
+            hint=f"give one by its own digest: {source.name}@{digests[0]}",
+        )
+
+
+def _fits(source: ImageSource, entry: Descriptor, wanted: str) -> bool:
+    """Whether a runtime for this platform may take an entry that states none."""
+    manifest = source.manifest(entry.digest)
+    if is_index(manifest):
+        return any(
+            platform_of(part) == wanted or not part.platform.get("architecture")
+            for part in image_entries(manifest)
+        )
+    has = read_config(source, manifest).platform
+    return platform_name({"os": "linux", **has}) == wanted
 
 
 def _refuse_unknown(layers: Sequence[Descriptor], where: str) -> None:

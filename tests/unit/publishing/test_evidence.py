@@ -94,6 +94,9 @@ def test_both_commands_write_evidence() -> None:
     [
         b"", b"{", b"{}", b"1", b'{"checks": 1}', b'{"verify": []}', b'{"verify": null}',
         b'{"checks": {"not": "a list"}}', b'{"checks": [], "digests": null}',
+        b"[" * 10_000 + b"]" * 10_000, b'{"checks": [], "x": ' + b"[" * 101 + b"]" * 101 + b"}",
+        b'{"checks": [], "x": 1e999}', b'{"checks": [], "x": NaN}', b'{"checks": [], "x": \xff}',
+        b'{"checks": [], "x": %s}' % (b"9" * 5000),
     ],
 )  # fmt: skip
 def test_malformed_evidence(data: bytes, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from requests.adapters import HTTPAdapter
 
 from builder.errors import RemoteError
-from builder.images.registry.transport import parse_challenge
+from builder.images.registry.transport import _token_of, parse_challenge
 from tests.unit.fakeregistry import FakeRegistry, Reply, Request
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ def test_the_realm_keeps_its_own_query() -> None:
         {"token": "bad\r\nX-Injected: yes"},
         {"token": "with space"},
         {"token": "good", "expires_in": "soon"},
+        {"token": "good", "expires_in": int("9" * 400)},
+        {"token": "good", "expires_in": [300]},
         [],
         "good",
     ],
@@ -136,6 +138,19 @@ def test_malformed_tokens(answer: object) -> None:
     with fake, pytest.raises(RemoteError, match="answer is not a token"):
         fake.repository().has(ZERO)
     assert not any("X-Injected" in request.headers for request in fake.log)
+
+
+@pytest.mark.parametrize("life", ["-1", "1e300", '"-inf"', '"nan"', '"1e400"', "0.1", "true"])
+def test_an_odd_lifetime_is_the_default(life: str) -> None:
+    """Negative, endless, no number: the token is used, and for a minute."""
+    assert _token_of(b'{"token": "good", "expires_in": %s}' % life.encode(), "x") == ("good", 60.0)
+    assert _token_of(b'{"token": "good", "expires_in": 300}', "x") == ("good", 300.0)
+
+
+@pytest.mark.parametrize("life", ["1" * 5000, "NaN", "1e400", "[" * 10_000 + "]" * 10_000])
+def test_a_lifetime_that_is_no_number_of_json(life: str) -> None:
+    with pytest.raises(RemoteError, match="answer is not a token"):
+        _token_of(b'{"token": "good", "expires_in": %s}' % life.encode(), "x")
 
 
 def test_a_token_that_the_registry_rejects() -> None:
@@ -229,6 +244,34 @@ def test_a_realm_on_another_local_port_is_used() -> None:
     with realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
         assert fake.repository().has(ZERO)
     assert len(realm.log) == 1
+
+
+def test_a_token_server_on_another_host_gets_the_credential(account: Callable[[str], None]) -> None:
+    """The registry decides who checks its accounts, as docker.io does; SECURITY.md says so."""
+    realm = FakeRegistry(gives({"token": "good"}))
+    with realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
+        account(fake.address)
+        assert fake.repository().has(ZERO)
+    (asked,) = realm.log
+    basic = base64.b64encode(f"me:{SECRET}".encode()).decode()
+    assert asked.headers["Authorization"] == f"Basic {basic}"
+    assert basic not in str(fake.log), "the registry gets only the token"
+
+
+def test_a_token_server_that_leads_elsewhere_takes_no_credential_along(
+    account: Callable[[str], None],
+) -> None:
+    elsewhere = FakeRegistry(gives({"token": "good"}))
+    realm = FakeRegistry(lambda _: Reply(307, headers={"Location": f"{elsewhere.url}/token"}))
+    with elsewhere, realm, guarded(gives({}), realm=f"{realm.url}/token") as fake:
+        account(fake.address)
+        assert fake.repository().has(ZERO)
+        # the credential of one registry is not used for another that names the same token server
+        with guarded(gives({}), realm=f"{realm.url}/token") as other:
+            assert other.repository().has(ZERO)
+    assert "Authorization" in realm.log[0].headers
+    assert all("Authorization" not in request.headers for request in elsewhere.log)
+    assert "Authorization" not in realm.log[-1].headers
 
 
 def test_refused_basic_authentication_is_not_repeated(account: Callable[[str], None]) -> None:

@@ -130,3 +130,18 @@ def test_survey_of_a_node() -> None:
     assert survey.layers == {"sha256:a", "sha256:b"}
     assert survey.free == 1024 * 1024
     assert _parse_survey("").layers == frozenset()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 10_000 + "]" * 10_000,
+        '{"a": ' * 200 + "1" + "}" * 200,
+        "free \u00b2",
+        "free " + "9" * 5000,
+    ],
+)
+def test_an_odd_line_of_a_node_is_skipped(line: str) -> None:
+    survey = _parse_survey(f'arch arm64\n{line}\n["sha256:a"]\n')
+    assert (survey.architecture, survey.free) == ("arm64", 0)
+    assert survey.layers == {"sha256:a"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +32,9 @@ from builder.images.registry.model import (
     OCI_INDEX,
     OCI_MANIFEST,
     Descriptor,
+    ImageConfig,
     RawManifest,
+    check_entry_platform,
 )
 from builder.images.rootfs import index
 from builder.images.rootfs.image import LayerCache, find_image, open_image
@@ -56,6 +60,7 @@ from tests.unit.imagefiles import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from builder.images.subject import Subject
@@ -515,6 +520,109 @@ def test_attestations_are_not_images(tmp_path: Path) -> None:
     index = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
     LayoutDirectory(tmp_path).put_manifest(index, "with")
     assert base_of(tmp_path, ":with").identity.platform.oci == "linux/arm64"
+
+
+ARM = {"os": "linux", "architecture": "arm64"}
+
+
+def listed_as(root: Path, platforms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """An index ``all`` of images for arm64, each with these fields in its entry; gives digests."""
+    raws = [
+        put_vllm(root, name=f"n{number}", config={**CONFIG, "User": f"u{number}"})
+        for number in range(len(platforms))
+    ]
+    listed = [
+        {**raw.descriptor.as_json(), **more} for raw, more in zip(raws, platforms, strict=True)
+    ]
+    value = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": listed}
+    index = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
+    LayoutDirectory(root).put_manifest(index, "all")
+    return [raw.digest for raw in raws]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"platform": {**ARM, "variant": "v8"}},
+        {"platform": {**ARM, "variant": "V8.0"}},
+        {"platform": {"os": "linux", "architecture": "aarch64"}},
+        {"platform": {"os": "Linux", "architecture": "ARM64"}},
+        {"platform": {"architecture": "arm64"}},
+        {"platform": {**ARM, "os.features": ["x"]}},
+        {},
+        {"platform": ARM, "annotations": {"vnd.docker.reference.type": "attestation-manifest"}},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("asked", [None, "linux/arm64"])
+def test_two_images_for_one_platform(
+    tmp_path: Path, beside: Mapping[str, Any], asked: str | None
+) -> None:
+    """Which of them a machine runs depends on its runtime, so neither stands for the name."""
+    for order in (1, -1):
+        digests = listed_as(tmp_path, [{"platform": ARM}, beside][::order])
+        with pytest.raises(RemoteError, match="2 images for linux/arm64") as caught:
+            find_image(LayoutDirectory(tmp_path), "all", asked)
+        assert set(digests) <= {word.rstrip(",") for word in str(caught.value).split()}
+        for digest in digests:
+            assert find_image(LayoutDirectory(tmp_path), digest, asked).manifest.digest == digest
+
+
+def test_the_same_image_twice_is_one(tmp_path: Path) -> None:
+    raw = put_vllm(tmp_path, name="x")
+    listed = [
+        {**raw.descriptor.as_json(), "platform": platform}
+        for platform in (ARM, {**ARM, "variant": "v8"})
+    ]
+    value = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": listed}
+    index = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
+    LayoutDirectory(tmp_path).put_manifest(index, "all")
+    assert find_image(LayoutDirectory(tmp_path), "all", None).manifest == raw
+
+
+def test_an_entry_without_a_platform_is_for_that_of_its_configuration(tmp_path: Path) -> None:
+    arm = put_vllm(tmp_path, name="x")
+    amd = put_vllm(tmp_path, name="y", architecture="amd64")
+    listed = [{**arm.descriptor.as_json(), "platform": ARM}, amd.descriptor.as_json()]
+    value = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": listed}
+    index = RawManifest(data=json.dumps(value).encode(), media_type=OCI_INDEX)
+    LayoutDirectory(tmp_path).put_manifest(index, "all")
+    assert find_image(LayoutDirectory(tmp_path), "all", None).manifest == arm
+
+
+@pytest.mark.parametrize("stated", ["arm64", "amd64", "s390x"])
+@pytest.mark.parametrize("has", ["arm64", "amd64", "s390x"])
+@pytest.mark.parametrize("others", [False, True])
+def test_an_entry_for_another_platform_than_its_image(
+    tmp_path: Path, stated: str, has: str, others: bool
+) -> None:
+    """Runtimes choose by the entry and do not look at the configuration."""
+    listed = {stated: put_vllm(tmp_path, architecture=has, name="x")}
+    if others:
+        listed["riscv64"] = put_vllm(tmp_path, architecture="riscv64", name="z")
+    put_index(tmp_path, listed, name="all")
+    find = partial(find_image, LayoutDirectory(tmp_path), "all", None)
+    if others and stated != "arm64":
+        with pytest.raises(UsageError, match="no image for linux/arm64"):
+            find()
+    elif stated == has:
+        assert find().config.architecture == has
+    else:
+        with pytest.raises(RemoteError, match=f"for linux/{stated}, but .* for linux/{has}"):
+            find()
+
+
+@pytest.mark.parametrize(
+    ("stated", "has", "same"),
+    [("v8", "", True), ("", "v8", True), ("", "v9", False), ("v9", "", True), ("v9", "v8", False)],
+)
+def test_the_variant_of_an_entry(stated: str, has: str, same: bool) -> None:
+    """What a configuration leaves out is no difference."""
+    platform = {**ARM, **({"variant": stated} if stated else {})}
+    entry = Descriptor(media_type="", digest="x", size=0, platform=platform)
+    config = ImageConfig({"architecture": "arm64", "os": "linux", "variant": has})
+    with nullcontext() if same else pytest.raises(RemoteError, match="another platform"):
+        check_entry_platform(entry, config, "x")
 
 
 def test_nested_indexes_are_limited(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -16,10 +17,25 @@ from builder.errors import RemoteError, UsageError
 from builder.images.bases.image import InEngine
 from builder.images.engines import docker
 from builder.images.registry.layout import LayoutDirectory
-from builder.images.registry.model import sha256_digest
-from builder.publishing.distribute import NodeFacts, layers_of_all, name_on_nodes, saved, store
+from builder.images.registry.model import (
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    ImageConfig,
+    RawManifest,
+    sha256_digest,
+)
+from builder.publishing.distribute import (
+    Distribution,
+    NodeFacts,
+    layers_of_all,
+    name_on_nodes,
+    saved,
+    store,
+)
 from builder.publishing.sources import EngineImage
-from builder.publishing.subject import read_subject
+from builder.publishing.subject import Image as PublishedImage
+from builder.publishing.subject import ImageSet, read_subject
 from tests.unit.imagefiles import Item, put_image, put_index, tar_of
 
 if TYPE_CHECKING:
@@ -27,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.publishing.distribute import Node
+    from builder.publishing.sources import StoredImage
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 BASE, PATCH = tar_of(Item("base", b"b" * 5000)), tar_of(Item("patch", b"p" * 700))
@@ -188,3 +205,42 @@ def test_an_image_id_needs_a_name() -> None:
     for text in ("sha256:" + "a" * 64, "0123456789ab"):
         with pytest.raises(UsageError, match="the hosts need a name"):
             name_on_nodes(engine_image([], "sha256:1"), text, None)
+
+
+def index_of(*platforms: str) -> Distribution:
+    """A copy of an index of images for these platforms."""
+    blob = Descriptor(media_type="", digest="sha256:" + "0" * 64, size=0)
+    images = tuple(
+        PublishedImage(
+            manifest=RawManifest(data=platform.encode(), media_type=OCI_MANIFEST),
+            platform=platform,
+            config=blob,
+            layers=(),
+            labels={},
+            settings=ImageConfig(),
+        )
+        for platform in platforms
+    )
+    root = RawManifest(data=b"{}", media_type=OCI_INDEX)
+    stored = SimpleNamespace(subject=ImageSet(root=root, images=images))
+    return Distribution(cast("StoredImage", stored), "x", dry_run=True)
+
+
+def facts(architecture: str) -> NodeFacts:
+    return NodeFacts(architecture=architecture, layers=frozenset(), free=0)
+
+
+@pytest.mark.parametrize("listed", ["linux/arm64", "linux/arm64/v8", "linux/aarch64"])
+def test_the_image_of_a_node_is_the_one_for_its_platform(listed: str) -> None:
+    made = index_of("linux/amd64", "linux/arm64/v9", listed)
+    assert made.image_for(facts("arm64")).platform == listed
+    assert index_of("linux/amd64", "linux/arm64/v9").image_for(facts("arm64")).platform == (
+        "linux/arm64/v9"
+    )
+    with pytest.raises(RemoteError, match="no image for linux/s390x"):
+        made.image_for(facts("s390x"))
+
+
+def test_two_images_for_the_platform_of_a_node() -> None:
+    with pytest.raises(RemoteError, match="has 2 images for linux/arm64"):
+        index_of("linux/arm64", "linux/arm64/v8").image_for(facts("arm64"))
