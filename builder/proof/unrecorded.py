@@ -23,12 +23,16 @@ from builder.errors import UsageError
 from builder.images.engines.metadata import SHARE
 from builder.images.rootfs.tar import DIR, SYMLINK
 from builder.images.rootfs.view import DEFAULT_PATH, interpreters
+from builder.proof.earlier import Expected, Judge
+from builder.proof.libraries import SYSTEM, TRIPLETS, Loading
+from builder.proof.starts import homes, starts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from builder.applier.trees import Distribution, Tree
     from builder.images.rootfs.view import Entry, InLayers, Interpreter, Rootfs
+    from builder.proof.earlier import Earlier
 
 
 # ----------------------------------------------------------------------- which file Python imports
@@ -238,15 +242,76 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
             if entry.kind != DIR:
                 search.see(path, entry)
         config = opened.image.config
-        start = _Start(view, python, site, config.env, config.working_directory)
-        shadows = [*search.shadows, *start.shadows(search.packages, naming)]
+        start = _Start(view, python, config.env)
+        expected = Expected(
+            python=python, site=site, changed=search.packages, recorded=files.modules(naming)
+        )
+        earlier = _earlier(opened, expected, naming, own)
+        shadows = [*search.shadows, *(Shadow(e.path, e.hides) for e in earlier if _hides(e))]
+        led = [e.path for e in earlier if not e.hides and not e.of_base]
+        loaded, theirs = _loaded(opened, expected, files, own)
+        hooks = [*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env), *led]
+        of_base = [*search.of_base, *(e.path for e in earlier if e.of_base), *theirs]
         return Unrecorded(
-            hooks=_texts([*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env)]),
-            of_base=_texts(search.of_base),
+            hooks=_texts(list(dict.fromkeys([*hooks, *loaded]))),
+            of_base=_texts(list(dict.fromkeys(of_base))),
             shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
             changed=_texts(search.changed),
             files=_texts(sorted({_shortest(path, files.folders) for path in search.files})),
         )
+
+
+def _hides(found: Earlier) -> bool:
+    return bool(found.hides) and not found.of_base
+
+
+def _earlier(
+    opened: InLayers, expected: Expected, naming: Naming, own: int | None
+) -> list[Earlier]:
+    """What any start of the image finds earlier on ``sys.path`` than the recorded files."""
+    with contextlib.closing(opened.known()) as disk:
+        judge = Judge(
+            disk=disk,
+            expected=expected,
+            is_above=lambda entry: own is not None and 0 <= entry.layer < own,
+            candidates=Finder(_Absolute(disk), naming).candidates,
+            stem=naming.stem,
+        )
+        found = judge.judge(starts_of(disk, opened.image.config, expected.python))
+        return list(dict.fromkeys(found))
+
+
+def _loaded(
+    opened: InLayers, expected: Expected, files: _InSite, own: int | None
+) -> tuple[list[str], list[str]]:
+    """Libraries and compiled code that are loaded first: of the layers above the base; its own."""
+    config = opened.image.config
+    wrong: list[str] = []
+    of_base: list[str] = []
+    with (
+        contextlib.closing(opened.known()) as disk,
+        contextlib.closing(opened.above(own or 0)) as upper,
+        contextlib.closing(opened.below(own or 0)) as lower,
+    ):
+        entry = None if config.env.get("HOME") else disk.stat("/etc/passwd")
+        passwd = (disk.read_known("/etc/passwd") if entry is not None else None) or b""
+        for home in homes(config.env, config.user, passwd):
+            loading = Loading(
+                disk=disk,
+                upper=upper,
+                lower=lower if opened.view.above is None else None,
+                env=config.env,
+                working_dir=config.working_directory,
+                home=home,
+                user=config.user.partition(":")[0] or "root",
+                prefix=expected.python.stdlib[0].rpartition("/lib/")[0],
+                packaged=files.libraries(),
+                debian=_packaged(upper, set()),
+                own=own or 0,
+            )
+            wrong += loading.wrong()
+            of_base += loading.of_base()
+    return wrong, of_base
 
 
 def _interpreter_of(opened: InLayers, site: str) -> Interpreter:
@@ -419,6 +484,16 @@ class _InSite:
         real = self._view.stat(f"{self._site}/{path}") or entry
         return None in claims or real.row.sha256 in claims
 
+    def modules(self, naming: Naming) -> set[str]:
+        """The top-level modules that RECORDs and receipts list."""
+        names = self._named.get("", set())
+        return {stem for name in names if (stem := naming.stem(name) or name).isidentifier()}
+
+    def libraries(self) -> set[str]:
+        """The names of shared libraries that RECORDs and receipts list."""
+        names = (path.rpartition("/")[2] for path in self._claims)
+        return {name for name in names if ".so" in name}
+
     def lists(self, path: str) -> bool:
         """Whether a RECORD or a receipt lists a file, or a file in a folder (with a ``/``)."""
         return path.rstrip("/") in self.folders if path.endswith("/") else path in self._claims
@@ -500,11 +575,9 @@ class _Start:
         self,
         view: Rootfs,
         python: Interpreter,
-        site: str,
         env: Mapping[str, str],
-        working_dir: str,
     ) -> None:
-        self._view, self._site = view, site
+        self._view = view
         self._stdlib = python.stdlib[1:]
         search = [f for f in env.get("PATH", DEFAULT_PATH).split(":") if f.startswith("/")]
         scripts = [f"{folder.rstrip('/')}/{_COMMAND}" for folder in search]
@@ -518,9 +591,6 @@ class _Start:
         folders = {path.rpartition("/")[0] for path in self._exact}
         self._configured = {f"{folder}/pyvenv.cfg" for folder in folders}
         self._configured |= {f"{folder.rpartition('/')[0]}/pyvenv.cfg" for folder in folders}
-        first = [folder.rpartition("/")[0] for s in scripts if (folder := view.realpath(s))]
-        listed = [*first, *python.path[: _until(view, python.path, site)], *python.stdlib]
-        self._earlier = list(dict.fromkeys([*listed, working_dir or "/"]))
 
     def _links(self, path: str) -> set[str]:
         """A path, and every path that its links lead through."""
@@ -545,23 +615,6 @@ class _Start:
         inside = any(f"{folder}/".startswith(f"{lib}/") for lib in self._stdlib)
         return inside and "-packages/" not in path and name.endswith((".py", ".so", ".pth"))
 
-    def shadows(self, packages: Collection[str], naming: Naming) -> Iterator[Shadow]:
-        """The packages that an earlier entry of ``sys.path`` has as well."""
-        finder = Finder(_Absolute(self._view), naming)
-        for folder in self._earlier:
-            real = self._view.stat(folder)
-            if real is None or self._view.realpath(folder) == self._site:
-                continue
-            if real.kind != DIR and not folder.endswith(".zip"):
-                continue
-            if real.kind != DIR:
-                yield Shadow(folder, f"{self._site}/")
-                continue
-            for package in sorted(packages):
-                first = next(iter(finder.candidates(folder.rstrip("/"), package)), "/")
-                if not first.endswith("/"):
-                    yield Shadow(f"/{first.lstrip('/')}", package)
-
 
 class _Absolute:
     """The folders of an image, by absolute path."""
@@ -580,20 +633,29 @@ def _shebang(script: bytes | None) -> str:
     return words[0] if words and words[0].startswith("/") else ""
 
 
-def _until(view: Rootfs, path: Sequence[str], site: str) -> int:
-    return next((n for n, folder in enumerate(path) if view.realpath(folder) == site), len(path))
-
-
 def _preloaded(env: Mapping[str, str], view: Rootfs) -> Iterator[str]:
-    """The libraries that the dynamic loader puts into every process (ld.so(8))."""
+    """The libraries that the dynamic loader puts into every process (ld.so(8)).
+
+    A name without a slash is searched for; each place where it may be found counts.
+    """
     text = f"{env.get('LD_PRELOAD', '')} {env.get('LD_AUDIT', '')}"
     named = (view.read(_LD_PRELOAD) or b"").decode("utf-8", "replace")
-    yield from (path for path in re.split(r"[\s:]+", f"{text} {named}") if path.startswith("/"))
+    folders = [*env.get("LD_LIBRARY_PATH", "").split(":"), *SYSTEM]
+    folders += [f"{folder}/{name}" for folder in SYSTEM for name in TRIPLETS]
+    for name in filter(None, re.split(r"[\s:]+", f"{text} {named}")):
+        if "/" in name:
+            yield name
+        else:
+            yield from (f"{folder}/{name}" for folder in folders if folder.startswith("/"))
 
 
 def _settings(env: Mapping[str, str]) -> Iterator[str]:
     """Variables that make Python read its own files, or compiled ones, from another place."""
     yield from (f"${name}" for name in _ELSEWHERE if env.get(name))
+    for name in ("LD_PRELOAD", "LD_AUDIT"):
+        words = filter(None, re.split(r"[\s:]+", env.get(name, "")))
+        if any("$" in word or ("/" in word and not word.startswith("/")) for word in words):
+            yield f"${name}"
 
 
 def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
