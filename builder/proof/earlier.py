@@ -71,12 +71,13 @@ class Judge:
     def _judge_one(self, start: Start, path: SearchPath) -> Iterator[Earlier]:
         places = [self.disk.realpath(folder) for folder in path.folders]
         site = self.expected.site
+        if path.not_installed:
+            yield Earlier(path.not_installed)
+            return  # where it then looks depends on where it was built
         if site not in places:
             if start.script or start.name == self.expected.python.command:
                 yield Earlier(f"{start.name} (it does not search {site})")
             return
-        if path.not_installed:
-            yield Earlier(path.not_installed)
         end = places.index(site)
         library = self._libraries[1] if len(self._libraries) > 1 else ""
         found = places.index(library) if library in places else len(places)
