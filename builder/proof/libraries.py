@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LIBRARY = re.compile(r"[^/]+\.so(\.[0-9.]+)?")
 #: Libraries of every process that runs Python.
 _CORE = re.compile(
-    r"(lib(c|m|pthread|dl|rt|util|resolv)|ld-linux[\w.-]*|ld-musl[\w.-]*|libc\.musl[\w.-]*"
+    r"(lib(c|m|pthread|dl|rt|util|resolv|nss_\w+)|ld-linux[\w.-]*|ld-musl[\w.-]*|libc\.musl[\w.-]*"
     r"|libpython3[\w.]*)(-[0-9.]+)?\.so(\.[0-9.]+)?"
 )
 #: The driver's, which a container gets from its host.
@@ -40,7 +40,7 @@ _NAMING = (
     "VLLM_NCCL_SO_PATH", "VLLM_CUDART_SO_PATH", "VLLM_LOGGING_CONFIG_PATH", "TRITON_LIBCUDA_PATH",
     "TRITON_OVERRIDE_DIR", "FLASHINFER_CUBIN_DIR", "NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN",
     "NCCL_PROFILER_PLUGIN", "CUDA_INJECTION64_PATH", "GCONV_PATH", "OPENSSL_CONF",
-    "OPENSSL_MODULES", "OPENSSL_ENGINES",
+    "OPENSSL_MODULES", "OPENSSL_ENGINES", "TRITON_PLUGIN_DIRS", "TRITON_PLUGIN_PATHS",
 )  # fmt: skip
 #: Folders with code that was compiled earlier: the variable that moves each, and where it is.
 _COMPILED = (

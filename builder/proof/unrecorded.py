@@ -250,14 +250,18 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
         shadows = [*search.shadows, *(Shadow(e.path, e.hides) for e in earlier if _hides(e))]
         led = [e.path for e in earlier if not e.hides and not e.of_base]
         loaded, theirs = _loaded(opened, expected, files, own)
+        unchecked, compiled = _compiled_library(upper, start)
         hooks = [*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env), *led]
+        hooks += unchecked
         of_base = [*search.of_base, *(e.path for e in earlier if e.of_base), *theirs]
         return Unrecorded(
             hooks=_texts(list(dict.fromkeys([*hooks, *loaded]))),
             of_base=_texts(list(dict.fromkeys(of_base))),
             shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
             changed=_texts(search.changed),
-            files=_texts(sorted({_shortest(path, files.folders) for path in search.files})),
+            files=_texts(
+                sorted({*compiled, *(_shortest(path, files.folders) for path in search.files)})
+            ),
         )
 
 
@@ -412,7 +416,8 @@ class _Search:
             return
         if not may_run(self._in_site.read(path) or b"", self._in_site.read(source)):
             return
-        if path.partition("/")[0] in self.packages:
+        is_ours = path.partition("/")[0] in self.packages
+        if is_ours or is_unchecked(self._in_site.read(path) or b""):
             self.shadows.append(Shadow(path, source))
         else:
             self.files.append(path)
@@ -607,6 +612,11 @@ class _Start:
             path = normpath(join(path.rpartition("/")[0], entry.row.link))
         return links
 
+    def is_compiled_library(self, path: str) -> bool:
+        """Whether it is a compiled file of the standard library, or of a package in it."""
+        inside = any(path.startswith(f"{lib}/") for lib in self._stdlib)
+        return inside and "-packages/" not in path and path.endswith(".pyc")
+
     def runs(self, path: str) -> bool:
         """Whether an absolute path is a program or setting of every start, or its code."""
         if path in self._exact or path in self._configured or path == _LD_PRELOAD:
@@ -677,6 +687,18 @@ def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
     folders |= {folder.rpartition("/")[0] for folder in folders}
     packaged = _packaged(upper, folders) if paths else set()
     return [path for path in paths if path not in packaged]
+
+
+def _compiled_library(upper: Rootfs, start: _Start) -> tuple[list[str], set[str]]:
+    """Compiled files of the standard library that layers above the base add.
+
+    Python runs those without a check whatever their source says.  Of the others, which any start of
+    Python may leave, the folders are returned.
+    """
+    paths = [f"/{path}" for path in upper.below("/") if start.is_compiled_library(f"/{path}")]
+    upper.fetch(paths)
+    unchecked = [path for path in paths if is_unchecked(upper.read(path) or b"")]
+    return unchecked, {f"{path.rpartition('/')[0]}/" for path in paths if path not in unchecked}
 
 
 def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:

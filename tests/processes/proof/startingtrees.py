@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,25 @@ class Real:
             version=version,
             prefix=prefix,
             sources=sources,
+            libraries=tuple(libraries),
+        )
+
+    def copied(self, place: Path) -> Real:
+        """A copy of what cases take from it, in the file system where they are made."""
+        (place / "stdlib").mkdir(parents=True)
+        (place / "libraries").mkdir()
+        for module in _MODULES.split():
+            _library(self.stdlib, place / "stdlib", module)
+        libraries = []
+        for number, (name, library) in enumerate(self.libraries):
+            copy = place / "libraries" / str(number)
+            shutil.copy2(library, copy)
+            libraries.append((name, copy))
+        shutil.copy2(self.binary, place / "python")
+        return replace(
+            self,
+            binary=place / "python",
+            stdlib=place / "stdlib",
             libraries=tuple(libraries),
         )
 
@@ -420,8 +439,14 @@ def _make(real: Real, case: Case, root: Path) -> None:
             path.write_bytes(item.data)
 
 
-#: Of packages of the standard library, what no start needs.
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "test*", "cp*", "mac*", "iso*", "euc*")
+#: The encodings that a start may need.
+_ENCODINGS = {"__init__.py", "aliases.py", "ascii.py", "latin_1.py", "utf_8.py"}
+
+
+def _left_out(place: str, names: list[str]) -> set[str]:
+    """What no start needs of a package of the standard library."""
+    kept = _ENCODINGS if place.endswith("encodings") else set(names)
+    return set(names) - kept | {"__pycache__", "resources", "metadata"}
 
 
 def _library(stdlib: Path, target: Path, module: str) -> None:
@@ -429,7 +454,7 @@ def _library(stdlib: Path, target: Path, module: str) -> None:
     if file.is_file():
         _link(file, target / file.name)
     if package.is_dir():
-        shutil.copytree(package, target / module, copy_function=_link, ignore=_LEFT_OUT)
+        shutil.copytree(package, target / module, copy_function=_link, ignore=_left_out)
 
 
 def _link(source: Path | str, target: Path | str) -> None:
@@ -485,9 +510,9 @@ def main() -> int:
     parser.add_argument("--root", default="/")
     parser.add_argument("--show", type=int, default=5)
     given = parser.parse_args()
-    real = Real.of(given.python, given.root)
     counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as place:
+        real = Real.of(given.python, given.root).copied(Path(place, "real"))
         for number, case in enumerate(cases(real, given.seed, given.cases)):
             result, ours, theirs = compare(real, case, Path(place, str(number)))
             counts[result] = counts.get(result, 0) + 1

@@ -30,8 +30,11 @@ from tests.unit.imagefiles import (
     folder,
     packed,
     put,
+    put_image,
     put_json,
     put_vllm,
+    python_items,
+    site_items,
     symlink,
     tar_of,
 )
@@ -687,6 +690,28 @@ def test_a_start_that_does_not_search_the_packages(call: Call, built: Built) -> 
     assert seen == [f"python3 (it does not search /{SITE})"]
 
 
+def test_compiled_files_of_the_standard_library(call: Call, built: Built) -> None:
+    """Any start of Python may have left some; those without a check of the source fail."""
+    layout = built(Item("opt/app/lib/python3.12/argparse.py", b"# argparse\n"))
+    cache = "opt/app/lib/python3.12/__pycache__"
+    on_top(layout, Item(f"{cache}/argparse.{TRIPLE}.pyc", compiled(0, 11)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (0, [f"/{cache}/"])
+    on_top(layout, Item(f"{cache}/argparse.{TRIPLE}.pyc", compiled(1, 0)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (5, [f"/{cache}/argparse.{TRIPLE}.pyc"])
+
+
+def test_an_unchecked_file_of_a_package_that_no_layer_changes(call: Call, built: Built) -> None:
+    layout = built(*installed("known", "known.py", b"known"))
+    path = f"__pycache__/known.{TRIPLE}.pyc"
+    on_top(layout, Item(f"{SITE}/{path}", compiled(0, 5)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (0, ["__pycache__/"])
+    on_top(layout, Item(f"{SITE}/{path}", compiled(1, 0)))
+    assert failed(call)["imported modules"]["where"] == path
+
+
 @pytest.mark.parametrize("script", [
     b"#!/usr/bin/env python3\n",
     b"#!/usr/bin/env -S python3.12 -s\n",
@@ -699,6 +724,106 @@ def test_commands_in_other_forms(call: Call, built: Built, script: bytes) -> Non
     assert not failed(call)
     on_top(layout, Item("opt/app/bin/argparse.py", CODE))
     assert failed(call)["imported modules"]["where"] == "/opt/app/bin/argparse.py"
+
+
+LIBS = "usr/lib/aarch64-linux-gnu"
+UV = "root/.local/share/uv/python/cpython-3.12.11-linux-aarch64-gnu"
+DEBIAN = b"# Debian: lib/python3/dist-packages\n"
+NVIDIA = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+#: Images as their makers lay them out: files, the folder of packages, and the configuration.
+LAYOUTS: dict[str, tuple[list[Item], str, dict[str, object]]] = {
+    "Ubuntu": (
+        [
+            *(
+                item
+                for item in python_items("usr")
+                if not item.name.endswith(("site.py", "python3"))
+            ),
+            Item("usr/lib/python3.12/site.py", DEBIAN),
+            symlink("bin", "usr/bin"),
+            symlink("lib", "usr/lib"),
+            symlink("usr/bin/python3", "/etc/alternatives/python3"),
+            symlink("etc/alternatives/python3", "/usr/bin/python3.12"),
+            Item("usr/lib/python3.12/argparse.py"),
+            Item("usr/lib/python3.12/lib-dynload/_json.so"),
+            Item("usr/lib/python3/dist-packages/six.py"),
+            Item("usr/lib/python3.10/argparse.py"),
+            Item(f"{LIBS}/libc.so.6"),
+            Item(f"{LIBS}/libpython3.12.so.1.0"),
+            Item("usr/local/cuda/compat/libcuda.so.1"),
+            Item("etc/ld.so.cache", b"of the base"),
+            Item("etc/passwd", b"root:x:0:0:root:/root:/bin/bash\n"),
+            Item("usr/local/bin/vllm", b"#!/usr/bin/python3\n", mode=0o755),
+            Item("vllm-workspace/examples/a.py"),
+            Item("vllm-workspace/collect_env.py"),
+        ],
+        "usr/local/lib/python3.12/dist-packages",
+        {
+            "Env": [f"LD_LIBRARY_PATH={NVIDIA}:/usr/local/cuda/compat"],
+            "WorkingDir": "/vllm-workspace",
+            "Entrypoint": ["vllm", "serve"],
+        },
+    ),
+    "NVIDIA": (
+        [
+            *python_items("usr"),
+            Item("usr/lib/python3.12/site.py", DEBIAN),
+            Item("opt/nvidia/nvidia_entrypoint.sh", b"#!/bin/bash\n", mode=0o755),
+            Item("usr/local/bin/vllm", b"#!/usr/bin/python3.12\n", mode=0o755),
+            Item("root/.cache/flashinfer/0.6/x.so", b"built before"),
+        ],
+        "usr/local/lib/python3.12/dist-packages",
+        {"Entrypoint": ["/opt/nvidia/nvidia_entrypoint.sh"], "WorkingDir": "/workspace"},
+    ),
+    "virtual environment of uv": (
+        [
+            *python_items(UV),
+            Item(f"{UV}/lib/libpython3.12.so.1.0"),
+            symlink("opt/venv/bin/python", f"/{UV}/bin/python3.12"),
+            symlink("opt/venv/bin/python3", "python"),
+            Item("opt/venv/pyvenv.cfg", f"home = /{UV}/bin\nversion_info = 3.12.11\n".encode()),
+            Item("opt/venv/bin/vllm", b"#!/opt/venv/bin/python3\n", mode=0o755),
+        ],
+        "opt/venv/lib/python3.12/site-packages",
+        {
+            "Env": ["PATH=/opt/venv/bin:/usr/bin", "VIRTUAL_ENV=/opt/venv"],
+            "Cmd": ["python3", "-m", "vllm.entrypoints.openai.api_server"],
+            "User": "2000:0",
+        },
+    ),
+    "python": (
+        [
+            *python_items("usr/local"),
+            Item("usr/local/lib/libpython3.12.so.1.0"),
+            Item("usr/local/bin/vllm", b"#!/usr/local/bin/python3.12\n", mode=0o755),
+        ],
+        "usr/local/lib/python3.12/site-packages",
+        {"Entrypoint": ["/bin/sh", "-c", "vllm serve"], "Env": ["LD_LIBRARY_PATH=/usr/local/lib"]},
+    ),
+    "conda": (
+        [
+            *python_items("opt/conda"),
+            Item("opt/conda/lib/libpython3.12.so.1.0"),
+            Item("opt/conda/bin/vllm", b"#!/opt/conda/bin/python\n", mode=0o755),
+            symlink("opt/conda/bin/python", "python3.12"),
+        ],
+        "opt/conda/lib/python3.12/site-packages",
+        {"Env": ["PATH=/opt/conda/bin:/usr/bin", "LD_LIBRARY_PATH=/opt/conda/lib"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "site", "config"), LAYOUTS.values(), ids=list(LAYOUTS))
+def test_images_as_their_makers_lay_them_out(
+    call: Call, tmp_path: Path, items: Sequence[Item], site: str, config: dict[str, Any]
+) -> None:
+    layer = packed(tar_of(*{item.name: item for item in items}.values(), *site_items(site=site)))
+    put_image(tmp_path / "base", layer, config=config)
+    words = ("-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
+    assert call("image", "-l", "fix", *words).code == 0
+    assert not failed(call)
+    on_top(LayoutDirectory(tmp_path / "work" / "out"), Item("root/.local/x", b""))
+    assert not failed(call)
 
 
 # ------------------------------------------------------------------- libraries and compiled code
@@ -716,7 +841,6 @@ def loader_cache(**places: str) -> bytes:
     return head + entries + texts
 
 
-LIBS = "usr/lib/aarch64-linux-gnu"
 NEAR = "LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/srv/lib"
 #: Libraries and compiled code that these layers, or a variable, put first.
 LOADED = {
@@ -779,6 +903,7 @@ LOADED = {
         [],
         "/opt/app/lib/libpython3.12.so.1.0",
     ),
+    "name service": ([Item(f"{LIBS}/libnss_x.so.2", CODE)], [], f"/{LIBS}/libnss_x.so.2"),
     "replaced other": ([Item(f"{LIBS}/libssl.so.3", CODE)], [], f"/{LIBS}/libssl.so.3"),
     "preloaded": ([Item("usr/lib/x.so", CODE)], ["LD_PRELOAD=x.so"], "/usr/lib/x.so"),
     "audited": ([Item("srv/lib/x.so", CODE)], [NEAR, "LD_AUDIT=x.so"], "/srv/lib/x.so"),
