@@ -27,8 +27,10 @@ _CORE = re.compile(
     r"(lib(c|m|pthread|dl|rt|util|resolv|nss_\w+)|ld-linux[\w.-]*|ld-musl[\w.-]*|libc\.musl[\w.-]*"
     r"|libpython3[\w.]*)(-[0-9.]+)?\.so(\.[0-9.]+)?"
 )
-#: The driver's, which a container gets from its host.
-_DRIVER = re.compile(r"lib(cuda|nvidia-[\w-]+)\.so(\.[0-9.]+)?")
+#: The driver's, which a container gets from its host, and what NCCL loads if it is there.
+_BY_NAME = re.compile(
+    r"lib(cuda|nvidia-[\w-]+|nccl-(net|tuner|profiler|env)[\w-]*)\.so(\.[0-9.]+)?"
+)
 #: The folders in which the loader looks last.
 SYSTEM = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 TRIPLETS = ("aarch64-linux-gnu", "x86_64-linux-gnu")
@@ -149,7 +151,7 @@ class Loading:
         return self._is_above(path) and self._hides(name)
 
     def _hides(self, name: str) -> bool:
-        if name in self.packaged or self.lower is None or _DRIVER.fullmatch(name):
+        if name in self.packaged or self.lower is None or _BY_NAME.fullmatch(name):
             return True
         return any(self.disk.stat(f"{folder}/{name}") is not None for folder in self._system)
 
@@ -159,14 +161,21 @@ class Loading:
             name = basename(path)
             if entry.kind == DIR or not _LIBRARY.fullmatch(name):
                 continue
-            if self._is_debian(f"/{path}"):
+            if self._is_debian(f"/{path}") or self._is_empty(f"/{path}"):
                 continue
             folder = self.disk.realpath(f"/{dirname(path)}") or ""
             if not any(f"{folder}/".startswith(f"{one}/") for one in self._system):
                 continue
-            is_core = bool(_CORE.fullmatch(name)) and "-packages/" not in path
-            if is_core or (folder in self._system and self._is_in_base(f"/{path}")):
+            is_loaded = _CORE.fullmatch(name) or _BY_NAME.fullmatch(name)
+            if (is_loaded and "-packages/" not in path) or (
+                folder in self._system and self._is_in_base(f"/{path}")
+            ):
                 yield f"/{path}"
+
+    def _is_empty(self, path: str) -> bool:
+        """Whether it has no bytes: builds with the driver mounted leave such files behind."""
+        real = self.disk.stat(path)
+        return real is not None and real.kind == FILE and not real.row.size
 
     def _is_in_base(self, path: str) -> bool:
         return self.lower is not None and self.lower.stat(path) is not None
@@ -205,14 +214,22 @@ class Loading:
 
     def _variables(self, *, above: bool) -> Iterator[str]:
         for name in _NAMING:
-            value = self.env.get(name, "")
-            path = join(self.working_dir, value)
-            entry = self.disk.stat(path) if value else None
-            if entry is None:
-                continue
-            inside = self._below(self.upper, path) if entry.kind == DIR else ()
-            if above == (self._is_above(path) if entry.kind != DIR else bool(inside)):
+            places = [path for path in self._led_to(self.env.get(name, "")) if self.disk.stat(path)]
+            if places and above == any(map(self._has_files_above, places)):
                 yield name
+
+    def _led_to(self, value: str) -> list[str]:
+        """Where a value may lead; the loader searches for a name without a slash."""
+        if not value:
+            return []
+        folders = [] if "/" in value else [*self._searched(), *self._system]
+        return [join(folder, value) for folder in (self.working_dir, *folders)]
+
+    def _has_files_above(self, path: str) -> bool:
+        entry = self.disk.stat(path)
+        if entry is not None and entry.kind == DIR:
+            return bool(self._below(self.upper, path))
+        return self._is_above(path)
 
     @cached_property
     def caches(self) -> list[str]:

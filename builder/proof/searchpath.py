@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Limit of a file that ``getpath`` reads (``Modules/getpath.c``), and of links that it follows.
 _LINES_BYTES, _LINKS = 32 << 10, 40
+#: Limit of a ``.pth`` file: real ones have a few lines.
+_PTH_BYTES = 64 << 10
 
 
 class Disk(Protocol):
@@ -119,7 +121,7 @@ def search_path(disk: Disk, start: Start, build: Build) -> SearchPath:
     try:
         found = _getpath(disk, start, build, env)
         folders, code = _site(disk, start, build, env, found, options)
-    except UsageError:
+    except (UsageError, NotFollowed):
         raise
     except Exception as error:
         raise NotFollowed(f"{type(error).__name__}: {error}") from error
@@ -433,6 +435,8 @@ def _bytes(disk: Disk, start: Start, path: str) -> bytes:
     data = _content(disk, posixpath.join(start.working_dir, path))
     if data is None:
         raise FileNotFoundError(errno.ENOENT, "", path)
+    if len(data) > _PTH_BYTES:
+        raise NotFollowed(f"{path} has {len(data)} bytes")
     return data
 
 

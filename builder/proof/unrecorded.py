@@ -197,6 +197,8 @@ _COMMAND, _PYTHONS = "vllm", ("python3", "python")
 _ELSEWHERE = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX")
 _LD_PRELOAD = "/etc/ld.so.preload"
 _LINKS = 40
+#: Limit of the parts of a variable that lists folders.
+_FOLDERS = 500
 #: Bytes of a script's first line that Linux reads (``BINPRM_BUF_SIZE``).
 _SHEBANG = 256
 _ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
@@ -230,6 +232,7 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
 
     ``tree`` is its identified site-packages.
     """
+    _refuse_crowded(opened.image.config.env)
     above = opened.view.above
     own = above if above is not None else _ours(opened.view, site, tree)
     with contextlib.closing(opened.above(own or 0)) as upper:
@@ -263,6 +266,18 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
                 sorted({*compiled, *(_shortest(path, files.folders) for path in search.files)})
             ),
         )
+
+
+def _refuse_crowded(env: Mapping[str, str]) -> None:
+    """Refuse lists of folders that nobody has, and that would take hours to search.
+
+    Raises:
+        UsageError: a variable has such a list.
+    """
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"):
+        count = len(re.split("[:; ]", env.get(name, "")))
+        if count > _FOLDERS:
+            raise UsageError(f"${name} of the image has {count} parts")
 
 
 def _hides(found: Earlier) -> bool:

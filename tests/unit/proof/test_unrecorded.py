@@ -690,6 +690,24 @@ def test_a_start_that_does_not_search_the_packages(call: Call, built: Built) -> 
     assert seen == [f"python3 (it does not search /{SITE})"]
 
 
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH"])
+def test_a_list_of_folders_that_nobody_has(call: Call, built: Built, name: str) -> None:
+    on_top(built(), Item("srv/x"), env=[f"{name}={':/x' * 70_000}"])
+    done = call("verify", "oci:out", "--level", "static")
+    assert (done.code, f"${name} of the image has 70001 parts" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(("item", "reason"), [
+    (Item("opt/app/bin/pybuilddir.txt", b"x" * 40_000), "MemoryError"),
+    (Item("root/.local/lib/python3.12/site-packages/a.pth", b"/x\n" * 40_000), "120000 bytes"),
+], ids=["pybuilddir.txt", "pth"])  # fmt: skip
+def test_files_that_no_start_reads(call: Call, built: Built, item: Item, reason: str) -> None:
+    on_top(built(VLLM), item)
+    seen = failed(call)["startup hooks"]["seen"]
+    assert "(Python cannot start: " in seen
+    assert reason in seen
+
+
 def test_compiled_files_of_the_standard_library(call: Call, built: Built) -> None:
     """Any start of Python may have left some; those without a check of the source fail."""
     layout = built(Item("opt/app/lib/python3.12/argparse.py", b"# argparse\n"))
@@ -908,6 +926,17 @@ LOADED = {
     "preloaded": ([Item("usr/lib/x.so", CODE)], ["LD_PRELOAD=x.so"], "/usr/lib/x.so"),
     "audited": ([Item("srv/lib/x.so", CODE)], [NEAR, "LD_AUDIT=x.so"], "/srv/lib/x.so"),
     "preloaded from here": ([Item("x.so", CODE)], ["LD_PRELOAD=./x.so"], "$LD_PRELOAD"),
+    "plugin of NCCL": ([Item(f"{LIBS}/libnccl-net.so", CODE)], [], f"/{LIBS}/libnccl-net.so"),
+    "nccl by name": (
+        [Item(f"{LIBS}/libown.so", CODE)],
+        ["VLLM_NCCL_SO_PATH=libown.so"],
+        "$VLLM_NCCL_SO_PATH",
+    ),
+    "folder of cubins": (
+        [Item("srv/cubins/x.cubin", CODE)],
+        ["FLASHINFER_CUBIN_DIR=/srv/cubins"],
+        "$FLASHINFER_CUBIN_DIR",
+    ),
     "nccl": ([Item("srv/n.so", CODE)], ["VLLM_NCCL_SO_PATH=/srv/n.so"], "$VLLM_NCCL_SO_PATH"),
     "logging": (
         [Item("srv/log.json", b"{}")],
@@ -964,12 +993,13 @@ LIST = "var/lib/dpkg/info/libc6:arm64.list"
     ([], [f"LD_LIBRARY_PATH=/{LIBS}"]),
     ([Item("srv/lib/libown.so.1", CODE)], [NEAR]),
     ([Item(f"{LIBS}/libnew.so.1", CODE)], []),
+    ([Item(f"{LIBS}/libcuda.so.1"), Item(f"{LIBS}/libnvidia-ml.so.1")], []),
     ([Item(f"{LIBS}/libc.so.6", b"new"), Item(LIST, b"/lib/aarch64-linux-gnu/libc.so.6\n")], []),
     ([Item("etc/ld.so.cache", loader_cache(libc_so_6=f"/{LIBS}/libc.so.6"))], []),
     ([Item("etc/ld.so.conf.d/x.conf", b"/srv/lib\n"), Item("srv/lib/libown.so.1")], []),
     ([Item("root/.cache/vllm/modelinfos/x.json", b"{}"), Item("root/.cache/pip/x.so")], []),
     ([], [f"VLLM_NCCL_SO_PATH=/{SITE}/nvidia/nccl/lib/libnccl.so.2", "VLLM_CACHE_ROOT=/x"]),
-], ids=["nvidia", "system", "own", "new", "upgraded", "same cache", "setting", "no code",
+], ids=["nvidia", "system", "own", "new", "left by a build", "upgraded", "same cache", "setting", "no code",
         "recorded"])  # fmt: skip
 def test_libraries_that_hide_nothing(
     call: Call, built: Built, items: Sequence[Item], env: Sequence[str]
