@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from builder.errors import UsageError
+from builder.errors import SparkBuildError, UsageError
 from builder.images.rootfs.tar import DIR, FILE, SYMLINK
 
 if TYPE_CHECKING:
@@ -54,6 +54,26 @@ class Disk(Protocol):
 
     def read_known(self, path: str) -> bytes | None:
         """The bytes of a file, or None."""
+
+
+class _Watched:
+    """A disk that keeps what failed on this machine, which says nothing about the image."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.failed: Exception | None = None
+
+    def __getattr__(self, name: str) -> Callable[[str], Any]:
+        ask = getattr(self._disk, name)
+
+        def asked(path: str) -> Any:
+            try:
+                return ask(path)
+            except Exception as error:
+                self.failed = error
+                raise
+
+        return asked
 
 
 class NotFollowed(Exception):
@@ -118,13 +138,18 @@ def search_path(disk: Disk, start: Start, build: Build) -> SearchPath:
     """
     options = Options.of(start.options)
     env = {} if options.ignores_env else dict(start.env)
+    files = _Watched(disk)
     try:
-        found = _getpath(disk, start, build, env)
-        folders, code = _site(disk, start, build, env, found, options)
-    except (UsageError, NotFollowed):
+        found = _getpath(files, start, build, env)
+        folders, code = _site(files, start, build, env, found, options)
+    except (SparkBuildError, NotFollowed, MemoryError):
         raise
     except Exception as error:
+        if files.failed is not None:
+            raise files.failed from error
         raise NotFollowed(f"{type(error).__name__}: {error}") from error
+    if files.failed is not None:  # which site took for a file that is not there
+        raise files.failed
     safe = options.is_safe or bool(env.get("PYTHONSAFEPATH"))
     first = "" if safe else _first(disk, start)
     here = start.working_dir
@@ -287,7 +312,7 @@ def _functions(disk: Disk, here: str) -> dict[str, Callable[..., Any]]:
         if data is None:
             raise FileNotFoundError(path)
         if len(data) >= _LINES_BYTES:
-            raise MemoryError(f"{path} is larger than 32 KiB")
+            raise NotFollowed(f"{path} is larger than 32 KiB")
         text = data.decode("utf-8", "surrogateescape").partition("\0")[0]
         return [line for line in re.split("[\r\n]", text) if line]
 
