@@ -81,12 +81,14 @@ class Judge:
         end = places.index(site)
         library = self._libraries[1] if len(self._libraries) > 1 else ""
         found = places.index(library) if library in places else len(places)
-        if self.disk.realpath(path.stdlib) != library or found > end:
+        if self.disk.realpath(path.stdlib) != library or found == len(places):
             yield Earlier(f"{path.stdlib or start.name} (instead of {library})")
         named = {*path.named, *([] if start.script else [path.first])}
-        for number, folder in enumerate(path.folders[:end]):
-            wanted = self._wanted(places[number] or "", before_library=number < found)
-            yield from self._in_folder(folder, wanted, by_setting=folder in named)
+        for number, folder in enumerate(path.folders[: max(end, found)]):
+            place = places[number] or ""
+            wanted = self._wanted(place, before_library=number < found, before_site=number < end)
+            by_setting = folder in named and place != site
+            yield from self._in_folder(folder, wanted, by_setting=by_setting)
         for folder in path.named:
             yield from self._in_folder(folder, _CUSTOMIZE, by_setting=True)
 
@@ -104,12 +106,12 @@ class Judge:
         known = {*sys.stdlib_module_names, *filter(str.isidentifier, stems)}
         return frozenset(known - _CUSTOMIZE - {"__pycache__"})
 
-    def _wanted(self, place: str, *, before_library: bool) -> frozenset[str]:
-        """The modules that a folder in front of site-packages must not have."""
+    def _wanted(self, place: str, *, before_library: bool, before_site: bool) -> frozenset[str]:
+        """The modules that a folder must not have, as it is in front of those that should."""
+        own = (*self.expected.changed, *self.expected.recorded) if before_site else ()
         if place in self._libraries:
             return frozenset(self.expected.changed)
-        own = frozenset((*self.expected.changed, *self.expected.recorded))
-        return own | self._of_library if before_library else own
+        return self._of_library.union(own) if before_library else frozenset(own)
 
     def _in_folder(
         self, folder: str, wanted: frozenset[str], *, by_setting: bool

@@ -594,6 +594,12 @@ EARLIER: dict[str, tuple[list[Item], list[str], dict[str, object], str]] = {
         {"WorkingDir": "/usr/lib/python3.10"},
         "/usr/lib/python3.10/argparse.py",
     ),
+    "the packages before the library": (
+        [Item(f"{SITE}/argparse.py", CODE)],
+        [f"PYTHONPATH=/{SITE}"],
+        {},
+        f"/{SITE}/argparse.py",
+    ),
     "archive": ([Item("srv/x.egg", b"PK")], ["PYTHONPATH=/srv/x.egg"], {}, "/srv/x.egg"),
     "another recorded module": (
         [Item("opt/app/bin/known.py", CODE)],
@@ -633,9 +639,12 @@ def test_a_file_earlier_on_the_search_path_of_a_start(
     ([Item("opt/app/bin/argparse.txt", CODE)], [], {}),
     ([Item("opt/app/bin/nothing.py", CODE)], [], {}),
     ([Item("srv/types.py", CODE)], ["PYTHONPATH="], {}),
+    ([Item(f"{SITE}/argparse.py", CODE)], [], {}),
+    ([Item("srv/x.txt")], [f"PYTHONPATH=/{SITE}:/opt/app/lib/python3.12"], {}),
     ([Item("srv/lib/python3.11/site-packages/vllm/__init__.py")], ["PYTHONUSERBASE=/srv"], {}),
 ], ids=["safe path", "no user site", "another home", "namespaces", "no module", "no other module",
-        "empty variable", "another version"])  # fmt: skip
+        "empty variable", "the library first", "packages and library",
+        "another version"])  # fmt: skip
 def test_a_file_that_no_start_imports(
     call: Call, built: Built, items: Sequence[Item], env: Sequence[str], settings: dict[str, Any]
 ) -> None:
