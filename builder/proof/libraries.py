@@ -14,6 +14,7 @@ from functools import cached_property
 from posixpath import basename, dirname, join, normpath
 from typing import TYPE_CHECKING
 
+from builder.errors import UsageError
 from builder.images.rootfs.tar import DIR, FILE, SYMLINK
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _BY_NAME = re.compile(
 SYSTEM = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 TRIPLETS = ("aarch64-linux-gnu", "x86_64-linux-gnu")
 _CACHE, _CONF, _CONF_FOLDER = "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"
+#: Limit of a setting: real caches have less than a tenth.
+_SETTING_BYTES = 2 << 20
 #: Subfolders of one folder that are searched too, for variants of processors.
 _VARIANTS = 100
 #: Variables that name a library, a folder with some, or a file that makes a process load code.
@@ -116,12 +119,23 @@ class Loading:
                 yield join(self.working_dir, name)
         conf = [_CONF, *(f"{_CONF_FOLDER}/{name}" for name in self.upper.names(_CONF_FOLDER))]
         for path in conf:
-            entry = self.upper.stat(path)
-            data = self.upper.read(path) if entry is not None and entry.kind == FILE else None
-            for line in (data or b"").decode("utf-8", "replace").splitlines():
+            for line in (self._setting(path) or b"").decode("utf-8", "replace").splitlines():
                 word = line.partition("#")[0].strip()
                 if word.startswith("/"):
                     yield word
+
+    def _setting(self, path: str) -> bytes | None:
+        """A setting of the loader in these layers.
+
+        Raises:
+            UsageError: it is larger than any.
+        """
+        entry = self.upper.stat(path)
+        if entry is None or entry.kind != FILE:
+            return None
+        if entry.row.size > _SETTING_BYTES:
+            raise UsageError(f"{path} of the image has {entry.row.size} bytes")
+        return self.upper.read(path)
 
     def _in_folders(self) -> Iterator[str]:
         if "$" in self.env.get("LD_LIBRARY_PATH", ""):
@@ -182,10 +196,10 @@ class Loading:
 
     def _in_cache(self) -> Iterator[str]:
         """Libraries that a cache of these layers finds in another folder."""
-        entry = self.upper.stat(_CACHE)
-        if entry is None or entry.kind != FILE:
+        data = self._setting(_CACHE)
+        if data is None:
             return
-        listed = cached_libraries(self.upper.read(_CACHE) or b"")
+        listed = cached_libraries(data)
         if listed is None:
             yield _CACHE
             return

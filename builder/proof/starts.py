@@ -7,6 +7,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from builder.errors import UsageError
+from builder.images.rootfs.tar import FILE
 from builder.images.rootfs.view import DEFAULT_PATH
 from builder.proof.searchpath import Build, Options, Start
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 COMMAND, _MODULE = "vllm", "vllm.entrypoints.openai.api_server"
 #: Homes of a user that the password file does not have: a runtime's, and what launchers set.
 _NO_HOME = ("/", "/root")
+_PASSWD, _PASSWD_BYTES = "/etc/passwd", 1 << 20
 _PYTHON = re.compile(r"python(?P<version>3(\.\d+)?)?t?")
 _VERSION = re.compile(r"python(3\.\d+)t?")
 #: Bytes of a script's first line that Linux reads (``BINPRM_BUF_SIZE``).
@@ -43,6 +46,19 @@ def homes(env: Mapping[str, str], user: str, passwd: bytes) -> tuple[str, ...]:
     return _NO_HOME
 
 
+def homes_of(disk: Disk, config: ImageConfig) -> tuple[str, ...]:
+    """The homes that the image's user may have.
+
+    Raises:
+        UsageError: its password file is larger than any.
+    """
+    entry = None if config.env.get("HOME") else disk.stat(_PASSWD)
+    if entry is not None and entry.row.size > _PASSWD_BYTES:
+        raise UsageError(f"{_PASSWD} of the image has {entry.row.size} bytes")
+    data = disk.read_known(_PASSWD) if entry is not None and entry.kind == FILE else None
+    return homes(config.env, config.user, data or b"")
+
+
 def starts_of(disk: Disk, config: ImageConfig, python: Interpreter) -> list[Start]:
     """Every start of the image, each with every HOME that it may have."""
     env = {"PATH": DEFAULT_PATH, **config.env}
@@ -52,11 +68,9 @@ def starts_of(disk: Disk, config: ImageConfig, python: Interpreter) -> list[Star
     called = [words] if words and all(isinstance(word, str) for word in words) else []
     called.append([COMMAND])
     called += [[name, "-m", _MODULE] for name in ("python3", "python", python.command)]
-    entry = None if env.get("HOME") else disk.stat("/etc/passwd")
-    passwd = (disk.read_known("/etc/passwd") if entry is not None else None) or b""
     starts = [
         start
-        for home in homes(env, config.user, passwd)
+        for home in homes_of(disk, config)
         for line in called
         if (start := _start(disk, line, {**env, "HOME": home}, here, python)) is not None
     ]

@@ -25,7 +25,7 @@ from builder.images.rootfs.tar import DIR, SYMLINK
 from builder.images.rootfs.view import DEFAULT_PATH, interpreters
 from builder.proof.earlier import Expected, Judge
 from builder.proof.libraries import SYSTEM, TRIPLETS, Loading
-from builder.proof.starts import homes, starts_of
+from builder.proof.starts import homes_of, starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -312,9 +312,7 @@ def _loaded(
         contextlib.closing(opened.above(own or 0)) as upper,
         contextlib.closing(opened.below(own or 0)) as lower,
     ):
-        entry = None if config.env.get("HOME") else disk.stat("/etc/passwd")
-        passwd = (disk.read_known("/etc/passwd") if entry is not None else None) or b""
-        for home in homes(config.env, config.user, passwd):
+        for home in homes_of(disk, config):
             loading = Loading(
                 disk=disk,
                 upper=upper,

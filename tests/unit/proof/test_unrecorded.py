@@ -706,6 +706,13 @@ def test_a_list_of_folders_that_nobody_has(call: Call, built: Built, name: str) 
     assert (done.code, f"${name} of the image has 70001 parts" in done.err) == (2, True)
 
 
+@pytest.mark.parametrize("path", ["etc/passwd", "etc/ld.so.cache", "etc/ld.so.conf.d/x.conf"])
+def test_settings_larger_than_any(call: Call, built: Built, path: str) -> None:
+    on_top(built(), Item(path, bytes(3 << 20)))
+    done = call("verify", "oci:out", "--level", "static")
+    assert (done.code, f"/{path} of the image has 3145728 bytes" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize(("item", "reason"), [
     (Item("opt/app/bin/pybuilddir.txt", b"x" * 40_000), "larger than 32 KiB"),
     (Item("root/.local/lib/python3.12/site-packages/a.pth", b"/x\n" * 40_000), "120000 bytes"),
