@@ -150,8 +150,7 @@ def search_path(disk: Disk, start: Start, build: Build) -> SearchPath:
         raise NotFollowed(f"{type(error).__name__}: {error}") from error
     if files.failed is not None:  # which site took for a file that is not there
         raise files.failed
-    safe = options.is_safe or bool(env.get("PYTHONSAFEPATH"))
-    first = "" if safe else _first(disk, start)
+    first = "" if options.is_safe(build, env) else _first(disk, start)
     here = start.working_dir
     named = [posixpath.join(here, p) for p in env.get("PYTHONPATH", "").split(":")]
     config = found["config"]
@@ -187,6 +186,8 @@ def _not_installed(disk: Disk, found: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------ its options
 
 
+#: The release of Python 3 that brought ``PYTHONSAFEPATH``.
+_SAFE_PATH = 11
 #: Options of ``python`` with a value.
 _VALUED = "WX"
 
@@ -224,10 +225,11 @@ class Options:
         """``-E`` or ``-I``."""
         return bool(self.flags & {"E", "I"})
 
-    @property
-    def is_safe(self) -> bool:
-        """``-P`` or ``-I``: no first folder."""
-        return bool(self.flags & {"P", "I"})
+    def is_safe(self, build: Build, env: Mapping[str, str]) -> bool:
+        """Whether there is no first folder: ``-I``, and since 3.11 ``-P`` and its variable."""
+        knows = int(build.version.split(".")[1]) >= _SAFE_PATH
+        safe = "P" in self.flags or bool(env.get("PYTHONSAFEPATH"))
+        return "I" in self.flags or (knows and safe)
 
 
 # ---------------------------------------------------------------------------------------- getpath

@@ -56,6 +56,25 @@ def test_a_start_that_python_refuses(tmp_path: Path) -> None:
         search_path(disk, START, BUILD)
 
 
+@pytest.mark.parametrize(("version", "option", "first"), [
+    ("3.12", "-P", ""), ("3.12", "-s", "/"), ("3.10", "-I", ""), ("3.10", "-s", "/"),
+])  # fmt: skip
+def test_whether_there_is_a_first_folder(
+    tmp_path: Path, version: str, option: str, first: str
+) -> None:
+    disk = view_of(tmp_path, packed(tar_of(*python_items(version=version))))
+    start = Start(called="/opt/app/bin/python3", options=(option,), env={"HOME": "/root"})
+    assert search_path(disk, start, Build(version=version)).first == first
+
+
+def test_a_release_that_knows_no_safe_path(tmp_path: Path) -> None:
+    disk = view_of(tmp_path, packed(tar_of(*python_items(version="3.10"))))
+    env = {"HOME": "/root", "PYTHONSAFEPATH": "1"}
+    start = Start(called="/opt/app/bin/python3", env=env)
+    assert search_path(disk, start, Build(version="3.10")).first == "/"
+    assert search_path(disk, start, Build(version="3.11")).first == ""
+
+
 @pytest.mark.parametrize(("words", "flags", "rest"), [
     ("-sE -u x.py -I", "sEu", ["x.py", "-I"]),
     ("-X dev -Wignore -W error x", "XW", ["x"]),
