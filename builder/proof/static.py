@@ -296,7 +296,7 @@ def _startup(unrecorded: Unrecorded) -> Check:
         expected="every file that Python runs at startup is in a RECORD or a receipt",
         seen="; ".join(parts) or "every file is recorded",
         where=unrecorded.hooks[0] if unrecorded.hooks else "",
-        reason="Python would run this at every start, but it belongs to no package"
+        reason="this would be run or loaded at every start, but it belongs to no package"
         if unrecorded.hooks
         else "",
         unrecorded=(*unrecorded.hooks, *others),

@@ -23,12 +23,16 @@ from builder.errors import UsageError
 from builder.images.engines.metadata import SHARE
 from builder.images.rootfs.tar import DIR, SYMLINK
 from builder.images.rootfs.view import DEFAULT_PATH, interpreters
+from builder.proof.earlier import Expected, Judge
+from builder.proof.libraries import SYSTEM, TRIPLETS, Loading
+from builder.proof.starts import homes_of, starts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from builder.applier.trees import Distribution, Tree
     from builder.images.rootfs.view import Entry, InLayers, Interpreter, Rootfs
+    from builder.proof.earlier import Earlier
 
 
 # ----------------------------------------------------------------------- which file Python imports
@@ -193,6 +197,8 @@ _COMMAND, _PYTHONS = "vllm", ("python3", "python")
 _ELSEWHERE = ("PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX")
 _LD_PRELOAD = "/etc/ld.so.preload"
 _LINKS = 40
+#: Limit of the parts of a variable that lists folders.
+_FOLDERS = 500
 #: Bytes of a script's first line that Linux reads (``BINPRM_BUF_SIZE``).
 _SHEBANG = 256
 _ENTRY_POINTS = re.compile(r"[^/]+\.(?:dist|egg)-info/entry_points\.txt")
@@ -226,6 +232,7 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
 
     ``tree`` is its identified site-packages.
     """
+    _refuse_crowded(opened.image.config.env)
     above = opened.view.above
     own = above if above is not None else _ours(opened.view, site, tree)
     with contextlib.closing(opened.above(own or 0)) as upper:
@@ -238,15 +245,90 @@ def find_unrecorded(opened: InLayers, site: str, tree: Tree) -> Unrecorded:
             if entry.kind != DIR:
                 search.see(path, entry)
         config = opened.image.config
-        start = _Start(view, python, site, config.env, config.working_directory)
-        shadows = [*search.shadows, *start.shadows(search.packages, naming)]
+        start = _Start(view, python, config.env)
+        expected = Expected(
+            python=python, site=site, changed=search.packages, recorded=files.modules(naming)
+        )
+        earlier = _earlier(opened, expected, naming, own)
+        shadows = [*search.shadows, *(Shadow(e.path, e.hides) for e in earlier if _hides(e))]
+        led = [e.path for e in earlier if not e.hides and not e.of_base]
+        loaded, theirs = _loaded(opened, expected, files, own)
+        unchecked, compiled = _compiled_library(upper, start)
+        hooks = [*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env), *led]
+        hooks += unchecked
+        of_base = [*search.of_base, *(e.path for e in earlier if e.of_base), *theirs]
         return Unrecorded(
-            hooks=_texts([*search.hooks, *_elsewhere(upper, site, start), *_settings(config.env)]),
-            of_base=_texts(search.of_base),
+            hooks=_texts(list(dict.fromkeys([*hooks, *loaded]))),
+            of_base=_texts(list(dict.fromkeys(of_base))),
             shadows=tuple(dict.fromkeys(Shadow(*_texts([s.path, s.hides])) for s in shadows)),
             changed=_texts(search.changed),
-            files=_texts(sorted({_shortest(path, files.folders) for path in search.files})),
+            files=_texts(
+                sorted({*compiled, *(_shortest(path, files.folders) for path in search.files)})
+            ),
         )
+
+
+def _refuse_crowded(env: Mapping[str, str]) -> None:
+    """Refuse lists of folders that nobody has, and that would take hours to search.
+
+    Raises:
+        UsageError: a variable has such a list.
+    """
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"):
+        count = len(re.split("[:; ]", env.get(name, "")))
+        if count > _FOLDERS:
+            raise UsageError(f"${name} of the image has {count} parts")
+
+
+def _hides(found: Earlier) -> bool:
+    return bool(found.hides) and not found.of_base
+
+
+def _earlier(
+    opened: InLayers, expected: Expected, naming: Naming, own: int | None
+) -> list[Earlier]:
+    """What any start of the image finds earlier on ``sys.path`` than the recorded files."""
+    with contextlib.closing(opened.known()) as disk:
+        judge = Judge(
+            disk=disk,
+            expected=expected,
+            is_above=lambda entry: own is not None and 0 <= entry.layer < own,
+            candidates=Finder(_Absolute(disk), naming).candidates,
+            stem=naming.stem,
+        )
+        found = judge.judge(starts_of(disk, opened.image.config, expected.python))
+        return list(dict.fromkeys(found))
+
+
+def _loaded(
+    opened: InLayers, expected: Expected, files: _InSite, own: int | None
+) -> tuple[list[str], list[str]]:
+    """Libraries and compiled code that are loaded first: of the layers above the base; its own."""
+    config = opened.image.config
+    wrong: list[str] = []
+    of_base: list[str] = []
+    with (
+        contextlib.closing(opened.known()) as disk,
+        contextlib.closing(opened.above(own or 0)) as upper,
+        contextlib.closing(opened.below(own or 0)) as lower,
+    ):
+        for home in homes_of(disk, config):
+            loading = Loading(
+                disk=disk,
+                upper=upper,
+                lower=lower if opened.view.above is None else None,
+                env=config.env,
+                working_dir=config.working_directory,
+                home=home,
+                user=config.user.partition(":")[0] or "root",
+                prefix=expected.python.stdlib[0].rpartition("/lib/")[0],
+                packaged=files.libraries(),
+                debian=_packaged(upper, set()),
+                own=own or 0,
+            )
+            wrong += loading.wrong()
+            of_base += loading.of_base()
+    return wrong, of_base
 
 
 def _interpreter_of(opened: InLayers, site: str) -> Interpreter:
@@ -347,7 +429,8 @@ class _Search:
             return
         if not may_run(self._in_site.read(path) or b"", self._in_site.read(source)):
             return
-        if path.partition("/")[0] in self.packages:
+        is_ours = path.partition("/")[0] in self.packages
+        if is_ours or is_unchecked(self._in_site.read(path) or b""):
             self.shadows.append(Shadow(path, source))
         else:
             self.files.append(path)
@@ -418,6 +501,16 @@ class _InSite:
             return claims is not None
         real = self._view.stat(f"{self._site}/{path}") or entry
         return None in claims or real.row.sha256 in claims
+
+    def modules(self, naming: Naming) -> set[str]:
+        """The top-level modules that RECORDs and receipts list."""
+        names = self._named.get("", set())
+        return {stem for name in names if (stem := naming.stem(name) or name).isidentifier()}
+
+    def libraries(self) -> set[str]:
+        """The names of shared libraries that RECORDs and receipts list."""
+        names = (path.rpartition("/")[2] for path in self._claims)
+        return {name for name in names if ".so" in name}
 
     def lists(self, path: str) -> bool:
         """Whether a RECORD or a receipt lists a file, or a file in a folder (with a ``/``)."""
@@ -500,11 +593,9 @@ class _Start:
         self,
         view: Rootfs,
         python: Interpreter,
-        site: str,
         env: Mapping[str, str],
-        working_dir: str,
     ) -> None:
-        self._view, self._site = view, site
+        self._view = view
         self._stdlib = python.stdlib[1:]
         search = [f for f in env.get("PATH", DEFAULT_PATH).split(":") if f.startswith("/")]
         scripts = [f"{folder.rstrip('/')}/{_COMMAND}" for folder in search]
@@ -518,9 +609,6 @@ class _Start:
         folders = {path.rpartition("/")[0] for path in self._exact}
         self._configured = {f"{folder}/pyvenv.cfg" for folder in folders}
         self._configured |= {f"{folder.rpartition('/')[0]}/pyvenv.cfg" for folder in folders}
-        first = [folder.rpartition("/")[0] for s in scripts if (folder := view.realpath(s))]
-        listed = [*first, *python.path[: _until(view, python.path, site)], *python.stdlib]
-        self._earlier = list(dict.fromkeys([*listed, working_dir or "/"]))
 
     def _links(self, path: str) -> set[str]:
         """A path, and every path that its links lead through."""
@@ -537,6 +625,11 @@ class _Start:
             path = normpath(join(path.rpartition("/")[0], entry.row.link))
         return links
 
+    def is_compiled_library(self, path: str) -> bool:
+        """Whether it is a compiled file of the standard library, or of a package in it."""
+        inside = any(path.startswith(f"{lib}/") for lib in self._stdlib)
+        return inside and "-packages/" not in path and path.endswith(".pyc")
+
     def runs(self, path: str) -> bool:
         """Whether an absolute path is a program or setting of every start, or its code."""
         if path in self._exact or path in self._configured or path == _LD_PRELOAD:
@@ -544,23 +637,6 @@ class _Start:
         folder, _, name = path.rpartition("/")
         inside = any(f"{folder}/".startswith(f"{lib}/") for lib in self._stdlib)
         return inside and "-packages/" not in path and name.endswith((".py", ".so", ".pth"))
-
-    def shadows(self, packages: Collection[str], naming: Naming) -> Iterator[Shadow]:
-        """The packages that an earlier entry of ``sys.path`` has as well."""
-        finder = Finder(_Absolute(self._view), naming)
-        for folder in self._earlier:
-            real = self._view.stat(folder)
-            if real is None or self._view.realpath(folder) == self._site:
-                continue
-            if real.kind != DIR and not folder.endswith(".zip"):
-                continue
-            if real.kind != DIR:
-                yield Shadow(folder, f"{self._site}/")
-                continue
-            for package in sorted(packages):
-                first = next(iter(finder.candidates(folder.rstrip("/"), package)), "/")
-                if not first.endswith("/"):
-                    yield Shadow(f"/{first.lstrip('/')}", package)
 
 
 class _Absolute:
@@ -580,20 +656,29 @@ def _shebang(script: bytes | None) -> str:
     return words[0] if words and words[0].startswith("/") else ""
 
 
-def _until(view: Rootfs, path: Sequence[str], site: str) -> int:
-    return next((n for n, folder in enumerate(path) if view.realpath(folder) == site), len(path))
-
-
 def _preloaded(env: Mapping[str, str], view: Rootfs) -> Iterator[str]:
-    """The libraries that the dynamic loader puts into every process (ld.so(8))."""
+    """The libraries that the dynamic loader puts into every process (ld.so(8)).
+
+    A name without a slash is searched for; each place where it may be found counts.
+    """
     text = f"{env.get('LD_PRELOAD', '')} {env.get('LD_AUDIT', '')}"
     named = (view.read(_LD_PRELOAD) or b"").decode("utf-8", "replace")
-    yield from (path for path in re.split(r"[\s:]+", f"{text} {named}") if path.startswith("/"))
+    folders = [*env.get("LD_LIBRARY_PATH", "").split(":"), *SYSTEM]
+    folders += [f"{folder}/{name}" for folder in SYSTEM for name in TRIPLETS]
+    for name in filter(None, re.split(r"[\s:]+", f"{text} {named}")):
+        if "/" in name:
+            yield name
+        else:
+            yield from (f"{folder}/{name}" for folder in folders if folder.startswith("/"))
 
 
 def _settings(env: Mapping[str, str]) -> Iterator[str]:
     """Variables that make Python read its own files, or compiled ones, from another place."""
     yield from (f"${name}" for name in _ELSEWHERE if env.get(name))
+    for name in ("LD_PRELOAD", "LD_AUDIT"):
+        words = filter(None, re.split(r"[\s:]+", env.get(name, "")))
+        if any("$" in word or ("/" in word and not word.startswith("/")) for word in words):
+            yield f"${name}"
 
 
 def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
@@ -615,6 +700,18 @@ def _elsewhere(upper: Rootfs, site: str, start: _Start) -> list[str]:
     folders |= {folder.rpartition("/")[0] for folder in folders}
     packaged = _packaged(upper, folders) if paths else set()
     return [path for path in paths if path not in packaged]
+
+
+def _compiled_library(upper: Rootfs, start: _Start) -> tuple[list[str], set[str]]:
+    """Compiled files of the standard library that layers above the base add.
+
+    Python runs those without a check whatever their source says.  Of the others, which any start of
+    Python may leave, the folders are returned.
+    """
+    paths = [f"/{path}" for path in upper.below("/") if start.is_compiled_library(f"/{path}")]
+    upper.fetch(paths)
+    unchecked = [path for path in paths if is_unchecked(upper.read(path) or b"")]
+    return unchecked, {f"{path.rpartition('/')[0]}/" for path in paths if path not in unchecked}
 
 
 def _packaged(upper: Rootfs, folders: set[str]) -> set[str]:

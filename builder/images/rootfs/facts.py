@@ -182,6 +182,13 @@ class RecordedFiles:
             path = above
         return False
 
+    def closed(self) -> RecordedFiles:
+        """The same facts, where what they do not have counts as absent."""
+        facts = _Closed(self.layers)
+        facts.rows, facts.names, facts.whole = self.rows, self.names, self.whole
+        facts.contents = self.contents
+        return facts
+
     # -- as JSON
 
     def as_json(self) -> dict[str, Any]:
@@ -250,6 +257,27 @@ class RecordedFiles:
                 rows = parse_record(data)
                 digests.update({f"{site}/{row.path}": row.sha256 for row in rows if row.sha256})
         return digests
+
+
+class _Closed(RecordedFiles):
+    def row(self, path: str) -> Row | None:
+        try:
+            return super().row(path)
+        except NotRecorded:
+            # identification does not ask for it, and every standard library has it
+            return Row(path, DIR) if path.endswith("/lib-dynload") else None
+
+    def below(self, directory: str) -> Iterator[Row]:
+        try:
+            yield from super().below(directory)
+        except NotRecorded:
+            return
+
+    def children(self, directory: str) -> Iterable[str]:
+        try:
+            return super().children(directory)
+        except NotRecorded:
+            return ()
 
 
 def _value(row: Row, recorded: Mapping[str, str]) -> list[Any]:

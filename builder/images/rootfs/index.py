@@ -380,7 +380,9 @@ _INFO = ("METADATA", "RECORD", "WHEEL", "INSTALLER", "entry_points.txt", ".json"
 _PATCHED = ("vllm", "flashinfer", "nvidia_cutlass_dsl", "b12x")
 _TEXT = (".py", ".pth", ".json", ".toml")
 #: Settings of an environment, and commands, that verification reads in any folder.
-_NAMED = ("pyvenv.cfg", "spark-verify", "vllm", "ld.so.preload")
+_NAMED = ("pyvenv.cfg", "spark-verify", "vllm", "ld.so.preload", "pybuilddir.txt")
+#: Users, and where libraries are.
+_SYSTEM = ("etc/passwd", "etc/ld.so.conf", "etc/ld.so.cache")
 _SMALL_FILE = 4 << 20
 
 
@@ -418,7 +420,9 @@ def worth_keeping(path: str, size: int) -> bool:
     else:
         wanted = (
             name in _NAMED
-            or name.endswith(".pth")
+            or name.endswith((".pth", "._pth"))
+            or path in _SYSTEM
+            or folder == "etc/ld.so.conf.d"
             or STATE_DIR in folders
             or folder == "usr/share/spark-build"
             or (name == "site.py" and folders[-1].startswith("python3"))

@@ -187,6 +187,11 @@ class Rootfs:
         self._facts = None
         self._folders.clear()
 
+    @property
+    def facts(self) -> RecordedFiles | None:
+        """The facts that still answer for the lowest layers."""
+        return self._facts
+
     # -- one path
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
@@ -396,6 +401,13 @@ class Rootfs:
         if data is not None:
             self.noted(data)
         return data
+
+    def read_known(self, path: str) -> bytes | None:
+        """:meth:`read`, without a look into layers that facts stand for."""
+        entry = self.stat(path)
+        if entry is not None and entry.layer == _FACTS:
+            return self.cached(entry) if entry.kind == FILE else None
+        return self.read(path)
 
     def noted(self, data: bytes) -> None:
         """Record the bytes of a file that was read."""
@@ -659,6 +671,19 @@ class InLayers:
         layers = self.image.layers
         cache = LayerCache(self.image.source, diff_ids=self.image.diff_ids)
         return Rootfs(layers[len(layers) - (count or 0) :], cache)
+
+    def known(self) -> Rootfs:
+        """All files; of a locked base only those that its facts have, and no layer of it."""
+        facts = self.view.facts
+        layers = self.image.layers
+        cache = LayerCache(self.image.source, diff_ids=self.image.diff_ids)
+        return Rootfs(layers, cache, None if facts is None else facts.closed())
+
+    def below(self, count: int) -> Rootfs:
+        """The files without those of some uppermost layers."""
+        layers = self.image.layers
+        cache = LayerCache(self.image.source, diff_ids=self.image.diff_ids)
+        return Rootfs(layers[: len(layers) - count], cache)
 
     @contextlib.contextmanager
     def _entry(self, path: str) -> Iterator[tuple[Rootfs, str, Entry | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,8 +30,11 @@ from tests.unit.imagefiles import (
     folder,
     packed,
     put,
+    put_image,
     put_json,
     put_vllm,
+    python_items,
+    site_items,
     symlink,
     tar_of,
 )
@@ -73,13 +77,16 @@ def built(call: Call, tmp_path: Path, folders: Path, images: dict[str, Path]) ->
     return build
 
 
-def on_top(layout: LayoutDirectory, *items: Item, env: Sequence[str] = ()) -> None:
+def on_top(
+    layout: LayoutDirectory, *items: Item, env: Sequence[str] = (), **settings: object
+) -> None:
     """Somebody else's layer on the image, which keeps its configuration and thus its label."""
     manifest = layout.manifest("").json()
     blob = packed(tar_of(*items))
     config = json.loads((layout.path / layout.blob_path(manifest["config"]["digest"])).read_bytes())
     config["rootfs"]["diff_ids"].append(diff_id(blob))
     config["config"]["Env"] += env
+    config["config"].update(settings)
     config["history"].append({"created_by": "somebody"})
     manifest["config"] = put_json(layout, config, OCI_CONFIG).as_json()
     manifest["layers"].append(put(layout, blob, OCI_LAYER_GZIP).as_json())
@@ -489,3 +496,536 @@ def test_a_foreign_image_has_no_known_base(call: Call, tmp_path: Path) -> None:
     words = ("-l", "fix")
     assert hooks(call, f"oci:{tmp_path}/venv", *words)[1]["status"] == "pass"
     assert hooks(call, f"oci:{tmp_path}/evil", *words)[1]["status"] == "fail"
+
+
+# ------------------------------------------------------------------------- starts of the image
+
+
+VLLM = Item("opt/app/bin/vllm", b"#!/opt/app/bin/python3.12\n", mode=0o755)
+OTHER = Item("usr/lib/python3.10/argparse.py", b"# of another version\n")
+PASSWD = (
+    b"daemon:x:1:1::/:/bin/sh\nroot:x:0:0:root:/srv/home:/bin/sh\napp:x:7:7::/srv/app:/bin/sh\n"
+)
+PACKAGE = "lib/python3.12/site-packages/vllm/__init__.py"
+#: What a start of the image finds earlier on ``sys.path``, with variables and settings.
+EARLIER: dict[str, tuple[list[Item], list[str], dict[str, object], str]] = {
+    "user base": (
+        [Item(f"srv/user/{PACKAGE}", CODE)],
+        ["PYTHONUSERBASE=/srv/user"],
+        {},
+        f"/srv/user/{PACKAGE}",
+    ),
+    "home of root": (
+        [Item("etc/passwd", PASSWD), Item(f"srv/home/.local/{PACKAGE}", CODE)],
+        [],
+        {},
+        f"/srv/home/.local/{PACKAGE}",
+    ),
+    "home of the user": (
+        [Item("etc/passwd", PASSWD), Item(f"srv/app/.local/{PACKAGE}", CODE)],
+        [],
+        {"User": "app:7"},
+        f"/srv/app/.local/{PACKAGE}",
+    ),
+    "home of a number": (
+        [Item("etc/passwd", PASSWD), Item(f"srv/app/.local/{PACKAGE}", CODE)],
+        [],
+        {"User": "7"},
+        f"/srv/app/.local/{PACKAGE}",
+    ),
+    "folder that a .pth file of the user names": (
+        [
+            Item("root/.local/lib/python3.12/site-packages/more.pth", b"/srv/more\n"),
+            Item("srv/more/vllm/__init__.py", CODE),
+        ],
+        [],
+        {},
+        "/srv/more/vllm/__init__.py",
+    ),
+    "module beside the command": (
+        [Item("opt/app/bin/argparse.py", CODE)],
+        [],
+        {},
+        "/opt/app/bin/argparse.py",
+    ),
+    "package beside the command": (
+        [Item("opt/app/bin/re/__init__.py", CODE)],
+        [],
+        {},
+        "/opt/app/bin/re/__init__.py",
+    ),
+    "linked package beside the command": (
+        [symlink("opt/app/bin/re", "/usr/lib/python3.10")],
+        [],
+        {},
+        "/opt/app/bin/re/__init__.py",
+    ),
+    "module beside the entrypoint": (
+        [Item("srv/start", b"#!/bin/sh\n", mode=0o755), Item("srv/json.py", CODE)],
+        [],
+        {"Entrypoint": ["/srv/start"]},
+        "/srv/json.py",
+    ),
+    "module beside a script": (
+        [Item("srv/start.py", b""), Item("srv/json.py", CODE)],
+        [],
+        {"Entrypoint": ["python3", "-u", "/srv/start.py"]},
+        "/srv/json.py",
+    ),
+    "working folder": ([Item("work/json.py", CODE)], [], {"WorkingDir": "/work"}, "/work/json.py"),
+    "root": ([Item("argparse.py", CODE)], [], {}, "/argparse.py"),
+    "root, compiled": ([Item("argparse.pyc", CODE)], [], {}, "/argparse.pyc"),
+    "variable": ([Item("srv/types.py", CODE)], ["PYTHONPATH=/x:/srv"], {}, "/srv/types.py"),
+    "relative variable": (
+        [Item("work/in/types.py", CODE)],
+        ["PYTHONPATH=in"],
+        {"WorkingDir": "/work"},
+        "/work/in/types.py",
+    ),
+    "variable to a folder of the base": (
+        [],
+        ["PYTHONPATH=/usr/lib/python3.10"],
+        {},
+        "/usr/lib/python3.10/argparse.py",
+    ),
+    "working folder of the base": (
+        [],
+        [],
+        {"WorkingDir": "/usr/lib/python3.10"},
+        "/usr/lib/python3.10/argparse.py",
+    ),
+    "the packages before the library": (
+        [Item(f"{SITE}/argparse.py", CODE)],
+        [f"PYTHONPATH=/{SITE}"],
+        {},
+        f"/{SITE}/argparse.py",
+    ),
+    "archive": ([Item("srv/x.egg", b"PK")], ["PYTHONPATH=/srv/x.egg"], {}, "/srv/x.egg"),
+    "another recorded module": (
+        [Item("opt/app/bin/known.py", CODE)],
+        [],
+        {},
+        "/opt/app/bin/known.py",
+    ),
+}
+BASE = (
+    VLLM,
+    OTHER,
+    Item("usr/lib/python3.10/__init__.py", b""),
+    *installed("known", "known.py", b"known"),
+)
+
+
+@pytest.mark.parametrize(("items", "env", "settings", "path"), EARLIER.values(), ids=list(EARLIER))
+def test_a_file_earlier_on_the_search_path_of_a_start(
+    call: Call,
+    built: Built,
+    items: Sequence[Item],
+    env: Sequence[str],
+    settings: dict[str, Any],
+    path: str,
+) -> None:
+    layout = built(*BASE)
+    assert not failed(call)
+    on_top(layout, *items, Item("srv/x", b""), env=env, **settings)
+    assert path in failed(call)["imported modules"]["seen"]
+
+
+@pytest.mark.parametrize(("items", "env", "settings"), [
+    ([Item("json.py", CODE)], ["PYTHONSAFEPATH=1"], {"Entrypoint": ["python3", "-m", "vllm"]}),
+    ([Item(f"root/.local/{PACKAGE}", CODE)], ["PYTHONNOUSERSITE=1"], {}),
+    ([Item(f"root/.local/{PACKAGE}", CODE), Item("etc/passwd", PASSWD)], [], {}),
+    ([Item("work/test/data.txt", b""), Item("work/json/x.txt")], [], {"WorkingDir": "/work"}),
+    ([Item("opt/app/bin/argparse.txt", CODE)], [], {}),
+    ([Item("opt/app/bin/nothing.py", CODE)], [], {}),
+    ([Item("srv/types.py", CODE)], ["PYTHONPATH="], {}),
+    ([Item(f"{SITE}/argparse.py", CODE)], [], {}),
+    ([Item("srv/x.txt")], [f"PYTHONPATH=/{SITE}:/opt/app/lib/python3.12"], {}),
+    ([Item("srv/lib/python3.11/site-packages/vllm/__init__.py")], ["PYTHONUSERBASE=/srv"], {}),
+], ids=["safe path", "no user site", "another home", "namespaces", "no module", "no other module",
+        "empty variable", "the library first", "packages and library",
+        "another version"])  # fmt: skip
+def test_a_file_that_no_start_imports(
+    call: Call, built: Built, items: Sequence[Item], env: Sequence[str], settings: dict[str, Any]
+) -> None:
+    on_top(built(*BASE), *items, env=env, **settings)
+    assert not failed(call)
+
+
+def test_a_module_beside_the_command_that_the_base_has(call: Call, built: Built) -> None:
+    layout = built(VLLM, Item("opt/app/bin/argparse.py", b"# of the base\n"))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (0, ["/opt/app/bin/argparse.py"])
+    assert check["seen"] == "in the base already: /opt/app/bin/argparse.py"
+    on_top(layout, Item("opt/app/bin/argparse.py", CODE))
+    assert failed(call)["imported modules"]["where"] == "/opt/app/bin/argparse.py"
+
+
+#: What makes Python take another standard library, or run a module of its own at startup.
+LED = {
+    "not installed": (
+        [Item("opt/app/bin/pybuilddir.txt", b"x")],
+        [],
+        "/opt/app/bin/pybuilddir.txt",
+    ),
+    "sources": ([Item("opt/app/bin/Modules/Setup.local")], [], "/opt/app/bin/Modules/Setup.local"),
+    "nearer library": (
+        [Item("opt/app/bin/lib/python3.12/os.py", CODE)],
+        [],
+        "/opt/app/bin/lib/python3.12 (instead of /opt/app/lib/python3.12)",
+    ),
+    "module of the base": (
+        [],
+        ["PYTHONPATH=/usr/share/doc"],
+        "/usr/share/doc/sitecustomize.py",
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "env", "path"), LED.values(), ids=list(LED))
+def test_what_leads_python_elsewhere(
+    call: Call, built: Built, items: Sequence[Item], env: Sequence[str], path: str
+) -> None:
+    layout = built(VLLM, Item("usr/share/doc/sitecustomize.py", CODE))
+    assert not failed(call)
+    on_top(layout, *items, Item("srv/x", b""), env=env)
+    assert path in failed(call)["startup hooks"]["unrecorded"]
+
+
+def test_a_start_that_does_not_search_the_packages(call: Call, built: Built) -> None:
+    layout = built(VLLM)
+    on_top(layout, Item("srv/x"), Entrypoint=["python3", "-S", "/opt/app/bin/vllm"])
+    seen = failed(call)["startup hooks"]["unrecorded"]
+    assert seen == [f"python3 (it does not search /{SITE})"]
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH"])
+def test_a_list_of_folders_that_nobody_has(call: Call, built: Built, name: str) -> None:
+    on_top(built(), Item("srv/x"), env=[f"{name}={':/x' * 70_000}"])
+    done = call("verify", "oci:out", "--level", "static")
+    assert (done.code, f"${name} of the image has 70001 parts" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("path", ["etc/passwd", "etc/ld.so.cache", "etc/ld.so.conf.d/x.conf"])
+def test_settings_larger_than_any(call: Call, built: Built, path: str) -> None:
+    on_top(built(), Item(path, bytes(3 << 20)))
+    done = call("verify", "oci:out", "--level", "static")
+    assert (done.code, f"/{path} of the image has 3145728 bytes" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(("item", "reason"), [
+    (Item("opt/app/bin/pybuilddir.txt", b"x" * 40_000), "larger than 32 KiB"),
+    (Item("root/.local/lib/python3.12/site-packages/a.pth", b"/x\n" * 40_000), "120000 bytes"),
+], ids=["pybuilddir.txt", "pth"])  # fmt: skip
+def test_files_that_no_start_reads(call: Call, built: Built, item: Item, reason: str) -> None:
+    on_top(built(VLLM), item)
+    seen = failed(call)["startup hooks"]["seen"]
+    assert "(Python cannot start: " in seen
+    assert reason in seen
+
+
+def test_compiled_files_of_the_standard_library(call: Call, built: Built) -> None:
+    """Any start of Python may have left some; those without a check of the source fail."""
+    layout = built(Item("opt/app/lib/python3.12/argparse.py", b"# argparse\n"))
+    cache = "opt/app/lib/python3.12/__pycache__"
+    on_top(layout, Item(f"{cache}/argparse.{TRIPLE}.pyc", compiled(0, 11)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (0, [f"/{cache}/"])
+    on_top(layout, Item(f"{cache}/argparse.{TRIPLE}.pyc", compiled(1, 0)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (5, [f"/{cache}/argparse.{TRIPLE}.pyc"])
+
+
+def test_an_unchecked_file_of_a_package_that_no_layer_changes(call: Call, built: Built) -> None:
+    layout = built(*installed("known", "known.py", b"known"))
+    path = f"__pycache__/known.{TRIPLE}.pyc"
+    on_top(layout, Item(f"{SITE}/{path}", compiled(0, 5)))
+    code, check = hooks(call)
+    assert (code, check["unrecorded"]) == (0, ["__pycache__/"])
+    on_top(layout, Item(f"{SITE}/{path}", compiled(1, 0)))
+    assert failed(call)["imported modules"]["where"] == path
+
+
+@pytest.mark.parametrize("script", [
+    b"#!/usr/bin/env python3\n",
+    b"#!/usr/bin/env -S python3.12 -s\n",
+    b"#!/bin/sh\n'''exec' /opt/app/bin/python3.12 \"$0\" \"$@\"\n' '''\n",
+    b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python3' \"$0\" \"$@\"\n",
+    b"\x7fELF",
+])  # fmt: skip
+def test_commands_in_other_forms(call: Call, built: Built, script: bytes) -> None:
+    layout = built(Item("opt/app/bin/vllm", script, mode=0o755))
+    assert not failed(call)
+    on_top(layout, Item("opt/app/bin/argparse.py", CODE))
+    assert failed(call)["imported modules"]["where"] == "/opt/app/bin/argparse.py"
+
+
+LIBS = "usr/lib/aarch64-linux-gnu"
+UV = "root/.local/share/uv/python/cpython-3.12.11-linux-aarch64-gnu"
+DEBIAN = b"# Debian: lib/python3/dist-packages\n"
+NVIDIA = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+#: Images as their makers lay them out: files, the folder of packages, and the configuration.
+LAYOUTS: dict[str, tuple[list[Item], str, dict[str, object]]] = {
+    "Ubuntu": (
+        [
+            *(
+                item
+                for item in python_items("usr")
+                if not item.name.endswith(("site.py", "python3"))
+            ),
+            Item("usr/lib/python3.12/site.py", DEBIAN),
+            symlink("bin", "usr/bin"),
+            symlink("lib", "usr/lib"),
+            symlink("usr/bin/python3", "/etc/alternatives/python3"),
+            symlink("etc/alternatives/python3", "/usr/bin/python3.12"),
+            Item("usr/lib/python3.12/argparse.py"),
+            Item("usr/lib/python3.12/lib-dynload/_json.so"),
+            Item("usr/lib/python3/dist-packages/six.py"),
+            Item("usr/lib/python3.10/argparse.py"),
+            Item(f"{LIBS}/libc.so.6"),
+            Item(f"{LIBS}/libpython3.12.so.1.0"),
+            Item("usr/local/cuda/compat/libcuda.so.1"),
+            Item("etc/ld.so.cache", b"of the base"),
+            Item("etc/passwd", b"root:x:0:0:root:/root:/bin/bash\n"),
+            Item("usr/local/bin/vllm", b"#!/usr/bin/python3\n", mode=0o755),
+            Item("vllm-workspace/examples/a.py"),
+            Item("vllm-workspace/collect_env.py"),
+        ],
+        "usr/local/lib/python3.12/dist-packages",
+        {
+            "Env": [f"LD_LIBRARY_PATH={NVIDIA}:/usr/local/cuda/compat"],
+            "WorkingDir": "/vllm-workspace",
+            "Entrypoint": ["vllm", "serve"],
+        },
+    ),
+    "NVIDIA": (
+        [
+            *python_items("usr"),
+            Item("usr/lib/python3.12/site.py", DEBIAN),
+            Item("opt/nvidia/nvidia_entrypoint.sh", b"#!/bin/bash\n", mode=0o755),
+            Item("usr/local/bin/vllm", b"#!/usr/bin/python3.12\n", mode=0o755),
+            Item("root/.cache/flashinfer/0.6/x.so", b"built before"),
+        ],
+        "usr/local/lib/python3.12/dist-packages",
+        {"Entrypoint": ["/opt/nvidia/nvidia_entrypoint.sh"], "WorkingDir": "/workspace"},
+    ),
+    "virtual environment of uv": (
+        [
+            *python_items(UV),
+            Item(f"{UV}/lib/libpython3.12.so.1.0"),
+            symlink("opt/venv/bin/python", f"/{UV}/bin/python3.12"),
+            symlink("opt/venv/bin/python3", "python"),
+            Item("opt/venv/pyvenv.cfg", f"home = /{UV}/bin\nversion_info = 3.12.11\n".encode()),
+            Item("opt/venv/bin/vllm", b"#!/opt/venv/bin/python3\n", mode=0o755),
+        ],
+        "opt/venv/lib/python3.12/site-packages",
+        {
+            "Env": ["PATH=/opt/venv/bin:/usr/bin", "VIRTUAL_ENV=/opt/venv"],
+            "Cmd": ["python3", "-m", "vllm.entrypoints.openai.api_server"],
+            "User": "2000:0",
+        },
+    ),
+    "python": (
+        [
+            *python_items("usr/local"),
+            Item("usr/local/lib/libpython3.12.so.1.0"),
+            Item("usr/local/bin/vllm", b"#!/usr/local/bin/python3.12\n", mode=0o755),
+        ],
+        "usr/local/lib/python3.12/site-packages",
+        {"Entrypoint": ["/bin/sh", "-c", "vllm serve"], "Env": ["LD_LIBRARY_PATH=/usr/local/lib"]},
+    ),
+    "conda": (
+        [
+            *python_items("opt/conda"),
+            Item("opt/conda/lib/libpython3.12.so.1.0"),
+            Item("opt/conda/bin/vllm", b"#!/opt/conda/bin/python\n", mode=0o755),
+            symlink("opt/conda/bin/python", "python3.12"),
+        ],
+        "opt/conda/lib/python3.12/site-packages",
+        {"Env": ["PATH=/opt/conda/bin:/usr/bin", "LD_LIBRARY_PATH=/opt/conda/lib"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "site", "config"), LAYOUTS.values(), ids=list(LAYOUTS))
+def test_images_as_their_makers_lay_them_out(
+    call: Call, tmp_path: Path, items: Sequence[Item], site: str, config: dict[str, Any]
+) -> None:
+    layer = packed(tar_of(*{item.name: item for item in items}.values(), *site_items(site=site)))
+    put_image(tmp_path / "base", layer, config=config)
+    words = ("-b", f"oci:{tmp_path}/base", "-o", "oci:out", "--no-verify")
+    assert call("image", "-l", "fix", *words).code == 0
+    assert not failed(call)
+    on_top(LayoutDirectory(tmp_path / "work" / "out"), Item("root/.local/x", b""))
+    assert not failed(call)
+
+
+# ------------------------------------------------------------------- libraries and compiled code
+
+
+def loader_cache(**places: str) -> bytes:
+    """An ``ld.so.cache`` as ldconfig writes it."""
+    texts, head = b"", struct.pack("<20sII", b"glibc-ld.so.cache1.1", len(places), 0) + bytes(20)
+    entries, start = b"", len(head) + 24 * len(places)
+    for name, path in places.items():
+        key, value = name.replace("_", ".").encode() + b"\0", path.encode() + b"\0"
+        where = start + len(texts)
+        entries += struct.pack("<iIIIQ", 3, where, where + len(key), 0, 0)
+        texts += key + value
+    return head + entries + texts
+
+
+NEAR = "LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/srv/lib"
+#: Libraries and compiled code that these layers, or a variable, put first.
+LOADED = {
+    "libc": ([Item("srv/lib/libc.so.6", CODE)], [NEAR], "/srv/lib/libc.so.6"),
+    "libpython": (
+        [Item("srv/lib/libpython3.12.so.1.0", CODE)],
+        [NEAR],
+        "/srv/lib/libpython3.12.so.1.0",
+    ),
+    "variant": (
+        [Item("srv/lib/glibc-hwcaps/x/libm.so.6", CODE)],
+        [NEAR],
+        "/srv/lib/glibc-hwcaps/x/libm.so.6",
+    ),
+    "linked folder": (
+        [symlink("srv/lib", "/srv/other"), Item("srv/other/libc.so.6", CODE)],
+        [NEAR],
+        "/srv/lib/libc.so.6",
+    ),
+    "library of the system": ([Item("srv/lib/libssl.so.3", CODE)], [NEAR], "/srv/lib/libssl.so.3"),
+    "library of a package": (
+        [Item("srv/lib/libnccl.so.2", CODE)],
+        [NEAR],
+        "/srv/lib/libnccl.so.2",
+    ),
+    "driver": ([Item("srv/lib/libcuda.so.1", CODE)], [NEAR], "/srv/lib/libcuda.so.1"),
+    "the base's libc elsewhere": ([], ["LD_LIBRARY_PATH=/opt/old"], "/opt/old/libc.so.6"),
+    "working folder": ([Item("libc.so.6", CODE)], ["LD_LIBRARY_PATH=/x:"], "/libc.so.6"),
+    "token": ([], ["LD_LIBRARY_PATH=$ORIGIN/../x"], "$LD_LIBRARY_PATH"),
+    "setting": (
+        [Item("etc/ld.so.conf.d/x.conf", b"# x\n/srv/lib\n"), Item("srv/lib/libc.so.6", CODE)],
+        [],
+        "/srv/lib/libc.so.6",
+    ),
+    "cache": (
+        [
+            Item("etc/ld.so.cache", loader_cache(libc_so_6="/srv/lib/x.so")),
+            Item("srv/lib/x.so", CODE),
+        ],
+        [],
+        "/etc/ld.so.cache",
+    ),
+    "cache to a library of the system": (
+        [
+            Item("etc/ld.so.cache", loader_cache(libssl_so_3="/srv/lib/x.so")),
+            Item("srv/lib/x.so", CODE),
+        ],
+        [],
+        "/etc/ld.so.cache",
+    ),
+    "damaged cache": ([Item("etc/ld.so.cache", b"?")], [], "/etc/ld.so.cache"),
+    "replaced": ([Item(f"{LIBS}/libc.so.6", CODE)], [], f"/{LIBS}/libc.so.6"),
+    "replaced loader": (
+        [Item("usr/lib/ld-linux-aarch64.so.1", CODE)],
+        [],
+        "/usr/lib/ld-linux-aarch64.so.1",
+    ),
+    "replaced libpython": (
+        [Item("opt/app/lib/libpython3.12.so.1.0", CODE)],
+        [],
+        "/opt/app/lib/libpython3.12.so.1.0",
+    ),
+    "name service": ([Item(f"{LIBS}/libnss_x.so.2", CODE)], [], f"/{LIBS}/libnss_x.so.2"),
+    "replaced other": ([Item(f"{LIBS}/libssl.so.3", CODE)], [], f"/{LIBS}/libssl.so.3"),
+    "preloaded": ([Item("usr/lib/x.so", CODE)], ["LD_PRELOAD=x.so"], "/usr/lib/x.so"),
+    "audited": ([Item("srv/lib/x.so", CODE)], [NEAR, "LD_AUDIT=x.so"], "/srv/lib/x.so"),
+    "preloaded from here": ([Item("x.so", CODE)], ["LD_PRELOAD=./x.so"], "$LD_PRELOAD"),
+    "plugin of NCCL": ([Item(f"{LIBS}/libnccl-net.so", CODE)], [], f"/{LIBS}/libnccl-net.so"),
+    "nccl by name": (
+        [Item(f"{LIBS}/libown.so", CODE)],
+        ["VLLM_NCCL_SO_PATH=libown.so"],
+        "$VLLM_NCCL_SO_PATH",
+    ),
+    "folder of cubins": (
+        [Item("srv/cubins/x.cubin", CODE)],
+        ["FLASHINFER_CUBIN_DIR=/srv/cubins"],
+        "$FLASHINFER_CUBIN_DIR",
+    ),
+    "nccl": ([Item("srv/n.so", CODE)], ["VLLM_NCCL_SO_PATH=/srv/n.so"], "$VLLM_NCCL_SO_PATH"),
+    "logging": (
+        [Item("srv/log.json", b"{}")],
+        ["VLLM_LOGGING_CONFIG_PATH=/srv/log.json"],
+        "$VLLM_LOGGING_CONFIG_PATH",
+    ),
+    "flashinfer": (
+        [Item("root/.cache/flashinfer/0.6/121a/cached_ops/x/x.so", CODE)],
+        [],
+        "/root/.cache/flashinfer/",
+    ),
+    "flashinfer elsewhere": (
+        [Item("srv/.cache/flashinfer/x.so", CODE)],
+        ["FLASHINFER_WORKSPACE_BASE=/srv"],
+        "/srv/.cache/flashinfer/",
+    ),
+    "inductor": ([Item("tmp/torchinductor_root/a/b.py", CODE)], [], "/tmp/torchinductor_root/"),
+    "triton": ([Item("root/.triton/cache/x/k.cubin", CODE)], [], "/root/.triton/cache/"),
+    "vllm": ([Item("srv/torch_compile_cache/a", CODE)], ["VLLM_CACHE_ROOT=/srv"], "/srv/"),
+    "home of the user": (
+        [Item("etc/passwd", PASSWD), Item("srv/home/.cache/vllm/x.so", CODE)],
+        [],
+        "/srv/home/.cache/vllm/",
+    ),
+    "linked cache": ([symlink("root/.cache/vllm", "/opt/old")], [], "/root/.cache/vllm/"),
+}
+#: A base with libraries, as NVIDIA's: some in a folder that LD_LIBRARY_PATH names.
+LIBRARIES = (
+    VLLM,
+    Item(f"{LIBS}/libc.so.6", b"libc"),
+    Item(f"{LIBS}/libssl.so.3", b"libssl"),
+    Item("usr/local/nvidia/lib64/libcudart.so.12", b"cudart"),
+    Item("opt/old/libc.so.6", b"old"),
+    Item("root/.cache/readme.txt", b""),
+    *installed("nccl", "nvidia/nccl/lib/libnccl.so.2", b"nccl"),
+)
+
+
+@pytest.mark.parametrize(("items", "env", "path"), LOADED.values(), ids=list(LOADED))
+def test_libraries_and_compiled_code_that_come_first(
+    call: Call, built: Built, items: Sequence[Item], env: Sequence[str], path: str
+) -> None:
+    layout = built(*LIBRARIES)
+    assert not failed(call)
+    on_top(layout, *items, Item("srv/x", b""), env=env)
+    assert path in failed(call)["startup hooks"]["unrecorded"]
+
+
+LIST = "var/lib/dpkg/info/libc6:arm64.list"
+
+
+@pytest.mark.parametrize(("items", "env"), [
+    ([], ["LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/missing"]),
+    ([], [f"LD_LIBRARY_PATH=/{LIBS}"]),
+    ([Item("srv/lib/libown.so.1", CODE)], [NEAR]),
+    ([Item(f"{LIBS}/libnew.so.1", CODE)], []),
+    ([Item(f"{LIBS}/libcuda.so.1"), Item(f"{LIBS}/libnvidia-ml.so.1")], []),
+    ([Item(f"{LIBS}/libc.so.6", b"new"), Item(LIST, b"/lib/aarch64-linux-gnu/libc.so.6\n")], []),
+    ([Item("etc/ld.so.cache", loader_cache(libc_so_6=f"/{LIBS}/libc.so.6"))], []),
+    ([Item("etc/ld.so.conf.d/x.conf", b"/srv/lib\n"), Item("srv/lib/libown.so.1")], []),
+    ([Item("root/.cache/vllm/modelinfos/x.json", b"{}"), Item("root/.cache/pip/x.so")], []),
+    ([], [f"VLLM_NCCL_SO_PATH=/{SITE}/nvidia/nccl/lib/libnccl.so.2", "VLLM_CACHE_ROOT=/x"]),
+], ids=["nvidia", "system", "own", "new", "left by a build", "upgraded", "same cache", "setting",
+        "no code", "recorded"])  # fmt: skip
+def test_libraries_that_hide_nothing(
+    call: Call, built: Built, items: Sequence[Item], env: Sequence[str]
+) -> None:
+    on_top(built(*LIBRARIES), *items, Item("srv/x", b""), env=env)
+    assert not failed(call)
+
+
+def test_compiled_code_of_the_base_is_attributed_to_it(call: Call, built: Built) -> None:
+    built(Item("root/.cache/flashinfer/0.6/x.so", b"of the base"))
+    code, check = hooks(call)
+    assert (code, check["status"]) == (0, "pass")
+    assert check["seen"] == "in the base already: /root/.cache/flashinfer/"

@@ -615,6 +615,25 @@ class TestFacts:
         code, check = hooks(spark_build)
         assert (code, check["unrecorded"]) == (5, ["evil.pth"]), "and no layer of the base is read"
 
+    def test_describe_starts_of_the_base(
+        self, spark_build: Call, cold: tuple[str, ...], project: Path
+    ) -> None:
+        image = ("image", *cold, "--locked", "--engine", "oci", "--thin", "-o", "oci:out")
+        assert spark_build(*image, "--no-verify").code == 0
+        paths = ["srv/lib/libc.so.6", "usr/lib/aarch64-linux-gnu/libc.so.6",
+                 "root/.cache/flashinfer/x.so"]  # fmt: skip
+        items = [Item(path, b"x") for path in (*paths, "json.py")]
+        env = ["LD_LIBRARY_PATH=/missing:/srv/lib"]
+        on_top(LayoutDirectory(project / "out"), *items, env=env)
+        done = spark_build("verify", "oci:out", "--level", "static", "--json")
+        checks = {check["name"]: check for check in done.json["checks"]}
+        assert "/json.py instead of json" in checks["imported modules"]["seen"]
+        assert checks["startup hooks"]["unrecorded"] == [
+            "/srv/lib/libc.so.6",
+            "/usr/lib/aarch64-linux-gnu/libc.so.6",
+            "/root/.cache/flashinfer/",
+        ], "and no layer of the base is read"
+
     def test_are_kept_when_a_docker_engine_reads_the_base(
         self, spark_build: Call, cold: tuple[str, ...], project: Path, fix: Path,
         monkeypatch: pytest.MonkeyPatch,
