@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from builder.applier.trees import Content
+from builder.applier.values import ApplyError
 from builder.common.programs import VERIFIER
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, UsageError
@@ -137,7 +138,7 @@ def test_values_reach_the_image_unchanged(how: str, value: str) -> None:
     assert dockerfile_value(line) == value
 
 
-@pytest.mark.parametrize("value", ["a\nUSER root", "\n", "a\0b"])
+@pytest.mark.parametrize("value", ["a\nUSER root", "\n"])
 def test_a_value_is_no_instruction(value: str) -> None:
     layer = make_layer("set", env_op("BACKEND", value, reader="vllm/core.py"))
     plan = make_plan_of(fake_base(FILES), layer)
@@ -145,6 +146,12 @@ def test_a_value_is_no_instruction(value: str) -> None:
         render(layer)
     with pytest.raises(UsageError, match="a value with a line break"):
         overlay_recipe(plan, Ref("oci:out"))
+
+
+def test_a_value_with_a_zero_byte_is_refused_with_its_layer() -> None:
+    op = env_op("BACKEND", "a\0b", reader="vllm/core.py")
+    with pytest.raises(ApplyError, match="the value of BACKEND has a zero byte"):
+        make_plan_of(fake_base(FILES), make_layer("set", op))
 
 
 # ------------------------------------------------------------------------------------ the context
