@@ -123,7 +123,9 @@ class Regex:
 
 #: Sentences of a page about failures: no line of a log begins so.
 PROSE = Regex(
-    r"^(?:[-*#>] ?)?(?:See|Note|You|To|This|Make sure|Try)\b.{0,80}[`\"]|^(?:[-*#>] ?)?(?:If|When) "
+    r"^\|.*\|\s*$|^\s*(?:#|//|/\*|raise |throw |print\(|log\w*\.\w+\(|printf\(|std::c)"
+    r"|^(?:[-*#>] ?)?(?:See|Note|You|To|This|Make sure|Try)\b.{0,80}[`\"]"
+    r"|^(?:[-*#>] ?)?(?:If|When) "
 )
 #: Attempts that a program can do without: not errors, whatever the line quotes.
 SKIPPED = Regex(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")
