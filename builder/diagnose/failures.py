@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from builder.common.document import Part, Text, always, read
 from builder.common.paths import package_file
+from builder.diagnose.entries import whole_words
 from builder.diagnose.logs import when
 from builder.diagnose.servers import SERVICE, NumberedLine, ServerState, has_any
 
@@ -381,16 +382,16 @@ FORMS = (
         r"NVRM: Xid \(",
         r"NVRM: GPU .{0,60}(?:has fallen off the bus|lost)",
         r"[Oo]ut of memory: Kill(?:ed)? process \d+",
-        r"oom-kill:constraint=",
+        r"\boom-kill:constraint=",
         r"\b(?:segfault at|general protection fault|traps: \S+ trap)",
         r"Kernel panic - not syncing",
         r"AMD-Vi: .*IO_PAGE_FAULT",
-        r"task \S+ blocked for more than \d+ seconds",
+        r"\btask \S+ blocked for more than \d+ seconds",
     ),
     _form(
         "a C++ exception",
         r"terminate called (?:after throwing|without an active exception|recursively)",
-        r"libc\+\+abi: terminating",
+        r"\blibc\+\+abi: terminating",
         r"^\s*what\(\):\s+\S",
     ),
     _form(
@@ -413,7 +414,7 @@ FORMS = (
         r"^\s*ptxas .{0,80}\b(?:fatal|error)\b",
         r"^\s*nvcc fatal\b",
         r"^error: (?:static assertion|identifier|no (?:instance|matching)|unrecognized|#error)",
-        r"(?:collect2|ld): error: |undefined reference to [`']",
+        r"(?<![\w-])(?:collect2|ld): error: |undefined reference to [`']",
         r"^CMake Error\b",
         r"NVRTC_ERROR_\w+",
         r"\bLLVM ERROR: ",
@@ -465,7 +466,7 @@ FORMS = (
         r"nvidia-container-cli: ",
         r"failed to (?:create|start) (?:shim|containerd) task",
         r"failed to solve: |ERROR: failed to build",
-        r"exec: \"[^\"]+\": (?:executable file not found|stat|permission denied)",
+        r"\bexec: \"[^\"]+\": (?:executable file not found|stat|permission denied)",
     ),
     _form(
         "Kubernetes",
@@ -517,7 +518,7 @@ FORMS = (
     ),
     _form(
         "the network",
-        r"gloo/transport/.{0,120}(?:Timed out|Connection|error|refused)",
+        r"\bgloo/transport/.{0,120}(?:Timed out|Connection|error|refused)",
         r"\[c10d\].{0,300}(?:timed out after|failed to connect|Connection re)",
         weak=True,
     ),
@@ -526,7 +527,7 @@ FORMS = (
         r"MPI_ABORT was invoked",
         r"mpirun noticed that process rank",
         r"Primary job +terminated normally, but",
-        r"srun: error: ",
+        r"\bsrun: error: ",
         weak=True,
     ),
     _form(
@@ -534,11 +535,11 @@ FORMS = (
         r"\b(?:exited|exit|terminated|died|failed|finished) (?:with|by) "
         r"(?:non-zero )?(?:exit )?(?:code|status|signal):? ?(?!0\b)-?\d+",
         r"\bExited \((?!0\))\d+\)",
-        r"died with <Signals\.",
+        r"\bdied with <Signals\.",
         r"returned (?:a )?non-zero (?:exit )?(?:code|status)",
         r"^(?:\S+: line \d+:\s+\d+ )?Killed\b(?:\s|$)",
         r"\bsignal (?:9|11|6|15)\b|signal: killed|SIGKILL",
-        r"died unexpectedly|exited unexpectedly|Container .{0,60} exited|exitCode=(?!0\b)\d+",
+        r"\b(?:died|exited) unexpectedly|Container .{0,60} exited|exitCode=(?!0\b)\d+",
         weak=True,
     ),
     _form(
@@ -562,18 +563,18 @@ FOLLOWERS = re.compile(
     r"|RPC call to \w+ timed out|shared memory broadcast block|Failed core proc\(s\): \{\}"
     r"|ActorDied|ActorUnavailable|WorkerCrashedError|OwnerDiedError|RayChannelError"
     r"|ChildFailedError|ProcessExitedException|ProcessRaisedException"
-    r"|Received sigquit from a child|kill_process_tree|Child process .{0,40}(?:died|failed)"
+    r"|Received sigquit from a child|\bkill_process_tree|Child process .{0,40}(?:died|failed)"
     r"|BrokenPipeError|EOFError|ConnectionResetError|IncompleteReadError"
     r"|Connection (?:reset|closed) by (?:remote )?peer"
     r"|ncclRemoteError|DistBackendError: NCCL error.{0,200}(?:remote process|peer)"
-    r"|Socket (?:recv|send).{0,60}(?:failed|reset)|remote process exited|peer .{0,40}closed"
+    r"|Socket (?:recv|send).{0,60}(?:failed|reset)|remote process exited|\bpeer .{0,40}closed"
     r"|CancelledError|SystemExit|KeyboardInterrupt|ZMQError|cancelled due to|Cancelled"
     r"|Watchdog timeout|AsyncLLM output_handler failed|sched_yield"
     r"|[Pp]rocess group .{0,60}(?:abort|terminat)|To avoid data inconsistency"
-    r"|got fatal signal from worker"
+    r"|\bgot fatal signal from worker"
     r"|Timed out waiting for engine core|See (?:stack trace|root cause) (?:\(above\)|above)"
     r"|SIGTERM received|Broadcast.{0,40}timed out|Heartbeat monitor"
-    r"|mpirun noticed|Primary job|exited with code|died unexpectedly"
+    r"|mpirun noticed|Primary job|exited with code|\bdied unexpectedly"
 )
 
 #: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
@@ -599,7 +600,7 @@ NOISE = re.compile(
     r"|Unexpected error during package walk|destroy_process_group\(\) was not called"
     r"|NVRM: .{0,300}NV_ERR_NO_MEMORY|nvCheckOkFailed"
     r"|Dumping (?:input data|scheduler)|leaked (?:shared_memory|semaphore)"
-    r"|error_code=None|on_error=|errors='"
+    r"|error_code=None|\bon_error=|errors='"
 )
 #: Symptoms that no such word makes harmless.
 _HARD = frozenset({"CUDA", "an exit", "systemd", "MPI"})
@@ -744,7 +745,7 @@ SIGNALLED = re.compile(
 LETHAL = re.compile(
     r"illegal memory access|illegal instruction|device-side assert|misaligned address"
     r"|unspecified launch failure|EngineDead|engine is dead|Engine core initialization failed"
-    r"|Failed core proc|EngineCore encountered|WorkerProc hit an exception|died unexpectedly"
+    r"|Failed core proc|EngineCore encountered|WorkerProc hit an exception|\bdied unexpectedly"
 )
 #: Frames of a server that handles a request.
 _HANDLER = re.compile(
@@ -1247,7 +1248,7 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def _compiled() -> tuple[tuple[re.Pattern[str], Rule], ...]:
-    return tuple((re.compile(rule.pattern, re.MULTILINE), rule) for rule in rules())
+    return tuple((whole_words(rule.pattern, re.MULTILINE), rule) for rule in rules())
 
 
 def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | None:
@@ -1304,12 +1305,18 @@ def fix_for(rule: Rule, engine: str) -> str:
 def in_flags_of(engine: str, advice: str) -> str:
     """Advice in the flags of an engine: pieces with a flag of vLLM that it has not are left out."""
     flags = engine_flags().get(engine)
-    if flags is None:  # vLLM, or not known
+    if flags is None:  # not known
+        return advice
+    foreign = None if engine == "vllm" else _VLLM_NAME
+    if not any(o in flags for o in _OPTION.findall(advice)) and not (
+        foreign and foreign.search(advice)
+    ):
         return advice
     kept = [
         _OPTION.sub(lambda match: flags.get(match[0], match[0]), piece)
         for piece in _ADVICE.split(advice)
-        if not _VLLM_NAME.search(piece) and all(flags.get(o, o) for o in _OPTION.findall(piece))
+        if not (foreign and foreign.search(piece))
+        and all(flags.get(o, o) for o in _OPTION.findall(piece))
     ]
     return "; ".join(kept) or _NO_ADVICE
 

@@ -149,7 +149,7 @@ STARTED = re.compile(
 #: Lines that a server writes once at a start.  They say that it came up then, and nothing later.
 UP = re.compile(
     r"Application startup complete|Uvicorn running on|fired up and ready|server is listening"
-    r"|all slots are idle|Started HTTPService at|Started GRPCInferenceService"
+    r"|\ball slots are idle|Started HTTPService at|Started GRPCInferenceService"
     r"|\bRoute: /\S{1,80}, Methods: "
 )
 #: A request that generates or computes, and the status of its answer.  Checks such as /health and
