@@ -381,6 +381,7 @@ FORMS = (
         "the kernel",
         r"NVRM: Xid \(",
         r"NVRM: GPU .{0,60}(?:has fallen off the bus|lost)",
+        r"NVRM: .{0,80}(?:RmInitAdapter|rm_init_adapter) failed",
         r"[Oo]ut of memory: Kill(?:ed)? process \d+",
         r"\boom-kill:constraint=",
         r"\b(?:segfault at|general protection fault|traps: \S+ trap)",
@@ -579,7 +580,8 @@ FOLLOWERS = re.compile(
 
 #: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
-    r"device-side assert triggered|Worker failed with error |unhandled cuda error \(run with NCCL"
+    r"device-side assert triggered|Worker failed with error "
+    r"|unhandled (?:cuda|system) error \(run with NCCL"
     r"|^(?:ray::"
     r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
@@ -632,7 +634,7 @@ _SMELLS = (
     "undefined",
     "not found",
     "denied",
-    "No such",
+    "o such",
     "core dumped",
     "ssert",
     "():",
@@ -1137,6 +1139,10 @@ KINDS: Mapping[str, str] = {
 LONGEST = 4000
 #: Parts of the engines, and packages, by the beginning of a frame's path.
 _PARTS = (
+    ("vllm/vllm_flash_attn/cute", "FlashAttention 4"),
+    ("flash_attn/cute", "FlashAttention 4"),
+    ("vllm/vllm_flash_attn", "FlashAttention"),
+    ("flash_attn/", "FlashAttention"),
     ("vllm/model_executor/model_loader", "vLLM's weight loader"),
     ("vllm/model_executor/layers/quantization", "vLLM's quantisation"),
     ("vllm/model_executor/layers/fused_moe", "vLLM's expert layers"),
@@ -1167,10 +1173,6 @@ _PARTS = (
     ("sglang/srt/mem_cache", "SGLang's KV cache"),
     ("sglang/srt/server_args", "SGLang's configuration"),
     ("sglang/", "SGLang"),
-    ("vllm/vllm_flash_attn/cute", "FlashAttention 4"),
-    ("flash_attn/cute", "FlashAttention 4"),
-    ("vllm/vllm_flash_attn", "FlashAttention"),
-    ("flash_attn/", "FlashAttention"),
     ("b12x/", "b12x"),
     ("flashinfer/", "FlashInfer"),
     ("deep_gemm/", "DeepGEMM"),

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from builder.common.paths import package_file
+from builder.diagnose.prose import Speech
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,6 +78,12 @@ _FORK = re.compile(
 _BANNER_SIGNS = ("ersion", "b12x", "LLM engine", "fork", "ServerArgs(", "== SGLang")
 
 
+#: Of how many lines of a text one must show what it is.
+_SHARE = 5
+#: What a text is called that people wrote.
+TALK = "a conversation or a page"
+
+
 class Program(NamedTuple):
     """A program that is no model server."""
 
@@ -135,6 +142,7 @@ SERVICE = re.compile(
 _RECORD = re.compile(
     r"Traceback \(most recent call last|\s+File \"[^\"]+\", line \d|NVRM: |ninja: |ptxas "
     r"|(?:[a-z_]\w*\.)*[A-Z]\w{2,}(?:Error|Exception): \S|vllm: error: |usage: |docker: "
+    r"|(?:ERROR|FATAL): \S"
 )
 _KERNELS = re.compile(r"nvcc|\.cuh?\b|flashinfer|triton|torch_compile|ptxas")
 
@@ -306,6 +314,7 @@ class ServerState:
     foreign: collections.Counter[str] = field(default_factory=collections.Counter)
     #: whether one is as a log or a traceback has it, and not only a text about one
     records: bool = False
+    speech: Speech = field(default_factory=Speech)
     #: whether one of the first lines has anything of a model server or its machine
     related: bool = False
     #: lines that TensorRT-LLM writes, and FlashInfer's copy of its code
@@ -344,10 +353,8 @@ class ServerState:
         self.records = (
             self.records or bool(line.level and line.head) or _RECORD.match(text) is not None
         )
-        for program in programs() if self.lines <= _FIRST else ():
-            if program.lines.search(text):
-                self.foreign[program.name] += 1
-                break
+        if self.lines <= _FIRST:
+            self._read_as_foreign(text)
         self.kernels = self.kernels or bool(_KERNELS.search(text))
         self.related = self.related or bool(RELATED.search(text) or RELATED.search(line.source))
         if has_any(_BANNER_SIGNS, text):
@@ -361,6 +368,15 @@ class ServerState:
                 return
         self.copied += bool(_COPIED.search(text))
 
+    def _read_as_foreign(self, text: str) -> None:
+        """Read a line for what it would be if no model server wrote it."""
+        if not self.records:
+            self.speech.feed(text)
+        for program in programs():
+            if program.lines.search(text):
+                self.foreign[program.name] += 1
+                return
+
     def _banner(self, line: Line) -> None:
         """Read a line by which a server may name itself, or what it was built from."""
         if not self.named:
@@ -370,14 +386,17 @@ class ServerState:
 
     def other(self) -> str:
         """The program that wrote it, if it is no model server; else empty."""
+        quotes = self.records or bool(self.named) or self.ready or self.checked
+        if not quotes and self.speech.is_talk():
+            return TALK
         if not self.foreign:
             return ""
         name = self.foreign.most_common(1)[0][0]
         program = next(program for program in programs() if program.name == name)
         strong = program.strong
         if program.text:
-            quotes = self.records or self.started or self.ready or self.checked
-            return "" if quotes else name
+            part = self.foreign[name] * _SHARE >= min(self.lines, _FIRST)
+            return name if part and not quotes else ""
         engine = self.votes.total() - self.votes["llama.cpp"]
         if name == "a build" and self.kernels:
             return ""

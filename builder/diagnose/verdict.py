@@ -213,6 +213,8 @@ def _is_broken_server(server: Server) -> bool:
         return False
     state = server.last.failures.course
     failures = server.last.failures
+    if server.before is not None and server.before.broken() and not state.ready:
+        return True  # and the attempt after it shows nothing yet
     burst = failures.no_memory_lines >= _BURST and failures.no_memory_last > state.ready
     refused = state.refused and not state.answered
     if state.other() or not (burst or refused or server.last.broken()):
@@ -538,19 +540,22 @@ def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
 
 def _with_place(finding: Finding, failures: list[Failure], engine: str) -> Finding:
     """A finding with the details of the failure that it explains."""
-    if finding.severity == "error" and (told := classify(finding.quote, engine=engine)):
-        finding = replace(finding, mechanism=told.kind, component=told.component)
-    for failure in failures:
-        if finding.line in failure.lines:
-            return replace(
-                finding,
-                frame=failure.frame,
-                process=failure.source,
-                when=failure.when,
-                follows=failure.follower,
-                times=failure.times,
-            )
-    return finding
+    failure = next((one for one in failures if finding.line in one.lines), None)
+    frame = failure.frame if failure is not None else ""
+    if finding.severity == "error":
+        told = classify(finding.quote, frame=frame, engine=engine)
+        if told is not None:
+            finding = replace(finding, mechanism=told.kind, component=told.component)
+    if failure is None:
+        return finding
+    return replace(
+        finding,
+        frame=frame,
+        process=failure.source,
+        when=failure.when,
+        follows=failure.follower,
+        times=failure.times,
+    )
 
 
 def _unknown(

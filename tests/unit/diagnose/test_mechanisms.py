@@ -660,3 +660,53 @@ def test_a_log_in_a_conversation_is_read() -> None:
         "CUDA GPUs are available\nAssistant: the container has no GPU.\n"
     )
     assert diagnose(io.BytesIO(log.encode())).verdict.state == "failed"
+
+
+TALKS = {
+    "two people": "alice: does anyone know why it says CUDA out of memory?\nbob: lower the share\n"
+    "alice: and No CUDA GPUs are available?\nbob: give it the GPU\nalice: thx\n",
+    "a forum": "I bought a second one last week and I cannot get it to work.\nWhen I start it, it "
+    'prints "CUDA out of memory" and dies.\nDoes anybody know what I should set?\n',
+    "an answer": 'The error "CUDA error: an illegal memory access was encountered" means that a '
+    "kernel wrote outside of its buffers.\n\nTo find it:\n1. Set CUDA_LAUNCH_BLOCKING=1\n"
+    "2. Run it again\n\nIf the message is `CUBLAS_STATUS_ALLOC_FAILED`, the memory ran out.\n",
+    "Git": "$ git pull\nerror: Your local changes to the following files would be overwritten:\n"
+    "\tvllm/config.py\nAborting\n",
+    "an answer of an API": '{\n  "error": {\n    "message": "CUDA out of memory",\n    "code": 1\n'
+    "  }\n}\n",
+    "a recipe": "name: wombat\ncommand: |\n  vllm serve wombat\n# CUDA error: out of memory\n"
+    "env:\n  NCCL_DEBUG: WARN\n",
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_what_people_write_is_no_log(name: str) -> None:
+    result = diagnose(io.BytesIO(TALKS[name].encode()))
+    assert (result.is_log, result.findings) == (False, ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080).",
+        "Failed to pull image wombat: Error response from daemon: pull access denied for wombat",
+        'exec: "vllm serve wombat": stat vllm serve wombat: no such file or directory',
+        "NVRM: RmInitAdapter failed! (0x62:0x1a:2631)",
+    ],
+)
+def test_a_pasted_line_is_read(line: str) -> None:
+    for log in (f"{line}\n", f"{line}\n" * 6):
+        assert diagnose(io.BytesIO(log.encode())).verdict.state == "failed"
+
+
+def test_the_part_of_a_compilers_error_is_what_was_compiled() -> None:
+    head = "(EngineCore pid=9) ERROR 06-01 10:00:00 [core.py:1] "
+    for path in ("vllm/vllm_flash_attn/cute/interface.py", "flash_attn/cute/flash_fwd.py"):
+        log = (
+            f"{head}Traceback (most recent call last):\n"
+            f'{head}  File "/x/site-packages/{path}", line 3, in f\n'
+            f"{head}cutlass.base_dsl.common.DSLRuntimeError: no wombat\n"
+        )
+        (found,) = diagnose(io.BytesIO(log.encode())).findings
+        assert (found.mechanism, found.component) == ("compiler", "FlashAttention 4")
