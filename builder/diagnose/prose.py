@@ -25,7 +25,7 @@ _FEW = 2
 _END = re.compile(r"(?<=[a-z\"'`)][.?!]) +(?=[A-Z])")
 #: An item of a list.
 _ITEM = re.compile(r"^\s*(?:\d{1,2}\.|[-*]) [A-Z`\"']")
-_SPEAKER = re.compile(r"^(?P<name>[A-Za-z][a-z]{1,15}(?: [A-Z][a-z]{1,15})?): [A-Za-z\"'`]")
+_SPEAKER = re.compile(r"^(?P<name>[A-Za-z]\w{1,15}(?: [A-Z][a-z]{1,15})?): [A-Za-z\"'`]")
 #: Beginnings of lines of programs that look like the name of a speaker.
 _PROGRAMS = re.compile(
     r"error|warning|info|debug|note|fatal|kernel|docker|make|ninja|nvcc|main|srv|vllm|python|bash|sh"

@@ -679,6 +679,17 @@ TALKS = {
 }
 
 
+TALKS |= {
+    "a check of types": 'a/b.py:3: error: No overload for "CUDA error" matches\nFound 1 error\n',
+    "a table": "time,level,message\n10:00,error,CUDA out of memory\n10:01,info,ok\n",
+    "settings": '[messages]\noom = "CUDA out of memory"\nxid = "NVRM: Xid (1): 119"\n',
+    "a script": "if ! gpu; then\n  echo 'No CUDA GPUs are available'\n  exit 1\nfi\n",
+    "curl": "curl: (7) Failed to connect to 127.0.0.1 port 8000: Connection refused\n",
+    "two labels": 'Ich: er friert ein\nKI: "CUDA out of memory" heißt, nichts ist frei.\n'
+    'Ich: und "No CUDA GPUs are available"?\nKI: Dann fehlt --gpus all.\n',
+}
+
+
 @pytest.mark.parametrize("name", TALKS)
 def test_what_people_write_is_no_log(name: str) -> None:
     result = diagnose(io.BytesIO(TALKS[name].encode()))
