@@ -1196,6 +1196,10 @@ _PARTS = (
 )
 #: The same, by a name in the message.
 _PARTS_IN_TEXT = (
+    (
+        re.compile(r"\bFA4\b|FlashAttention[- ]?4|flash_attn[./]cute|FlashAttention\w+Sm\d"),
+        "FlashAttention 4",
+    ),
     (re.compile(r"[Ff]lash[Ii]nfer"), "FlashInfer"),
     (re.compile(r"[Dd]eep_?[Gg][Ee][Mm][Mm]"), "DeepGEMM"),
     # FlashInfer has TensorRT-LLM's kernels, by these names
@@ -1207,6 +1211,7 @@ _PARTS_IN_TEXT = (
     (re.compile(r"\b[Tt]riton\b"), "Triton"),
     (re.compile(r"[Ff]lash_?[Aa]ttn|FlashAttention|FlashMLA|flash_mla"), "FlashAttention"),
     (re.compile(r"sgl_kernel|sgl-kernel"), "sgl-kernel"),
+    (re.compile(r"\b[Pp]aged ?KV\b"), "attention kernels"),
     (re.compile(r"\b(?:LMCache|lmcache)\b"), "LMCache"),
     (re.compile(r"[Tt]okenizer"), "the tokenizer"),
     (re.compile(r"auto_functionalized|[Ii]nductor|[Dd]ynamo|torch\.compile"), "torch.compile"),

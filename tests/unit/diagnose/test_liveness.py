@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import pytest
 
 from builder.diagnose.logs import ERRORS, REPEATS
 from builder.diagnose.verdict import Diagnosis, diagnose, diagnoses, verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.caller import Call
 
 START = """\
 (APIServer pid=1) INFO 06-01 10:00:00 [api_server.py:1] vLLM API server version 0.31.0
@@ -137,6 +143,12 @@ def test_the_requests_of_one_server_are_no_life_of_another() -> None:
 
 
 # ------------------------------------------------------------------------------ without a failure
+
+
+def test_the_error_of_the_command_says_that_it_is_not_known(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "work" / "a.log").write_text(CHECKS[0] * 3)
+    done = call("diagnose", "a.log")
+    assert (done.code, "nothing shows that the server generates" in done.err) == (5, True)
 
 
 def test_without_a_request_it_is_not_known_whether_a_server_generates() -> None:

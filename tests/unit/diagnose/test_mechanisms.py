@@ -451,6 +451,18 @@ def test_a_short_word_has_a_boundary(name: str, pattern: str) -> None:
             "compiler",
             "FlashAttention 4",
         ),
+        ("ImportError: cannot import name 'a' from 'flash_attn.cute'", "versions", "Attention 4"),
+        (
+            "ValueError: FA4 requires compute capability 10.x, got 12.1",
+            "unsupported",
+            "Attention 4",
+        ),
+        # other things of the machine
+        ("NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out", "network", "RDMA"),
+        ("nvidia-container-cli: device error: /dev/nvidia0: unknown device", "missing", "a device"),
+        ("AssertionError: Could not find anchor in a.py", "patch", "patch or mod"),
+        ("RuntimeError: Worker did not respond to collective_rpc", "timeout", "engine's processes"),
+        ("RuntimeError: memory is held by container wombat", "memory", "GPU's memory"),
         # an image that does not build
         ("ERROR: failed to build: failed to solve: wombat", "compiler", "build of the image"),
         ("/usr/bin/ld: cannot find -lwombat", "compiler", "linker"),
