@@ -554,9 +554,9 @@ class ServerState:
         return list(self.stuck) if len(self.stuck) >= _WAITS else []
 
     def stalls(self) -> NumberedLine | None:
-        """The last line of a wait, since which nothing was generated, of a server that was up."""
+        """The last line of a wait, since which nothing was answered, of a server that was up."""
         waits = [every[-1] for every in self.waits.values() if every]
         last = max(waits, key=lambda wait: wait.line, default=None)
-        if last is None or not 0 < self.up < last.line or self.generated > last.line:
+        if last is None or not 0 < self.up < last.line or self.alive > last.line:
             return None
         return last

@@ -133,6 +133,7 @@ def test_the_last_of_many_statistics_counts(count: int) -> None:
     log = START + UP + generating * count + traced(OTHER)
     assert read(log + idle * count).verdict.state == "failed"
     assert read(log + CHAT * count).verdict.state == "ready"
+    assert read(log + generating * (count + 1)).verdict.state == "ready"
 
 
 def test_the_requests_of_one_server_are_no_life_of_another() -> None:
@@ -243,6 +244,7 @@ def test_a_wait_or_two_of_a_server_that_was_up_leave_it_open() -> None:
     assert (result.verdict.state, result.findings) == ("unclear", ())
     assert "Whether it still generates is not known." in result.verdict.sentence
     assert read(START + UP + WAIT + statistics(20.0, 0)).verdict.state == "ready"
+    assert read(START + UP + WAIT * 2 + CHAT).verdict.state == "ready"
 
 
 def test_a_wait_that_follows_from_a_failure_is_no_finding_of_its_own() -> None:
