@@ -97,9 +97,18 @@ Engine = Literal["vllm", "tensorrt-llm", "sglang", "any"]
 Sure = Literal["certain", "likely", "reported"]
 
 
+#: No match begins inside a word: ``ld: `` is not in "build: ".  A capital letter may begin one.
+_WHOLE = "(?<![a-z0-9](?=[a-z]))"
+
+
+def whole_words(source: str, flags: int = 0) -> re.Pattern[str]:
+    """A regular expression whose matches do not begin inside a word."""
+    return re.compile(f"{_WHOLE}(?:{source})", flags)
+
+
 @cache
 def _compiled(source: str) -> re.Pattern[str]:
-    return re.compile(source)
+    return whole_words(source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,9 @@ class Regex:
 
 #: Sentences of a page about failures: no line of a log begins so.
 PROSE = Regex(
-    r"^(?:[-*#>] ?)?(?:See|Note|You|To|This|Make sure|Try)\b.{0,80}[`\"]|^(?:[-*#>] ?)?(?:If|When) "
+    r"^\|.*\|\s*$|^\s*(?:#|//|/\*|raise |throw |print\(|log\w*\.\w+\(|printf\(|std::c)"
+    r"|^(?:[-*#>] ?)?(?:See|Note|You|To|This|Make sure|Try)\b.{0,80}[`\"]"
+    r"|^(?:[-*#>] ?)?(?:If|When) "
 )
 #: Attempts that a program can do without: not errors, whatever the line quotes.
 SKIPPED = Regex(r"[Ss]kipping tactic|[Ee]xception ignored in|[Rr]etrying|[Ww]ill retry")

@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from builder.common.document import Part, Text, always, read
 from builder.common.paths import package_file
+from builder.diagnose.entries import whole_words
 from builder.diagnose.logs import when
 from builder.diagnose.servers import SERVICE, NumberedLine, ServerState, has_any
 
@@ -47,6 +48,8 @@ _OWN = (
     "nvidia_cutlass_dsl",
     "triton",
     "deep_gemm",
+    "flash_attn",
+    "b12x",
     "compressed_tensors",
     "huggingface_hub",
     "safetensors",
@@ -129,7 +132,7 @@ _HEAD = re.compile(
     r"(?::(?: (?P<text>.*))?)?$"
 )
 #: Names that are exceptions at the start of any line.
-_NAMED = re.compile(
+NAMED = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Fault|Timeout|Died|Expired|"
     r"ExceptionGroup|Refused|NotFound|Interrupt)|(?:\w+\.)+(?:exc|errors|exceptions)\.[A-Z]\w+|(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|"
     r"StopIteration|StopAsyncIteration|TimeoutExpired|OutOfMemoryError|RayTaskError|EngineGenerateError"
@@ -144,7 +147,7 @@ _CAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"
 _MARKS = re.compile(r"^[\s|]*[\^~]+[\s^~]*$|^\s*\[Previous line repeated")
 _GROUPED = re.compile(r"^\s*(?:\+-\+)?[|+] ?(?:-{3,} \d+ -{3,}|\+?-{3,})?")
-_LOUD = frozenset({"ERROR", "CRITICAL", "FATAL"})
+LOUD = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _CODE = re.compile(
     r"^(?:return|raise|yield|await|assert|with|for|while|if|elif|else|try|except|finally|def|class"
     r"|import|from|del|pass|lambda|async)\b"
@@ -279,7 +282,7 @@ class Tracebacks:
         indented = text[:1] in " \t"
         head = None
         if not indented or state.coded:  # a whole paste may be indented
-            head = _NAMED.match(bare)
+            head = NAMED.match(bare)
         if not head and not indented and state.frames:
             head = _HEAD.match(bare)
         if head and _credible(head, bare):
@@ -316,7 +319,7 @@ class Tracebacks:
         same = line.level == ended.level and line.number - ended.end <= 2
         fresh = bool(line.level) and not same
         if not fresh and same and bare and len(ended.more) < MESSAGE_LINES:
-            if (head := _NAMED.match(bare)) and _credible(head, bare) and text[:1] not in " \t":
+            if (head := NAMED.match(bare)) and _credible(head, bare) and text[:1] not in " \t":
                 return self._alone(line, text)
             ended.more.append(bare)
             ended.end = line.number
@@ -329,9 +332,9 @@ class Tracebacks:
     def _alone(self, line: Line, text: str) -> tuple[LoggedException | None, bool]:
         """An exception without a traceback."""
         bare = text.strip()
-        head = _NAMED.match(bare)
+        head = NAMED.match(bare)
         inner = False
-        if not head and line.level in _LOUD:
+        if not head and line.level in LOUD:
             head, inner = _INNER.search(bare), True
         if not head:
             return None, False
@@ -378,17 +381,18 @@ FORMS = (
         "the kernel",
         r"NVRM: Xid \(",
         r"NVRM: GPU .{0,60}(?:has fallen off the bus|lost)",
+        r"NVRM: .{0,80}(?:RmInitAdapter|rm_init_adapter) failed",
         r"[Oo]ut of memory: Kill(?:ed)? process \d+",
-        r"oom-kill:constraint=",
+        r"\boom-kill:constraint=",
         r"\b(?:segfault at|general protection fault|traps: \S+ trap)",
         r"Kernel panic - not syncing",
         r"AMD-Vi: .*IO_PAGE_FAULT",
-        r"task \S+ blocked for more than \d+ seconds",
+        r"\btask \S+ blocked for more than \d+ seconds",
     ),
     _form(
         "a C++ exception",
         r"terminate called (?:after throwing|without an active exception|recursively)",
-        r"libc\+\+abi: terminating",
+        r"\blibc\+\+abi: terminating",
         r"^\s*what\(\):\s+\S",
     ),
     _form(
@@ -411,11 +415,25 @@ FORMS = (
         r"^\s*ptxas .{0,80}\b(?:fatal|error)\b",
         r"^\s*nvcc fatal\b",
         r"^error: (?:static assertion|identifier|no (?:instance|matching)|unrecognized|#error)",
-        r"(?:collect2|ld): error: |undefined reference to [`']",
+        r"(?<![\w-])(?:collect2|ld): error: |undefined reference to [`']",
         r"^CMake Error\b",
         r"NVRTC_ERROR_\w+",
         r"\bLLVM ERROR: ",
         r"^error\[E\d{4}\]: ",
+    ),
+    _form(
+        "a patch",
+        r"^\s*Hunk #\d+ FAILED",
+        r"\bpatch does not apply\b|\berror: patch failed: ",
+        r"^\d+ out of \d+ hunks? (?:FAILED|failed|ignored)",
+        r"\bReversed \(or previously applied\) patch detected",
+        r"\bcan't find file to patch\b|\bcorrupt patch at line \d",
+        r"^\W{0,3}(?:Error|ERROR|error): (?:[Pp]atch|[Mm]od)\b.{0,60}\bfailed",
+    ),
+    _form(
+        "the driver",
+        r"\bbuilt for NVIDIA Driver Release \S+ or later",
+        r"\bcompatibility mode is UNAVAILABLE\b",
     ),
     _form("a compiler", r"^FAILED: ", r"^ninja: (?:build stopped|error|fatal)", weak=True),
     _form("a compiler", r"^g?make(?:\[\d+\])?: \*\*\* ", r"^error: could not compile", weak=True),
@@ -449,7 +467,7 @@ FORMS = (
         r"nvidia-container-cli: ",
         r"failed to (?:create|start) (?:shim|containerd) task",
         r"failed to solve: |ERROR: failed to build",
-        r"exec: \"[^\"]+\": (?:executable file not found|stat|permission denied)",
+        r"\bexec: \"[^\"]+\": (?:executable file not found|stat|permission denied)",
     ),
     _form(
         "Kubernetes",
@@ -501,7 +519,7 @@ FORMS = (
     ),
     _form(
         "the network",
-        r"gloo/transport/.{0,120}(?:Timed out|Connection|error|refused)",
+        r"\bgloo/transport/.{0,120}(?:Timed out|Connection|error|refused)",
         r"\[c10d\].{0,300}(?:timed out after|failed to connect|Connection re)",
         weak=True,
     ),
@@ -510,7 +528,7 @@ FORMS = (
         r"MPI_ABORT was invoked",
         r"mpirun noticed that process rank",
         r"Primary job +terminated normally, but",
-        r"srun: error: ",
+        r"\bsrun: error: ",
         weak=True,
     ),
     _form(
@@ -518,11 +536,11 @@ FORMS = (
         r"\b(?:exited|exit|terminated|died|failed|finished) (?:with|by) "
         r"(?:non-zero )?(?:exit )?(?:code|status|signal):? ?(?!0\b)-?\d+",
         r"\bExited \((?!0\))\d+\)",
-        r"died with <Signals\.",
+        r"\bdied with <Signals\.",
         r"returned (?:a )?non-zero (?:exit )?(?:code|status)",
         r"^(?:\S+: line \d+:\s+\d+ )?Killed\b(?:\s|$)",
         r"\bsignal (?:9|11|6|15)\b|signal: killed|SIGKILL",
-        r"died unexpectedly|exited unexpectedly|Container .{0,60} exited|exitCode=(?!0\b)\d+",
+        r"\b(?:died|exited) unexpectedly|Container .{0,60} exited|exitCode=(?!0\b)\d+",
         weak=True,
     ),
     _form(
@@ -546,37 +564,48 @@ FOLLOWERS = re.compile(
     r"|RPC call to \w+ timed out|shared memory broadcast block|Failed core proc\(s\): \{\}"
     r"|ActorDied|ActorUnavailable|WorkerCrashedError|OwnerDiedError|RayChannelError"
     r"|ChildFailedError|ProcessExitedException|ProcessRaisedException"
-    r"|Received sigquit from a child|kill_process_tree|Child process .{0,40}(?:died|failed)"
+    r"|Received sigquit from a child|\bkill_process_tree|Child process .{0,40}(?:died|failed)"
     r"|BrokenPipeError|EOFError|ConnectionResetError|IncompleteReadError"
     r"|Connection (?:reset|closed) by (?:remote )?peer"
     r"|ncclRemoteError|DistBackendError: NCCL error.{0,200}(?:remote process|peer)"
-    r"|Socket (?:recv|send).{0,60}(?:failed|reset)|remote process exited|peer .{0,40}closed"
+    r"|Socket (?:recv|send).{0,60}(?:failed|reset)|remote process exited|\bpeer .{0,40}closed"
     r"|CancelledError|SystemExit|KeyboardInterrupt|ZMQError|cancelled due to|Cancelled"
-    r"|Watchdog (?:caught|timeout)|AsyncLLM output_handler failed|sched_yield"
+    r"|Watchdog timeout|AsyncLLM output_handler failed|sched_yield"
     r"|[Pp]rocess group .{0,60}(?:abort|terminat)|To avoid data inconsistency"
-    r"|got fatal signal from worker"
+    r"|\bgot fatal signal from worker"
     r"|Timed out waiting for engine core|See (?:stack trace|root cause) (?:\(above\)|above)"
     r"|SIGTERM received|Broadcast.{0,40}timed out|Heartbeat monitor"
-    r"|mpirun noticed|Primary job|exited with code|died unexpectedly"
+    r"|mpirun noticed|Primary job|exited with code|\bdied unexpectedly"
 )
 
 #: Wrappers without information: the wrapped error is elsewhere in the log, or in their text.
 WRAPPERS = re.compile(
     r"device-side assert triggered|Worker failed with error "
+    r"|unhandled (?:cuda|system) error \(run with NCCL"
     r"|^(?:ray::"
     r"|Capture cuda graph failed|Ninja build failed|Error building extension|Command .{0,4000}"
     r"returned non-zero|unhandled errors in a TaskGroup|-- Process \d+ terminated)"
 )
 
-#: Lines that look like failures and are not: attempts that the program can do without.
+#: Words of lines that look like failures and are not: attempts that the program can do without.
+#: They weigh lines of level INFO and WARNING, and symptoms in lines without a level.  An exception
+#: that was raised is one, whatever its message says.
 HARMLESS = re.compile(
-    r"[Ss]kipping tactic|[Ss]kipp(?:ed|ing)\b.{0,80}(?:due to|because|tactic|unsupported)"
-    r"|Ignore import error|[Ee]xception ignored in|ignored exception|[Ff]all(?:ing|s)?[- ]?back"
-    r"|destroy_process_group\(\) was not called|Unexpected error during package walk"
-    r"|\b(?:0|no) errors?\b|errors?[=:] ?0\b|[Rr]etrying|[Ww]ill retry|retry in|nvCheckOkFailed"
-    r"|Dumping (?:input data|scheduler)|leaked (?:shared_memory|semaphore)"
-    r"|error_code=None|on_error=|errors='"
+    r"[Ss]kipp(?:ed|ing)\b.{0,80}(?:due to|because|tactic|unsupported)"
+    r"|[Ff]all(?:ing|s)?[- ]?back"
+    r"|\b(?:0|no) errors?\b|errors?[=:] ?0\b|[Rr]etrying|[Ww]ill retry|retry in"
 )
+#: Lines of any level that tell of no failure: what a program says of its state when one happened,
+#: or of an exception that is ignored.
+NOISE = re.compile(
+    r"[Ss]kipping tactic|[Ee]xception ignored in|ignored exception|Ignore import error"
+    r"|Unexpected error during package walk|destroy_process_group\(\) was not called"
+    r"|NVRM: .{0,300}NV_ERR_NO_MEMORY|nvCheckOkFailed"
+    r"|Dumping (?:input data|scheduler)|leaked (?:shared_memory|semaphore)"
+    r"|error_code=None|\bon_error=|errors='"
+)
+#: Symptoms that no such word makes harmless.
+_HARD = frozenset({"CUDA", "an exit", "systemd", "MPI"})
 
 
 #: Texts, one of which is in every line that a form or a traceback can match.
@@ -605,7 +634,7 @@ _SMELLS = (
     "undefined",
     "not found",
     "denied",
-    "No such",
+    "o such",
     "core dumped",
     "ssert",
     "():",
@@ -702,6 +731,8 @@ class Failure:
     counted: str = ""
 
 
+#: The kind of a wait that does not end.
+HANG = "a wait that does not end"
 _WARNS = re.compile(
     r"[Ww]arn|WARN|rror|ailed|annot|not (?:found|supported|enough|valid)|nsupported"
 )
@@ -716,7 +747,7 @@ SIGNALLED = re.compile(
 LETHAL = re.compile(
     r"illegal memory access|illegal instruction|device-side assert|misaligned address"
     r"|unspecified launch failure|EngineDead|engine is dead|Engine core initialization failed"
-    r"|Failed core proc|EngineCore encountered|WorkerProc hit an exception|died unexpectedly"
+    r"|Failed core proc|EngineCore encountered|WorkerProc hit an exception|\bdied unexpectedly"
 )
 #: Frames of a server that handles a request.
 _HANDLER = re.compile(
@@ -730,6 +761,12 @@ _OWN_TEXT = re.compile(
 )
 _VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), .+?(?= \[type=|$)")
 _NO_MEMORY = re.compile(r"NVRM: .{0,300}NV_ERR_NO_MEMORY")
+
+
+def _excused(form: Form, line: Line) -> bool:
+    """Whether a symptom in a line without a level is said to be harmless."""
+    soft = form.weak and form.kind not in _HARD and not line.level
+    return soft and HARMLESS.search(line.text) is not None
 
 
 def _follows(text: str) -> bool:
@@ -758,10 +795,12 @@ class Failures:
     #: the last line with a time
     _head: str = ""
     _when: dict[int, str] = field(default_factory=dict)
-    _harmless: dict[str, int] = field(default_factory=dict)
+    #: the last line of each process about an exception that is ignored
+    _ignored: dict[str, int] = field(default_factory=dict)
     #: lines of the driver about memory: the first one, and their number
     no_memory: NumberedLine | None = None
     no_memory_lines: int = 0
+    no_memory_last: int = 0
 
     def copy(self) -> Failures:
         """A copy that shares nothing that reading changes."""
@@ -795,12 +834,13 @@ class Failures:
             self._head = line.head
         if "NVRM" in text and _NO_MEMORY.search(text):
             self.no_memory_lines += 1
+            self.no_memory_last = max(self.no_memory_last, line.number)
             self.no_memory = self.no_memory or NumberedLine(line.number, text[:QUOTED])
         quiet = line.level in ("INFO", "DEBUG") and "kip" not in text and "gnor" not in text
         if line.source in self.tracebacks.states or (not quiet and has_any(_SMELLS, text)):
             if not SERVICE.search(text) and self._event(line):
                 return
-        elif line.level in _LOUD:
+        elif line.level in LOUD:
             self._note(
                 Failure("an error", line.number, line.number, text[:QUOTED], weak=True), line
             )
@@ -812,12 +852,11 @@ class Failures:
     def _event(self, line: Line) -> bool:
         """Record a failure; returns whether the line is part of one."""
         text = line.text
-        if HARMLESS.search(text) and line.level != "CRITICAL":
-            self._harmless[line.source] = line.number
+        if self._acquitted(line):
             return False
         exception, part = self.tracebacks.feed(line)
         if exception is not None:
-            quiet = self._harmless.get(exception.source, -9)
+            quiet = self._ignored.get(exception.source, -9)
             if not exception.start - 2 <= quiet <= exception.line and exception.level not in _QUIET:
                 self._found(exception)
             return True
@@ -825,17 +864,26 @@ class Failures:
             return True
         if line.level in _QUIET and "[c10d]" not in text:
             return False
-        for form in FORMS:
-            if form.regex.search(text):
-                event = Failure(form.kind, line.number, line.number, text.strip()[:QUOTED])
-                event.weak = form.weak
-                self._note(event, line)
-                return True
-        if line.level in _LOUD and not part:
+        form = next((form for form in FORMS if form.regex.search(text)), None)
+        if form is not None and not _excused(form, line):
+            event = Failure(form.kind, line.number, line.number, text.strip()[:QUOTED])
+            event.weak = form.weak
+            self._note(event, line)
+            return True
+        if form is None and line.level in LOUD and not part:
             self._note(
                 Failure("an error", line.number, line.number, text[:QUOTED], weak=True), line
             )
         return part
+
+    def _acquitted(self, line: Line) -> bool:
+        """Whether a line tells of no failure.  No word acquits an exception."""
+        if NAMED.match(line.text.strip()):
+            return False
+        if NOISE.search(line.text):
+            self._ignored[line.source] = line.number
+            return True
+        return line.level in _QUIET and HARMLESS.search(line.text) is not None
 
     def _found(self, exception: LoggedException) -> None:
         if before := self._matters(exception.start, exception.source):
@@ -895,6 +943,7 @@ class Failures:
             _when={key: n for f in every for key, n in f._when.items()},
             no_memory=self.no_memory,
             no_memory_lines=self.no_memory_lines,
+            no_memory_last=self.no_memory_last,
         )
 
     def dead(self) -> bool:
@@ -942,19 +991,18 @@ class Failures:
 
     def _hangs(self, failures: list[Failure]) -> list[Failure]:
         """Waits that do not end, without another known cause."""
-        if any(not f.survived and not f.weak for f in failures):
+        if any(not f.survived and (f.kind == "NCCL" or not f.weak) for f in failures):
             return []
         waits = self.course.hang()
         if not waits:
             return []
         return [
             Failure(
-                "a wait that does not end",
+                HANG,
                 waits[0].line,
                 waits[-1].line,
                 waits[0].text.strip()[:QUOTED],
                 source=waits[0].source,
-                follower=True,
                 lines=frozenset(n.line for n in waits),
                 search=search_phrase(self.course.wrote(), "", waits[0].text),
             )
@@ -1012,17 +1060,19 @@ class Failures:
     def _survives(self, failure: Failure, failures: list[Failure], lethal: int) -> bool:
         """Whether the program went on; ``lethal`` is the last line that ends it anyway."""
         course = self.course
-        if lethal >= failure.line:
-            return course.up > max(failure.end, lethal)
-        followers = [f.line for f in failures if f.follower and f.line >= failure.line]
-        # later requests succeed, or it was restarted
-        if course.ready > failure.end and course.ready > max(followers, default=0):
-            return True
-        if failure.kind in ("NCCL", "an error") and course.ready > failure.line:
-            return True
-        if failure.source and failure.level != "CRITICAL":
-            return course.after(failure.source, failure.end) >= _PROGRESS
-        return course.alive > failure.end and not followers
+        was_up = course.came_up(failure.line)
+        end = max(
+            [failure.end, *(f.line for f in failures if f.follower and f.line >= failure.line)]
+        )
+        if lethal >= failure.line:  # only another start helps, and the requests that it answers
+            return course.up > (end := max(end, lethal)) and course.alive > end
+        if was_up or course.alive > end:
+            return course.alive > end
+        # at a start: the process went on, and the server came up or the log ends before
+        after = course.after(failure.source, failure.end)
+        if course.ready:
+            return course.ready > end and after > 0
+        return bool(failure.source) and failure.level != "CRITICAL" and after >= _PROGRESS
 
 
 _BUILDS = re.compile(r"[Nn]inja|nvcc|compil|build|non-zero exit status")
@@ -1074,9 +1124,11 @@ KINDS: Mapping[str, str] = {
     "weights": "the checkpoint and the model code disagree",
     "damaged": "a damaged file",
     "missing": "something is missing",
+    "patch": "a patch or mod that does not apply",
     "versions": "versions that do not belong together",
     "network": "a connection or rendezvous failed",
     "timeout": "a process that did not answer",
+    "hang": "a process that hangs",
     "killed": "ended from outside",
     "request": "a request that failed",
     "compiler": "a compiler failed",
@@ -1087,6 +1139,10 @@ KINDS: Mapping[str, str] = {
 LONGEST = 4000
 #: Parts of the engines, and packages, by the beginning of a frame's path.
 _PARTS = (
+    ("vllm/vllm_flash_attn/cute", "FlashAttention 4"),
+    ("flash_attn/cute", "FlashAttention 4"),
+    ("vllm/vllm_flash_attn", "FlashAttention"),
+    ("flash_attn/", "FlashAttention"),
     ("vllm/model_executor/model_loader", "vLLM's weight loader"),
     ("vllm/model_executor/layers/quantization", "vLLM's quantisation"),
     ("vllm/model_executor/layers/fused_moe", "vLLM's expert layers"),
@@ -1117,6 +1173,7 @@ _PARTS = (
     ("sglang/srt/mem_cache", "SGLang's KV cache"),
     ("sglang/srt/server_args", "SGLang's configuration"),
     ("sglang/", "SGLang"),
+    ("b12x/", "b12x"),
     ("flashinfer/", "FlashInfer"),
     ("deep_gemm/", "DeepGEMM"),
     ("triton/", "Triton"),
@@ -1139,14 +1196,22 @@ _PARTS = (
 )
 #: The same, by a name in the message.
 _PARTS_IN_TEXT = (
+    (
+        re.compile(r"\bFA4\b|FlashAttention[- ]?4|flash_attn[./]cute|FlashAttention\w+Sm\d"),
+        "FlashAttention 4",
+    ),
     (re.compile(r"[Ff]lash[Ii]nfer"), "FlashInfer"),
     (re.compile(r"[Dd]eep_?[Gg][Ee][Mm][Mm]"), "DeepGEMM"),
-    (re.compile(r"[Tt]rtllm|TRTLLM|[Tt]llm[Gg]en"), "TensorRT-LLM's kernels"),
+    # FlashInfer has TensorRT-LLM's kernels, by these names
+    (re.compile(r"[Tt]rtllm(?:_|-gen)|TRTLLM|[Tt]llm[Gg]en|nv_internal/"), "FlashInfer"),
+    (re.compile(r"\bb12x\b|\bB12X\b|B12x"), "b12x"),
     (re.compile(r"[Mm]arlin"), "Marlin"),
+    (re.compile(r"\bcutlass\.cute\b|\bcute\.\w|\bCuTe\b|\bCuteDSL\b"), "the CuTe DSL"),
     (re.compile(r"\b[Cc]utlass|CUTLASS"), "CUTLASS"),
     (re.compile(r"\b[Tt]riton\b"), "Triton"),
     (re.compile(r"[Ff]lash_?[Aa]ttn|FlashAttention|FlashMLA|flash_mla"), "FlashAttention"),
     (re.compile(r"sgl_kernel|sgl-kernel"), "sgl-kernel"),
+    (re.compile(r"\b[Pp]aged ?KV\b"), "attention kernels"),
     (re.compile(r"\b(?:LMCache|lmcache)\b"), "LMCache"),
     (re.compile(r"[Tt]okenizer"), "the tokenizer"),
     (re.compile(r"auto_functionalized|[Ii]nductor|[Dd]ynamo|torch\.compile"), "torch.compile"),
@@ -1190,22 +1255,22 @@ def rules() -> tuple[Rule, ...]:
 
 @cache
 def _compiled() -> tuple[tuple[re.Pattern[str], Rule], ...]:
-    return tuple((re.compile(rule.pattern, re.MULTILINE), rule) for rule in rules())
+    return tuple((whole_words(rule.pattern, re.MULTILINE), rule) for rule in rules())
 
 
 def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | None:
     """The mechanism of a failure: its message, innermost relevant frame, and the engine."""
     text = text[:LONGEST]
-    if inner := _QUOTED.search(text):
-        text = inner[2]
+    if inner := _QUOTED.search(text):  # the frame is the messenger's
+        text, frame = inner[2], ""
     for regex, rule in _compiled():
         if match := regex.search(text):
             groups = {k: _value(v) for k, v in match.groupdict().items()}
             return Mechanism(
                 rule.kind,
-                filled(rule.component, groups) or component(text, frame, engine),
+                _refined(filled(rule.component, groups), frame) or component(text, frame, engine),
                 filled(rule.message, groups),
-                filled((engine == "sglang" and rule.sglang) or rule.fix, groups),
+                filled(fix_for(rule, engine), groups),
             )
     own = component("", frame, "")
     if own.endswith("configuration"):
@@ -1215,14 +1280,72 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
     return None
 
 
+def _refined(named: str, frame: str) -> str:
+    """A rule's component; of a compiler's error, what was compiled says more."""
+    own = component("", frame, "") if named in _COMPILERS else ""
+    return own if own in _COMPILED_PARTS else named
+
+
+_COMPILERS = frozenset({"the CuTe DSL", "ptxas", "nvcc", "Triton"})
+_COMPILED_PARTS = frozenset({"FlashAttention 4"})
+
+
+@cache
+def engine_flags() -> Mapping[str, Mapping[str, str]]:
+    """What each engine calls a flag of vLLM."""
+    table = tomllib.loads(package_file("data", "mechanisms.toml").read_text("utf-8"))
+    return read(table["flags"], dict[str, dict[str, str]])
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+#: Names that only vLLM knows.
+_VLLM_NAME = re.compile(r"\bVLLM_[A-Z]|\bcudagraph_capture_sizes\b|\bspark-build (?:lint|plan)\b")
+#: Separates the pieces of advice of a fix.
+_ADVICE = re.compile(r"; (?:else )?|, or (?=[^;]{20})")
+
+
+def fix_for(rule: Rule, engine: str) -> str:
+    """A rule's fix for an engine."""
+    return rule.sglang if engine == "sglang" and rule.sglang else in_flags_of(engine, rule.fix)
+
+
+def in_flags_of(engine: str, advice: str) -> str:
+    """Advice in the flags of an engine: pieces with a flag of vLLM that it has not are left out."""
+    flags = engine_flags().get(engine)
+    if flags is None:  # not known
+        return advice
+    foreign = None if engine == "vllm" else _VLLM_NAME
+    if not any(o in flags for o in _OPTION.findall(advice)) and not (
+        foreign and foreign.search(advice)
+    ):
+        return advice
+    kept = [
+        _OPTION.sub(lambda match: flags.get(match[0], match[0]), piece)
+        for piece in _ADVICE.split(advice)
+        if not (foreign and foreign.search(piece))
+        and all(flags.get(o, o) for o in _OPTION.findall(piece))
+    ]
+    return "; ".join(kept) or _NO_ADVICE
+
+
+_NO_ADVICE = "read the lines before it, and search the issues of the engine for the message"
+
+
 def component(text: str, frame: str, engine: str) -> str:
     """The part that failed, by its frame, or by a name in its message."""
     path = frame.partition(",")[0]
     own = next((name for start, name in _PARTS if path.startswith(start)), "")
-    if own and own not in ("vLLM", "SGLang", "PyTorch"):
+    if own and own not in _MESSENGERS:
         return own
     named = next((name for regex, name in _PARTS_IN_TEXT if regex.search(text)), "")
-    return named or own or {"vllm": "vLLM", "sglang": "SGLang"}.get(engine, "")
+    if named == "FlashInfer" and engine == "tensorrt-llm":
+        named = "TensorRT-LLM"
+    engines = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
+    return named or own or engines.get(engine, "")
+
+
+#: Parts that only say what another one did: a name in the message says more.
+_MESSENGERS = ("vLLM", "SGLang", "PyTorch", "TensorRT-LLM", "vLLM's executor", "vLLM's attention")
 
 
 def _value(text: str | None) -> str:

@@ -462,7 +462,15 @@ REPEATS = 8
 ERRORS = 1000
 _ERROR = re.compile(
     rb"rror|ERROR|CRITICAL|FATAL|Traceback|  File |xception|ailed|Killed|exited|NVRM|[Tt]imed|abort"
+    rb"|broadcast block|prompt throughput: 0\.0 .{1,60}generation throughput: 0\.0 .{1,20}: [1-9]"
 )
+#: Statistics with and without tokens are not alike, nor those with and without requests.
+_STATISTICS = re.compile(rb"throughput: 0\.0 |Running: 0 ")
+#: Beginnings by which the lines of servers differ, also if only in digits.
+_HEAD = re.compile(rb"[\w.@-]{1,80} +\||\[pod/[\w./-]{1,200}\]|\([^()]{0,80}ip=[\d.]+\)")
+#: Lines in a sample that must have one, so that each line is looked at.
+_HEADED = 2
+
 _DIGITS = b"0123456789"
 #: Request identifiers, which occur in INFO lines.
 _HEX = b"0123456789abcdef"
@@ -559,13 +567,26 @@ class Line(NamedTuple):
     server: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Shape:
-    """Lines that differ only in digits: the first, their count, and the number of the last."""
+    """Lines that differ only in digits: the last one and its number, and how many are read."""
 
-    first: bytes
+    text: bytes
     count: int
     last: int
+    limit: int
+    #: the number of the line before the last one
+    prior: int = 0
+
+    def again(self, text: bytes, number: int) -> bool:
+        """Count a line, and say whether it is read."""
+        self.count += 1
+        self.prior = self.last
+        self.last = number
+        self.text = text
+        if self.count == REPEATS + 1 and _ERROR.search(text, 0, 400):
+            self.limit = ERRORS
+        return self.count <= self.limit
 
 
 @dataclass
@@ -581,6 +602,8 @@ class Reader:
     turned: int = 0
     #: lines may be wrapped; joined lines are a guess, and only additional
     wrapped: bool = False
+    #: lines name the container, pod or node that wrote them
+    _headed: bool = False
 
     def __iter__(self) -> Iterator[Line]:
         """Every non-empty line, cleaned."""
@@ -598,6 +621,7 @@ class Reader:
         physical = (
             self._lines(buffered) if encoding == "utf-8-sig" else self._decoded(buffered, encoding)
         )
+        self._headed = sum(bool(_HEAD.match(line)) for line in first.splitlines()) >= _HEADED
         sample = start.decode(encoding, "replace")
         self.wrapped = possible(sample)
         for number, raw, pieces, again in unwrapped(physical, sample):
@@ -609,17 +633,20 @@ class Reader:
                         yield line
 
     def passed_over(self) -> Iterator[Line]:
-        """One line of each skipped group, with the number of the last."""
+        """The last line of each skipped group; of statistics two, as it takes two in a row."""
         for shape in self.shapes.values():
-            if shape.count > REPEATS:
-                yield from cleaned(shape.last, shape.first.decode("utf-8", "replace"))
+            if shape.count > shape.limit:
+                text = shape.text.decode("utf-8", "replace")
+                if b"throughput" in shape.text:
+                    yield from cleaned(shape.prior, text)
+                yield from cleaned(shape.last, text)
 
     def forget(self) -> None:
         """Read repeated lines again: a new attempt begins."""
         self.shapes.clear()
 
     def _lines(self, buffered: io.BufferedReader) -> Iterator[tuple[int, str]]:
-        shapes = self.shapes
+        shapes, headed = self.shapes, self._headed
         whole = True
         number = 1
         while piece := buffered.readline(LONGEST):
@@ -628,19 +655,21 @@ class Reader:
                 self.lines = number
                 if number == 1:
                     piece = piece.removeprefix(b"\xef\xbb\xbf")
-                key = piece.translate(None, _HEX if b"INFO" in piece else _DIGITS)
+                if b"INFO" in piece:
+                    key = piece.translate(None, _HEX)
+                    if b"throughput" in piece:
+                        key += b"".join(_STATISTICS.findall(piece))
+                else:
+                    key = piece.translate(None, _DIGITS)
+                if headed and (head := _HEAD.match(piece)):
+                    key += head[0]
                 shape = shapes.get(key)
                 if shape is None:
                     if len(shapes) < _SHAPES:
-                        shapes[key] = Shape(piece, 1, number)
+                        shapes[key] = Shape(piece, 1, number, REPEATS)
                     yield number, piece.decode("utf-8", "replace")
-                else:
-                    shape.count += 1
-                    shape.last = number
-                    if shape.count <= REPEATS or (
-                        shape.count <= ERRORS and _ERROR.search(piece, 0, 400)
-                    ):
-                        yield number, piece.decode("utf-8", "replace")
+                elif shape.again(piece, number):
+                    yield number, piece.decode("utf-8", "replace")
             whole = ended
             number += ended
 

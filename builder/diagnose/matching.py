@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from builder.common.document import Count, Part, Text
 from builder.diagnose.entries import PROSE, SKIPPED, Condition, Entry, Pattern, Regex, fixed_text
-from builder.diagnose.failures import QUOTED, Failures
+from builder.diagnose.failures import LOUD, NAMED, QUOTED, Failures
 from builder.diagnose.logs import Reader
 from builder.diagnose.servers import SERVICE, has_any
 
@@ -260,6 +260,8 @@ class Scan:
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     #: number of lines of each entry
     times: dict[str, int] = field(default_factory=dict)
+    #: the last lines of each entry, as many as it needs
+    lasts: dict[str, collections.deque[int]] = field(default_factory=dict)
     #: the last joined line of each entry
     joined: dict[str, int] = field(default_factory=dict)
     failures: Failures = field(default_factory=Failures)
@@ -310,6 +312,7 @@ class Scan:
             settings=_first_of(s.settings for s in every),
             hits=hits,
             times=dict(sum((collections.Counter(s.times) for s in every), collections.Counter())),
+            lasts=_first_of(s.lasts for s in every),
             failures=self.failures.with_others([s.failures for s in others]),
             unjoined=self.unjoined.with_others([s.unjoined for s in others]),
             present=set().union(*(s.present for s in every)),
@@ -318,11 +321,18 @@ class Scan:
     def troubled(self) -> bool:
         """Whether it was ready, or something failed."""
         state = self.failures
-        return bool(state.exceptions or state.events or state.course.ready)
+        return bool(state.exceptions or state.events or state.course.ready or state.course.waits)
 
     def broken(self) -> bool:
         """Whether it ended with a failure."""
         return any(not failure.survived for failure in self.failures.failures())
+
+    def passed(self, entry: Entry, line: int) -> bool:
+        """Whether the server became ready, or answered, after as many lines as an entry needs."""
+        lasts = self.lasts.get(entry.id, (line,))
+        state = self.failures.course
+        # an answered request ends no wait: the line of a stream is written before its first token
+        return max(state.up, state.generated if entry.times > 1 else state.alive) > lasts[0]
 
     def shows(self, entry: Entry) -> bool:
         """Whether the rest of the log meets an entry's conditions."""
@@ -642,7 +652,8 @@ def _note_selection(kind: str) -> _Note:
 
 def _is_no_failure(entry: Entry, text: str, line: Line) -> bool:
     """Whether a line is of an attempt that was given up, or of a page about failures."""
-    skipped = entry.severity == "error" and SKIPPED.search(text)
+    raised = line.level in LOUD or NAMED.match(text.strip())  # no word acquits an exception
+    skipped = entry.severity == "error" and not raised and SKIPPED.search(text)
     return bool(skipped or (not line.head and PROSE.search(text)) or SERVICE.search(text))
 
 
@@ -655,6 +666,8 @@ def _note_hit(entry: Entry) -> _Note:
         # a part is counted with its whole line, and only once for all readings
         if not line.again if line.pieces == 1 else line.number != result.joined.get(entry.id):
             result.times[entry.id] = result.times.get(entry.id, 0) + 1
+            lasts = result.lasts.setdefault(entry.id, collections.deque(maxlen=entry.times))
+            lasts.append(line.number)
             if line.pieces > 1:
                 result.joined[entry.id] = line.number
         groups = {name: value or "" for name, value in match.groupdict().items()}

@@ -566,6 +566,8 @@ def refuse_failed(results: Sequence[Diagnosis]) -> None:
     if state in ("failed", "stopped", "unclear"):
         was_ready = len(results) == 1 and results[0].ready
         what = "the server is not healthy" if was_ready else "the server did not become ready"
+        if len(results) == 1 and "not known" in results[0].verdict.sentence:
+            what = "nothing shows that the server generates"
         raise SparkBuildError(what, Exit.VERIFY_FAILED, _AGAIN)
 
 

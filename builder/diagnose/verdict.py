@@ -13,10 +13,10 @@ from packaging.version import InvalidVersion, Version
 
 from builder.common.document import Count, Part, Text, always
 from builder.diagnose.entries import SEVERITIES, Entry, Severity, load_entries, rendered
-from builder.diagnose.failures import KINDS, classify
+from builder.diagnose.failures import HANG, KINDS, QUOTED, classify, in_flags_of
 from builder.diagnose.logs import Reader
 from builder.diagnose.matching import Hit, Log, Scan, Server, scan
-from builder.diagnose.servers import COVERED, ENGINE_NAMES
+from builder.diagnose.servers import COVERED, ENGINE_NAMES, SIDECAR
 from builder.errors import UsageError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def judged(log: Log, entries: Sequence[Entry], vllm: str | None = None) -> list[
     if len(results) < 2:
         return results
     return [
-        dataclasses.replace(r.in_file(s.name), own_server=bool(s.first))
+        dataclasses.replace(r.in_file(s.name), own_server=bool(s.first or s.name))
         for r, s in zip(results, servers, strict=True)
     ]
 
@@ -201,17 +201,26 @@ def _servers(log: Log) -> list[Server]:
         first = plain if plain and (not nodes or any(not s.name for s in plain)) else every
         own = [max(first, key=lambda s: bool(s.last.failures.course.votes or s.last.selections))]
     own[0] = own[0].with_nodes([node for node in nodes if node is not own[0]])
-    others = [
-        s
-        for s in plain
-        if s not in own
-        and s.name != own[0].name
-        and s.last.failures.course.votes
-        and s.last.broken()
-    ]
+    others = [s for s in plain if s not in own and s.name != own[0].name and _is_broken_server(s)]
     if others and not (own[0].first or own[0].last.failures.course.votes):
         return others
     return [*own, *others]
+
+
+def _is_broken_server(server: Server) -> bool:
+    """Whether a source of few lines failed, and nothing tells that it is another program."""
+    if server.name and SIDECAR.search(server.name):
+        return False
+    state = server.last.failures.course
+    failures = server.last.failures
+    if server.before is not None and server.before.broken() and not state.ready:
+        return True  # and the attempt after it shows nothing yet
+    burst = failures.no_memory_lines >= _BURST and failures.no_memory_last > state.ready
+    refused = state.refused and not state.answered
+    if state.other() or not (burst or refused or server.last.broken()):
+        return False
+    # lines without a prefix among prefixed ones may be of any program
+    return bool(server.name or state.votes)
 
 
 def _judged_server(
@@ -282,7 +291,7 @@ def _judged_attempt(
     every = sorted({**server.versions, **read.versions}, key=server.versions.get)  # type: ignore[arg-type]
     releases = tuple(v for v in named if _release(v))
     version = vllm or (releases[0] if read.versions and releases else (releases or (None,))[-1])
-    engine = _engine(read)
+    engine = _engine(read) if read.failures.course.votes or not vllm else "vllm"
     other = read.failures.course.other()
     failures = [] if other else read.failures.failures()
     if not other and all(f.survived for f in failures):
@@ -327,7 +336,9 @@ def _is_log(read: Scan, findings: Sequence[Finding]) -> bool:
     state = read.failures.course
     if state.votes or state.started or state.ready or state.waits or read.selections:
         return True
-    if state.last.line > _PASTE and not state.related:
+    if state.checked or state.counted:
+        return True
+    if len(state.texts) > _PASTE and not state.related:
         return False
     return bool(findings or state.levelled or read.failures.no_memory)
 
@@ -369,14 +380,14 @@ def _findings(
         for hit in sorted(hits, key=lambda h: h.line):
             if not entry.applies(version, by_setting=hit.by_setting):
                 continue
-            if entry.passing and read.failures.course.ready > hit.line:
+            if entry.passing and read.passed(entry, hit.line):
                 continue
             finding = Finding(
                 entry.id,
                 entry.severity,
                 hit.line,
                 rendered(entry.message, hit.groups),
-                rendered(entry.fix_for(version), hit.groups),
+                in_flags_of(engine, rendered(entry.fix_for(version), hit.groups)),
                 quote=hit.text,
                 sure=entry.sure,
                 link=entry.source or f"docs/diagnose.md#{entry.id}",
@@ -389,13 +400,52 @@ def _findings(
                 )
             by_message.setdefault((entry.id, finding.message), finding)
     known = [_with_place(finding, failures, engine) for finding in by_message.values()]
+    known = _without_consequences(known, failures)
     spoke = {finding.id for finding in known if finding.severity == "error"}
     left = [f for f in failures if not _same(f, [e for e in entries if e.id in spoke])]
     found_now = [*known, *_unknown(read, engine, left, failures, known)]
     found_now += _driver_memory(read, found_now)
+    found_now += _refusals(read, found_now)
     if any(f.severity == "error" for f in found_now):  # a note of a server that works
         found_now = [f for f in found_now if f.id not in _NOTED]
     return found_now
+
+
+def _without_consequences(known: list[Finding], failures: list[Failure]) -> list[Finding]:
+    """Findings without the wait for a rank, if a failure says why it does not answer."""
+    if any(not f.survived and f.kind != HANG for f in failures):
+        return [f for f in known if f.component != "a rank of the engine"]
+    return known
+
+
+def _refusals(read: Scan, findings: list[Finding]) -> list[Finding]:
+    """The finding of a server that answers checks, and no request."""
+    state = read.failures.course
+    if any(f.severity == "error" or f.mechanism == "request" for f in findings):
+        return []
+    failed = [line for line in state.failed if line.line > state.alive]
+    refused = [] if state.answered else state.refused
+    if not failed and not refused:
+        return []
+    many = len(failed) >= _BURST
+    lines = failed or refused
+    what = "failed in the server (5xx)" if failed else "refused (4xx)"
+    return [
+        Finding(
+            "request",
+            "error" if many else "warning",
+            lines[0].line,
+            f"Requests {what}: {len(lines)}, and none was answered since. Answers to /health and "
+            "/v1/models do not show that the server generates.",
+            "send one request by hand (curl) and read its answer, whose text says what is wrong; "
+            "then the lines before this one",
+            quote=lines[0].text[:QUOTED],
+            mechanism="request",
+            component="every request" if many else "a request",
+            sure="likely",
+            times=len(lines),
+        )
+    ]
 
 
 def _driver_memory(read: Scan, findings: list[Finding]) -> list[Finding]:
@@ -404,9 +454,11 @@ def _driver_memory(read: Scan, findings: list[Finding]) -> list[Finding]:
     if first is None or any(f.severity == "error" for f in findings):
         return []
     state = read.failures.course
-    if state.votes or state.ready:
-        return []
     many = lines >= _BURST
+    # a server that came up, or answered, after the last of them works
+    if state.ready > read.failures.no_memory_last or (state.votes and not many):
+        return []
+    tuning = f" Kernels were tuned then (line {state.tuning})." if state.tuning else ""
     told = f"{lines} lines of the driver say" if many else "A line of the driver says"
     return [
         Finding(
@@ -415,15 +467,21 @@ def _driver_memory(read: Scan, findings: list[Finding]) -> list[Finding]:
             first.line,
             f"{told} that an allocation failed (NV_ERR_NO_MEMORY). "
             + (
-                "Unified memory ran out; the server may hang from then on."
+                f"Unified memory ran out; the server may hang from then on.{tuning}"
                 if many
                 else "One such line at a healthy start is harmless."
             ),
             "free -h and the server's own log at that time; lower --gpu-memory-utilization, and "
-            "drop the page cache: sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'",
+            "drop the page cache: sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'"
+            + (
+                "; let fewer compilers run at once (MAX_JOBS=2, B12X_COMPILE_WORKERS=2), and keep "
+                "the cache of the first tuning for the next start"
+                if state.tuning
+                else ""
+            ),
             quote=first.text.strip(),
             mechanism="memory",
-            component="the GPU's memory",
+            component="the host's memory, which is the GPU's too",
             sure="likely",
         )
     ]
@@ -482,19 +540,22 @@ def _spoken(read: Scan, engine: str) -> tuple[str, ...]:
 
 def _with_place(finding: Finding, failures: list[Failure], engine: str) -> Finding:
     """A finding with the details of the failure that it explains."""
-    if finding.severity == "error" and (told := classify(finding.quote, engine=engine)):
-        finding = replace(finding, mechanism=told.kind, component=told.component)
-    for failure in failures:
-        if finding.line in failure.lines:
-            return replace(
-                finding,
-                frame=failure.frame,
-                process=failure.source,
-                when=failure.when,
-                follows=failure.follower,
-                times=failure.times,
-            )
-    return finding
+    failure = next((one for one in failures if finding.line in one.lines), None)
+    frame = failure.frame if failure is not None else ""
+    if finding.severity == "error":
+        told = classify(finding.quote, frame=frame, engine=engine)
+        if told is not None:
+            finding = replace(finding, mechanism=told.kind, component=told.component)
+    if failure is None:
+        return finding
+    return replace(
+        finding,
+        frame=frame,
+        process=failure.source,
+        when=failure.when,
+        follows=failure.follower,
+        times=failure.times,
+    )
 
 
 def _unknown(
@@ -528,10 +589,19 @@ def _of_one_request(failure: Failure, told: Mechanism | None, read: Scan) -> boo
         return False
     serves = state.ready and failure.line > state.first_ready
     request = told is not None and told.kind == "request"
+    after = [line.line - failure.end for line in state.refused if line.line > failure.end]
+    if after and (request or (failure.handled and min(after) <= _ANSWER)):
+        return True  # a line after it says that the request was refused
     return bool(
         (request and (serves or (failure.handled and not state.started)))
         or (serves and failure.handled and told is not None and told.kind == "settings")
     )
+
+
+#: Components of flags that a program does not know.
+_COMMAND_LINES = ("the command line", "vLLM's command line")
+#: Within as many lines after an error the answer of its request is written.
+_ANSWER = 4
 
 
 def _unknown_finding(failure: Failure, read: Scan, engine: str) -> Finding:
@@ -545,6 +615,14 @@ def _unknown_finding(failure: Failure, read: Scan, engine: str) -> Finding:
     if told is not None:
         message = f"A request failed. {told.message}" if one else told.message
         fix = told.fix
+    fork = read.failures.course.fork
+    if told is not None and fork is not None and told.component in _COMMAND_LINES:
+        fix = (
+            f"the log shows a fork or a build between releases (line {fork.line}: "
+            f"{fork.text[:100]}), whose flags are not those of a release: compare with what this "
+            "build lists (vllm serve --help=all), and take the image and commit that the command "
+            "was written for"
+        )
     if failure.follower:
         message = (
             f"Not in the catalogue: {failure.kind} that follows the death of another process. "
@@ -604,23 +682,19 @@ def _without_failure(
     read: Scan, findings: list[Finding], at: Callable[[int], int], last: str
 ) -> Verdict:
     state = read.failures.course
-    some = [f for f in findings if f.severity == "warning"]
-    requests = [f for f in some if f.mechanism == "request" or f.message.startswith("A request")]
-    if state.ready and state.unhealthy > state.ready:
+    if state.ready and state.unhealthy > max(state.ready, state.checked):
         line = at(state.unhealthy)
         return Verdict("stopped", f"No failure found, but /health answered 503 last (line {line}).")
+    if (told := _unclear(read, findings, at)) is not None:
+        return Verdict("unclear", told)
     if state.ready:
+        some = [f for f in findings if f.severity == "warning"]
         what = f"{len(some)} warning{'s' * (len(some) > 1)}" if some else "nothing wrong was found"
         noted = "".join(_NOTED.get(f.id, "") for f in findings if f.severity == "info")
+        unseen = "" if state.alive or not state.checked else _NOT_KNOWN
         return Verdict(
-            "ready", f"The server became ready (line {at(state.first_ready)}): {what}{noted}."
-        )
-    if requests:
-        first = requests[0]
-        return Verdict(
-            "unclear",
-            f"A request failed, line {at(first.line)}: {first.quote[:160]}. "
-            "Nothing shows that the server itself failed.",
+            "ready",
+            f"The server became ready (line {at(state.first_ready)}): {what}{noted}.{unseen}",
         )
     unseen = "No failure found, but the server did not become ready"
     if state.started:
@@ -628,6 +702,41 @@ def _without_failure(
     return Verdict("unclear", f"{unseen}; the last line is: {last}")
 
 
+def _unclear(read: Scan, findings: list[Finding], at: Callable[[int], int]) -> str | None:
+    """Why nobody can say whether the server generates, or None."""
+    state = read.failures.course
+    if (stalls := state.stalls()) is not None:
+        return (
+            f"The server became ready (line {at(state.first_ready)}), and waits since line "
+            f"{at(stalls.line)}: {stalls.text.strip()[:100]} "
+            "Whether it still generates is not known."
+        )
+    if state.refused and not state.answered:
+        count = f"{len(state.refused)} request{'s' * (len(state.refused) > 1)}"
+        return (
+            f"Every request was refused ({count}, the first in line {at(state.refused[0].line)}). "
+            "Nothing shows that the server itself failed, and nothing that it generates."
+        )
+    if state.ready:
+        return None
+    first = next((f for f in findings if f.severity == "warning" and _about_a_request(f)), None)
+    if first is not None:
+        return (
+            f"A request failed, line {at(first.line)}: {first.quote[:160]}. "
+            "Nothing shows that the server itself failed."
+        )
+    return f"No failure found.{_NOT_KNOWN}" if state.checked or state.counted else None
+
+
+def _about_a_request(finding: Finding) -> bool:
+    return finding.mechanism == "request" or finding.message.startswith("A request")
+
+
+#: What checks of health tell of a server: a process with a dead engine answers them too.
+_NOT_KNOWN = (
+    " No request was answered, so whether it generates is not known: /health and /v1/models show "
+    "nothing."
+)
 #: What the verdict of a ready server adds for a note.
 _NOTED = {"b12x-not-requested": "; b12x is not in use"}
 
