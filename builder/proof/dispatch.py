@@ -15,7 +15,7 @@ from builder.common.document import read
 from builder.probes.dispatch_expect import asks, describe, found, headline, limit
 from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
-from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached
+from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached, machine_cause
 from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def _judged(
     target: VerifyTarget, expectations: Sequence[ExpectedChoice], reply: DispatchReply
 ) -> Iterator[Check]:
     for number, expectation in enumerate(expectations):
-        if reply.fatal:
+        if cause := machine_cause(reply.fatal):
+            yield _not_run(expectation.kind, describe(expectation), cause)
+        elif reply.fatal:
             yield Check(
                 level="dispatch",
                 name=expectation.kind,
@@ -128,6 +130,8 @@ def _compare(
     missing = lacking(target, answer.error)
     if missing is not None:
         return _not_run(expectation.kind, wanted, f"the sandbox lacks the module {missing}")
+    if cause := machine_cause(answer.error):
+        return _not_run(expectation.kind, wanted, cause)
     if answer.not_applicable:
         return _not_run(expectation.kind, wanted, headline(answer))
     met = found(expectation, answer)

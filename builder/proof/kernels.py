@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, Results
-from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files
+from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files, soundly
 from builder.ptx.findings import Ran
 
 if TYPE_CHECKING:
@@ -610,15 +611,31 @@ def launch_in_sandbox(
     with _folder() as folder:
         recorded = restore(inputs, Path(folder))
         if recorded is None:
-            lay_out(tree)
             full = {**request, **prepared.settings, "folder": folder}
-            recorded = ask_probe(prepared.sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
+
+            def ask() -> LaunchReply:
+                python = WithDsl.prepare(tree, packages).sandbox.python
+                lay_out(tree)
+                _empty(Path(folder))
+                return ask_probe(python, full, LaunchReply, TIMEOUT, LAUNCH)
+
+            recorded = soundly(ask, prepared.sandbox.python, prepared.folders, _is_doubtful)
             if not recorded.fatal and all(map(_final, recorded.kernels)):
                 keep(inputs, Path(folder), recorded)
         replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)
     if all(not one.error or one.stage in FINAL for one in replies.replies):
         results().put(inputs, replies)
     return replies
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an earlier question wrote."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_doubtful(reply: LaunchReply) -> bool:
+    return bool(reply.fatal) or any(kernel.error for kernel in reply.kernels)
 
 
 def _final(kernel: RecordedKernel) -> bool:

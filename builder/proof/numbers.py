@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.probes.dispatch_expect import backends
+from builder.probes.dispatch_expect import Failure, backends
 from builder.proof.checks import Check
 from builder.proof.codegen import ARCH
 from builder.proof.kernels import (
@@ -22,7 +22,7 @@ from builder.proof.kernels import (
     launch_request,
     wanted_launches,
 )
-from builder.proof.replies import cached
+from builder.proof.replies import cached, machine_cause
 from builder.proof.sandbox import NoDsl
 from builder.proof.target import Refusal
 from builder.ptx.findings import UNWAITED
@@ -106,9 +106,7 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
         note = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
         return _check(one, "not-run", where=where, reason=f"{note}{reply.error}")
     if reply.error:
-        kind = reply.error.partition(":")[0]
-        seen = f"{kind}: {headline(reply.error.partition(': ')[2], kind)}"
-        return _check(one, "fail", seen, where=where, simulated=simulated)
+        return _failed(one, reply.error, where, simulated)
     runs = [run for ran in reply.ran for run in ran.runs]
     if not runs or not any(run.values for run in runs if not run.fault):
         seen = "no launch gave a value" if not runs else ""
@@ -129,6 +127,15 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     if one.serves == "w4a16-moe" and not any("w4a16" in ran.kernel.lower() for ran in reply.ran):
         seen = f"{seen}; {ROUNDED}"
     return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
+
+
+def _failed(one: Launched, error: str, where: str, simulated: tuple[str, ...]) -> Check:
+    """A kernel that was not launched; what this machine caused is no fault of it."""
+    kind, _, message = error.partition(": ")
+    if cause := machine_cause(Failure(kind, message)):
+        return _check(one, "not-run", where=where, reason=cause)
+    seen = f"{kind}: {headline(message, kind)}"
+    return _check(one, "fail", seen, where=where, simulated=simulated)
 
 
 def judged(run: Run) -> tuple[FoundRace, ...]:

@@ -31,7 +31,6 @@ from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
-    OF_THE_MACHINE,
     CodegenReply,
     CodegenRequest,
     DispatchReply,
@@ -40,6 +39,7 @@ from builder.proof.replies import (
     MalformedReply,
     ProbeReply,
     Results,
+    of_the_files,
     reply_of,
 )
 from builder.proof.sandbox import (
@@ -52,6 +52,7 @@ from builder.proof.sandbox import (
     make_common,
     python_files,
     requirements_for,
+    soundly,
     torch_need,
     wanted_torch,
 )
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from builder.common.plan import PlanDocument
     from builder.common.programs import Program
     from builder.images.subject import Subject
+    from builder.probes.dispatch_expect import Failure
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
     from builder.proof.sandbox import PreparedSandbox
@@ -122,8 +124,12 @@ RESULTS = Results("dispatch", (DISPATCH,), 400)
 
 def _of_the_files(reply: DispatchReply) -> bool:
     """Whether the target's files alone decided the reply."""
-    errors = [answer.error for answer in (*reply.answers, *reply.choices) if answer.error]
-    return reply.fatal is None and all(one.type not in OF_THE_MACHINE for one in errors)
+    return reply.fatal is None and all(map(of_the_files, _errors(reply)))
+
+
+def _errors(reply: DispatchReply) -> list[Failure]:
+    answers = (*reply.answers, *reply.choices)
+    return [error for error in (reply.fatal, *(one.error for one in answers)) if error]
 
 
 class InSandbox:
@@ -182,28 +188,29 @@ class InSandbox:
         if self._trust.unknown(self._tree, python_files(self._tree)):
             return None
         folder = lay_out(self._tree)
-        return lambda: self._asked(request, make_it(), folder, laid_out=True)
+        return lambda: self._asked(request, make_it, folder, laid_out=True)
 
     def _select(self, request: DispatchRequest) -> DispatchReply:
         make_it = self.maker()
         apart = self._trust.apart(self._tree, python_files(self._tree))
         if not Sandbox(requirements_for(self._packages["vllm"])).complete:
             lay_out(self._tree)  # while it may still be made beside this
-        return self._asked(request, make_it(), folder_of(self._tree), apart)
+        return self._asked(request, make_it, folder_of(self._tree), apart)
 
     def _asked(
         self,
         request: DispatchRequest,
-        prepared: PreparedSandbox,
+        make_it: Callable[[], PreparedSandbox],
         folder: Path,
         apart: IsolatedRun | None = None,
         *,
         laid_out: bool = False,
     ) -> DispatchReply:
         """The reply of a tree's code, which is laid out in a folder if it must be asked."""
+        prepared = make_it()
         release = self._packages["vllm"]
         real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
-        # every path is named by a digest of its contents
+        # every path is named by what is in it
         full = {
             **plain(request),
             **plain(real),
@@ -213,10 +220,15 @@ class InSandbox:
         }
         inputs = [str(prepared.sandbox.python), full]
         reply = None if apart else RESULTS.get(inputs, DispatchReply)
-        if reply is None:
+
+        def ask() -> DispatchReply:
             if not laid_out:
                 lay_out(self._tree)
-            reply = prepared.sandbox.ask(full, apart=apart)
+            return make_it().sandbox.ask(full, apart=apart)
+
+        if reply is None or not _of_the_files(reply):
+            folders = (*prepared.folders, folder)
+            reply = soundly(ask, prepared.sandbox.python, folders, lambda one: bool(_errors(one)))
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)
         return reply.simulating(prepared.torch.what)

@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,9 +33,10 @@ from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
 from builder.errors import SparkBuildError, UsageError
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
-from builder.proof.isolation import SandboxUnavailable, call, install_command
+from builder.proof.installed import MadeFolder, install, recorded
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.modelserver import ask_server
-from builder.proof.replies import ProbeReply, Results
+from builder.proof.replies import ProbeReply, Results, machine_cause
 from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,
@@ -44,6 +45,7 @@ from builder.proof.sandbox import (
     make,
     python_files,
     requirements_for,
+    soundly,
     wanted_torch,
 )
 
@@ -192,12 +194,12 @@ def not_the_releases(error: Refusal | None) -> str:
     """Why an error is not an answer of the release; empty if it is one."""
     if error is None:
         return ""
-    if error.type == "Crashed":
-        return error.message
     text = f"{error.type}: {error.message}"
     for pattern, words in _OURS.items():
         if match := re.search(pattern, text):
             return words.format(*match.groups())
+    if cause := machine_cause(error):
+        return cause
     return error.message if error.type == "StandInError" else ""
 
 
@@ -235,6 +237,17 @@ class Target:
         )  # fmt: skip
 
 
+def _is_doubtful(reply: ModelReply) -> bool:
+    """Whether something is in it that a damaged folder may cause."""
+    return reply.fatal is not None or any(answer.error for answer in reply.answers)
+
+
+def _spoils(reply: ModelReply) -> bool:
+    """Whether this machine is in the way, so that the process must not answer another command."""
+    causes = (machine_cause(answer.error) for answer in reply.answers)
+    return reply.fatal is not None or any(causes)
+
+
 def _cached(inputs: Sequence[object]) -> ModelAnswer | None:
     """An earlier answer; what was not run may depend on this machine, and is asked again."""
     answer = _RESULTS.get(inputs, ModelAnswer)
@@ -251,6 +264,9 @@ class Release:
 
     @cached_property
     def _prepared(self) -> PreparedSandbox:
+        return self._made()
+
+    def _made(self) -> PreparedSandbox:
         requirements = requirements_for(self._packages["vllm"])
         return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
 
@@ -300,20 +316,12 @@ class Release:
         answers = [None if apart else _cached(one) for one in inputs]
         left = [number for number, answer in enumerate(answers) if answer is None]
         if left:
-            lay_out(self._tree)
             asked = [questions[number] for number in left]
+            folders = [prepared.sandbox.root, *map(Path, self.paths)]
             with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
-                if apart:
-                    models = sorted({path for one in asked for path in one["models"]})
-                    reply = ask_probe(
-                        python, {**header, "models": models, "questions": asked}, ModelReply,
-                        _TIMEOUT, PREFLIGHT, apart=apart,
-                    )  # fmt: skip
-                else:
-                    reply = ask_server(
-                        python, header, asked, ModelReply, label=self._packages["vllm"],
-                        timeout=_TIMEOUT,
-                    )  # fmt: skip
+                reply = soundly(
+                    lambda: self._told(header, asked), python, folders, _is_doubtful, quick=True
+                )
             if reply.fatal is not None or len(reply.answers) != len(asked):
                 why = (reply.fatal or {}).get("message", "too few answers")
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")
@@ -327,6 +335,21 @@ class Release:
             for a in answers
             if a is not None
         ]
+
+    def _told(self, header: Mapping[str, object], asked: Sequence[Mapping[str, Any]]) -> ModelReply:
+        """What the release's code says; what is missing of its folders is made."""
+        model_packages(self._made(), self._tree)
+        lay_out(self._tree)
+        if apart := self._apart:
+            models = sorted({path for one in asked for path in one["models"]})
+            return ask_probe(
+                self.python, {**header, "models": models, "questions": asked}, ModelReply,
+                _TIMEOUT, PREFLIGHT, apart=apart,
+            )  # fmt: skip
+        return ask_server(
+            self.python, header, asked, ModelReply, label=self._packages["vllm"],
+            timeout=_TIMEOUT, spoils=_spoils,
+        )  # fmt: skip
 
     def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
         """One question of the probe; a draft model that the flags name is a folder here, too."""
@@ -446,13 +469,16 @@ def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
         wanted += [f"{name}=={version}"] if version else []
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
     folder = cache_dir() / "sandbox" / f"model-{key}"
-    with locked(str(folder)):
-        if not folder.exists():
-            title = f"packages for whole models, about {of_models['megabytes']} MB"
-            with making(folder) as partial, console.progress(title):
-                call(install_command(prepared.sandbox.python, wanted, partial))
-                partial.rename(folder)
-    return folder
+
+    def make_it(into: Path) -> None:
+        title = f"packages for whole models, about {of_models['megabytes']} MB"
+        with console.progress(title):
+            install(prepared.sandbox.python, wanted, into)
+
+    return MadeFolder(
+        folder=folder, make=make_it, expected=partial(recorded, packages=wanted),
+        answers=("preflight",),
+    ).ensure()  # fmt: skip
 
 
 def exact_pins(tree: Tree) -> dict[str, str]:
