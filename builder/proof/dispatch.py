@@ -16,7 +16,7 @@ from builder.probes.dispatch_expect import asks, describe, found, headline, limi
 from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
 from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached, machine_cause
-from builder.proof.target import Refusal
+from builder.proof.target import DoubtingRunner, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,12 +63,12 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
         yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
     try:
-        reply = target.runner.dispatch(make_request(target.plan, own_settings(target)))
-        if isinstance(reply, Refusal):
-            for expectation in expectations:
-                yield _not_run(expectation.kind, describe(expectation), str(reply))
-            return
-        checks = list(_judged(target, expectations, reply))
+        request = make_request(target.plan, own_settings(target))
+        checks = _checks(target, expectations, target.runner.dispatch(request))
+        failed = any(check.status == "fail" for check in checks)
+        if failed and isinstance(target.runner, DoubtingRunner):
+            again = target.runner.doubt(request)
+            checks = checks if again is None else _checks(target, expectations, again)
     except (IndexError, MalformedReply) as error:  # the target's code wrote it
         message = str(error) if isinstance(error, MalformedReply) else TOO_FEW
         for expectation in expectations:
@@ -82,6 +82,14 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
             )
         return
     yield from checks
+
+
+def _checks(
+    target: VerifyTarget, expectations: Sequence[ExpectedChoice], reply: DispatchReply | Refusal
+) -> list[Check]:
+    if isinstance(reply, Refusal):
+        return [_not_run(one.kind, describe(one), str(reply)) for one in expectations]
+    return list(_judged(target, expectations, reply))
 
 
 def _judged(

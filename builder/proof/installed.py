@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,12 +235,12 @@ def damage(folders: Iterable[Path], *, whole: bool) -> str:
 
 
 def _changed(folder: Path, rows: Mapping[str, Sequence[object]], *, whole: bool) -> str:
-    for path, (size, time, digest) in rows.items():
+    for path, (size, changed, digest) in rows.items():
         try:
             info = (folder / path).stat()
         except OSError as error:
             return f"{path}: {error.strerror}"
-        same = (info.st_size, info.st_mtime_ns) == (size, time)
+        same = (info.st_size, info.st_mtime_ns) == (size, changed)
         if (whole or not same) and digest_of(folder / path) != digest:
             return f"{path} has changed since it was made"
     return ""
@@ -251,7 +252,7 @@ def _files(folder: Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
             path = Path(top, name)
-            if not path.is_symlink() and path != folder / SEAL:
+            if not path.is_symlink() and name not in (SEAL, READ):
                 yield path.relative_to(folder).as_posix()
 
 
@@ -282,13 +283,21 @@ for line in sys.stdin:
 """
 
 
-def drop_broken_compiled(python: Path, folders: Iterable[Path]) -> int:
+#: File in a folder whose time is when the compiled files in it were read last.
+READ = "spark-build-read"
+
+
+def drop_broken_compiled(python: Path, folders: Iterable[Path], *, every: bool = True) -> int:
     """Remove compiled files that the interpreter cannot read; returns how many there were.
 
-    It runs in a process of its own: damaged bytes may crash it.
+    Without ``every``, those are passed over that were read before.  It runs in a process of its
+    own: damaged bytes may crash it.
     """
-    end = f".{sys.implementation.cache_tag}.pyc"
-    compiled = [path for folder in folders for path in folder.rglob(f"__pycache__/*{end}")]
+    began = time.time_ns()
+    found = {
+        folder: list(_compiled(folder, 0 if every else _read_when(folder))) for folder in folders
+    }
+    compiled = [path for paths in found.values() for path in paths]
     if not compiled:
         return 0
     text = "".join(f"{path}\n" for path in compiled)
@@ -303,4 +312,23 @@ def drop_broken_compiled(python: Path, folders: Iterable[Path]) -> int:
         console.detail(f"removed: Python cannot read {path}")
         with suppress(OSError):
             path.unlink()
+    for folder in found:
+        with suppress(OSError):
+            (folder / READ).touch()
+            os.utime(folder / READ, ns=(began, began))
     return len(broken)
+
+
+def _read_when(folder: Path) -> int:
+    with suppress(OSError):
+        return (folder / READ).stat().st_mtime_ns
+    return 0
+
+
+def _compiled(folder: Path, since: int) -> Iterator[Path]:
+    """The compiled files of this interpreter that were written or linked since then."""
+    end = f".{sys.implementation.cache_tag}.pyc"
+    for path in folder.rglob(f"__pycache__/*{end}"):
+        with suppress(OSError):
+            if path.stat().st_ctime_ns >= since:
+                yield path

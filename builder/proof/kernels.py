@@ -23,8 +23,15 @@ from builder.common.paths import package_file
 from builder.common.programs import LAUNCH
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
+from builder.probes.dispatch_expect import Failure
 from builder.proof.isolation import SandboxUnavailable
-from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, Results
+from builder.proof.replies import (
+    KernelRequest,
+    LaunchReply,
+    RecordedKernel,
+    Results,
+    machine_cause,
+)
 from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files, soundly
 from builder.ptx.findings import Ran
 
@@ -606,11 +613,11 @@ def launch_in_sandbox(
     prepared = WithDsl.prepare(tree, packages)
     inputs = [*prepared.inputs, request]
     cached_replies = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
-    if cached_replies is not None:
+    if cached_replies is not None and all(map(_is_kept, cached_replies.replies)):
         return cached_replies
     with _folder() as folder:
         recorded = restore(inputs, Path(folder))
-        if recorded is None:
+        if recorded is None or not all(map(_final, recorded.kernels)):
             full = {**request, **prepared.settings, "folder": folder}
 
             def ask() -> LaunchReply:
@@ -623,7 +630,7 @@ def launch_in_sandbox(
             if not recorded.fatal and all(map(_final, recorded.kernels)):
                 keep(inputs, Path(folder), recorded)
         replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)
-    if all(not one.error or one.stage in FINAL for one in replies.replies):
+    if all(map(_is_kept, replies.replies)):
         results().put(inputs, replies)
     return replies
 
@@ -640,7 +647,19 @@ def _is_doubtful(reply: LaunchReply) -> bool:
 
 def _final(kernel: RecordedKernel) -> bool:
     """Whether the same files give the same launches, or the same error."""
-    return kernel.error is None or kernel.error.stage in FINAL
+    error = kernel.error
+    return error is None or (error.stage in FINAL and not machine_cause(error))
+
+
+def _is_kept(reply: Reply) -> bool:
+    """The same of the result."""
+    return not reply.error or (reply.stage in FINAL and not machine_cause(error_of(reply)))
+
+
+def error_of(reply: Reply) -> Failure:
+    """The error of a reply, as its type and message."""
+    kind, _, message = reply.error.partition(": ")
+    return Failure(kind, message)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.probes.dispatch_expect import Failure, backends
+from builder.probes.dispatch_expect import backends
 from builder.proof.checks import Check
 from builder.proof.codegen import ARCH
 from builder.proof.kernels import (
@@ -18,6 +18,7 @@ from builder.proof.kernels import (
     NO_LAYER,
     PACKAGE,
     UNREAD,
+    error_of,
     headline,
     launch_request,
     wanted_launches,
@@ -99,14 +100,17 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
 def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
     simulated = (*replies.simulated, *SIMULATED)
     where = _where(one, reply, replies, target)
-    if reply.stage == ABSENT:
+    cause = machine_cause(error_of(reply))
+    if reply.stage == ABSENT and not cause:
         note = headline(reply.error.partition(": ")[2], "")
         return _check(one, "not-run", where=where, reason=note, moot=True)
-    if reply.stage in (UNREAD, NO_LAYER):
+    if cause or reply.stage in (UNREAD, NO_LAYER):
         note = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
-        return _check(one, "not-run", where=where, reason=f"{note}{reply.error}")
+        return _check(one, "not-run", where=where, reason=cause or f"{note}{reply.error}")
     if reply.error:
-        return _failed(one, reply.error, where, simulated)
+        error = error_of(reply)
+        seen = f"{error.type}: {headline(error.message, error.type)}"
+        return _check(one, "fail", seen, where=where, simulated=simulated)
     runs = [run for ran in reply.ran for run in ran.runs]
     if not runs or not any(run.values for run in runs if not run.fault):
         seen = "no launch gave a value" if not runs else ""
@@ -127,15 +131,6 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     if one.serves == "w4a16-moe" and not any("w4a16" in ran.kernel.lower() for ran in reply.ran):
         seen = f"{seen}; {ROUNDED}"
     return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
-
-
-def _failed(one: Launched, error: str, where: str, simulated: tuple[str, ...]) -> Check:
-    """A kernel that was not launched; what this machine caused is no fault of it."""
-    kind, _, message = error.partition(": ")
-    if cause := machine_cause(Failure(kind, message)):
-        return _check(one, "not-run", where=where, reason=cause)
-    seen = f"{kind}: {headline(message, kind)}"
-    return _check(one, "fail", seen, where=where, simulated=simulated)
 
 
 def judged(run: Run) -> tuple[FoundRace, ...]:

@@ -26,6 +26,7 @@ from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
 from builder.proof.codegen import compile_in_sandbox
+from builder.proof.installed import damage, drop_broken_compiled, forget, is_sealed
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
@@ -47,6 +48,7 @@ from builder.proof.sandbox import (
     Sandbox,
     ask_probe,
     folder_of,
+    forget_replies,
     lay_out,
     make,
     make_common,
@@ -176,6 +178,20 @@ class InSandbox:
         """See `Runner`."""
         return attempt(self._select, request)
 
+    def doubt(self, request: DispatchRequest) -> DispatchReply | Refusal | None:
+        """See `DoubtingRunner`."""
+        return attempt(self._doubt, request)
+
+    def _doubt(self, request: DispatchRequest) -> DispatchReply | Refusal | None:
+        prepared = self.maker()()
+        folders = [one for one in (*prepared.folders, folder_of(self._tree)) if is_sealed(one)]
+        wrong = damage(folders, whole=True)
+        if not drop_broken_compiled(prepared.sandbox.python, folders) and not wrong:
+            return None
+        forget_replies()
+        forget(("dispatch",))
+        return self.dispatch(request)
+
     def ahead(self, request: DispatchRequest) -> Callable[[], object] | None:
         """What another thread may do before `dispatch` is called, whose answer it makes known.
 
@@ -228,7 +244,7 @@ class InSandbox:
 
         if reply is None or not _of_the_files(reply):
             folders = (*prepared.folders, folder)
-            reply = soundly(ask, prepared.sandbox.python, folders, lambda one: bool(_errors(one)))
+            reply = soundly(ask, prepared.sandbox.python, folders, lambda _: False)
             if not apart and _of_the_files(reply):
                 RESULTS.put(inputs, reply)
         return reply.simulating(prepared.torch.what)

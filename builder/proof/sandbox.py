@@ -338,13 +338,11 @@ def soundly(
     python: Path,
     folders: Sequence[Path],
     is_doubtful: Callable[[A], bool],
-    *,
-    quick: bool = False,
 ) -> A:
     """An answer of code in these folders, which were as they were made when it was given.
 
     ``ask`` makes what is damaged again.  A doubtful answer, such as an error, is believed only
-    after each file was read; with ``quick``, compiled files are read for such an answer alone.
+    after each file was read.
 
     Raises:
         SandboxUnavailable: they are damaged again each time.
@@ -355,17 +353,22 @@ def soundly(
         answer = ask()
         doubtful = is_doubtful(answer)
         wrong = damage((one for one in folders if one in sealed or is_sealed(one)), whole=doubtful)
-        cut_off = drop_broken_compiled(python, folders) if doubtful or not quick else 0
+        cut_off = drop_broken_compiled(python, folders, every=doubtful)
         if not wrong and not cut_off:
             return answer
         if cut_off:
             wrong = wrong or f"{cut_off} files that Python compiled were cut off"
             console.warn(f"verification asks again: {wrong}")
-        _run_probe.cache_clear()
+        forget_replies()
     raise SandboxUnavailable(
         f"what verification runs is damaged again and again: {wrong}",
         hint="look whether the disk is full: spark-build cache show",
     )
+
+
+def forget_replies() -> None:
+    """Let the next question run again, also one that had a reply during this process."""
+    _run_probe.cache_clear()
 
 
 def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:

@@ -319,9 +319,7 @@ class Release:
             asked = [questions[number] for number in left]
             folders = [prepared.sandbox.root, *map(Path, self.paths)]
             with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
-                reply = soundly(
-                    lambda: self._told(header, asked), python, folders, _is_doubtful, quick=True
-                )
+                reply = soundly(lambda: self._told(header, asked), python, folders, _is_doubtful)
             if reply.fatal is not None or len(reply.answers) != len(asked):
                 why = (reply.fatal or {}).get("message", "too few answers")
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")

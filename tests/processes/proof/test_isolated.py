@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.console import console
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
@@ -174,6 +176,29 @@ def test_the_reply_of_the_same_files_is_cached(
     changed = machine.linear(machine.image({"vllm/envs.py": other}), "--trust-image")
     assert "cached" not in changed["where"]
     assert len(asked) == 2
+
+
+def test_a_failure_is_believed_only_after_each_file_was_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a file with its old size and time, as a disk may damage it."""
+    warnings: list[str] = []
+    monkeypatch.setattr(console, "warn", warnings.append)
+    base = machine.image()
+    assert machine.linear(base)["status"] == "pass"
+    (file,) = (cache_dir() / "trees").glob("*/vllm/envs.py")
+    info, text = file.stat(), file.read_bytes()
+    file.write_bytes(b"raise ValueError('x')\n".ljust(len(text), b"#")[: len(text)])
+    os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns))
+    shutil.rmtree(file.parent / "__pycache__")
+    shutil.rmtree(cache_dir() / "dispatch")
+    shutil.rmtree(cache_dir() / "evidence", ignore_errors=True)
+    sandbox_module.forget_replies()
+    check = machine.linear(base)
+    assert (check["status"], "cached" in check["where"]) == ("pass", False)
+    assert file.read_bytes() == text
+    (said,) = [one for one in warnings if "made again" in one]
+    assert said.endswith("made again: vllm/envs.py has changed since it was made")
 
 
 def test_a_failure_is_not_cached(machine: Machine) -> None:

@@ -196,6 +196,8 @@ def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
         (refused("Tensor.item() cannot be called on meta tensors"), "values of weights"),
         (refused("the process ended with signal 11", "Crashed"), "signal 11"),
         (refused("/x does not appear to have a file named own.py. Checkout"), "own.py is not read"),
+        (refused("[Errno 28] No space left on device", "OSError"), "No space left on device"),
+        (refused("marshal data too short", "EOFError"), "marshal data too short"),
         (refused("please pass trust_remote_code=True"), "code of its own"),
         (refused("We couldn't connect to 'https://hub' to load the files", "OSError"), "not here"),
     ],
