@@ -14,6 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from builder.common.paths import cache_dir, package_file, read_regular
 from builder.common.programs import PREFLIGHT
 from builder.errors import SparkBuildError, UsageError
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
-from builder.proof.installed import MadeFolder, install, recorded
+from builder.proof.installed import MadeFolder, differs, install, recorded
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.modelserver import ask_server
 from builder.proof.replies import ProbeReply, Results, machine_cause
@@ -443,15 +444,17 @@ def configuration_alone(folder: Path) -> Path:
 
 def configuration_of(texts: Mapping[str, bytes]) -> Path:
     """A folder with configuration files of these names and contents, named by content."""
-    key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
-    folder = cache_dir() / "preflight" / "models" / key[:24]
+    expected = {name: sha256_hex(text) for name, text in texts.items()}
+    folder = cache_dir() / "preflight" / "models" / sha256_hex(canonical_json(expected))[:24]
     with locked(str(folder)):
-        if not folder.exists():
-            with making(folder) as partial:
-                partial.mkdir(parents=True)
+        if not folder.exists() or differs(folder, expected):
+            with making(folder) as made, making(folder) as old:
+                made.mkdir(parents=True)
                 for name, text in texts.items():
-                    (partial / name).write_bytes(text)
-                partial.rename(folder)
+                    (made / name).write_bytes(text)
+                with suppress(FileNotFoundError):
+                    folder.rename(old)
+                made.rename(folder)
     return folder
 
 
@@ -465,17 +468,21 @@ def model_packages(prepared: PreparedSandbox, tree: Tree) -> Path:
         name, _, version = text.partition("==")
         version = pinned.get(name.replace("_", "-"), version)
         wanted += [f"{name}=={version}"] if version else []
+    title = f"packages for whole models, about {of_models['megabytes']} MB"
+    return _installed(prepared, "model", wanted, title)
+
+
+def _installed(prepared: PreparedSandbox, name: str, wanted: Sequence[str], title: str) -> Path:
+    """A folder with these packages, installed once."""
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
-    folder = cache_dir() / "sandbox" / f"model-{key}"
 
     def make_it(into: Path) -> None:
-        title = f"packages for whole models, about {of_models['megabytes']} MB"
         with console.progress(title):
             install(prepared.sandbox.python, wanted, into)
 
     return MadeFolder(
-        folder=folder, make=make_it, expected=partial(recorded, packages=wanted),
-        answers=("preflight",),
+        folder=cache_dir() / "sandbox" / f"{name}-{key}", make=make_it,
+        expected=partial(recorded, packages=wanted), answers=("preflight",),
     ).ensure()  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from builder.proof.wholemodel import (
     Release,
     Target,
     as_read,
+    configuration_of,
     exact_pins,
     own_folder,
     sentence,
@@ -325,6 +326,13 @@ def test_the_releases_own_pins() -> None:
     files = {**vllm_files(), "vllm-0.20.1.dist-info/METADATA": "\n".join(lines).encode()}
     target = Target.of(fake_base(files, "pypi"))
     assert exact_pins(target.tree) == {"compressed-tensors": "0.15.0.1"}
+
+
+def test_a_damaged_copy_of_a_configuration_is_written_again() -> None:
+    folder = configuration_of({"config.json": b"{}"})
+    (folder / "config.json").write_bytes(b"{")
+    assert configuration_of({"config.json": b"{}"}) == folder
+    assert [(one.name, one.read_bytes()) for one in folder.iterdir()] == [("config.json", b"{}")]
 
 
 def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, list[Any]]:
