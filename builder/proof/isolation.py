@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -58,7 +59,9 @@ _PROCESSES = 4096
 #: Size limit of its output; a compile result has a few megabytes.
 _PRINTED = 256 << 20
 #: Bytes, lines, and characters of a line of its messages that are shown.
-_ERRORS, _SHOWN, _LONGEST = 1 << 20, 20, 300
+_ERRORS, _SHOWN, _LONGEST = 1 << 20, 60, 300
+#: Lines of a traceback that show no place: markers, and the import system's own.
+_SAYS_NOTHING = re.compile(r"^[\s^~]*$|<frozen importlib")
 #: What a shell and ``bwrap`` add to the number of a signal that ended a program.
 _SIGNALLED = 128
 #: Timeout in seconds of the trial run.
@@ -170,7 +173,7 @@ def checked_output(status: int, output: str, errors: str, name: str) -> str:
     Raises:
         SandboxUnavailable: it failed and printed nothing; the message says how it ended.
     """
-    lines = [line for line in errors.splitlines() if line.strip()]
+    lines = [line for line in errors.splitlines() if not _SAYS_NOTHING.search(line)]
     for line in lines[-_SHOWN:]:
         console.detail(f"  {line[:_LONGEST]}")
     if not status or output.strip():

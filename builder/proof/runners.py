@@ -21,12 +21,13 @@ from msgspec import structs
 
 from builder.applier.states import Target
 from builder.applier.trees import OverlayTree, versions
+from builder.common.console import console
 from builder.common.document import Part, plain
 from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
 from builder.proof.codegen import compile_in_sandbox
-from builder.proof.installed import damage, drop_broken_compiled, forget, is_sealed
+from builder.proof.installed import damage, drop_broken_compiled, is_sealed
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
@@ -182,15 +183,15 @@ class InSandbox:
         """See `DoubtingRunner`."""
         return attempt(self._doubt, request)
 
-    def _doubt(self, request: DispatchRequest) -> DispatchReply | Refusal | None:
+    def _doubt(self, request: DispatchRequest) -> DispatchReply | None:
         prepared = self.maker()()
         folders = [one for one in (*prepared.folders, folder_of(self._tree)) if is_sealed(one)]
         wrong = damage(folders, whole=True)
-        if not drop_broken_compiled(prepared.sandbox.python, folders) and not wrong:
+        cut_off = drop_broken_compiled(prepared.sandbox.python, folders)
+        if not wrong and not cut_off and not console.verbose:
             return None
         forget_replies()
-        forget(("dispatch",))
-        return self.dispatch(request)
+        return self._select(request, fresh=True)  # with --verbose, to show what the probe prints
 
     def ahead(self, request: DispatchRequest) -> Callable[[], object] | None:
         """What another thread may do before `dispatch` is called, whose answer it makes known.
@@ -206,12 +207,12 @@ class InSandbox:
         folder = lay_out(self._tree)
         return lambda: self._asked(request, make_it, folder, laid_out=True)
 
-    def _select(self, request: DispatchRequest) -> DispatchReply:
+    def _select(self, request: DispatchRequest, *, fresh: bool = False) -> DispatchReply:
         make_it = self.maker()
         apart = self._trust.apart(self._tree, python_files(self._tree))
         if not Sandbox(requirements_for(self._packages["vllm"])).complete:
             lay_out(self._tree)  # while it may still be made beside this
-        return self._asked(request, make_it, folder_of(self._tree), apart)
+        return self._asked(request, make_it, folder_of(self._tree), apart, fresh=fresh)
 
     def _asked(
         self,
@@ -221,6 +222,7 @@ class InSandbox:
         apart: IsolatedRun | None = None,
         *,
         laid_out: bool = False,
+        fresh: bool = False,
     ) -> DispatchReply:
         """The reply of a tree's code, which is laid out in a folder if it must be asked."""
         prepared = make_it()
@@ -235,7 +237,7 @@ class InSandbox:
             "pretend_triton": prepared.sandbox.requirements.pretend_triton,
         }
         inputs = [str(prepared.sandbox.python), full]
-        reply = None if apart else RESULTS.get(inputs, DispatchReply)
+        reply = None if apart or fresh else RESULTS.get(inputs, DispatchReply)
 
         def ask() -> DispatchReply:
             if not laid_out:

@@ -201,6 +201,16 @@ def test_a_failure_is_believed_only_after_each_file_was_read(
     assert said.endswith("made again: vllm/envs.py has changed since it was made")
 
 
+def test_verbose_shows_what_the_probe_of_a_failure_prints(machine: Machine) -> None:
+    """Also where the answer is known from an earlier run."""
+    base = machine.image({"vllm/envs.py": b"raise ValueError('no')\n"})
+    words = ("verify", base, "--layers", "marlin", "--level", "dispatch", "--trust-image")
+    quiet, verbose = machine.call(*words), machine.call(*words, "-v")
+    assert (quiet.code, verbose.code) == (5, 5)
+    assert "envs.py" not in quiet.err
+    assert '/vllm/envs.py", line 1, in <module>' in verbose.err
+
+
 def test_a_failure_is_not_cached(machine: Machine) -> None:
     """Its cause may be this machine."""
     base = machine.image({"vllm/envs.py": b"raise MemoryError\n"})
