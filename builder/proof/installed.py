@@ -61,11 +61,12 @@ def install(
     """
     place = folder / site
     call(install_command(python, packages, place if into else None))
-    for package, paths in _misplaced(place, packages).items():
-        with making(place) as alone:
-            call(install_command(python, [package], alone))
-            for path in paths:
-                _replace(alone / path, place / path)
+    for fresh in (False, True):  # what the installer has in its cache may be damaged
+        for package, paths in _misplaced(place, packages).items():
+            with making(place) as alone:
+                call(install_command(python, [package], alone, fresh=fresh))
+                for path in paths:
+                    _replace(alone / path, place / path)
     if wrong := differs(place, recorded(place, packages)):
         raise SandboxUnavailable(f"the installer left files that do not match RECORD: {wrong}")
 
@@ -74,7 +75,7 @@ def _misplaced(site: Path, packages: Sequence[str]) -> dict[str, list[str]]:
     """Paths with other contents than their last package has, by that package."""
     wrong: dict[str, list[str]] = {}
     for path, (package, digest) in _claims(site, packages).items():
-        if digest_of(site / path) != digest:
+        if ".." not in path and digest_of(site / path) != digest:
             wrong.setdefault(package, []).append(path)
     return wrong
 

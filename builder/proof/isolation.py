@@ -269,16 +269,23 @@ def environment_command(root: Path) -> Command:
     return venv
 
 
-def install_command(python: Path, packages: Iterable[str], into: Path | None = None) -> Command:
-    """Install exactly these packages for an interpreter, or ``into`` a folder."""
+def install_command(
+    python: Path, packages: Iterable[str], into: Path | None = None, *, fresh: bool = False
+) -> Command:
+    """Install exactly these packages for an interpreter, or ``into`` a folder.
+
+    With ``fresh``, nothing of the installer's cache is used.
+    """
     what = ("--no-deps", *(("--target", str(into)) if into else ()), *packages)
     pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
     run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
     # compiling everything takes most of the time; imported modules are compiled on import
-    with_pip = Command((*run, "install", "-q", "--no-compile", *what))
+    no_cache = ("--no-cache-dir",) if fresh else ()
+    with_pip = Command((*run, "install", "-q", "--no-compile", *no_cache, *what))
     if program := uv():
         words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
-        return _with_uv(program, (*words, *uv_index(), *what), with_pip)
+        no_cache = ("--no-cache",) if fresh else ()
+        return _with_uv(program, (*words, *no_cache, *uv_index(), *what), with_pip)
     return with_pip
 
 

@@ -60,8 +60,10 @@ class Installer:
         patch.setattr(installed, "install_command", self.command)
         patch.setattr(installed, "call", lambda _: "")
 
-    def command(self, _python: Path, packages: Sequence[str], into: Path) -> Command:
-        self.asked.append(list(packages))
+    def command(
+        self, _python: Path, packages: Sequence[str], into: Path, *, fresh: bool = False
+    ) -> Command:
+        self.asked.append([*packages, *(["without its cache"] if fresh else [])])
         for package in self.order(packages):
             lay(package, into)
         self.spoil(len(self.asked), into)
@@ -161,6 +163,13 @@ def test_what_an_installer_leaves_half_done_is_not_taken(
     with pytest.raises(SandboxUnavailable, match=said):
         dsl().ensure()
     assert list((cache_dir() / "sandbox").iterdir()) == []
+
+
+def test_what_is_damaged_in_the_installers_cache_is_fetched_anew(installer: Installer) -> None:
+    fresh = ["libs-cu13==1.0", "without its cache"]
+    installer.spoil = lambda number, into: cut_off(number, into) if number < 3 else None
+    assert contents(dsl().ensure()) == RIGHT
+    assert installer.asked == [list(PACKAGES), ["libs-cu13==1.0"], fresh]
 
 
 def test_a_file_that_was_cut_off_once_is_installed_again(installer: Installer) -> None:
