@@ -10,6 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -284,14 +285,14 @@ def compile_in_sandbox(
     cached_reply = RESULTS.get(inputs, CodegenReply)
     if cached_reply and _is_kept(cached_reply):
         return cached_reply
-    full = {**asked, **prepared.settings}
+    full, python = {**asked, **prepared.settings}, prepared.sandbox.python
 
     def ask() -> CodegenReply:
-        python = WithDsl.prepare(tree, packages).sandbox.python
         lay_out(tree)
         return ask_probe(python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
 
-    reply = soundly(ask, prepared.sandbox.python, prepared.folders, _is_doubtful)
+    make_again = partial(WithDsl.prepare, tree, packages)
+    reply = soundly(ask, make_again, python, prepared.folders, _is_doubtful)
     reply = reply.simulating(
         prepared.torch.what,
         "the CuTe DSL's shared libraries are this machine's build of the same wheels",

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -619,14 +620,15 @@ def launch_in_sandbox(
         recorded = restore(inputs, Path(folder))
         if recorded is None or not all(map(_final, recorded.kernels)):
             full = {**request, **prepared.settings, "folder": folder}
+            python = prepared.sandbox.python
 
             def ask() -> LaunchReply:
-                python = WithDsl.prepare(tree, packages).sandbox.python
                 lay_out(tree)
                 _empty(Path(folder))
                 return ask_probe(python, full, LaunchReply, TIMEOUT, LAUNCH)
 
-            recorded = soundly(ask, prepared.sandbox.python, prepared.folders, _is_doubtful)
+            make_again = partial(WithDsl.prepare, tree, packages)
+            recorded = soundly(ask, make_again, python, prepared.folders, _is_doubtful)
             if not recorded.fatal and all(map(_final, recorded.kernels)):
                 keep(inputs, Path(folder), recorded)
         replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)

@@ -242,12 +242,15 @@ class InSandbox:
         def ask() -> DispatchReply:
             if not laid_out:
                 lay_out(self._tree)
-            return make_it().sandbox.ask(full, apart=apart)
+            return prepared.sandbox.ask(full, apart=apart)
 
         if reply is None or not _of_the_files(reply):
             folders = (*prepared.folders, folder)
-            reply = soundly(ask, prepared.sandbox.python, folders, lambda _: False)
-            if not apart and _of_the_files(reply):
+            python = prepared.sandbox.python
+            reply = soundly(ask, make_it, python, folders, lambda _: False)
+            if not _of_the_files(reply):
+                forget_replies()  # this machine may do better the next time
+            elif not apart:
                 RESULTS.put(inputs, reply)
         return reply.simulating(prepared.torch.what)
 

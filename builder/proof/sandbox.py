@@ -335,14 +335,15 @@ _TRIES = 3
 
 def soundly(
     ask: Callable[[], A],
+    make_again: Callable[[], object],
     python: Path,
     folders: Sequence[Path],
     is_doubtful: Callable[[A], bool],
 ) -> A:
     """An answer of code in these folders, which were as they were made when it was given.
 
-    ``ask`` makes what is damaged again.  A doubtful answer, such as an error, is believed only
-    after each file was read.
+    ``make_again`` makes those that are damaged, before it is asked again.  A doubtful answer, such
+    as an error, is believed only after each file was read.
 
     Raises:
         SandboxUnavailable: they are damaged again each time.
@@ -360,6 +361,7 @@ def soundly(
             wrong = wrong or f"{cut_off} files that Python compiled were cut off"
             console.warn(f"verification asks again: {wrong}")
         forget_replies()
+        make_again()
     raise SandboxUnavailable(
         f"what verification runs is damaged again and again: {wrong}",
         hint="look whether the disk is full: spark-build cache show",

@@ -320,7 +320,8 @@ class Release:
             asked = [questions[number] for number in left]
             folders = [prepared.sandbox.root, *map(Path, self.paths)]
             with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
-                reply = soundly(lambda: self._told(header, asked), python, folders, _is_doubtful)
+                ask = partial(self._told, header, asked)
+                reply = soundly(ask, self._make_again, python, folders, _is_doubtful)
             if reply.fatal is not None or len(reply.answers) != len(asked):
                 why = (reply.fatal or {}).get("message", "too few answers")
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")
@@ -335,9 +336,11 @@ class Release:
             if a is not None
         ]
 
-    def _told(self, header: Mapping[str, object], asked: Sequence[Mapping[str, Any]]) -> ModelReply:
-        """What the release's code says; what is missing of its folders is made."""
+    def _make_again(self) -> None:
         model_packages(self._made(), self._tree)
+
+    def _told(self, header: Mapping[str, object], asked: Sequence[Mapping[str, Any]]) -> ModelReply:
+        """What the release's code says."""
         lay_out(self._tree)
         if apart := self._apart:
             models = sorted({path for one in asked for path in one["models"]})

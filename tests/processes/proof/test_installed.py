@@ -169,7 +169,7 @@ def test_an_answer_that_read_such_a_file_is_asked_for_again(
         return ask_probe(python, {"a": 1}, ProbeReply)
 
     assert ask().simulated == ("marshal data too short",)
-    reply = soundly(ask, python, [tmp_path / "folder"], lambda one: bool(one.simulated))
+    reply = soundly(ask, list, python, [tmp_path / "folder"], lambda one: bool(one.simulated))
     assert reply.simulated == ()
     assert warnings == ["verification asks again: 1 files that Python compiled were cut off"]
 
@@ -181,7 +181,7 @@ def test_what_is_damaged_each_time_is_not_believed(tmp_path: Path) -> None:
         return "refused"
 
     with pytest.raises(SandboxUnavailable, match="damaged again and again") as caught:
-        soundly(ask, Path(sys.executable), [tmp_path / "folder"], bool)
+        soundly(ask, list, Path(sys.executable), [tmp_path / "folder"], bool)
     assert "disk is full" in caught.value.hint
 
 
