@@ -227,12 +227,17 @@ def damage(folders: Iterable[Path], *, whole: bool) -> str:
         except (OSError, ValueError, TypeError, AttributeError):
             wrong = f"{SEAL} cannot be read" if folder.exists() else "it is gone"
         if wrong:
-            with suppress(OSError):
-                (folder / SEAL).unlink(missing_ok=True)
-                (folder / DAMAGE).write_text(wrong, "utf-8")
+            note_damage(folder, wrong)
             return f"{folder.name}: {wrong}"
         console.detail(f"checked: {folder.name} is as it was made")
     return ""
+
+
+def note_damage(folder: Path, why: str) -> None:
+    """Let a folder be made again when it is used next."""
+    with suppress(OSError):
+        (folder / SEAL).unlink(missing_ok=True)
+        (folder / DAMAGE).write_text(why, "utf-8")
 
 
 def _changed(folder: Path, rows: Mapping[str, Sequence[object]], *, whole: bool) -> str:

@@ -64,6 +64,7 @@ from builder.proof.installed import (
     drop_broken_compiled,
     install,
     is_sealed,
+    note_damage,
     recorded,
 )
 from builder.proof.isolation import (
@@ -187,6 +188,8 @@ class Sandbox:
         Raises:
             SandboxUnavailable: it cannot be created here; the message says why.
         """
+        if self.complete and not self.python.exists():  # a link to one that was removed
+            note_damage(self.root, f"its Python is gone: {os.path.realpath(self.python)}")
         MadeFolder(folder=self.root, make=self._make, expected=self._recorded).ensure()
 
     def _make(self, root: Path) -> None:

@@ -100,6 +100,22 @@ def test_an_environment_is_made_again_where_a_file_is_missing(
     assert warnings == [said]
 
 
+def test_an_environment_whose_python_was_removed_is_made_again(
+    index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.add("tool", "1.0", {"tool.py": b"A = 1\n"})
+    warnings: list[str] = []
+    monkeypatch.setattr(console, "warn", warnings.append)
+    made = Sandbox(SMALL)
+    made.prepare()
+    made.python.unlink()
+    made.python.symlink_to("/nonexistent/python")
+    made.prepare()
+    (said,) = warnings
+    assert said.endswith("made again: its Python is gone: /nonexistent/python")
+    assert isolation.call(isolation.Command((str(made.python), "-c", "import tool"))) == ""
+
+
 def with_program(data: bytes) -> bytes:
     """The wheel with a program, which RECORD names from where the packages are."""
     import io

@@ -201,6 +201,22 @@ def test_a_failure_is_believed_only_after_each_file_was_read(
     assert said.endswith("made again: vllm/envs.py has changed since it was made")
 
 
+def test_an_error_of_this_machine_that_an_earlier_version_kept_is_asked_again(
+    machine: Machine,
+) -> None:
+    base = machine.image()
+    assert machine.linear(base)["status"] == "pass"
+    (file,) = (cache_dir() / "dispatch").iterdir()
+    reply = json.loads(file.read_bytes())
+    for answer in reply["answers"]:
+        error = {"type": "EOFError", "message": "marshal data too short"}
+        answer |= {"selected": None, "error": error}
+    file.write_text(json.dumps(reply))
+    shutil.rmtree(cache_dir() / "evidence", ignore_errors=True)
+    check = machine.linear(base)
+    assert (check["status"], "cached" in check["where"]) == ("pass", False)
+
+
 def test_verbose_shows_what_the_probe_of_a_failure_prints(machine: Machine) -> None:
     """Also where the answer is known from an earlier run."""
     base = machine.image({"vllm/envs.py": b"raise ValueError('no')\n"})
