@@ -49,7 +49,7 @@ _START = (
 INSTALLERS = ("uv", "pip")
 #: A moment, and the keys of durations.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?")
-_DURATIONS = ("seconds", "took", "duration")
+_DURATIONS = ("seconds", "took", "duration", "timings")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def test_documents_that_differ_in_times_alone_are_the_same(
 ) -> None:
     code = (
         "import json, os, sys, time; cache = os.environ['SPARK_BUILD_CACHE']\n"
-        "print(json.dumps({'empty': not os.path.exists(cache + '/second'), 'seconds': time.time(),"
+        "print(json.dumps({'empty': not os.path.exists(cache + '/second'),"
+        " 'timings': {'plan': time.time()},"
         " 'when': time.strftime('%Y-%m-%dT%H:%M:%SZ'), 'cache': cache}))\n"
     )
     status, rows = chance_of(monkeypatch, tmp_path, code, "--busy", "1")
