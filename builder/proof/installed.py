@@ -67,7 +67,7 @@ def install(
                 call(install_command(python, [package], alone, fresh=fresh))
                 for path in paths:
                     _replace(alone / path, place / path)
-    if wrong := differs(place, recorded(place, packages)):
+    if wrong := differs(place, recorded(place, packages, programs=not into)):
         raise SandboxUnavailable(f"the installer left files that do not match RECORD: {wrong}")
 
 
@@ -87,9 +87,14 @@ def _replace(source: Path, target: Path) -> None:
         source.replace(target)
 
 
-def recorded(site: Path, packages: Sequence[str]) -> Digests:
-    """The sha256 of each file by the RECORDs of some packages, the last of which decides."""
-    return {path: digest for path, (_, digest) in _claims(site, packages).items()}
+def recorded(site: Path, packages: Sequence[str], *, programs: bool = False) -> Digests:
+    """The sha256 of each file by the RECORDs of some packages, the last of which decides.
+
+    ``programs`` are outside of ``site``; of a folder that is no environment, pip names them where
+    they are not.
+    """
+    claims = _claims(site, packages)
+    return {path: sha for path, (_, sha) in claims.items() if programs or ".." not in path}
 
 
 def _claims(site: Path, packages: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -203,7 +203,7 @@ class Sandbox:
         (root / "complete").touch()
 
     def _recorded(self, root: Path) -> Digests:
-        rows = recorded(root / _SITE, self.requirements.packages)
+        rows = recorded(root / _SITE, self.requirements.packages, programs=True)
         # a program is in bin/, which RECORD names from where the packages are
         return {posixpath.normpath(f"{_SITE}/{path}"): digest for path, digest in rows.items()}
 

@@ -76,6 +76,21 @@ def test_the_newest_cuda_has_the_shared_files_of_the_dsl(
 
 
 @INSTALLERS
+def test_a_package_with_a_program_is_installed_into_a_folder(
+    installer: Callable[[pytest.MonkeyPatch], None],
+    index: FakeIndex,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Of its program pip records a place where it is not."""
+    installer(monkeypatch)
+    name = index.add("tool", "1.0", {"tool.py": b"A = 1\n"})
+    index.files[name] = with_program(index.files[name])
+    installed.install(Path(sys.executable), ["tool==1.0"], tmp_path / "folder")
+    assert (tmp_path / "folder" / "tool.py").read_bytes() == b"A = 1\n"
+
+
+@INSTALLERS
 def test_an_environment_is_made_again_where_a_file_is_missing(
     installer: Callable[[pytest.MonkeyPatch], None],
     index: FakeIndex,
