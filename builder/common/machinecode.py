@@ -8,12 +8,14 @@ stack and names are in the cubin's ELF sections and need no tool.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -58,8 +60,12 @@ _SIZED = 4  # the form of an attribute whose value follows, its size before it
 _ELF = b"\x7fELF\x02\x01"  # 64 bits, little endian
 
 
+#: What a tool says of a full disk.
+_FULL = os.strerror(errno.ENOSPC)
+
+
 class ToolMissing(SparkBuildError):
-    """A tool of the CUDA toolkit is missing, so machine code cannot be read."""
+    """A tool of the CUDA toolkit is missing or cannot run, so machine code cannot be read."""
 
 
 class BadCubin(SparkBuildError):
@@ -125,6 +131,21 @@ def split_functions(text: str) -> dict[str, Disassembly]:
     }
 
 
+def _check_not_stopped(tool: str, status: int, errors: str) -> None:
+    """Raise if this machine stopped a tool, which says nothing about what it read.
+
+    Raises:
+        ToolMissing: it was killed, or the disk is full.
+    """
+    if status and _FULL in errors:
+        raise ToolMissing(f"{tool} cannot run: {_FULL}", hint="spark-build cache show")
+    if status in (-signal.SIGKILL, -signal.SIGTERM):
+        raise ToolMissing(
+            f"{tool} was ended by signal {-status}; Linux does this where memory runs out",
+            hint="run the same command again",
+        )
+
+
 def find_nvdisasm() -> Path:
     """The path of ``nvdisasm``."""
     return find_tool("nvdisasm")
@@ -176,13 +197,14 @@ def listing(cubin: bytes) -> str:
     tool = find_nvdisasm()
     with tempfile.TemporaryDirectory(prefix="spark-build-") as scratch:
         file = Path(scratch) / "kernel.cubin"
-        file.write_bytes(cubin)
         try:
+            file.write_bytes(cubin)
             answer = subprocess.run(
                 [str(tool), "-c", str(file)], capture_output=True, text=True, check=False
             )
         except OSError as error:
             raise ToolMissing(f"{tool} cannot run: {error.strerror}") from error
+    _check_not_stopped("nvdisasm", answer.returncode, answer.stderr)
     if answer.returncode != 0:
         raise BadCubin(f"nvdisasm refuses the cubin: {answer.stderr.strip()[:300]}")
     return answer.stdout
@@ -474,6 +496,7 @@ def _run(arguments: list[str], cwd: Path | None = None) -> str | None:
     output = f"{answer.stdout[-4000:]}\n{answer.stderr[-4000:]}"
     if "does not contain device code" in output or "No ELF file found" in output:
         return None
+    _check_not_stopped("cuobjdump", answer.returncode, answer.stderr)
     if answer.returncode != 0:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit status {answer.returncode}"]
         raise BadBinary(f"cuobjdump cannot read {Path(arguments[-1]).name}: {last[0][:300]}")
@@ -491,6 +514,9 @@ def _stream(arguments: list[str]) -> Iterator[bytes]:
         assert process.stdout is not None
         while chunk := process.stdout.read(_CHUNK):
             yield chunk
+        errors.seek(0)
+        stderr = errors.read(_CHUNK).decode(errors="replace")
+    _check_not_stopped("cuobjdump", process.returncode, stderr)
     if process.returncode != 0:
         raise BadBinary(f"cuobjdump cannot list the PTX of {Path(arguments[-1]).name}")
 

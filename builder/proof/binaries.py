@@ -15,6 +15,7 @@ from builder.common.machinecode import (
     BadBinary,
     BadCubin,
     Modules,
+    ToolMissing,
     find_tool,
     is_trap,
     load_kernels,
@@ -164,6 +165,9 @@ def _modules(target: VerifyTarget, modules: Modules, holders: set[str]) -> Itera
         except (BadBinary, BadCubin) as error:
             expected = "device code that can be listed"
             yield _check(path, expected, "fail", seen=str(error), where=target.name)
+        except ToolMissing as error:
+            expected = "device code that can be listed"
+            yield _check(path, expected, "not-run", reason=f"{error}; try: {error.hint}")
 
 
 def _module(target: VerifyTarget, summary: Summary, *, needed: bool, unread: int) -> Check:

@@ -10,6 +10,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -31,13 +32,14 @@ from builder.proof.kernels import (
 )
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
-    OF_THE_MACHINE,
     CodegenReply,
     CodegenRequest,
     KernelReply,
     MalformedReply,
     Results,
     cached,
+    machine_cause,
+    of_the_files,
 )
 from builder.proof.sandbox import (
     NoDsl,
@@ -45,6 +47,7 @@ from builder.proof.sandbox import (
     ask_probe,
     lay_out,
     own_files,
+    soundly,
 )
 from builder.proof.target import Refusal
 from builder.proof.variables import for_a_process
@@ -174,6 +177,8 @@ class Context:
         seen = f"{error.type}: {headline(error.message, error.type)}"
         if absent := lacking(self.target, error, PACKAGE):
             return self._result(kernel, "not-run", "", "", f"the sandbox lacks the module {absent}")
+        if cause := machine_cause(error):
+            return self._result(kernel, "not-run", "", "", cause)
         advice = [words for pattern, words in ADVICE if re.search(pattern, error.message)]
         return self._result(kernel, "fail", seen, self._compiler(), "".join(advice[:1]))
 
@@ -280,12 +285,17 @@ def compile_in_sandbox(
     request = replace(request, env=dict(variables.passed))
     prepared, asked = WithDsl.prepare(tree, packages), plain(request)
     inputs = [*prepared.inputs, asked]
-    if cached_reply := RESULTS.get(inputs, CodegenReply):
+    cached_reply = RESULTS.get(inputs, CodegenReply)
+    if cached_reply and _is_kept(cached_reply):
         return cached_reply.simulating(*variables.left_out)
-    lay_out(tree)
-    full = {**asked, **prepared.settings}
-    python = prepared.sandbox.python
-    reply = ask_probe(python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
+    full, python = {**asked, **prepared.settings}, prepared.sandbox.python
+
+    def ask() -> CodegenReply:
+        lay_out(tree)
+        return ask_probe(python, full, CodegenReply, CODEGEN_TIMEOUT, CODEGEN, apart=apart)
+
+    make_again = partial(WithDsl.prepare, tree, packages)
+    reply = soundly(ask, make_again, python, prepared.folders, _is_doubtful)
     reply = reply.simulating(
         prepared.torch.what,
         "the CuTe DSL's shared libraries are this machine's build of the same wheels",
@@ -300,13 +310,23 @@ RESULTS = Results("codegen", (CODEGEN,), 160)
 
 def keep_result(inputs: Sequence[object], reply: CodegenReply) -> None:
     """Cache a result that the files alone decided; others are retried."""
-    if not reply.fatal and all(map(_of_the_files, reply.kernels)):
+    if _is_kept(reply):
         RESULTS.put(inputs, reply)
+
+
+def _is_kept(reply: CodegenReply) -> bool:
+    return not reply.fatal and all(map(_of_the_files, reply.kernels))
+
+
+def _is_doubtful(reply: CodegenReply) -> bool:
+    """Whether a kernel did not compile."""
+    each = [one for kernel in reply.kernels for one in kernel.each or (kernel,)]
+    return bool(reply.fatal) or not all(kernel.compiled for kernel in each)
 
 
 def _of_the_files(kernel: KernelReply) -> bool:
     """Whether it compiled, or was refused for a reason that is not this machine's."""
-    refused = kernel.error is not None and kernel.error.type not in OF_THE_MACHINE
+    refused = kernel.error is not None and of_the_files(kernel.error)
     return (
         kernel.compiled or refused or (bool(kernel.each) and all(map(_of_the_files, kernel.each)))
     )

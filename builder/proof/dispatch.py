@@ -15,8 +15,8 @@ from builder.common.document import read
 from builder.probes.dispatch_expect import asks, describe, found, headline, limit
 from builder.proof.checks import Check
 from builder.proof.imports import PACKAGES
-from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached
-from builder.proof.target import Refusal
+from builder.proof.replies import Ask, DispatchRequest, MalformedReply, cached, machine_cause
+from builder.proof.target import DoubtingRunner, Refusal
 from builder.proof.variables import is_read
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
         yield replace(_not_run("dispatch", "a line", reason), moot=True)
         return
     try:
-        reply = target.runner.dispatch(make_request(target.plan, own_settings(target)))
-        if isinstance(reply, Refusal):
-            for expectation in expectations:
-                yield _not_run(expectation.kind, describe(expectation), str(reply))
-            return
-        checks = list(_judged(target, expectations, reply))
+        request = make_request(target.plan, own_settings(target))
+        checks = _checks(target, expectations, target.runner.dispatch(request))
+        failed = any(check.status == "fail" for check in checks)
+        if failed and isinstance(target.runner, DoubtingRunner):
+            again = target.runner.doubt(request)
+            checks = checks if again is None else _checks(target, expectations, again)
     except (IndexError, MalformedReply) as error:  # the target's code wrote it
         message = str(error) if isinstance(error, MalformedReply) else TOO_FEW
         for expectation in expectations:
@@ -83,11 +83,21 @@ def check_dispatch(target: VerifyTarget) -> Iterator[Check]:
     yield from checks
 
 
+def _checks(
+    target: VerifyTarget, expectations: Sequence[ExpectedChoice], reply: DispatchReply | Refusal
+) -> list[Check]:
+    if isinstance(reply, Refusal):
+        return [_not_run(one.kind, describe(one), str(reply)) for one in expectations]
+    return list(_judged(target, expectations, reply))
+
+
 def _judged(
     target: VerifyTarget, expectations: Sequence[ExpectedChoice], reply: DispatchReply
 ) -> Iterator[Check]:
     for number, expectation in enumerate(expectations):
-        if reply.fatal:
+        if cause := machine_cause(reply.fatal):
+            yield _not_run(expectation.kind, describe(expectation), cause)
+        elif reply.fatal:
             yield Check(
                 level="dispatch",
                 name=expectation.kind,
@@ -127,6 +137,8 @@ def _compare(
     missing = lacking(target, answer.error)
     if missing is not None:
         return _not_run(expectation.kind, wanted, f"the sandbox lacks the module {missing}")
+    if cause := machine_cause(answer.error):
+        return _not_run(expectation.kind, wanted, cause)
     if answer.not_applicable:
         return _not_run(expectation.kind, wanted, headline(answer))
     met = found(expectation, answer)

@@ -12,14 +12,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from builder.common.cache import locked
 from builder.common.console import console
-from builder.common.leftovers import making
 from builder.common.paths import cache_dir
 from builder.errors import RemoteError
-from builder.proof.isolation import call, install_command
+from builder.proof.installed import MadeFolder, install, recorded
 
 #: What a checkpoint's page is asked for: configuration, never weights or code.
 CONFIGURATION = (
@@ -154,9 +153,12 @@ def _client() -> list[str]:
     if importlib.util.find_spec("huggingface_hub") is not None:
         return []
     folder = cache_dir() / "sandbox" / f"hub-{_CLIENT[0].partition('==')[2]}"
-    with locked(str(folder)):
-        if not folder.exists():
-            with making(folder) as partial, console.progress("the client of Hugging Face, 4 MB"):
-                call(install_command(Path(sys.executable), _CLIENT, partial))
-                partial.rename(folder)
-    return [str(folder)]
+
+    def make(into: Path) -> None:
+        with console.progress("the client of Hugging Face, 4 MB"):
+            install(Path(sys.executable), _CLIENT, into)
+
+    made = MadeFolder(
+        folder=folder, make=make, expected=partial(recorded, packages=_CLIENT), answers=()
+    )
+    return [str(made.ensure())]

@@ -12,7 +12,9 @@ import importlib.util
 import math
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +58,12 @@ _SCRATCH = 4 << 30
 _PROCESSES = 4096
 #: Size limit of its output; a compile result has a few megabytes.
 _PRINTED = 256 << 20
+#: Bytes, lines, and characters of a line of its messages that are shown.
+_ERRORS, _SHOWN, _LONGEST = 1 << 20, 60, 300
+#: Lines of a traceback that show no place: markers, and the import system's own.
+_SAYS_NOTHING = re.compile(r"^[\s^~]*$|<frozen importlib")
+#: What a shell and ``bwrap`` add to the number of a signal that ended a program.
+_SIGNALLED = 128
 #: Timeout in seconds of the trial run.
 _PATIENCE = 60
 
@@ -150,10 +158,37 @@ class Bubblewrap:
             )  # fmt: skip
             out.seek(0)
             errors.seek(0)
-            first = errors.readline(1000).decode("utf-8", "replace").strip()
+            said = errors.read(_ERRORS).decode("utf-8", "replace")
+            first = said.partition("\n")[0].strip()
             if done.returncode and first.startswith("bwrap: "):
                 raise SparkBuildError(first.removeprefix("bwrap: "))
-            return out.read().decode("utf-8", "replace")
+            return checked_output(
+                done.returncode, out.read().decode("utf-8", "replace"), said, "the isolated program"
+            )
+
+
+def checked_output(status: int, output: str, errors: str, name: str) -> str:
+    """The output of a program that ended; ``--verbose`` shows its messages.
+
+    Raises:
+        SandboxUnavailable: it failed and printed nothing; the message says how it ended.
+    """
+    lines = [line for line in errors.splitlines() if not _SAYS_NOTHING.search(line)]
+    for line in lines[-_SHOWN:]:
+        console.detail(f"  {line[:_LONGEST]}")
+    if not status or output.strip():
+        return output
+    last = f": {lines[-1].strip()[:_LONGEST]}" if lines else ""
+    raise SandboxUnavailable(f"{name} gave no result: it {how_ended(status)}{last}")
+
+
+def how_ended(status: int) -> str:
+    """How a program ended, in words: ``was ended by signal 9``."""
+    number = -status if status < 0 else status - _SIGNALLED
+    if 0 < number < signal.NSIG:
+        killed = "; Linux does this where memory runs out" if number == signal.SIGKILL else ""
+        return f"was ended by signal {number}{killed}"
+    return f"ended with exit status {status}"
 
 
 #: Runs a Python program with a variable as its standard input.
@@ -234,16 +269,23 @@ def environment_command(root: Path) -> Command:
     return venv
 
 
-def install_command(python: Path, packages: Iterable[str], into: Path | None = None) -> Command:
-    """Install exactly these packages for an interpreter, or ``into`` a folder."""
+def install_command(
+    python: Path, packages: Iterable[str], into: Path | None = None, *, fresh: bool = False
+) -> Command:
+    """Install exactly these packages for an interpreter, or ``into`` a folder.
+
+    With ``fresh``, nothing of the installer's cache is used.
+    """
     what = ("--no-deps", *(("--target", str(into)) if into else ()), *packages)
     pip = (sys.executable, "-m", "pip", "--python") if _pip_here() else ()
     run = (*pip, str(python)) if pip else (str(python), "-m", "pip")
     # compiling everything takes most of the time; imported modules are compiled on import
-    with_pip = Command((*run, "install", "-q", "--no-compile", *what))
+    no_cache = ("--no-cache-dir",) if fresh else ()
+    with_pip = Command((*run, "install", "-q", "--no-compile", *no_cache, *what))
     if program := uv():
         words = ("pip", "install", "--quiet", "--no-config", "--python", str(python))
-        return _with_uv(program, (*words, *uv_index(), *what), with_pip)
+        no_cache = ("--no-cache",) if fresh else ()
+        return _with_uv(program, (*words, *no_cache, *uv_index(), *what), with_pip)
     return with_pip
 
 
@@ -390,7 +432,7 @@ def call(command: Command) -> str:
     ) as process:
         out, err = ended(process)
     if process.returncode != 0:
-        tail = (err or out).strip().splitlines()[-3:]
+        tail = (err or out).strip().splitlines()[-3:] or [f"it {how_ended(process.returncode)}"]
         message = f"{words[0]} {' '.join(words[1:4])} ... failed: {' | '.join(tail)}"
         if command.instead is not None:
             console.detail(message)

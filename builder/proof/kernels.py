@@ -6,11 +6,13 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,16 @@ from builder.common.paths import package_file
 from builder.common.programs import LAUNCH
 from builder.common.pypi import write_atomically
 from builder.errors import UsageError
+from builder.probes.dispatch_expect import Failure
 from builder.proof.isolation import SandboxUnavailable
-from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, Results
-from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files
+from builder.proof.replies import (
+    KernelRequest,
+    LaunchReply,
+    RecordedKernel,
+    Results,
+    machine_cause,
+)
+from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files, soundly
 from builder.proof.variables import for_a_process
 from builder.ptx.findings import Ran
 
@@ -608,18 +617,25 @@ def launch_in_sandbox(
     prepared = WithDsl.prepare(tree, packages)
     inputs = [*prepared.inputs, request]
     cached_replies = None if settings.KEEP_LAUNCHES.value else results().get(inputs, Replies)
-    if cached_replies is not None:
+    if cached_replies is not None and all(map(_is_kept, cached_replies.replies)):
         return _with(cached_replies, variables.left_out)
     with _folder() as folder:
         recorded = restore(inputs, Path(folder))
-        if recorded is None:
-            lay_out(tree)
+        if recorded is None or not all(map(_final, recorded.kernels)):
             full = {**request, **prepared.settings, "folder": folder}
-            recorded = ask_probe(prepared.sandbox.python, full, LaunchReply, TIMEOUT, LAUNCH)
+            python = prepared.sandbox.python
+
+            def ask() -> LaunchReply:
+                lay_out(tree)
+                _empty(Path(folder))
+                return ask_probe(python, full, LaunchReply, TIMEOUT, LAUNCH)
+
+            make_again = partial(WithDsl.prepare, tree, packages)
+            recorded = soundly(ask, make_again, python, prepared.folders, _is_doubtful)
             if not recorded.fatal and all(map(_final, recorded.kernels)):
                 keep(inputs, Path(folder), recorded)
         replies = _run_all(recorded, int(request["jobs"]), prepared.torch.what)
-    if all(not one.error or one.stage in FINAL for one in replies.replies):
+    if all(map(_is_kept, replies.replies)):
         results().put(inputs, replies)
     return _with(replies, variables.left_out)
 
@@ -628,9 +644,31 @@ def _with(replies: Replies, left_out: Sequence[str]) -> Replies:
     return replace(replies, simulated=(*left_out, *replies.simulated))
 
 
+def _empty(folder: Path) -> None:
+    """Remove what an earlier question wrote."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_doubtful(reply: LaunchReply) -> bool:
+    return bool(reply.fatal) or any(kernel.error for kernel in reply.kernels)
+
+
 def _final(kernel: RecordedKernel) -> bool:
     """Whether the same files give the same launches, or the same error."""
-    return kernel.error is None or kernel.error.stage in FINAL
+    error = kernel.error
+    return error is None or (error.stage in FINAL and not machine_cause(error))
+
+
+def _is_kept(reply: Reply) -> bool:
+    """The same of the result."""
+    return not reply.error or (reply.stage in FINAL and not machine_cause(error_of(reply)))
+
+
+def error_of(reply: Reply) -> Failure:
+    """The error of a reply, as its type and message."""
+    kind, _, message = reply.error.partition(": ")
+    return Failure(kind, message)
 
 
 @contextmanager

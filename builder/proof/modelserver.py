@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence  # noqa: TC003 - msgspec reads annotations
+from collections.abc import Callable, Iterator, Mapping, Sequence  # noqa: TC003 - msgspec reads annotations
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from msgspec import Meta
 
@@ -36,6 +36,7 @@ from builder.common.paths import cache_dir
 from builder.common.programs import PREFLIGHT
 from builder.errors import UsageError
 from builder.proof import broker
+from builder.proof.installed import made_when
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.replies import ProbeReply, reply_of
 from builder.proof.sandbox import probe_environment
@@ -149,6 +150,12 @@ class Server:
             except BlockingIOError:
                 return False
         return True
+
+    def end(self) -> None:
+        """End it, whoever else asks it."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps({"end": True}).encode() + b"\n")
+        self.close()
 
     def close(self) -> None:
         """Leave it: it ends at once if it answers, or is of this command alone; else later."""
@@ -317,16 +324,21 @@ def close_servers(left: int = 0) -> None:
 
 def ask_server(
     python: Path, header: Mapping[str, object], questions: Sequence[Mapping[str, object]],
-    form: type[T], *, label: str, timeout: float,
+    form: type[T], *, label: str, timeout: float, spoils: Callable[[T], bool] = lambda _: False,
 ) -> T:  # fmt: skip
     """Ask the process of a release, which is started for the first question.
+
+    After a reply that ``spoils`` it, the process ends.
 
     Raises:
         SandboxUnavailable: it gave no answer within this many seconds.
         MalformedReply: the process answers something else.
     """
     program = sha256_hex(Path(broker.__file__).read_bytes())
-    parts = [str(python), str(PREFLIGHT.file()), program, header, probe_environment("")]
+    folders = [python.parents[1], *map(Path, cast("list[str]", header.get("paths", [])))]
+    # one that imported from a folder before it was made again is not asked
+    made = [made_when(folder) for folder in folders]
+    parts = [str(python), str(PREFLIGHT.file()), program, header, made, probe_environment("")]
     key = sha256_hex(canonical_json(parts))[:32]
     server = _servers.pop(key, None)
     if server is None or server.ended:
@@ -334,4 +346,7 @@ def ask_server(
         shared = idle_seconds() > 0 and _make_room(key)
         server = Server(python, header, label, key if shared else "")
     _servers[key] = server
-    return reply_of(server.ask(questions, timeout), form)
+    reply = reply_of(server.ask(questions, timeout), form)
+    if spoils(reply):
+        _servers.pop(key).end()
+    return reply

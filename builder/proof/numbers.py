@@ -18,11 +18,12 @@ from builder.proof.kernels import (
     NO_LAYER,
     PACKAGE,
     UNREAD,
+    error_of,
     headline,
     launch_request,
     wanted_launches,
 )
-from builder.proof.replies import cached
+from builder.proof.replies import cached, machine_cause
 from builder.proof.sandbox import NoDsl
 from builder.proof.target import Refusal
 from builder.ptx.findings import UNWAITED
@@ -99,15 +100,16 @@ def _run_expected(target: VerifyTarget) -> Iterator[Check]:
 def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check:
     simulated = (*replies.simulated, *SIMULATED)
     where = _where(one, reply, replies, target)
-    if reply.stage == ABSENT:
+    cause = machine_cause(error_of(reply))
+    if reply.stage == ABSENT and not cause:
         note = headline(reply.error.partition(": ")[2], "")
         return _check(one, "not-run", where=where, reason=note, moot=True)
-    if reply.stage in (UNREAD, NO_LAYER):
+    if cause or reply.stage in (UNREAD, NO_LAYER):
         note = "vLLM's layer cannot be run on a CPU here: " if reply.stage == NO_LAYER else ""
-        return _check(one, "not-run", where=where, reason=f"{note}{reply.error}")
+        return _check(one, "not-run", where=where, reason=cause or f"{note}{reply.error}")
     if reply.error:
-        kind = reply.error.partition(":")[0]
-        seen = f"{kind}: {headline(reply.error.partition(': ')[2], kind)}"
+        error = error_of(reply)
+        seen = f"{error.type}: {headline(error.message, error.type)}"
         return _check(one, "fail", seen, where=where, simulated=simulated)
     runs = [run for ran in reply.ran for run in ran.runs]
     if not runs or not any(run.values for run in runs if not run.fault):

@@ -28,7 +28,7 @@ from builder.probes.dispatch_expect import (
     limit_of,
 )
 from builder.proof.checks import KINDS
-from builder.proof.replies import Ask, DispatchRequest
+from builder.proof.replies import Ask, DispatchRequest, machine_cause
 from builder.proof.target import Refusal
 
 if TYPE_CHECKING:
@@ -312,6 +312,9 @@ def _ask(
     reply = target.runner.dispatch(request)
     if isinstance(reply, Refusal):
         raise SparkBuildError(f"{target.name}: {reply.reason}", hint=reply.command)
+    errors = (reply.fatal, *(one.error for one in (*reply.answers, *reply.choices)))
+    if cause := next(filter(None, map(machine_cause, errors)), ""):
+        raise SparkBuildError(f"{target.name}: {cause}")
     if reply.fatal:
         raise SparkBuildError(
             f"{target.name}: vllm cannot be imported: {reply.fatal}", Exit.VERIFY_FAILED

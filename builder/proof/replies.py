@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Part)
 
 
+#: The most characters of an error of this machine that are shown.
+_LONGEST = 300
 #: Seconds for a codegen probe: one MoE kernel of the slowest DSL takes 20 s of one core.
 CODEGEN_TIMEOUT = 600.0
 
@@ -207,6 +211,48 @@ class LaunchReply(ProbeReply, frozen=True, kw_only=True):
 
 #: Errors whose cause may be this machine, so that another try may have another result.
 OF_THE_MACHINE = ("Crashed", "MemoryError", "OSError")
+_ERRNO = "|".join(
+    str(number)
+    for number in (
+        errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.ENOSPC,
+        errno.EROFS, errno.ESTALE, errno.EDQUOT,
+    )
+)  # fmt: skip
+#: Errors that say nothing about the target: a full disk, too little memory, a damaged file here.
+_MACHINE = re.compile(
+    rf"^(\w*MemoryError|OutOfMemoryError)\b|\[Errno ({_ERRNO})\]|^EOFError: marshal data too short"
+    r"|No space left on device|Disk quota exceeded|[Cc]annot allocate memory|Too many open files"
+    r"|can't start new thread|Input/output error"
+)
+#: A signal that Linux sends to a process where memory runs out.
+_KILLED = "signal 9"
+
+
+class ErrorOfProbe(Protocol):
+    """An error in the reply of any probe."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+def machine_cause(error: ErrorOfProbe | None) -> str:
+    """What happened on this machine, if an error says nothing about the target; else empty."""
+    if error is None:
+        return ""
+    text = f"{error.type}: {error.message}".strip(": ")
+    if error.type == "Crashed":
+        killed = "; Linux does this where memory runs out" if _KILLED in error.message else ""
+        return f"{error.message}{killed}"
+    if not _MACHINE.search(text):
+        return ""
+    return f"on this machine: {text.splitlines()[0][:_LONGEST]}"
+
+
+def of_the_files(error: ErrorOfProbe | None) -> bool:
+    """Whether the same files give the same error every time; None is no error."""
+    return error is None or not (error.type in OF_THE_MACHINE or machine_cause(error))
 
 
 def cached(from_cache: bool) -> str:

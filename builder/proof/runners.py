@@ -21,17 +21,18 @@ from msgspec import structs
 
 from builder.applier.states import Target
 from builder.applier.trees import OverlayTree, versions
+from builder.common.console import console
 from builder.common.document import Part, plain
 from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
 from builder.proof.codegen import compile_in_sandbox
+from builder.proof.installed import damage, drop_broken_compiled, is_sealed
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.kernels import launch_in_sandbox
 from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
-    OF_THE_MACHINE,
     Ask,
     CodegenReply,
     CodegenRequest,
@@ -41,6 +42,7 @@ from builder.proof.replies import (
     MalformedReply,
     ProbeReply,
     Results,
+    of_the_files,
     reply_of,
 )
 from builder.proof.sandbox import (
@@ -48,11 +50,13 @@ from builder.proof.sandbox import (
     Sandbox,
     ask_probe,
     folder_of,
+    forget_replies,
     lay_out,
     make,
     make_common,
     python_files,
     requirements_for,
+    soundly,
     torch_need,
     wanted_torch,
 )
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     from builder.common.plan import PlanDocument
     from builder.common.programs import Program
     from builder.images.subject import Subject
+    from builder.probes.dispatch_expect import Failure
     from builder.proof.checks import VerifierDocument
     from builder.proof.kernels import Replies
     from builder.proof.sandbox import PreparedSandbox
@@ -124,8 +129,12 @@ RESULTS = Results("dispatch", (DISPATCH,), 400)
 
 def _of_the_files(reply: DispatchReply) -> bool:
     """Whether the target's files alone decided the reply."""
-    errors = [answer.error for answer in (*reply.answers, *reply.choices) if answer.error]
-    return reply.fatal is None and all(one.type not in OF_THE_MACHINE for one in errors)
+    return reply.fatal is None and all(map(of_the_files, _errors(reply)))
+
+
+def _errors(reply: DispatchReply) -> list[Failure]:
+    answers = (*reply.answers, *reply.choices)
+    return [error for error in (reply.fatal, *(one.error for one in answers)) if error]
 
 
 class InSandbox:
@@ -172,6 +181,20 @@ class InSandbox:
         """See `Runner`."""
         return attempt(self._select, request)
 
+    def doubt(self, request: DispatchRequest) -> DispatchReply | Refusal | None:
+        """See `DoubtingRunner`."""
+        return attempt(self._doubt, request)
+
+    def _doubt(self, request: DispatchRequest) -> DispatchReply | None:
+        prepared = self.maker()()
+        folders = [one for one in (*prepared.folders, folder_of(self._tree)) if is_sealed(one)]
+        wrong = damage(folders, whole=True)
+        cut_off = drop_broken_compiled(prepared.sandbox.python, folders)
+        if not wrong and not cut_off and not console.verbose:
+            return None
+        forget_replies()
+        return self._select(request, fresh=True)  # with --verbose, to show what the probe prints
+
     def ahead(self, request: DispatchRequest) -> Callable[[], object] | None:
         """What another thread may do before `dispatch` is called, whose answer it makes known.
 
@@ -184,29 +207,31 @@ class InSandbox:
         if self._trust.unknown(self._tree, python_files(self._tree)):
             return None
         folder = lay_out(self._tree)
-        return lambda: self._asked(request, make_it(), folder, laid_out=True)
+        return lambda: self._asked(request, make_it, folder, laid_out=True)
 
-    def _select(self, request: DispatchRequest) -> DispatchReply:
+    def _select(self, request: DispatchRequest, *, fresh: bool = False) -> DispatchReply:
         make_it = self.maker()
         apart = self._trust.apart(self._tree, python_files(self._tree))
         if not Sandbox(requirements_for(self._packages["vllm"])).complete:
             lay_out(self._tree)  # while it may still be made beside this
-        return self._asked(request, make_it(), folder_of(self._tree), apart)
+        return self._asked(request, make_it, folder_of(self._tree), apart, fresh=fresh)
 
     def _asked(
         self,
         request: DispatchRequest,
-        prepared: PreparedSandbox,
+        make_it: Callable[[], PreparedSandbox],
         folder: Path,
         apart: IsolatedRun | None = None,
         *,
         laid_out: bool = False,
+        fresh: bool = False,
     ) -> DispatchReply:
         """The reply of a tree's code, which is laid out in a folder if it must be asked."""
+        prepared = make_it()
         release = self._packages["vllm"]
         request, left_out = self.allowed(request, apart=apart is not None)
         real = sandbox.operators(release) if sandbox.wanted(release) else LocalFiles()
-        # every path is named by a digest of its contents
+        # every path is named by what is in it
         full = {
             **plain(request),
             **plain(real),
@@ -215,12 +240,20 @@ class InSandbox:
             "pretend_triton": prepared.sandbox.requirements.pretend_triton,
         }
         inputs = [str(prepared.sandbox.python), full]
-        reply = None if apart else RESULTS.get(inputs, DispatchReply)
-        if reply is None:
+        reply = None if apart or fresh else RESULTS.get(inputs, DispatchReply)
+
+        def ask() -> DispatchReply:
             if not laid_out:
                 lay_out(self._tree)
-            reply = prepared.sandbox.ask(full, apart=apart)
-            if not apart and _of_the_files(reply):
+            return prepared.sandbox.ask(full, apart=apart)
+
+        if reply is None or not _of_the_files(reply):
+            folders = (*prepared.folders, folder)
+            python = prepared.sandbox.python
+            reply = soundly(ask, make_it, python, folders, lambda _: False)
+            if not _of_the_files(reply):
+                forget_replies()  # this machine may do better the next time
+            elif not apart:
                 RESULTS.put(inputs, reply)
         return reply.simulating(prepared.torch.what, *left_out)
 

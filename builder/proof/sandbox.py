@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import platform
+import posixpath
 import re
 import shutil
 import subprocess
@@ -55,12 +56,23 @@ from builder.probes.stub_driver import (
     needed_libraries,
     shared_library,
 )
+from builder.proof.installed import (
+    Digests,
+    MadeFolder,
+    damage,
+    digest_of,
+    drop_broken_compiled,
+    install,
+    is_sealed,
+    note_damage,
+    recorded,
+)
 from builder.proof.isolation import (
     SandboxUnavailable,
     call,
+    checked_output,
     ended,
     environment_command,
-    install_command,
     installs_here,
     interpreter_folders,
 )
@@ -68,7 +80,7 @@ from builder.proof.replies import DispatchReply, LocalFiles, ProbeReply, reply_o
 from builder.proof.variables import own_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from builder.applier.trees import Distribution, Tree
     from builder.common.machinecode import ElfFacts
@@ -78,6 +90,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=ProbeReply)
+A = TypeVar("A")
 
 #: Top-level directories of site-packages whose Python files the probe may need.
 _PACKAGES = ("vllm", "flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "b12x")
@@ -102,6 +115,8 @@ class Requirements:
     megabytes: int
 
 
+#: The packages of an environment, below its folder.
+_SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 #: A cached tree that was used in this many seconds is not removed.
 IN_USE = 3600.0
 #: Download size of a CuTe DSL with its libraries in MB, for the message.
@@ -174,25 +189,24 @@ class Sandbox:
         Raises:
             SandboxUnavailable: it cannot be created here; the message says why.
         """
-        with locked(str(self.root)):
-            if self.complete:
-                return
-            shutil.rmtree(self.root, ignore_errors=True)
-            try:
-                self._make()
-            except BaseException:
-                shutil.rmtree(self.root, ignore_errors=True)
-                raise
-            (self.root / "complete").touch()
+        if self.complete and not self.python.exists():  # a link to one that was removed
+            note_damage(self.root, f"its Python is gone: {os.path.realpath(self.python)}")
+        MadeFolder(folder=self.root, make=self._make, expected=self._recorded).ensure()
 
-    def _make(self) -> None:
+    def _make(self, root: Path) -> None:
         need = self.requirements
         check_room([self.need])
         console.detail(f"a sandbox for {need.name}, kept in {self.root}")
         what = f"{len(need.packages)} packages, about {need.megabytes} MB"
         with console.progress(f"making a sandbox: {what}"):
-            call(environment_command(self.root))
-            call(install_command(self.python, need.packages))
+            call(environment_command(root))
+            install(root / "bin" / "python", need.packages, root, _SITE, into=False)
+        (root / "complete").touch()
+
+    def _recorded(self, root: Path) -> Digests:
+        rows = recorded(root / _SITE, self.requirements.packages, programs=True)
+        # a program is in bin/, which RECORD names from where the packages are
+        return {posixpath.normpath(f"{_SITE}/{path}"): digest for path, digest in rows.items()}
 
     def dsl(self, packages: Mapping[str, str]) -> Path:
         """This machine's build of the target's CuTe DSL, for releases whose selection imports it.
@@ -202,6 +216,7 @@ class Sandbox:
         Raises:
             SandboxUnavailable: this machine's build cannot be installed.
         """
+        # the order counts: of two builds for CUDA that share files the newer one has them
         wanted = sorted(
             f"{name}=={version}"
             for name, version in packages.items()
@@ -209,15 +224,18 @@ class Sandbox:
         )
         tag = f"{platform.machine()}-cp{sys.version_info[0]}{sys.version_info[1]}"
         folder = cache_dir() / "sandbox" / f"dsl-{tag}-{sha256_hex(canonical_json(wanted))[:12]}"
-        with locked(str(folder)):
-            if not folder.exists():
-                release = wanted[0].partition("==")[2] if wanted else ""
-                title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
-                with making(folder) as partial, console.progress(title):
-                    python = Path(sys.executable) if installs_here() else self.python
-                    call(install_command(python, wanted, partial))
-                    partial.rename(folder)
-        return folder
+
+        def make(into: Path) -> None:
+            release = wanted[0].partition("==")[2] if wanted else ""
+            title = f"installing the CuTe DSL {release}, up to {_DSL_MEGABYTES} MB"
+            with console.progress(title):
+                python = Path(sys.executable) if installs_here() else self.python
+                install(python, wanted, into)
+
+        answers = ("dispatch", "preflight")  # what compiles has a mirror of the target's own
+        return MadeFolder(
+            folder=folder, make=make, expected=partial(recorded, packages=wanted), answers=answers
+        ).ensure()
 
     def ask(self, request: Mapping[str, object], apart: IsolatedRun | None = None) -> DispatchReply:
         """Run the dispatch probe in this environment."""
@@ -232,6 +250,11 @@ class PreparedSandbox:
     sandbox: Sandbox
     torch: Torch
     paths: tuple[Path, ...]
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that code is run from, besides the target's files."""
+        return (self.sandbox.root, *self.paths)
 
 
 def make(requirements: Requirements, torch: str, packages: Mapping[str, str]) -> PreparedSandbox:
@@ -295,7 +318,7 @@ def ask_probe(
         if instead_of is not None:
             command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
         if apart is None:
-            answer = _run_probe(tuple(command), text, timeout)
+            answer = _run_probe(tuple(command), text, timeout, program.name)
         else:
             seen = (*_folders_of(request), *interpreter_folders(python), program.file())
             answer = apart.isolation.run(command, text, seen, timeout)
@@ -310,6 +333,50 @@ def ask_probe(
     return reply if apart is None else reply.simulating(apart.text())
 
 
+#: How often a question is asked where the folders were damaged meanwhile.
+_TRIES = 3
+
+
+def soundly(
+    ask: Callable[[], A],
+    make_again: Callable[[], object],
+    python: Path,
+    folders: Sequence[Path],
+    is_doubtful: Callable[[A], bool],
+) -> A:
+    """An answer of code in these folders, which were as they were made when it was given.
+
+    ``make_again`` makes those that are damaged, before it is asked again.  A doubtful answer, such
+    as an error, is believed only after each file was read.
+
+    Raises:
+        SandboxUnavailable: they are damaged again each time.
+    """
+    wrong, sealed = "", set[Path]()
+    for _ in range(_TRIES):
+        sealed.update(filter(is_sealed, folders))  # one of them may vanish meanwhile
+        answer = ask()
+        doubtful = is_doubtful(answer)
+        wrong = damage((one for one in folders if one in sealed or is_sealed(one)), whole=doubtful)
+        cut_off = drop_broken_compiled(python, folders, every=doubtful)
+        if not wrong and not cut_off:
+            return answer
+        if cut_off:
+            wrong = wrong or f"{cut_off} files that Python compiled were cut off"
+            console.warn(f"verification asks again: {wrong}")
+        forget_replies()
+        make_again()
+    raise SandboxUnavailable(
+        f"what verification runs is damaged again and again: {wrong}",
+        hint="look whether the disk is full: spark-build cache show",
+    )
+
+
+def forget_replies() -> None:
+    """Let the next question run again, also one that had a reply during this process."""
+    _run_probe.cache_clear()
+
+
 def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
     """The local folders and files in a request."""
     named = read(request, LocalFiles)
@@ -319,7 +386,7 @@ def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
 
 
 @cache
-def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
+def _run_probe(command: tuple[str, ...], request: str, timeout: float, name: str) -> str:
     """The output of a probe.  A sandbox's paths are named by content, so the same request
     has the same reply during this process.  Temporary files of torch and the CuTe DSL are
     removed afterwards.
@@ -336,7 +403,8 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float) -> str:
             env=probe_environment(folder),
         ) as process,
     ):
-        return ended(process, request, timeout)[0]
+        out, errors = ended(process, request, timeout)
+        return checked_output(process.returncode, out, errors, name)
 
 
 def probe_environment(temporary: str) -> dict[str, str]:
@@ -381,27 +449,25 @@ def lay_out(tree: Tree) -> Path:
 
     Files that an earlier tree has, too, are linked, with what Python compiled of them.
     """
-    from builder.layers.planner import preload
-
     paths = sorted(python_files(tree))
     folder = folder_of(tree)
-    with locked(str(folder)):
-        if folder.exists():
-            os.utime(folder)
-            return folder
+    digests = {path: str(tree.digest(path)) for path in paths}
+
+    def make(into: Path) -> None:
         preload(tree, paths)
         earlier = _earlier(folder.parent)
-        digests = {path: tree.digest(path) for path in paths}
-        with making(folder) as partial:
-            for path, digest in digests.items():
-                data = checked(tree, path)
-                same = earlier.get((path, digest))
-                if same is None or not _link_with_compiled(same, path, partial):
-                    target = partial / path
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(data)
-            (partial / _DIGESTS).write_text(json.dumps(digests), "utf-8")
-            partial.rename(folder)
+        for path, digest in digests.items():
+            data = checked(tree, path)
+            same = earlier.get((path, digest))
+            if same is None or not _link_with_compiled(same, path, into, data):
+                target = into / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                target.write_bytes(data)
+        into.mkdir(parents=True, exist_ok=True)
+        (into / _DIGESTS).write_text(json.dumps(digests), "utf-8")
+
+    os.utime(MadeFolder(folder=folder, make=make, expected=lambda _: digests).ensure())
     keep_latest(filter(Path.is_dir, folder.parent.iterdir()), most=12, unused_for=IN_USE)
     return folder
 
@@ -418,10 +484,10 @@ def _earlier(trees: Path) -> dict[tuple[str, str | None], Path]:
     return folders
 
 
-def _link_with_compiled(source: Path, path: str, into: Path) -> bool:
+def _link_with_compiled(source: Path, path: str, into: Path, data: bytes) -> bool:
     """Link a file, and what Python compiled of it, which is found by the file's time and size.
 
-    Whether it is there; another process may be removing the source.
+    Whether it is there with these bytes; another process may be removing the source.
     """
     folder, _, name = path.rpartition("/")
     compiled = f"{folder}/__pycache__/{name[:-3]}.{sys.implementation.cache_tag}.pyc"
@@ -429,7 +495,9 @@ def _link_with_compiled(source: Path, path: str, into: Path) -> bool:
         _link(source / path, into / path)
         if name.endswith(".py"):
             _link(source / compiled, into / compiled)
-    return (into / path).exists()
+    with suppress(FileNotFoundError):
+        return (into / path).read_bytes() == data
+    return False
 
 
 def checked(tree: Tree, path: str) -> bytes:
@@ -523,14 +591,25 @@ def torch_folder(wanted: str) -> Torch:
         # what is unpacked is held against RECORD, not against the wheel's sha256: with a RECORD
         # from another index, or of an older spark-build, it is unpacked again
         if not _is_of(folder, wheel.record):
-            with making(folder) as partial, making(folder) as old:
-                _unpack(wheel, partial)
-                (partial / _RECORD).write_text(wheel.record, "ascii")
-                with suppress(FileNotFoundError):
-                    folder.rename(old)
-                partial.rename(folder)
-        os.utime(folder)
+            with making(folder) as old, suppress(FileNotFoundError):
+                folder.rename(old)
+
+    def make(into: Path) -> None:
+        _unpack(wheel, into)
+        (into / _RECORD).write_text(wheel.record, "ascii")
+
+    made = MadeFolder(folder=folder, make=make, expected=partial(_held_against, wheel))
+    os.utime(made.ensure())
     return Torch(folder=folder, version=file.version, what=_what(file, folder, wanted))
+
+
+def _held_against(wheel: RemoteWheel, folder: Path) -> Digests:
+    """The sha256 of the files that were kept, but for libraries without their device code."""
+    kept = {path: m.sha256 for path, m in wheel.members.items() if not _LEFT_OUT.fullmatch(path)}
+    for library in (folder / "torch" / "lib").glob("*.so*"):
+        if _device_code(library):
+            kept.pop(library.relative_to(folder).as_posix(), None)
+    return {path: digest for path, digest in kept.items() if digest}
 
 
 def _is_of(folder: Path, record: str) -> bool:
@@ -679,15 +758,22 @@ def drop_device_code(path: Path) -> None:
     The file keeps its size, and the hole reads as zeros.  If the file system does not support
     holes, the file is unchanged.
     """
+    if place := _device_code(path):
+        with path.open("r+b") as stream:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.fallocate(stream.fileno(), _PUNCH, *map(ctypes.c_int64, place))
+
+
+def _device_code(path: Path) -> tuple[int, int] | None:
+    """Where a library's kernels begin in its file, and their size; None if it has none."""
+    from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
-    with path.open("r+b") as stream:
+    with suppress(OSError, ELFError), path.open("rb") as stream:
         section: Any = ELFFile(stream).get_section_by_name(".nv_fatbin")
-        if section is None:
-            return
-        libc = ctypes.CDLL(None, use_errno=True)
-        offset, size = ctypes.c_int64(section["sh_offset"]), ctypes.c_int64(section["sh_size"])
-        libc.fallocate(stream.fileno(), _PUNCH, offset, size)
+        if section is not None:
+            return section["sh_offset"], section["sh_size"]
+    return None
 
 
 # ------------------------------------------------------------------------------------ the CuTe DSL
@@ -841,7 +927,7 @@ class Wheels:
         """The library's file, cached by content."""
         path, digest = self.counterpart(origin)
         place = cache_dir() / "dsl" / "libraries" / digest
-        if not place.exists():
+        if digest_of(place) != digest:
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel = self.of(origin.distribution).download()
             with making(place) as partial:
@@ -868,24 +954,30 @@ def mirror(tree: Tree, index: PackageIndex | None = None) -> Path:
     libraries = {wheels.counterpart(origin): origin for origin in contents.libraries}
     key = sha256_hex(canonical_json([sorted(contents.texts.items()), sorted(libraries)]))
     folder = cache_dir() / "dsl" / "mirrors" / key[:24]
-    with locked(str(cache_dir() / "dsl")):  # one lock: what one run prunes, another may need
-        if folder.exists():
-            os.utime(folder)
-            return folder
+
+    def make(into: Path) -> None:
         console.detail(f"extracting the target's CuTe DSL for this machine in {folder}")
-        with making(folder) as partial:
-            for (path, _), origin in libraries.items():
-                _link(wheels.library(origin), partial / path)
-            preload(tree, sorted(contents.texts))
-            for path in contents.texts:
-                target = partial / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                data = tree.read(path) or b""
-                if sha256_hex(data) != contents.texts[path]:
-                    raise CannotMirror(f"{path} does not match its sha256")
-                target.write_bytes(data)
-            partial.rename(folder)
-    _prune_mirrors(folder.parent)
+        for (path, _), origin in libraries.items():
+            _link(wheels.library(origin), into / path)
+        preload(tree, sorted(contents.texts))
+        for path in contents.texts:
+            target = into / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            data = tree.read(path) or b""
+            if sha256_hex(data) != contents.texts[path]:
+                raise CannotMirror(f"{path} does not match its sha256")
+            target.write_bytes(data)
+
+    with locked(str(cache_dir() / "dsl")):  # one lock: what one run prunes, another may need
+        known, expected = folder.exists(), {**contents.texts, **dict(libraries.keys())}
+        answers = ("codegen", "numbers", "launches")
+        os.utime(
+            MadeFolder(
+                folder=folder, make=make, expected=lambda _: expected, answers=answers
+            ).ensure()
+        )
+    if not known:
+        _prune_mirrors(folder.parent)
     return folder
 
 
@@ -918,9 +1010,14 @@ class WithDsl:
         return cls(sandbox=sandbox, torch=torch, dsl=dsl, rest=rest)
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that code is run from."""
+        return (self.sandbox.root, self.torch.folder, self.dsl, self.rest)
+
+    @property
     def inputs(self) -> list[str]:
         """What decides a reply, besides the request."""
-        return [p.name for p in (self.sandbox.root, self.torch.folder, self.dsl, self.rest)]
+        return [path.name for path in self.folders]
 
     @property
     def settings(self) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from builder.applier.edits import ENV_PTH
 from builder.applier.receipts import STATE_DIR, kept_true, receipt_path, receipts_of, true_records
@@ -69,6 +69,14 @@ class Runner(Protocol):
 
     def on(self, tree: Tree, env: Mapping[str, str]) -> Runner:
         """The same for these files, with their complete environment."""
+
+
+@runtime_checkable
+class DoubtingRunner(Protocol):
+    """A runner whose replies depend on folders of this machine."""
+
+    def doubt(self, request: DispatchRequest) -> DispatchReply | Refusal | None:
+        """The reply again if those folders are damaged; None if every file is as it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping  # noqa: TC003 - msgspec reads annotations
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,9 +34,10 @@ from builder.common.paths import cache_dir, package_file
 from builder.common.programs import PREFLIGHT
 from builder.errors import SparkBuildError, UsageError
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
-from builder.proof.isolation import SandboxUnavailable, call, install_command
+from builder.proof.installed import MadeFolder, differs, install, recorded
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.modelserver import ask_server
-from builder.proof.replies import ProbeReply, Results
+from builder.proof.replies import ProbeReply, Results, machine_cause
 from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,
@@ -44,6 +46,7 @@ from builder.proof.sandbox import (
     make,
     python_files,
     requirements_for,
+    soundly,
     wanted_torch,
 )
 from builder.proof.variables import for_a_process, is_read
@@ -233,12 +236,12 @@ def not_the_releases(error: Refusal | None) -> str:
     """Why an error is not an answer of the release; empty if it is one."""
     if error is None:
         return ""
-    if error.type == "Crashed":
-        return error.message
     text = f"{error.type}: {error.message}"
     for pattern, words in _OURS.items():
         if match := re.search(pattern, text):
             return words.format(*match.groups())
+    if cause := machine_cause(error):
+        return cause
     if error.type == "StandInError":
         return error.message
     return _by_its_place(error)
@@ -299,6 +302,17 @@ class Target:
         )  # fmt: skip
 
 
+def _is_doubtful(reply: ModelReply) -> bool:
+    """Whether something is in it that a damaged folder may cause."""
+    return reply.fatal is not None or any(answer.error for answer in reply.answers)
+
+
+def _spoils(reply: ModelReply) -> bool:
+    """Whether this machine is in the way, so that the process must not answer another command."""
+    causes = (machine_cause(answer.error) for answer in reply.answers)
+    return reply.fatal is not None or any(causes)
+
+
 def _cached(inputs: Sequence[object]) -> ModelAnswer | None:
     """An earlier answer; what was not run may depend on this machine, and is asked again."""
     answer = _RESULTS.get(inputs, ModelAnswer)
@@ -315,6 +329,9 @@ class Release:
 
     @cached_property
     def _prepared(self) -> PreparedSandbox:
+        return self._made()
+
+    def _made(self) -> PreparedSandbox:
         requirements = requirements_for(self._packages["vllm"])
         return make(requirements, wanted_torch(self._tree, self._packages), self._packages)
 
@@ -391,20 +408,11 @@ class Release:
         answers = [None if apart else _cached(one) for one in inputs]
         left = [number for number, answer in enumerate(answers) if answer is None]
         if left:
-            lay_out(self._tree)
             asked = [questions[number] for number in left]
+            folders = [prepared.sandbox.root, *map(Path, self.paths)]
             with console.progress(f"building the model with vLLM {self._packages['vllm']}"):
-                if apart:
-                    models = sorted({path for one in asked for path in one["models"]})
-                    reply = ask_probe(
-                        python, {**header, "models": models, "questions": asked}, ModelReply,
-                        _TIMEOUT, PREFLIGHT, apart=apart,
-                    )  # fmt: skip
-                else:
-                    reply = ask_server(
-                        python, header, asked, ModelReply, label=self._packages["vllm"],
-                        timeout=_TIMEOUT,
-                    )  # fmt: skip
+                ask = partial(self._told, header, asked)
+                reply = soundly(ask, self._make_again, python, folders, _is_doubtful)
             if reply.fatal is not None or len(reply.answers) != len(asked):
                 why = (reply.fatal or {}).get("message", "too few answers")
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")
@@ -420,6 +428,25 @@ class Release:
             for a in answers
             if a is not None
         ]
+
+    def _make_again(self) -> None:
+        prepared = self._made()
+        model_packages(prepared, self._tree)
+        transformers_of(prepared, self._packages["vllm"])
+
+    def _told(self, header: Mapping[str, object], asked: Sequence[Mapping[str, Any]]) -> ModelReply:
+        """What the release's code says."""
+        lay_out(self._tree)
+        if apart := self._apart:
+            models = sorted({path for one in asked for path in one["models"]})
+            return ask_probe(
+                self.python, {**header, "models": models, "questions": asked}, ModelReply,
+                _TIMEOUT, PREFLIGHT, apart=apart,
+            )  # fmt: skip
+        return ask_server(
+            self.python, header, asked, ModelReply, label=self._packages["vllm"],
+            timeout=_TIMEOUT, spoils=_spoils,
+        )  # fmt: skip
 
     def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
         """One question of the probe; a draft model that the flags name is a folder here, too."""
@@ -515,15 +542,17 @@ def configuration_alone(folder: Path) -> Path:
 
 def configuration_of(texts: Mapping[str, bytes]) -> Path:
     """A folder with configuration files of these names and contents, named by content."""
-    key = sha256_hex(canonical_json({name: sha256_hex(text) for name, text in texts.items()}))
-    folder = cache_dir() / "preflight" / "models" / key[:24]
+    expected = {name: sha256_hex(text) for name, text in texts.items()}
+    folder = cache_dir() / "preflight" / "models" / sha256_hex(canonical_json(expected))[:24]
     with locked(str(folder)):
-        if not folder.exists():
-            with making(folder) as partial:
-                partial.mkdir(parents=True)
+        if not folder.exists() or differs(folder, expected):
+            with making(folder) as made, making(folder) as old:
+                made.mkdir(parents=True)
                 for name, text in texts.items():
-                    (partial / name).write_bytes(text)
-                partial.rename(folder)
+                    (made / name).write_bytes(text)
+                with suppress(FileNotFoundError):
+                    folder.rename(old)
+                made.rename(folder)
     return folder
 
 
@@ -562,13 +591,15 @@ def transformers_of(prepared: PreparedSandbox, vllm: str) -> Path | None:
 def _installed(prepared: PreparedSandbox, name: str, wanted: Sequence[str], title: str) -> Path:
     """A folder with these packages, installed once."""
     key = sha256_hex(canonical_json([str(prepared.sandbox.root), wanted]))[:12]
-    folder = cache_dir() / "sandbox" / f"{name}-{key}"
-    with locked(str(folder)):
-        if not folder.exists():
-            with making(folder) as partial, console.progress(title):
-                call(install_command(prepared.sandbox.python, wanted, partial))
-                partial.rename(folder)
-    return folder
+
+    def make_it(into: Path) -> None:
+        with console.progress(title):
+            install(prepared.sandbox.python, wanted, into)
+
+    return MadeFolder(
+        folder=cache_dir() / "sandbox" / f"{name}-{key}", make=make_it,
+        expected=partial(recorded, packages=wanted), answers=("preflight",),
+    ).ensure()  # fmt: skip
 
 
 def exact_pins(tree: Tree) -> dict[str, str]:

@@ -568,11 +568,9 @@ class BuildkitEngine:
         """Build in the local Docker Engine, on its copy of the base."""
         assert self._cli is not None
         plan = request.plan
-        words: list[str] = []
-        if self._cli.buildx:
-            words = ["--builder", ENGINE, "--load"]
-        if plan.base.is_wheels:
-            words += ["--platform", plan.base.platform.oci]
+        words = ["--builder", ENGINE, "--load"] if self._cli.buildx else []
+        # without it BuildKit looks for the base of this machine's platform
+        words += ["--platform", plan.base.platform.oci]
         with context_of(plan) as (context, added), self._pinned_base(plan) as base:
             _write_dockerfile(context, plan, base, links=self._links)
             words += ["-t", request.tag]
@@ -655,26 +653,34 @@ class BuildkitEngine:
     ) -> dict[tuple[str, str], bool]:
         """Run the build; returns for each patch layer whether it was cached."""
         assert self._cli is not None
-        epoch = str(request.plan.epoch)
+        epoch, platform = str(request.plan.epoch), request.plan.base.platform.oci
         words = [*words, *cache_words(request.cache_from, "from")]
         words += [*cache_words(request.cache_to, "to"), str(context)]
         ran = run_build(self._cli, words, {**env, "SOURCE_DATE_EPOCH": epoch})
         if ran.status != 0:
-            raise self._failure(ran.status, ran.progress.tail, ran.output)
-        platform = request.plan.base.platform.oci
+            raise self._failure(ran.status, ran.progress.tail, ran.output, platform)
         return {
             (platform, d.name): ran.progress.cached[folder_of(d.name)]
             for d in request.plan.needed
             if folder_of(d.name) in ran.progress.cached
         }
 
-    def _failure(self, status: int, tail: str, output: str) -> Exception:
+    @property
+    def _where(self) -> str:
+        return f"builder {self.builder}" if self.builder else "the Docker Engine"
+
+    def _failure(self, status: int, tail: str, output: str, platform: str) -> Exception:
         where = f" on builder {self.builder}" if self.builder else ""
         if _NO_CACHE.search(output):
             return EngineError(
                 f"this builder cannot export its cache{where}; builders of other drivers and "
                 f"Docker Engines with the containerd image store can:\n  {tail}",
                 hint="--builder NAME",
+            )
+        if "exec format error" in output:
+            return EngineError(
+                f"{self._where} cannot run programs of {platform}:\n  {tail}",
+                hint="--engine oci",
             )
         if re.search(r"failed to push|error writing (manifest|layer) blob", output):
             return RemoteError(f"pushing failed{where}:\n  {tail}", hint="docker login")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from builder.common.console import console
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
@@ -176,11 +178,61 @@ def test_the_reply_of_the_same_files_is_cached(
     assert len(asked) == 2
 
 
+def test_a_failure_is_believed_only_after_each_file_was_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a file with its old size and time, as a disk may damage it."""
+    warnings: list[str] = []
+    monkeypatch.setattr(console, "warn", warnings.append)
+    base = machine.image()
+    assert machine.linear(base)["status"] == "pass"
+    (file,) = (cache_dir() / "trees").glob("*/vllm/envs.py")
+    info, text = file.stat(), file.read_bytes()
+    file.write_bytes(b"raise ValueError('x')\n".ljust(len(text), b"#")[: len(text)])
+    os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns))
+    shutil.rmtree(file.parent / "__pycache__")
+    shutil.rmtree(cache_dir() / "dispatch")
+    shutil.rmtree(cache_dir() / "evidence", ignore_errors=True)
+    sandbox_module.forget_replies()
+    check = machine.linear(base)
+    assert (check["status"], "cached" in check["where"]) == ("pass", False)
+    assert file.read_bytes() == text
+    (said,) = [one for one in warnings if "made again" in one]
+    assert said.endswith("made again: vllm/envs.py has changed since it was made")
+
+
+def test_an_error_of_this_machine_that_an_earlier_version_kept_is_asked_again(
+    machine: Machine,
+) -> None:
+    base = machine.image()
+    assert machine.linear(base)["status"] == "pass"
+    (file,) = (cache_dir() / "dispatch").iterdir()
+    reply = json.loads(file.read_bytes())
+    for answer in reply["answers"]:
+        error = {"type": "EOFError", "message": "marshal data too short"}
+        answer |= {"selected": None, "error": error}
+    file.write_text(json.dumps(reply))
+    shutil.rmtree(cache_dir() / "evidence", ignore_errors=True)
+    check = machine.linear(base)
+    assert (check["status"], "cached" in check["where"]) == ("pass", False)
+
+
+def test_verbose_shows_what_the_probe_of_a_failure_prints(machine: Machine) -> None:
+    """Also where the answer is known from an earlier run."""
+    base = machine.image({"vllm/envs.py": b"raise ValueError('no')\n"})
+    words = ("verify", base, "--layers", "marlin", "--level", "dispatch", "--trust-image")
+    quiet, verbose = machine.call(*words), machine.call(*words, "-v")
+    assert (quiet.code, verbose.code) == (5, 5)
+    assert "envs.py" not in quiet.err
+    assert '/vllm/envs.py", line 1, in <module>' in verbose.err
+
+
 def test_a_failure_is_not_cached(machine: Machine) -> None:
     """Its cause may be this machine."""
     base = machine.image({"vllm/envs.py": b"raise MemoryError\n"})
     for _ in range(2):
-        assert machine.linear(base, "--trust-image")["status"] == "fail"
+        check = machine.linear(base, "--trust-image")
+        assert (check["status"], check["reason"]) == ("not-run", "on this machine: MemoryError")
     assert list(runners.RESULTS.file([]).parent.glob("*")) == []
 
 
@@ -374,11 +426,15 @@ def test_a_file_that_changed_after_the_check_is_not_extracted() -> None:
 def test_only_known_names_are_installed_for_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution that an image calls nvidia-cutlass-dsl-evil may be anybody's on the index."""
     asked: list[Any] = []
-    monkeypatch.setattr(sandbox_module, "install_command", lambda *words: asked.append(words))
-    monkeypatch.setattr(sandbox_module, "call", lambda _: None)
+
+    def install(*words: object) -> None:
+        asked.append(words)
+        raise SandboxUnavailable("not here")
+
+    monkeypatch.setattr(sandbox_module, "install", install)
     sandbox = Sandbox.__new__(Sandbox)
     sandbox.python = Path(sys.executable)
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(SandboxUnavailable, match="not here"):
         sandbox.dsl({"nvidia-cutlass-dsl": "4.5.0", "nvidia-cutlass-dsl-evil": "1.0"})
     assert asked[0][1] == ["nvidia-cutlass-dsl==4.5.0"]
 

@@ -18,12 +18,13 @@ import pytest
 
 from builder.common.paths import cache_dir
 from builder.proof import broker, modelserver
+from builder.proof.installed import seal
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.modelserver import Server, close_servers, end, running
 from builder.proof.wholemodel import ModelReply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 PYTHON = Path(sys.executable)
 ECHO = """\
@@ -59,10 +60,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_BUILD_SERVER_IDLE", "10")
 
 
-def asked(header: dict[str, object], questions: int = 1) -> list[tuple[str, ...]]:
+def asked(
+    header: Mapping[str, object],
+    questions: int = 1,
+    spoils: Callable[[ModelReply], bool] = lambda _: False,
+) -> list[tuple[str, ...]]:
     """The lines of each answer: the process that gave it, and the name in the header."""
     reply = modelserver.ask_server(
-        PYTHON, header, [{}] * questions, ModelReply, label="0.1", timeout=60
+        PYTHON, header, [{}] * questions, ModelReply, label="0.1", timeout=60, spoils=spoils
     )
     return [one.lines for one in reply.answers]
 
@@ -142,6 +147,23 @@ def test_they_end_when_asked_to_and_leave_no_socket() -> None:
     assert gone(int(first[0][0].split()[0]))
     assert emptied(cache_dir() / "servers"), "its temporary files go last"
     assert asked({"name": "a"}) != first
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_process_with_a_reply_that_spoils_it_answers_nobody_else() -> None:
+    """As one that could not import the release while the disk was full."""
+    first = asked({"name": "a"}, spoils=lambda _: True)
+    assert gone_from_the_list()
+    assert asked({"name": "a"}) != first
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_process_is_not_asked_after_its_folder_was_made_again(tmp_path: Path) -> None:
+    header = {"name": "a", "paths": [str(tmp_path)]}
+    first = asked(header)
+    assert asked(header) == first
+    seal(tmp_path, {})
+    assert asked(header) != first
 
 
 @pytest.mark.usefixtures("waits")

@@ -453,6 +453,26 @@ def test_other_profiles_compile_nothing() -> None:
     assert check.reason.endswith("this level compiles no others")  # FlashInfer's CUTLASS are, too
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"),
+    [
+        ("Crashed", "the child ended with signal 9", "the child ended with signal 9; Linux does"),
+        ("MemoryError", "", "on this machine: MemoryError"),
+        ("OSError", "[Errno 28] No space left on device", "on this machine: OSError: [Errno 28]"),
+    ],
+)
+def test_what_this_machine_caused_is_no_failure(kind: str, message: str, reason: str) -> None:
+    kernels = [failed(kind, message), of_tiles(*[failed(kind, message)] * 3)]
+
+    def compile_kernels(_request: CodegenRequest) -> CodegenReply:
+        return reply({"kernels": [kernels[0], kernels[0], kernels[0], kernels[1]]})
+
+    target = dataclasses.replace(target_of([]), runner=FakeRunner(compiler=compile_kernels))
+    checks = list(check_codegen(target))
+    assert {check.status for check in checks} == {"not-run"}
+    assert all(check.reason.startswith(reason) for check in checks)
+
+
 # --------------------------------------------------------------------------------- what is kept
 
 INPUTS = ["sandbox", "dsl", "files", {"kernels": [{"kind": "mma-gate"}]}]
@@ -474,6 +494,7 @@ def test_a_good_result_is_cached_for_the_same_files_only() -> None:
         {"kernels": [], "fatal": {"type": "ImportError", "message": "", "stage": "import"}},
         {"kernels": [compiled(), failed("Crashed", "signal 9")], "fatal": None},
         {"kernels": [failed("OSError", "no space")], "fatal": None},
+        {"kernels": [failed("RuntimeError", "[Errno 28] No space left")], "fatal": None},
         {"kernels": [of_tiles(compiled(), failed("MemoryError", "no"))], "fatal": None},
     ],
 )

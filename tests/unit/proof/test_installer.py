@@ -83,6 +83,13 @@ def test_uv_without_any_configuration(uv: str, monkeypatch: pytest.MonkeyPatch) 
     assert environment_command(Path("/sandbox")).words[:2] == (uv, "venv")
 
 
+def test_nothing_of_the_installers_cache(uv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--no-cache" in install_command(PYTHON, ["a==1"], fresh=True).words
+    monkeypatch.setattr(isolation, "uv", lambda: None)
+    assert "--no-cache-dir" in install_command(PYTHON, ["a==1"], fresh=True).words
+    assert uv
+
+
 def test_uv_with_the_configuration_of_pip(uv: str, pip_of_nobody: Path) -> None:
     pip_of_nobody.write_text(
         "[global]\nindex-url = https://one.test/simple\nextra-index-url =\n  https://two.test/s\n"

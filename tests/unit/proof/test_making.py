@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.proof import sandbox
+from builder.proof import installed, sandbox
 from builder.proof.isolation import Command, SandboxUnavailable
 from builder.proof.sandbox import Sandbox, Torch, make, requirements_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NEEDS = requirements_for("0.20.1")
 PACKAGES = {"vllm": "0.20.1", "nvidia-cutlass-dsl": "4.4.2"}
@@ -28,14 +32,17 @@ def interpreters(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The interpreters for which something was installed into a folder."""
     asked: list[Path] = []
 
-    def command(python: Path, _packages: object, into: Path | None = None) -> Command:
-        if into:
-            asked.append(python)
-            into.mkdir(parents=True)
+    def command(python: Path, packages: Sequence[str], into: Path | None = None) -> Command:
+        assert into
+        asked.append(python)
+        for package in packages:
+            info = into / f"{package.replace('-', '_').replace('==', '-')}.dist-info"
+            info.mkdir(parents=True)
+            (info / "RECORD").touch()
         return Command(())
 
-    monkeypatch.setattr(sandbox, "install_command", command)
-    monkeypatch.setattr(sandbox, "call", lambda _: "")
+    monkeypatch.setattr(installed, "install_command", command)
+    monkeypatch.setattr(installed, "call", lambda _: "")
     return asked
 
 
@@ -48,7 +55,7 @@ def test_the_dsl_is_installed_while_the_packages_are(
         done.set()
         return ""
 
-    monkeypatch.setattr(sandbox, "call", call)
+    monkeypatch.setattr(installed, "call", call)
     monkeypatch.setattr(sandbox, "installs_here", lambda: True)
     beside: list[bool] = []
     monkeypatch.setattr(Sandbox, "prepare", lambda _: beside.append(done.wait(60)))
@@ -87,7 +94,7 @@ def test_a_dsl_that_cannot_be_installed_is_an_error(monkeypatch: pytest.MonkeyPa
         calls.append(threading.current_thread())
         raise SandboxUnavailable("no DSL")
 
-    monkeypatch.setattr(sandbox, "call", call)
+    monkeypatch.setattr(installed, "call", call)
     monkeypatch.setattr(sandbox, "installs_here", lambda: True)
     monkeypatch.setattr(Sandbox, "prepare", lambda _: None)
     with pytest.raises(SandboxUnavailable, match="no DSL"):

@@ -375,6 +375,15 @@ def test_a_failed_launch_has_the_error_message() -> None:
     assert check.seen == "AttributeError: module 'flashinfer' has no attribute 'x'"
 
 
+@pytest.mark.parametrize(
+    "error", ["Crashed: the child ended with signal 9", "OSError: [Errno 28] No space left"]
+)
+def test_what_this_machine_caused_is_no_failure(error: str) -> None:
+    check = first(error=error)
+    assert check.status == "not-run"
+    assert error.partition(": ")[2] in check.reason
+
+
 def test_a_target_that_cannot_run_is_not_run() -> None:
     for check in check_numbers(target_of(SparkBuildError("no index", hint="look"), LINEAR)):
         assert (check.status, check.reason) == ("not-run", "no index; try: look")
@@ -506,9 +515,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
             folder = Path(request["folder"]) / str(number)
             write_launch(folder, sync="bar.sync 0;" if kernel["kind"] != "new" else "frobnicate;")
             launched = [{"name": "doubled", "folders": [str(folder)]}]
-            bad = kernel["kind"] in ("bad", "no layer")
-            stage = NO_LAYER if kernel["kind"] == "no layer" else "call"
-            error = {"type": "OSError", "message": "no", "stage": stage}
+            bad = kernel["kind"] in ("bad", "no layer", "full disk")
+            stage = "call" if kernel["kind"] == "bad" else NO_LAYER
+            full = kernel["kind"] == "full disk"
+            message = "[Errno 28] No space left" if full else "no"
+            error = {"type": "OSError", "message": message, "stage": stage}
             kernels.append({"error": error if bad else None, "launches": [] if bad else launched})
         said: dict[str, Any] = {
             "kernels": kernels,
@@ -625,6 +636,16 @@ def test_a_layer_that_cannot_be_made_is_not_tried_again(recorded: list[Mapping[s
     first = launch(request).replies
     assert first == (Reply(error="OSError: no", stage=NO_LAYER, ran=()),)
     assert (launch(request).replies, len(recorded)) == (first, 1)
+
+
+def test_what_this_machine_caused_is_tried_again(recorded: list[Mapping[str, Any]]) -> None:
+    """Also in front of a kernel: the import of vLLM's layer from a full disk."""
+    launch = launcher()
+    request = {**launch_request({}, "sm_121a", []), "kernels": [{"kind": "full disk"}]}
+    for number in (1, 2):
+        (reply,) = launch(request).replies
+        assert reply.error == "OSError: [Errno 28] No space left"
+        assert len(recorded) == number
 
 
 def test_a_failed_result_is_not_cached(recorded: list[Mapping[str, Any]]) -> None:

@@ -508,6 +508,69 @@ def test_a_vllm_that_does_not_import_fails_every_line() -> None:
     assert checks[0].seen == "ImportError: no module"
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"),
+    [
+        (
+            "Crashed",
+            "the child that asked ended with signal 9",
+            "the child that asked ended with signal 9; Linux does this where memory runs out",
+        ),
+        ("Crashed", "the child that asked took more than 120 s", "took more than 120 s"),
+        ("MemoryError", "", "on this machine: MemoryError"),
+        ("EOFError", "marshal data too short", "on this machine: EOFError: marshal data"),
+        ("OSError", "[Errno 28] No space left on device: 'x'", "on this machine: OSError: [Errno"),
+        ("ImportError", "x: cannot allocate memory in static TLS", "on this machine: ImportError"),
+        ("RuntimeError", "can't start new thread", "on this machine: RuntimeError: can't start"),
+    ],
+)
+def test_what_this_machine_caused_is_no_failure(kind: str, message: str, reason: str) -> None:
+    error = {"type": kind, "message": message}
+    linear, moe = dispatch(answer(selected=None, error=error), GOOD[1], *DEFAULT)
+    assert (linear.status, moe.status) == ("not-run", "pass")
+    assert reason in linear.reason
+    for check in dispatch(fatal=error):
+        assert check.status == "not-run"
+        assert reason in check.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'x'"),
+        ("PermissionError", "[Errno 13] Permission denied: '/root'"),
+        ("EOFError", "no more input"),
+        ("ImportError", "libcudart.so.12: cannot open shared object file"),
+    ],
+)
+def test_what_the_target_may_have_caused_is_a_failure(kind: str, message: str) -> None:
+    error = {"type": kind, "message": message}
+    assert dispatch(answer(selected=None, error=error), GOOD[1], *DEFAULT)[0].status == "fail"
+
+
+class Doubting(FakeRunner):
+    """A runner whose folders were damaged when it answered first."""
+
+    again: DispatchReply | None = None
+
+    def doubt(self, request: DispatchRequest) -> DispatchReply | None:
+        assert request.ask
+        return self.again
+
+
+@pytest.mark.parametrize(("damaged", "status"), [(True, "pass"), (False, "fail")])
+def test_a_failure_is_doubted(damaged: bool, status: str) -> None:
+    wrong = answer(selected=None, error={"type": "ValueError", "message": "not supported"})
+    first, again = (
+        reply_of({"fatal": None, "simulated": [], "answers": answers}, DispatchReply)
+        for answers in ([wrong, GOOD[1], *DEFAULT], [*GOOD, *DEFAULT])
+    )
+    runner = Doubting(ask=lambda _: first)
+    runner.again = again if damaged else None
+    target = dataclasses.replace(target_of(LAYER), plan=PLAN, runner=runner)
+    assert [check.status for check in check_dispatch(target)] == [status, "pass"]
+
+
 def test_a_target_that_cannot_run_has_a_reason() -> None:
     target = dataclasses.replace(target_of(LAYER), plan=PLAN)
     checks = list(check_dispatch(target))

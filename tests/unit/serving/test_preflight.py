@@ -24,6 +24,7 @@ from builder.proof.wholemodel import (
     Release,
     Target,
     as_read,
+    configuration_of,
     exact_pins,
     not_the_releases,
     own_folder,
@@ -282,6 +283,8 @@ def test_a_refusal_in_a_sentence(message: str, words: str) -> None:
         (refused("Tensor.item() cannot be called on meta tensors"), "values of weights"),
         (refused("the process ended with signal 11", "Crashed"), "signal 11"),
         (refused("/x does not appear to have a file named own.py. Checkout"), "own.py is not read"),
+        (refused("[Errno 28] No space left on device", "OSError"), "No space left on device"),
+        (refused("marshal data too short", "EOFError"), "marshal data too short"),
         (refused("please pass trust_remote_code=True"), "code of its own"),
         (refused("We couldn't connect to 'https://hub' to load the files", "OSError"), "not here"),
     ],
@@ -417,6 +420,13 @@ def a_sandbox(folder: Path) -> PreparedSandbox:
     )
     torch = Torch(folder=folder / "torch", version="2.9.0", what="a torch")
     return PreparedSandbox(sandbox=Sandbox(packages), torch=torch, paths=(torch.folder,))
+
+
+def test_a_damaged_copy_of_a_configuration_is_written_again() -> None:
+    folder = configuration_of({"config.json": b"{}"})
+    (folder / "config.json").write_bytes(b"{")
+    assert configuration_of({"config.json": b"{}"}) == folder
+    assert [(one.name, one.read_bytes()) for one in folder.iterdir()] == [("config.json", b"{}")]
 
 
 def a_release(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Release, list[Any]]:
