@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.errors import UsageError
+from builder.ptx.decoder import MOST_SHARED
 from builder.ptx.launchfile import (
     APART,
     FIRST,
@@ -24,6 +25,7 @@ from builder.ptx.launchfile import (
     MOST_THREADS,
     Array,
     LaunchFile,
+    check_memory,
     read_text,
 )
 from builder.ptx.memory import encode_tensor
@@ -191,6 +193,8 @@ def launch_of(
     file = LaunchFile("launch", text, _full_name(text, kernel), *sizes, shared, (), ())
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
+    if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared <= MOST_SHARED:
+        raise UsageError(f"shared is {shared!r:.60}: whole bytes, at most {MOST_SHARED}")
     parameters = _parameters(values, program.kernel, arrays, memory)
     clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
     return replace(file, parameters=parameters, memory=memory, cluster=clusters), arrays
@@ -234,6 +238,10 @@ def _arrays(
             raise UsageError(f"argument {place} is not an array in C order with elements")
         name = names[place] if names else f"argument {place}"
         arrays.append(array)
+        try:
+            check_memory(array.nbytes + sum(len(one.data) for one in memory))
+        except ValueError as error:
+            raise UsageError(f"the launch: {error}") from None
         data = array.tobytes()
         memory.append(Array(name, address, data, array.flags.writeable, "u8", (len(data),)))
         address += -(-len(data) // APART) * APART + APART
