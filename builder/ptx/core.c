@@ -137,9 +137,10 @@ static inline f32 flush(f32 v) {
     u32 b = bits_of(v);
     return (b & 0x7F800000) ? v : float_of(b & 0x80000000);
 }
-/* What is below 2^-126 before it is rounded is zero. */
+/* What is below 2^-126 when it is rounded to 24 bits is zero: what is below this number before. */
+#define LEAST (0x1p-126 - 0x1p-151)
 static inline f32 flushed(f32 v, f64 exact) {
-    return fabs(exact) < 0x1p-126 ? float_of(bits_of(v) & 0x80000000) : v;
+    return fabs(exact) < LEAST ? float_of(bits_of(v) & 0x80000000) : v;
 }
 static inline f32 lesser(f32 a, f32 b) {
     if (a == b) return signbit(a) ? a : b;
@@ -918,7 +919,7 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
         for (int l = 0; l < LANES; l++) {
             f32 a = flush(ROW(f32, o->a)[l]), b = flush(ROW(f32, o->b)[l]), c = flush(ROW(f32, o->c)[l]);
             f64 near = (f64)a * b + c;
-            if (m[l] && fabs(near) == 0x1p-126) return 0;
+            if (m[l] && fabs(near) == LEAST) return 0;
             results[l] = one_nan(flushed(fmaf(a, b, c), near));
         }
         for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = results[l];

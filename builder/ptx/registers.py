@@ -486,7 +486,9 @@ def _multiply_integers(d: Decoder, i: Instruction) -> Step:
 def _carry(d: Decoder, i: Instruction) -> Step:
     """``add``, ``sub`` and ``mad`` with the carry flag: ``.cc`` writes it, ``addc`` ... read it.
 
-    "Extended-Precision Integer Arithmetic Instructions": of a difference the flag is the borrow.
+    "Extended-Precision Integer Arithmetic Instructions".  A difference is the sum of a, the
+    complement of b, and 1 or the flag, as GPUs compute it: the flag that it leaves is that sum's
+    carry, which the next ``addc`` reads as it is.
     """
     reads, writes = i.opcode.endswith("c"), i.has("cc")
     name, kind = i.opcode.removesuffix("c"), _integer(d, i, "cc", "lo", "hi")
@@ -507,10 +509,11 @@ def _carry(d: Decoder, i: Instruction) -> Step:
             a, b = x.view(w.views[plain][to].dtype), w.views[plain][sources[2]]
         else:
             a, b = (w.views[plain][s] for s in sources)
-        more = w.carry.astype(a.dtype) if reads else np.zeros_like(a)
-        first = a - b if minus else a + b
-        total = first - more if minus else first + more
-        flag = (a < b) | (first < more) if minus else (first < a) | (total < first)
+        b = ~b if minus else b
+        more = w.carry.astype(a.dtype) if reads else np.full_like(a, minus)
+        first = a + b
+        total = first + more
+        flag = (first < a) | (total < first)
         put(w.views[plain][to], total, m)
         if writes:
             put(w.carry, flag, m)
