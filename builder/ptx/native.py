@@ -639,7 +639,8 @@ class Translator:
                 "a": self.d.source(i, i.operands[1], _WORD)}  # fmt: skip
 
     def _vote(self, i: Instruction) -> dict[str, int]:
-        mode, predicate = i.modifiers[1], i.operands[1]
+        mode = next(word for word in i.modifiers if word != "sync")
+        predicate = i.operands[1]
         negated = isinstance(predicate, Negated)
         a = self.d.source(i, predicate.name if isinstance(predicate, Negated) else predicate, _FLAG)
         out = self.d.source(i, i.operands[0], _WORD if mode == "ballot" else _FLAG)

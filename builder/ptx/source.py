@@ -178,10 +178,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel, with its offset in the parameter space."""
+    """A parameter of a kernel, with its offset in the parameter space.
+
+    ``kind``: the letter of its type; of an array or of bits it is ``b``.
+    """
 
     offset: int
     size: int
+    kind: str = "b"
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ _CODE = re.compile(
     r"(?:\(([^(){};]*)\))?((?:(?!\.(?:entry|func)\b)[^{;])*)[{;]"
 )
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+(?:\.ptr[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?$"
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(?P<kind>[a-z]+)(?P<bits>\d+)\s+(?:\.ptr[^,]*?\s)?(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?$"
 )
 _VARIABLE = re.compile(
     r"(?:\.extern\s+)?\.(shared|local|global|const)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -582,7 +586,7 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
         one = _variable(match, line)
         size = one.size or 0
         offset = -(-offset // one.align) * one.align
-        parameters[one.name] = Parameter(offset, size)
+        parameters[one.name] = Parameter(offset, size, "b" if match["count"] else match["kind"])
         offset += size
     if offset > _MOST_PARAMETERS:
         raise PtxError(f"parameters of {offset} bytes; {_MOST_PARAMETERS} are the most", line)
@@ -591,8 +595,9 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
 
 def _variable(match: re.Match[str], line: int) -> Variable:
     """A parameter."""
-    element = _element(match[2], line)
-    return Variable(match[3], _aligned(match[1], element, line), element * int(match[4] or 1))
+    element = _element(match["bits"], line)
+    size = element * int(match["count"] or 1)
+    return Variable(match["name"], _aligned(match[1], element, line), size)
 
 
 def _element(bits: str, line: int = 0) -> int:
