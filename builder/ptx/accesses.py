@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 _VIEW_OF = {16: U16, 32: U32, 64: U64}
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+#: Bytes of the largest access of a thread: ``.v8.b32`` and ``.v4.b64``.
+_LARGEST = 32
 #: Modifiers of loads and stores that change no value here: caching, order and scope.  Those of
 #: ``YIELDING`` also let other warps run: a loop on them waits for another thread.
 YIELDING = {"acquire", "relaxed", "volatile"}
@@ -167,15 +169,19 @@ def space_of(d: Decoder, i: Instruction, words: Iterable[str]) -> str:
 
 
 def _count(d: Decoder, i: Instruction, registers: int) -> int:
-    count = next((_VECTORS[m] for m in i.modifiers if m in _VECTORS), 1)
+    counts = [_VECTORS[m] for m in i.modifiers if m in _VECTORS]
+    count = counts[0] if counts else 1
     if registers != count:
         raise d.unknown(i, f"{registers} registers for {count} elements")
+    kind = d.type(i)
+    if len(counts) > 1 or count * kind.bytes > _LARGEST:
+        raise d.unknown(i, f"more than {_LARGEST} bytes")
     return count
 
 
 def _slots(d: Decoder, i: Instruction, kind: Type, parts: tuple[Any, ...]) -> list[Slot]:
     slots = [d.register(i, part) for part in parts]
-    if any(slot.width < kind.bits for slot in slots):
+    if any(slot.width < kind.bits or slot.width not in _VIEW_OF for slot in slots):
         raise d.unknown(i, "a register is narrower than the type")
     return slots
 
@@ -307,11 +313,15 @@ def _parameter_bytes(w: Warp, at: Any, size: int) -> Any:
 
 def read_generic(w: Warp, lane: int, address: int, size: int) -> Any:
     """Bytes at a generic address of one lane; no race is looked for."""
-    space, _, at = next(_by_window(np.array([address], np.uint64)))
+    space, _, at = next(_by_window(np.array([address & _ADDRESS], np.uint64)))
     if space == "cluster":
         owner, place = w.block.owner(int(at[0]))
-        return owner.shared.bytes[place - SHARED_BASE : place - SHARED_BASE + size]
+        return owner.shared.load(owner.shared.offsets(np.array([place]), size), size)[0]
     return read_rows(w, space, np.array([lane]), at, size, 0)[0]
+
+
+#: All bits of an address.
+_ADDRESS = 2**64 - 1
 
 
 def local_row(w: Warp, lane: int, at: int, size: int) -> Any:
@@ -778,10 +788,22 @@ def _mbarrier(d: Decoder, i: Instruction) -> Step:
     return emitter(d, i)
 
 
+#: What stands for an address that is none of shared memory; the bits above its place there.
+_NOWHERE, _HIGH = 0xFFFFFFF0, np.uint64(32)
+
+
 def _in_shared(d: Decoder, i: Instruction, operand: Operand) -> Callable[[Warp], Any]:
     """The computation of an address in shared memory; of a generic one, its place there."""
     address = d.address(i, operand)
-    return lambda w: address(w).astype(np.uint32, copy=False)
+
+    def places(w: Warp) -> Any:
+        every = address(w)
+        if every.dtype == np.uint32:
+            return every
+        wrong = (every >> _HIGH != 0) & (every >> _HIGH != SHARED_WINDOW >> 32)
+        return np.where(wrong, np.uint64(_NOWHERE), every).astype(np.uint32)
+
+    return places
 
 
 def _pending(d: Decoder, i: Instruction) -> Step:

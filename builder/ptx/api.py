@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.errors import UsageError
+from builder.ptx.decoder import MOST_SHARED
 from builder.ptx.launchfile import (
     APART,
     FIRST,
@@ -24,6 +25,7 @@ from builder.ptx.launchfile import (
     MOST_THREADS,
     Array,
     LaunchFile,
+    check_memory,
     read_text,
 )
 from builder.ptx.memory import encode_tensor
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from builder.ptx.findings import FoundRace
-    from builder.ptx.source import Kernel
+    from builder.ptx.source import Kernel, Parameter
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
@@ -145,7 +147,7 @@ def run(
     a compiler may have lengthened it.  ``arguments``: in the order of the parameters; a mapping
     also gives the arrays their names in messages.  An array is passed as its address, and only
     if numpy may write to it the kernel may; numpy's numbers are passed as they are, Python's in
-    the size of the parameter, and bytes unchanged.  The arrays themselves are left alone.
+    the type of the parameter, and bytes unchanged.  The arrays themselves are left alone.
     ``shared``: dynamic shared memory in bytes.  ``cluster``: blocks of a cluster, if the kernel
     does not say so itself.  ``schedules``: as in ``spark-build ptx``.
 
@@ -191,6 +193,8 @@ def launch_of(
     file = LaunchFile("launch", text, _full_name(text, kernel), *sizes, shared, (), ())
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
+    if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared <= MOST_SHARED:
+        raise UsageError(f"shared is {shared!r:.60}: whole bytes, at most {MOST_SHARED}")
     parameters = _parameters(values, program.kernel, arrays, memory)
     clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
     return replace(file, parameters=parameters, memory=memory, cluster=clusters), arrays
@@ -198,16 +202,21 @@ def launch_of(
 
 def _full_name(text: str, kernel: str) -> str:
     """The one kernel whose name contains this, unless one has exactly this name."""
-    names = _ENTRY.findall(text)
+    names: list[str] = _ENTRY.findall(text)
     parts = [name for name in names if kernel in name]
-    return parts[0] if kernel not in names and len(parts) == 1 else kernel
+    if kernel in names or not parts:
+        return kernel
+    if len(parts) > 1:
+        raise UsageError(f"{kernel!r} is a part of {len(parts)} names: {', '.join(parts)}")
+    return parts[0]
 
 
 def _triple(size: int | Sequence[int], what: str, most: int) -> tuple[int, int, int]:
-    sizes = [size] if isinstance(size, int) else [*size] if isinstance(size, list | tuple) else []
-    if not 1 <= len(sizes) <= 3 or any(not isinstance(n, int) or n < 1 for n in sizes):
+    sizes = [*size] if isinstance(size, list | tuple | np.ndarray) and np.ndim(size) else [size]
+    whole = [int(n) for n in sizes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
+    if not 1 <= len(sizes) <= 3 or len(whole) < len(sizes) or min(whole) < 1:
         raise UsageError(f"{what} of {size}: one to three numbers of at least 1")
-    x, y, z = (*sizes, 1, 1)[:3]
+    x, y, z = (*whole, 1, 1)[:3]
     if x * y * z > most:
         raise UsageError(f"{what} of {size}: {most} are the most")
     return x, y, z
@@ -234,6 +243,10 @@ def _arrays(
             raise UsageError(f"argument {place} is not an array in C order with elements")
         name = names[place] if names else f"argument {place}"
         arrays.append(array)
+        try:
+            check_memory(array.nbytes + sum(len(one.data) for one in memory))
+        except ValueError as error:
+            raise UsageError(f"the launch: {error}") from None
         data = array.tobytes()
         memory.append(Array(name, address, data, array.flags.writeable, "u8", (len(data),)))
         address += -(-len(data) // APART) * APART + APART
@@ -243,33 +256,47 @@ def _arrays(
 def _parameters(
     values: Sequence[Any], kernel: Kernel, arrays: Sequence[Any], memory: Sequence[Array]
 ) -> tuple[bytes, ...]:
-    sizes = [one.size for one in kernel.parameters.values()]
-    if len(values) != len(sizes):
-        raise UsageError(f"{len(values)} arguments; {kernel.name[:60]} takes {len(sizes)}")
+    wanted = [*kernel.parameters.values()]
+    if len(values) != len(wanted):
+        raise UsageError(f"{len(values)} arguments; {kernel.name[:60]} takes {len(wanted)}")
     parameters = []
-    for place, (value, size) in enumerate(zip(values, sizes, strict=True)):
+    for place, (value, one) in enumerate(zip(values, wanted, strict=True)):
         array = _array_of(value)
         address = 0
         if array is not None:
-            address = next(m.address for m, one in zip(memory, arrays, strict=True) if one is array)
-        data = _bytes(value, size, address, f"argument {place}")
-        if len(data) != size:
-            raise UsageError(f"argument {place} has {len(data)} bytes; the parameter has {size}")
+            address = next(m.address for m, own in zip(memory, arrays, strict=True) if own is array)
+        data = _bytes(value, one, address, f"argument {place}")
+        if len(data) != one.size:
+            has = f"has {len(data)} bytes; the parameter has {one.size}"
+            raise UsageError(f"argument {place} {has}")
         parameters.append(data)
     return tuple(parameters)
 
 
-def _bytes(value: Any, size: int, address: int, what: str) -> bytes:
+def _bytes(value: Any, parameter: Parameter, address: int, what: str) -> bytes:
     if isinstance(value, TensorMap):
         try:
             return encode_tensor(address, value.array, value.box, value.swizzle, value.packed)
         except ValueError as error:
             raise UsageError(f"{what}: {error}") from None
     if address:
-        return (address + getattr(value, "offset", 0)).to_bytes(8, "little")
+        at = address + int(getattr(value, "offset", 0))
+        if not 0 <= at < 2**64:
+            raise UsageError(f"{what}: an offset of {value.offset} bytes")
+        return at.to_bytes(8, "little")
     if isinstance(value, bytes | np.generic | np.ndarray):
         return bytes(value) if isinstance(value, bytes) else value.tobytes()
+    return _number(value, parameter, what)
+
+
+def _number(value: Any, parameter: Parameter, what: str) -> bytes:
+    """A number of Python in the type of a parameter."""
+    size, kind = parameter.size, parameter.kind
+    if isinstance(value, float) and kind in ("u", "s"):
+        raise UsageError(f"{what} is {value}; the parameter is a whole number, .{kind}{8 * size}")
     try:
+        if isinstance(value, int) and kind == "f" and size in (4, 8):
+            value = float(value)
         if isinstance(value, int):
             return value.to_bytes(size, "little", signed=value < 0)
         if isinstance(value, float) and size in (4, 8):

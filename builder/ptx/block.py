@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.ptx.machine import EXIT, LANES, RANK_SHIFT, SHARED_BASE, Fault, some
+from builder.ptx.machine import (
+    EXIT,
+    LANES,
+    NOT_UNDERSTOOD,
+    RANK_SHIFT,
+    SHARED_BASE,
+    Fault,
+    not_understood,
+    some,
+)
 from builder.ptx.memory import POISON, SharedMemory
 from builder.ptx.races import Races, Sync
 
@@ -58,6 +67,25 @@ class Layout:
     granule: int
     global_granule: int = 4
 
+    def block_bytes(self, launch: Launch) -> int:
+        """The bytes of a block's registers, local and shared memory."""
+        registers = sum(rows * size for rows, size in zip(self.rows, (1, 2, 4, 8), strict=True))
+        threads = -(-math.prod(launch.block) // LANES) * LANES
+        return threads * (registers + self.local_bytes) + self.shared_bytes + launch.shared
+
+    def table_bytes(self, launch: Launch) -> int:
+        """The bytes of what the race detector remembers of a block's shared memory, at most."""
+        warps = -(-math.prod(launch.block) // LANES) * math.prod(launch.cluster)
+        granules = -(-(self.shared_bytes + launch.shared) // self.granule)
+        return 4 * granules * (2 * warps + 6)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of the registers' files, of 1, 16, 32 and 64 bits: at least one each."""
+        return tuple(
+            max(self.counts[width] + len(self.constants[width]), 1) for width in (1, 16, 32, 64)
+        )
+
 
 @dataclass
 class LaunchState:
@@ -78,6 +106,10 @@ class LaunchState:
     events: int = 0
     #: the clock, which advances when it is read
     clock: int = 0
+    #: bytes that stacks have grown by, and that ``malloc`` gave; characters that ``printf`` wrote
+    grown: int = 0
+    allocated: int = 0
+    written: int = 0
     #: what ``printf`` wrote
     printed: list[str] = field(default_factory=list)
     #: tensor maps that the kernel wrote, by their address: what was there before, and of those
@@ -172,6 +204,8 @@ class LaneGroups:
 # ---------------------------------------------------------------------------------------- the block
 
 
+#: The most bytes that the blocks of a run have at once.  Our choice.
+MOST_MEMORY = 2**32
 #: Bits of a transaction count ("mbarrier object": -(2**20 - 1) to 2**20 - 1).
 TRANSACTION_LIMIT = 2**20 - 1
 
@@ -206,10 +240,11 @@ class Warp:
         layout = block.state.layout
         #: registers and constants by type, a row each
         self.files: list[NDArray[Any]] = []
+        rows = dict(zip((1, 16, 32, 64), layout.rows, strict=True))
         for width in (16, 32, 64, 1):
             constants, count = layout.constants[width], layout.counts[width]
-            file: NDArray[Any] = np.empty((count + len(constants), LANES), _DTYPES[width])
-            file[:count], file[count:] = _UNSET[width], constants
+            file: NDArray[Any] = np.full((rows[width], LANES), _UNSET[width], _DTYPES[width])
+            file[count : count + len(constants)] = constants
             self.files += [file.view(kind) for kind in _AS[width]]
         self.views = self.files
         threads: NDArray[np.int64] = number * LANES + np.arange(LANES, dtype=np.int64)
@@ -351,6 +386,8 @@ class Block:
         self.queue: list[Operation] = []
         #: tensor maps in global memory, as the block acquired them, by their address
         self.maps: dict[int, bytes] = {}
+        #: bytes that its threads' stacks have grown by
+        self.grown = 0
         #: the block as core.c sees it
         self.core: Any = None
         self.races: Races | None = None
@@ -373,6 +410,17 @@ class Block:
     def shadow(self) -> Shadow | None:
         """What the race detector knows of its shared memory."""
         return self.races.shared if self.races else None
+
+    def grows(self, size: int) -> None:
+        """The stacks of its threads grow, or shrink.
+
+        Raises:
+            Fault: those of all blocks are larger than a run may have.
+        """
+        self.grown += size
+        self.state.grown += size
+        if self.state.grown > MOST_MEMORY:
+            raise Fault(f"the stacks of all threads have more than {MOST_MEMORY >> 30} GiB")
 
     # ----------------------------------------------------------------------------- shared::cluster
 
@@ -399,7 +447,7 @@ class Block:
             Fault: there is none.
         """
         blocks = self.cluster.blocks
-        if rank >= len(blocks):
+        if not 0 <= rank < len(blocks):
             raise Fault(
                 f"an address in shared memory of block {rank}, but the cluster has {len(blocks)}"
             )
@@ -487,6 +535,7 @@ class Block:
         """``mbarrier.init``."""
         if address % 8:
             raise Fault(f"an mbarrier at {address - SHARED_BASE}, not a multiple of 8")
+        self.shared.offsets(np.array([address]), 8)
         if not 0 < count < 2**20:
             raise Fault(f"an mbarrier with an expected count of {count}")
         self.mbarriers[address] = Mbarrier(count, count)
@@ -587,6 +636,8 @@ class Block:
         except Fault as fault:
             fault.line, fault.where = fault.line or operation.line, fault.where or self.name
             raise
+        except NOT_UNDERSTOOD as error:
+            raise not_understood("a copy", error, operation.line) from error
         operation.done = True
         if self.races and operation.copy:
             operation.clocks = self.races.finish(operation.copy)
@@ -606,6 +657,7 @@ class Block:
 
     def close(self) -> None:
         """It has ended: let go of what refers to it, so that its memory is free at once."""
+        self.grows(-self.grown)
         for warp in self.warps:
             warp.core = None
         self.warps.clear()

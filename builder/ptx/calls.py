@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.accesses import local_row, read_generic
-from builder.ptx.decoder import PRED, U16, U32, U64, Decoder, Emitter, Mask, Step, Target
+from builder.ptx.decoder import (
+    MOST_LOCAL,
+    PRED,
+    U16,
+    U32,
+    U64,
+    Decoder,
+    Emitter,
+    Mask,
+    Step,
+    Target,
+)
 from builder.ptx.machine import EXIT, FUNCTIONS, HEAP, LANES, Fault
 from builder.ptx.memory import POISON, Region
 from builder.ptx.registers import typed
@@ -24,8 +35,14 @@ if TYPE_CHECKING:
 
     from builder.ptx.block import Warp
 
-#: The most local memory of a thread (CUDA C++ Programming Guide, "Technical Specifications").
-_MOST_LOCAL = 512 * 1024
+#: The most calls in each other: a stack of the largest size has as many of the smallest frames.
+_DEEPEST = MOST_LOCAL // FRAME_ALIGN
+#: The most bytes that ``malloc`` gives, and what each of its blocks counts besides its own.
+_HEAP_BYTES, _EACH = 2**30, 1024
+#: The most characters that ``printf`` writes, as the device's buffer has them by default.
+_MOST_WRITTEN = 2**20
+#: The most characters of one conversion.
+_WIDEST = 4096
 _FILES = {16: U16, 32: U32, 64: U64, 1: PRED}
 
 
@@ -55,8 +72,11 @@ def _call(d: Decoder, i: Instruction) -> Step:
                 (view, first, w.files[view][first:end].copy())
                 for view, first, end in ranges[function.entry]
             ]
+            w.block.grows(sum(one.nbytes for _, _, one in saved or ()))
             for lane in mine:
                 w.calls[lane].append((place + 1, added, saved))
+                if len(w.calls[lane]) > _DEEPEST:
+                    raise Fault(f"the stack overflows: {_DEEPEST} calls in each other")
             _grow(w, int(w.views[U64][pointer][mine].max()) + added + function.stack)
         w.views[U64][pointer][lanes] += np.uint64(added)
         return _one_or_all(targets, lanes)
@@ -75,10 +95,12 @@ def _ranges(d: Decoder, function: Function) -> list[tuple[int, int, int]]:
 
 def _grow(w: Warp, needed: int) -> None:
     size = w.local.shape[1]
-    if needed > _MOST_LOCAL:
+    if needed > MOST_LOCAL:
         raise Fault(f"the stack overflows: {needed} bytes of local memory")
     if needed > size:
-        more = np.full((LANES, max(needed, 2 * size)), POISON, np.uint8)
+        larger = min(max(needed, 2 * size), MOST_LOCAL)
+        w.block.grows(LANES * (larger - size))
+        more = np.full((LANES, larger), POISON, np.uint8)
         more[:, :size] = w.local
         w.local = more
 
@@ -140,7 +162,10 @@ _FORM = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d+|\*))?(hh|h|ll|l|z|j|t)?([diou
 def _print(w: Warp, lane: int, at: int) -> None:
     """``printf``: each argument at a multiple of its size of 4 or 8 bytes."""
     form, address = _text(w, lane, _argument(w, lane, at + 8)), _argument(w, lane, at + 16)
-    w.block.state.printed.append("".join(_formatted(w, lane, form, address)))
+    state = w.block.state
+    if state.written < _MOST_WRITTEN:
+        state.printed.append("".join(_formatted(w, lane, form, address)))
+        state.written += 1 + len(state.printed[-1])
     local_row(w, lane, at, 4)[...] = np.frombuffer((1).to_bytes(4, "little"), np.uint8)
 
 
@@ -161,6 +186,8 @@ def _formatted(w: Warp, lane: int, form: str, address: int) -> Iterator[str]:
         flags, width, places, size, kind = match.groups()
         width = str(whole(4, signed=True)) if width == "*" else width or ""
         places = str(whole(4, signed=True)) if places == "*" else places
+        if any(len(one or "") > 9 or abs(int(one or 0)) > _WIDEST for one in (width, places)):
+            raise Fault(f"a printf of a number with more than {_WIDEST} characters")
         how = f"%{flags}{width}" + (f".{places}" if places is not None else "")
         if kind == "%":
             yield "%"
@@ -185,21 +212,31 @@ def _assert(w: Warp, lane: int, at: int) -> None:
     raise Fault(f"assertion {message!r} failed in {function}, {file}:{line}")
 
 
+#: The name of a region that ``malloc`` gave: no array has one with blanks, and no variable.
+_ALLOCATED = "memory of malloc"
+
+
 def _allocate(w: Warp, lane: int, at: int) -> None:
-    """``malloc``: memory that is not initialised, at a multiple of 16."""
-    memory, size = w.block.state.memory, _argument(w, lane, at + 8)
+    """``malloc``: memory that is not initialised, at a multiple of 16; 0 if there is none."""
+    state, memory, size = w.block.state, w.block.state.memory, _argument(w, lane, at + 8)
+    if state.allocated + size + _EACH > _HEAP_BYTES:
+        local_row(w, lane, at, 8)[...] = 0
+        return
+    state.allocated += size + _EACH
     free = max((r.end for r in memory.regions if HEAP <= r.address < 2 * HEAP), default=HEAP)
     address = -(-free // FRAME_ALIGN) * FRAME_ALIGN + FRAME_ALIGN
     data = np.full(size, POISON, np.uint8)
-    memory.regions.append(Region(address, data, name="memory of malloc"))
+    memory.regions.append(Region(address, data, name=_ALLOCATED))
     local_row(w, lane, at, 8)[...] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
 
 
 def _free(w: Warp, lane: int, at: int) -> None:
     """``free``: of an address that ``malloc`` gave, or of zero."""
-    memory, address = w.block.state.memory, _argument(w, lane, at)
-    region = next((r for r in memory.regions if r.address == address >= HEAP), None)
+    state, memory, address = w.block.state, w.block.state.memory, _argument(w, lane, at)
+    own = (r for r in memory.regions if r.name == _ALLOCATED and HEAP <= r.address < 2 * HEAP)
+    region = next((r for r in own if r.address == address), None)
     if region is not None:
+        state.allocated -= len(region.data) + _EACH
         memory.regions[:] = [one for one in memory.regions if one is not region]
     elif address:
         raise Fault(f"free of {address:#x}, which malloc did not give")

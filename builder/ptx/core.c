@@ -2,7 +2,11 @@
 
    native.py compiles this and describes each instruction by a struct op.  Every instruction that is
    rare, or that this access, this operand or a race would make special, is DECLINED before it has
-   changed anything: then the reference in Python runs it.  So results are the same, bit by bit. */
+   changed anything: then the reference in Python runs it.  So results are the same, bit by bit.
+
+   The kernel is a stranger's.  Two places keep it away from the memory of this process: check()
+   looks at every register, list and target of the table before the first instruction runs, and
+   within() at every address. */
 
 #include <math.h>
 #include <stdint.h>
@@ -66,6 +70,8 @@ struct launch {
     s64 reported_room;
     const u8 *parameters;
     s64 parameter_bytes, stores;
+    /* entries of ops and of lists, and rows of the registers' files: of 1, 16, 32 and 64 bits */
+    s64 op_count, list_count, rows[4];
 };
 
 struct block {
@@ -109,7 +115,9 @@ struct warp {
 #define EXIT (1ll << 30)
 /* So many jumps back, after which lanes elsewhere go first, as in grid.py. */
 #define SPINS 64
-static const u64 LOCAL_WINDOW = 1ull << 55, SHARED_WINDOW = 1ull << 56, FUNCTIONS = 1ull << 57;
+#define LOCAL_WINDOW (1ull << 55)
+#define SHARED_WINDOW (1ull << 56)
+#define FUNCTIONS (1ull << 57)
 
 #ifdef __clang__
 #define EACH for (int l = 0; l < LANES; l++)
@@ -129,9 +137,10 @@ static inline f32 flush(f32 v) {
     u32 b = bits_of(v);
     return (b & 0x7F800000) ? v : float_of(b & 0x80000000);
 }
-/* What is below 2^-126 before it is rounded is zero. */
+/* What is below 2^-126 when it is rounded to 24 bits is zero: what is below this number before. */
+#define LEAST (0x1p-126 - 0x1p-151)
 static inline f32 flushed(f32 v, f64 exact) {
-    return fabs(exact) < 0x1p-126 ? float_of(bits_of(v) & 0x80000000) : v;
+    return fabs(exact) < LEAST ? float_of(bits_of(v) & 0x80000000) : v;
 }
 static inline f32 lesser(f32 a, f32 b) {
     if (a == b) return signbit(a) ? a : b;
@@ -330,6 +339,7 @@ struct access {
     s32 place[MOST], slot[MOST];
 };
 
+/* The granules of an access that is within the memory of a shadow. */
 static void granules(struct access *x, const struct shadow *s, int size) {
     x->parts = size >> s->shift;
     if (x->parts < 1) x->parts = 1;
@@ -467,6 +477,13 @@ static int watch_write(struct warp *w, const struct op *o, const struct shadow *
 
 enum { READ, WRITE, ADD };
 
+/* Whether places are all within the tables of a shadow. */
+static int all_in(const struct shadow *s, const s64 *places, s64 count) {
+    int outside = 0;
+    for (s64 i = 0; i < count; i++) outside |= (u64)places[i] >= (u64)s->size;
+    return !outside;
+}
+
 /* An access that Python runs, with its event: whether it is in order and was remembered.  ``lanes``
    is null for a whole warp, ``changed`` if every write counts.  OBSERVED: a strong read of what a
    strong write left, which Python remembers. */
@@ -476,9 +493,11 @@ int watch(struct warp *w, const struct shadow *s, int kind, s32 row, int scope, 
     struct access x;
     s64 parts = size >> s->shift;
     x.n = n, x.whole = !lanes, x.scope = scope, x.line = w->block->launch->events->line[row];
-    if (!w->knows || n > LANES || n * (parts < 1 ? 1 : parts) > MOST) return 0;
+    if (!w->knows || n < 0 || n > LANES || parts < 0 || parts > MOST / LANES) return 0;
     for (int k = 0; k < n; k++) {
-        x.lane[k] = lanes ? lanes[k] : 0;
+        s64 ends[2] = {offsets[k] >> s->shift, (offsets[k] >> s->shift) + (parts < 1 ? 0 : parts - 1)};
+        if (!all_in(s, ends, 2)) return 0;
+        x.lane[k] = lanes ? lanes[k] & (LANES - 1) : 0;
         x.offset[k] = offsets[k];
     }
     granules(&x, s, size);
@@ -515,54 +534,65 @@ static inline void copy(u8 *to, const u8 *from, int size) {
     }
 }
 
-/* Find the bytes of each lane; false if one is outside, misaligned, or in another region. */
-static int find(struct warp *w, int space, const u64 *address, struct access *x, int size,
+/* Whether so many bytes from an offset on are all within a memory: the one test of addresses. */
+static inline int within(u64 offset, u64 size, u64 room) {
+    return size <= room && offset <= room - size;
+}
+
+/* Whether the bytes of each lane are within a memory that begins at an address, and aligned. */
+static int all_within(struct access *x, const u64 *address, u64 first, u64 size, u64 room) {
+    for (int k = 0; k < x->n; k++) {
+        u64 at = address[k] - first;
+        if (!within(at, size, room) || address[k] & (size - 1)) return 0;
+        x->offset[k] = at;
+    }
+    return 1;
+}
+
+/* The windows of the generic addresses, and what they are of. */
+static const u64 WINDOWS[] = {0, LOCAL_WINDOW, SHARED_WINDOW, FUNCTIONS};
+static const int WINDOW_OF[] = {GLOBAL, LOCAL, SHARED};
+
+/* The state space of generic addresses, which become addresses in it; PARAM if Python has to look. */
+static int space_of(u64 *address, int n) {
+    for (int window = 0; window < 3; window++) {
+        u64 first = WINDOWS[window], room = WINDOWS[window + 1] - first;
+        if (!within(address[0] - first, 1, room)) continue;
+        for (int k = 0; k < n; k++) {
+            address[k] -= first;
+            if (!within(address[k], 1, room)) return PARAM;
+        }
+        return WINDOW_OF[window];
+    }
+    return PARAM;
+}
+
+/* Find the bytes of each lane, of a size that is a power of two; false if one is outside,
+   misaligned, or in another region. */
+static int find(struct warp *w, int space, u64 *address, struct access *x, int size,
                 u8 **base, struct shadow **shadow, int write) {
     struct block *b = w->block;
     struct launch *g = b->launch;
-    u64 first = address[0];
     if (!x->n) return 0;
-    if (space == GENERIC) {
-        space = first < LOCAL_WINDOW ? GLOBAL : first < SHARED_WINDOW ? LOCAL
-              : first < FUNCTIONS ? SHARED : PARAM;
-        u64 from = space == LOCAL ? LOCAL_WINDOW : space == SHARED ? SHARED_WINDOW : 0;
-        u64 end = space == GLOBAL ? LOCAL_WINDOW : space == LOCAL ? SHARED_WINDOW : FUNCTIONS;
-        if (space == PARAM) return 0;
-        for (int k = 0; k < x->n; k++) {
-            if (address[k] < from || address[k] >= end) return 0;
-            x->offset[k] = address[k] - from;
-        }
-    } else
-        for (int k = 0; k < x->n; k++) x->offset[k] = address[k];
+    if (space == GENERIC) space = space_of(address, x->n);
     *shadow = 0;
     if (space == SHARED) {
-        for (int k = 0; k < x->n; k++) {
-            s64 at = x->offset[k] -= SHARED_BASE;
-            if (at < 0 || at + size > b->shared_bytes || at & (size - 1)) return 0;
-        }
+        if (!all_within(x, address, SHARED_BASE, size, b->shared_bytes)) return 0;
         *base = b->shared;
         *shadow = b->shadow;
         return 1 + SHARED;
     }
     if (space == LOCAL) {
-        for (int k = 0; k < x->n; k++) {
-            s64 at = x->offset[k];
-            if (at < 0 || at + size > w->local_bytes || at % size) return 0;
-            x->offset[k] = at + x->lane[k] * w->local_bytes;
-        }
+        if (!all_within(x, address, 0, size, w->local_bytes)) return 0;
+        for (int k = 0; k < x->n; k++) x->offset[k] += x->lane[k] * w->local_bytes;
         *base = w->local;
         return 1 + LOCAL;
     }
     for (s64 r = 0; space == GLOBAL && r < g->region_count; r++) {
         struct region *one = g->regions + r;
-        if (x->offset[0] < (s64)one->address || x->offset[0] + size > (s64)(one->address + one->size))
-            continue;
+        if (!within(address[0] - one->address, size, one->size)) continue;
         if (write && !one->writable) return 0;
-        for (int k = 0; k < x->n; k++) {
-            s64 at = x->offset[k] - one->address;
-            if (at < 0 || at + size > (s64)one->size || x->offset[k] & (size - 1)) return 0;
-            x->offset[k] = at;
-        }
+        if (!all_within(x, address, one->address, size, one->size)) return 0;
         *base = one->data;
         if (g->events && one->writable && !(*shadow = one->shadow)) return 0;
         return 1 + GLOBAL;
@@ -646,7 +676,7 @@ static int store(struct warp *w, const struct op *o, const u8 *m) {
 static int load_parameter(struct warp *w, const struct op *o, const u8 *m) {
     const struct launch *g = w->block->launch;
     const s32 *list = g->lists + o->out;
-    if (o->immediate + o->bytes * o->count > g->parameter_bytes) return 0;
+    if (!within(o->immediate, o->bytes * o->count, g->parameter_bytes)) return 0;
     for (int n = 0; n < o->count; n++)
         for (int l = 0; l < LANES; l++)
             if (m[l]) put(w, list[2 * n], list[2 * n + 1], l,
@@ -889,7 +919,7 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
         for (int l = 0; l < LANES; l++) {
             f32 a = flush(ROW(f32, o->a)[l]), b = flush(ROW(f32, o->b)[l]), c = flush(ROW(f32, o->c)[l]);
             f64 near = (f64)a * b + c;
-            if (m[l] && fabs(near) == 0x1p-126) return 0;
+            if (m[l] && fabs(near) == LEAST) return 0;
             results[l] = one_nan(flushed(fmaf(a, b, c), near));
         }
         for (int l = 0; l < LANES; l++) if (m[l]) ROW(f32, o->out)[l] = results[l];
@@ -943,6 +973,95 @@ static int execute(struct warp *w, const struct op *o, const u8 *m, int whole) {
     default: return 0;
     }
 }
+
+/* ------------------------------------------------------------------------------------- the table */
+
+/* Whether a file of registers has a row; ``width``: the bytes of an element, as in ROW. */
+static int has(const struct launch *g, int width, s64 row) {
+    int file = width == 1 ? 0 : width == 2 ? 1 : width == 4 ? 2 : 3;
+    return row >= 0 && row < g->rows[file];
+}
+
+/* The same of a result that may be left out, which -1 says. */
+static int may(const struct launch *g, int width, s64 row) { return row == -1 || has(g, width, row); }
+
+/* Whether a list has so many rows of words from here on. */
+static int words(const struct launch *g, s64 first, s64 count) {
+    if (first < 0 || count < 0 || !within(first, count, g->list_count)) return 0;
+    for (s64 n = 0; n < count; n++) if (!has(g, 4, g->lists[first + n])) return 0;
+    return 1;
+}
+
+/* Whether an access is of elements that registers can hold, and the list has their places. */
+static int elements(const struct launch *g, const struct op *o) {
+    int size = o->bytes, count = o->count;
+    if (size != 1 && size != 2 && size != 4 && size != 8) return 0;
+    if ((count != 1 && count != 2 && count != 4 && count != 8) || size * count > 32) return 0;
+    if (o->out < 0 || !within(o->out, 2 * count, g->list_count)) return 0;
+    for (int n = 0; n < count; n++) {
+        s32 width = g->lists[o->out + 2 * n], row = g->lists[o->out + 2 * n + 1];
+        if ((width != 16 && width != 32 && width != 64) || 8 * size > width) return 0;
+        if (!has(g, width / 8, row)) return 0;
+    }
+    return 1;
+}
+
+/* Whether an address is in registers of 32 or 64 bits. */
+static int addressed(const struct launch *g, const struct op *o) {
+    return (o->d == 32 || o->d == 64) && has(g, o->d / 8, o->a) && may(g, o->d / 8, o->b);
+}
+
+static int three(const struct launch *g, const struct op *o, int out, int a, int b, int c) {
+    return has(g, out, o->out) && has(g, a, o->a) && has(g, b, o->b) && has(g, c, o->c);
+}
+
+/* Whether the registers, lists and targets of an instruction exist, and are of its kinds. */
+static int sound(const struct launch *g, const struct op *o) {
+    if (!may(g, 1, o->guard) || (o->negated & ~1)) return 0;
+    switch (o->code) {
+    case NONE: return 1;
+#define CODE(name, R, A, B, C, value) \
+    case name: return three(g, o, sizeof(R), sizeof(A), sizeof(B), sizeof(C));
+#include "core.h"
+#undef CODE
+    case LD: case ST: return o->c >= GLOBAL && o->c <= GENERIC && elements(g, o) && addressed(g, o);
+    case LDPARAM: return elements(g, o);
+    case LDMATRIX: case STMATRIX:
+        return (o->count == 1 || o->count == 2 || o->count == 4) &&
+               words(g, o->out, o->count) && addressed(g, o);
+    case NVFP4:
+        return words(g, o->out, 14) && has(g, 4, o->a) && has(g, 4, o->b) && has(g, 2, o->c) &&
+               has(g, 2, o->d) && has(g, 2, o->bytes) && has(g, 2, o->count);
+    case HALVES: return words(g, o->out, 14);
+    case BRA: return o->immediate >= 0 && o->immediate <= g->op_count;
+    case SHFL:
+        return three(g, o, 4, 4, 4, 4) && has(g, 4, o->count) && may(g, 1, o->extend);
+    case ELECT: return may(g, 4, o->out) && has(g, 4, o->a) && has(g, 1, o->b);
+    case VOTE:
+        return has(g, o->d == 3 ? 4 : 1, o->out) && has(g, 1, o->a) && has(g, 4, o->b) &&
+               !(o->c & ~1);
+    case PRMT: case LOP3: case FMAFTZ: return three(g, o, 4, 4, 4, 4);
+    case MOVPACK16: return has(g, 4, o->out) && has(g, 2, o->a) && has(g, 2, o->b);
+    case MOVPACK32: return has(g, 8, o->out) && has(g, 4, o->a) && has(g, 4, o->b);
+    case MOVUNPACK16: return may(g, 2, o->out) && has(g, 4, o->a) && may(g, 2, o->b);
+    case MOVUNPACK32: return may(g, 4, o->out) && has(g, 8, o->a) && may(g, 4, o->b);
+    case MOVBYTES:
+        if (o->out < 0 || !within(o->out, 4, g->list_count)) return 0;
+        for (int n = 0; n < 4; n++) if (!may(g, 2, g->lists[o->out + n])) return 0;
+        return has(g, 4, o->a);
+    case EX2: case EX2FTZ: return has(g, 4, o->out) && has(g, 4, o->a);
+    default: return 0;
+    }
+}
+
+/* The first instruction that run() may not have, or the number of all. */
+s64 check(const struct launch *g) {
+    s64 at = 0;
+    while (at < g->op_count && sound(g, g->ops + at)) at++;
+    return at;
+}
+
+/* ------------------------------------------------------------------------------------------ runs */
 
 static const u8 ALL[LANES] = {
     1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -1124,6 +1243,7 @@ int watch_copy(const struct launch *g, const struct shadow *s, int write, const 
     const struct events *e = g->events;
     struct copying x = {g, s, c, e->block[slot >> 5], e->line[slot >> 5]};
     s32 before = 0;
+    if (!all_in(s, places, count)) return 0;
     if (rows_unknown(&x, s->writes, WRITES, 1, places, count) ||
         rows_unknown(&x, s->atomics, ATOMICS, 4, places, count)) return 0;
     if (write &&

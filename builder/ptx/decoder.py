@@ -119,12 +119,28 @@ class Decoder:
         self.local_bytes, local = _lay_out(kernel.local, 0)
         self.data_bytes, data = _lay_out(kernel.data, DATA_BASE, apart=DATA_GAP)
         self.data = data
+        self._check_sizes()
         code = {one.name: FUNCTIONS + one.entry for one in kernel.functions}
         self.symbols = {**shared, **local, **data, **code}
         #: sizes of accesses to shared memory
         self.shared_sizes: set[int] = {4}
         #: the same for global memory
         self.global_sizes: set[int] = {4}
+
+    def _check_sizes(self) -> None:
+        """Check what a launch will need.
+
+        Raises:
+            PtxError: variables are larger than memory.
+        """
+        local = max(self.local_bytes, self.kernel.stack)
+        for name, size, most in (
+            ("shared", self.shared_bytes, MOST_SHARED),
+            ("local", local, MOST_LOCAL),
+            ("global and constant", self.data_bytes, _MOST_DATA),
+        ):
+            if size > most:
+                raise PtxError(f"variables of {size} bytes in {name} memory; {most} are the most")
 
     def _new(self, width: int) -> Slot:
         self.counts[width] += 1
@@ -149,6 +165,30 @@ class Decoder:
         if isinstance(operand, Name) and operand.text in self.slots:
             return self.slots[operand.text]
         raise self.unknown(i, f"{_text(operand)} is not a register")
+
+    def guard(self, i: Instruction, guard: Name | Negated) -> tuple[int, bool]:
+        """The index of a guard's predicate, and whether it is negated.
+
+        Raises:
+            PtxError: it is no predicate.
+        """
+        negated = isinstance(guard, Negated)
+        name = guard.name if isinstance(guard, Negated) else guard
+        slot = self.register(i, name)
+        if slot.width != 1:
+            raise self.unknown(i, f"its guard {_text(name)} is not a predicate")
+        return slot.index, negated
+
+    def pointer(self, i: Instruction, base: Name) -> Slot:
+        """The register of an address.
+
+        Raises:
+            PtxError: it does not have 32 or 64 bits.
+        """
+        slot = self.register(i, base)
+        if slot.width not in (32, 64):
+            raise self.unknown(i, f"{_text(base)} has {slot.width} bits, which is no address")
+        return slot
 
     def source(self, i: Instruction, operand: Operand, kind: Type) -> int:
         """The index of a value in the views of a type's width."""
@@ -194,7 +234,7 @@ class Decoder:
             index = self.constant(place, width)
             view = U32 if width == 32 else U64
             return lambda w: w.views[view][index]
-        slot = self.slots[base.text]
+        slot = self.pointer(i, base)
         view = U32 if slot.width == 32 else U64
         index = slot.index
         if not offset:
@@ -225,6 +265,11 @@ class Decoder:
         return operand.parts if isinstance(operand, Vector) else (operand,)
 
 
+#: Shared memory of a block, the largest of any architecture (CUDA C++ Programming Guide, "Technical
+#: Specifications": 227 KiB), and local memory of a thread.
+MOST_SHARED, MOST_LOCAL = 227 * 1024, 512 * 1024
+#: Bytes of all variables of a module: every schedule copies them.  Our choice.
+_MOST_DATA = 2**28
 #: Bytes between the variables of a module, so that an access beyond one is a fault.
 DATA_GAP = 64
 
@@ -263,9 +308,7 @@ def guarded(decoder: Decoder, i: Instruction, step: Step, place: int) -> Step:
     """An instruction with its guard ("Predicated Execution")."""
     if i.guard is None:
         return step
-    negated = isinstance(i.guard, Negated)
-    name = i.guard.name if isinstance(i.guard, Negated) else i.guard
-    index = decoder.register(i, name).index
+    index, negated = decoder.guard(i, i.guard)
     following = place + 1
 
     def run(w: Warp, m: Mask) -> Target:

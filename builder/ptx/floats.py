@@ -174,6 +174,8 @@ def _fused(a: Any, b: Any, c: Any) -> Any:
 
 #: The bits of float64 that float32 has not, half of its last one, and its smallest normal number.
 _BELOW, _HALF, _NORMAL = np.int64(2**29 - 1), np.int64(2**28), 2.0**-126
+#: The number of 24 bits below that, and the middle between the two, which is rounded up.
+_BELOW_NORMAL, _MIDDLE = _NORMAL - 2.0**-150, _NORMAL - 2.0**-151
 
 
 def _quotient(a: Any, b: Any) -> tuple[Any, Any]:
@@ -328,7 +330,7 @@ def _function(opcode: str, name: str, words: frozenset[str]) -> Callable[..., An
             if mode == "rm" and operation.parts:
                 result = _zero_down(result, exact, *operation.parts(*values))
         if ftz:
-            result = _flushed_before(result, wide(*values)[0]) if wide else flush(result)
+            result = _flushed(result, wide(*values)[0], mode) if wide else flush(result)
         if "approx" in words and opcode == "div":
             huge = (np.abs(values[1]) > 2.0**126) & np.isfinite(values[1])
             result = np.where(huge, values[0] * np.copysign(np.float32(0), values[1]), result)
@@ -338,9 +340,14 @@ def _function(opcode: str, name: str, words: frozenset[str]) -> Callable[..., An
     return of
 
 
-def _flushed_before(result: Any, exact: Any) -> Any:
-    """Results that are subnormal before they are rounded are zero."""
-    small = (np.abs(exact) < _NORMAL) & ~np.isnan(exact)
+def _flushed(result: Any, exact: Any, mode: str) -> Any:
+    """Results that are subnormal once they are rounded to 24 bits are zero.
+
+    Just below the smallest normal number, what is rounded up to it stays.
+    """
+    up = (exact < 0) if mode == "rm" else (exact > 0) if mode == "rp" else False
+    least = np.where(up, np.nextafter(_BELOW_NORMAL, 1), _MIDDLE if mode == "rn" else _NORMAL)
+    small = (np.abs(exact) < least) & ~np.isnan(exact)
     return np.where(small, np.copysign(np.float32(0), result), result) if some(small) else result
 
 

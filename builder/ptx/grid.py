@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from builder.ptx.block import Cluster, Launch, LaunchState
-from builder.ptx.decoder import PRED, U16, U32, U64
-from builder.ptx.machine import ALL_LANES, EXIT, LANES, Deadlock, Fault, some
+from builder.ptx.block import MOST_MEMORY, Cluster, Launch, LaunchState
+from builder.ptx.decoder import MOST_SHARED, PRED, U16, U32, U64
+from builder.ptx.machine import (
+    ALL_LANES,
+    EXIT,
+    LANES,
+    NOT_UNDERSTOOD,
+    Deadlock,
+    Fault,
+    PtxError,
+    not_understood,
+    some,
+)
 from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.native import CHOOSE, DECLINED, LaunchCore, WarpCore, core
 from builder.ptx.program import BasicBlock
@@ -88,6 +98,26 @@ def _own_regions(layout: Layout) -> Iterable[Region]:
         yield Region(address, data, one.writable, one.name)
 
 
+def _block_bytes(layout: Layout, launch: Launch) -> int:
+    """What a block needs.
+
+    Raises:
+        PtxError: not even those of one cluster do.
+    """
+    cluster, each = math.prod(launch.cluster), layout.block_bytes(launch)
+    most_shared = layout.shared_bytes + launch.shared
+    if most_shared > MOST_SHARED:
+        raise PtxError(
+            f"a block with {most_shared} bytes of shared memory; {MOST_SHARED} are the most"
+        )
+    if each * cluster > MOST_MEMORY:
+        raise PtxError(
+            f"a block needs {each} bytes for its registers and its local and shared memory, of "
+            f"which {MOST_MEMORY} are the most"
+        )
+    return each
+
+
 class Grid:
     """One launch of a program."""
 
@@ -126,11 +156,15 @@ class Grid:
         )
         #: the most basic blocks that ran since the last event, in turns of random length
         self._quiet = 0
-        #: how many blocks may be there at once: few, if the kernel cancels the launch of others
-        self._room = _RESIDENT
+        #: how many blocks fit in memory, and how many may be there at once: few, if they are large
+        #: or the kernel cancels the launch of others
+        each = _block_bytes(program.layout, launch)
+        tables = program.layout.table_bytes(launch) if watch else 0
+        self._most = max(MOST_MEMORY // (each + tables), 1)
+        self._room = min(_RESIDENT, max(MOST_MEMORY // 2 // each, 1), self._most)
         if any(one.opcode == "clusterlaunchcontrol" for one in program.kernel.code):
             more = int(self.random.integers(math.prod(launch.grid)))
-            self._room = 1 + more if self.schedule.seed > 0 else 1
+            self._room = min(self._most, 1 + more) if self.schedule.seed > 0 else 1
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
         self._executions = np.zeros(len(program.steps) + 1, np.int64)
@@ -216,7 +250,10 @@ class Grid:
             elif idle > (_PATIENCE if by_chance else 3) and not self._patient(live, idle):
                 if not waiting:
                     raise Deadlock("; ".join(block.describe() for block in live))
-                self._room += _RESIDENT  # these may wait for a block that is not there yet
+                if self._room == self._most:
+                    raise Fault(f"blocks wait for others, and no more than {self._room} fit here")
+                # these may wait for a block that is not there yet
+                self._room = min(self._room + _RESIDENT, self._most)
                 self._fill(by_number)
                 idle = 0
 
@@ -320,6 +357,9 @@ class Grid:
             fault.line = fault.line or self.program.kernel.code[place].line
             fault.where = fault.where or f"{warp.block.name}, warp {warp.number}"
             raise
+        except NOT_UNDERSTOOD as error:
+            one = self.program.kernel.code[place]
+            raise not_understood(one.name, error, one.line) from error
         warp.line = self.program.kernel.code[place].line
         return places.stop if target is None else target
 

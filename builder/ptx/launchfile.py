@@ -6,15 +6,19 @@ point into, and for a result array the exact values and bounds (docs/ptx.md).
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.common.paths import read_regular
 from builder.errors import UsageError, did_you_mean
 from builder.ptx.block import Launch
+from builder.ptx.decoder import MOST_SHARED
 from builder.ptx.machine import from_bf16, to_bf16
 from builder.ptx.memory import GlobalMemory, Region
 
@@ -42,6 +46,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 FIRST, APART = 0x1000_0000, 0x1_0000
 #: The largest array: every schedule copies all arrays.  Our choice.
 _MOST_BYTES = 2**30
+#: All arrays of a launch together, the elements of a result, and the bytes of a text.  Our choice.
+_MOST_MEMORY, _MOST_RESULT, _MOST_TEXT = 2**31, 2**27, 2**26
 #: The hardware's address space (CUDA C++ Programming Guide: 47 or 48 bits, by the host).
 _ADDRESSES = 2**48
 
@@ -56,6 +62,19 @@ class Array:
     writable: bool
     type: str
     shape: tuple[int, ...]
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is a pipe or a device, or has more than ``limit`` bytes.
+    """
+    try:
+        return read_regular(path, limit)
+    except IsADirectoryError as error:
+        raise IsADirectoryError(error.errno, error.strerror, str(path)) from None
 
 
 def fields(value: Any, what: str, allowed: Sequence[str]) -> Mapping[str, Any]:
@@ -95,7 +114,10 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
     """
     if not isinstance(document, list):
         raise TypeError("memory is not a list of arrays")
-    arrays = [_array(folder, one, place) for place, one in enumerate(document)]
+    arrays: list[Array] = []
+    for place, value in enumerate(document):
+        arrays.append(_array(folder, value, place))
+        check_memory(sum(len(one.data) for one in arrays))
     names = [one.name for one in arrays]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"two arrays have the name {twice}")
@@ -110,6 +132,16 @@ def read_arrays(folder: Path, document: Any) -> tuple[Array, ...]:
             raise ValueError(f"array {one.name} ends beyond the 48-bit address space")
         placed.append(Array(one.name, address, one.data, one.writable, one.type, one.shape))
     return tuple(placed)
+
+
+def check_memory(size: int) -> None:
+    """Check the bytes of all arrays of a launch.
+
+    Raises:
+        ValueError: they are too many.
+    """
+    if size > _MOST_MEMORY:
+        raise ValueError(f"its arrays have more than {_MOST_MEMORY >> 30} GiB")
 
 
 def _array(folder: Path, value: Any, place: int) -> Array:
@@ -141,7 +173,7 @@ def contents(
         raise ValueError(f"{what} has {' and '.join(keys) or 'none'} of {', '.join(_CONTENTS)}")
     if kind is not None and kind not in TYPES:
         raise ValueError(f"{what}: type {kind!r} is not known; types are {', '.join(TYPES)}")
-    sizes = None if shape is None else _shape(shape, what)
+    sizes = None if shape is None else _shape(shape, what, TYPES[kind or "u8"].itemsize)
     if keys == ["file"]:
         data, actual, size = _from_file(folder / str(document["file"]), kind, what)
     else:
@@ -151,9 +183,13 @@ def contents(
         if keys == ["fill"]:
             if sizes is None:
                 raise ValueError(f"{what} has no shape to fill")
-            values = np.full(sizes, values)
-        array = encoded(values, kind, what)
-        data, actual, size = array.tobytes(), kind, array.shape
+            one = encoded(values, kind, what)
+            if one.size != 1:
+                raise ValueError(f"{what} is filled with {one.size} values")
+            data, actual, size = one.tobytes() * math.prod(sizes), kind, sizes
+        else:
+            array = encoded(values, kind, what)
+            data, actual, size = array.tobytes(), kind, array.shape
     if not data and sizes is not None:
         raise ValueError(f"{what} is empty")
     if sizes is not None and int(np.prod(sizes)) * TYPES[actual].itemsize != len(data):
@@ -161,32 +197,31 @@ def contents(
     return data, actual, size if sizes is None else sizes
 
 
-def _shape(shape: Any, what: str) -> tuple[int, ...]:
+def _shape(shape: Any, what: str, each: int) -> tuple[int, ...]:
     if not isinstance(shape, list):
         raise TypeError(f"{what}: shape is not a list of numbers")
     sizes = tuple(whole(size, f"{what}: a size", 1) for size in shape)
     count = 1
     for size in sizes:
-        count *= size
-    if count > _MOST_BYTES:
-        raise ValueError(f"{what}: {count} elements are more than a launch may have")
+        count *= min(size, _MOST_BYTES + 1)
+        if count * each > _MOST_BYTES:
+            raise ValueError(f"{what} has more than {_MOST_BYTES} bytes")
     return sizes
 
 
 def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tuple[int, ...]]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{what}: {path.name} has more than {_MOST_BYTES} bytes")
+    try:
+        data = _read(path, _MOST_BYTES)
+    except ValueError as error:
+        raise ValueError(f"{what}: {path.name}: {error}") from None
     if path.suffix != ".npy":
-        data, actual = path.read_bytes(), kind or "u8"
+        actual = kind or "u8"
         count, rest = divmod(len(data), TYPES[actual].itemsize)
         if rest:
             raise ValueError(f"{what}: {len(data)} bytes are not a whole number of {actual}")
         return data, actual, (count,)
     try:
-        with path.open("rb") as file:
-            if file.read(6) != np.lib.format.MAGIC_PREFIX:
-                raise ValueError("it begins otherwise")
-        array = np.load(path, allow_pickle=False)
+        array = _npy_array(data)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{what}: {path.name} is not an .npy file: {error}") from None
     element = array.dtype.newbyteorder("<")
@@ -194,6 +229,31 @@ def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tup
     if own is None or TYPES[kind or own] != element:
         raise ValueError(f"{what}: {path.name} holds {array.dtype}, not {kind or 'a known type'}")
     return np.ascontiguousarray(array.astype(element)).tobytes(), kind or own, array.shape
+
+
+def _npy_array(data: bytes) -> NDArray[Any]:
+    """The array in an .npy file, of as many bytes as its header says.
+
+    Raises:
+        ValueError: it is another file.
+    """
+    file = io.BytesIO(data)
+    if file.read(6) != np.lib.format.MAGIC_PREFIX:
+        raise ValueError("it begins otherwise")
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in read:
+        raise ValueError(f"version {version}")
+    shape, _, dtype = read[version](file)
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"{len(data) - file.tell()} bytes are not an array of shape {shape}")
+    file.seek(0)
+    array: NDArray[Any] = np.load(file, allow_pickle=False)
+    return array
 
 
 def encoded(values: Any, kind: str, what: str) -> NDArray[Any]:
@@ -275,8 +335,6 @@ _KEYS = (
 )  # fmt: skip
 #: Threads of a block (CUDA C++ Programming Guide, "Technical Specifications").
 MOST_THREADS = 1024
-#: Shared memory of a block, the largest of any architecture (the same table: 227 KiB).
-_MOST_SHARED = 227 * 1024
 #: Blocks of a cluster that every GPU can run (CUDA C++ Programming Guide, "Thread Block Clusters").
 MOST_OF_CLUSTER = 8
 #: The most blocks: all of them exist at once.  Our choice.
@@ -415,7 +473,7 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
         UsageError: the document is malformed, or a file is missing.
     """
     try:
-        document = fields(json.loads(path.read_text("utf-8")), "it", _KEYS)
+        document = fields(json.loads(_read(path, _MOST_TEXT)), "it", _KEYS)
         if document["schema"] != SCHEMA:
             raise UsageError(f"{path}: schema {document['schema']}, not {SCHEMA}")
         memory = read_arrays(path.parent, document["memory"])
@@ -452,11 +510,13 @@ def read_text(path: Path) -> str:
         UsageError: the file cannot be read, or is not text.
     """
     try:
-        return path.read_text("utf-8")
+        return _read(path, _MOST_TEXT).decode("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not PTX: it is not UTF-8 text") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not PTX: {error}") from None
 
 
 def _triple(value: Any, what: str, most: int) -> tuple[int, int, int]:
@@ -469,8 +529,8 @@ def _triple(value: Any, what: str, most: int) -> tuple[int, int, int]:
 
 
 def _shared(value: Any) -> int:
-    if whole(value, "shared") > _MOST_SHARED:
-        raise ValueError(f"shared is {value} bytes; a block has at most {_MOST_SHARED}")
+    if whole(value, "shared") > MOST_SHARED:
+        raise ValueError(f"shared is {value} bytes; a block has at most {MOST_SHARED}")
     return int(value)
 
 
@@ -480,20 +540,24 @@ def _expected(folder: Path, value: Any, memory: tuple[Array, ...]) -> ExpectedRe
         array = array_named(document["array"], "result", memory)
         source = fields(document["exact"], "result's exact", ("file", "values", "fill"))
         shape = list(array.shape)
+        if math.prod(shape) > _MOST_RESULT:
+            raise ValueError(f"a result of more than {_MOST_RESULT} values")
         data, kind, _ = contents(folder, source, "result's exact", array.type, shape)
         allowed = float(document.get("bound", 0))
         if not 0 <= allowed < np.inf:
             raise ValueError(f"result's bound is not a number of at least 0: {allowed}")
         exact = as_numbers(data, kind).reshape(array.shape)
-        bound = np.full(array.shape, allowed)
+        bound = np.broadcast_to(np.float64(allowed), array.shape)
         return ExpectedResult(array.address, array.shape, exact, bound, kind)
     shape = [whole(size, "a size of the result", 1) for size in document["shape"]]
     if document["type"] not in TYPES:
         raise ValueError(f"results of type {document['type']} are not known")
     exact, bound = (
-        np.frombuffer((folder / document[name]).read_bytes(), np.float64).reshape(shape)
+        np.frombuffer(_read(folder / document[name], _MOST_BYTES)).reshape(shape)
         for name in ("exact", "bound")
     )
-    return ExpectedResult(
-        int(document["address"]), tuple(shape), exact, bound, str(document["type"])
-    )
+    kind, address = str(document["type"]), whole(document["address"], "result's address")
+    end = address + math.prod(shape) * TYPES[kind].itemsize
+    if not any(a.address <= address and end <= a.address + len(a.data) for a in memory):
+        raise ValueError(f"the result at {address:#x} is in no array")
+    return ExpectedResult(address, tuple(shape), exact, bound, kind)

@@ -77,6 +77,15 @@ class Fault(Exception):
         return f"{place}: {self.message}" if place else self.message
 
 
+#: What Python raises where an operand has a form that nobody thought of.
+NOT_UNDERSTOOD = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
+
+
+def not_understood(what: str, error: Exception, line: int = 0) -> PtxError:
+    """The error of something that failed in a way that says nothing of the kernel."""
+    return PtxError(f"{what} is not understood ({type(error).__name__}: {str(error)[:80]})", line)
+
+
 class Deadlock(Fault):
     """No thread of the grid can continue."""
 

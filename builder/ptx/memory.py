@@ -115,7 +115,8 @@ class GlobalMemory:
             first = int(addresses[remaining[0]])
             region = self.find(first, first + size, write=write)
             offsets = addresses[remaining] - region.address
-            inside = (offsets >= 0) & (offsets + size <= len(region.data))
+            # as unsigned numbers, negative ones are large
+            inside = offsets.view(np.uint64) <= len(region.data) - size
             if np.count_nonzero(inside) == len(remaining):
                 yield remaining, offsets, region
                 return
@@ -183,8 +184,9 @@ class SharedMemory:
         """
         offsets = np.asarray(addresses).astype(np.int64) - SHARED_BASE
         # as unsigned numbers, negative ones are large
-        if size > self.size or some(offsets.view(np.uint64) > self.size - size):
-            wrong = offsets[(offsets < 0) | (offsets + size > self.size)][0]
+        outside = offsets.view(np.uint64) > max(self.size - size, 0)
+        if size > self.size or some(outside):
+            wrong = offsets[0] if size > self.size else offsets[outside][0]
             raise Fault(
                 f"shared memory offset {int(wrong)} ({size} bytes) is outside the block's "
                 f"{self.size} bytes"
@@ -223,6 +225,8 @@ _KIND = 2
 _CODES = {"float16": 6, "float32": 7, "bfloat16": 10}
 _SIZE_CODES = {1: 0, 2: 1, 4: 2}
 _SWIZZLES = (0, 32, 64, 128)
+#: Offsets in a tensor are less: an address has 48 bits.
+_FARTHEST = 2**60
 #: The unit of swizzling and of strides, as a type without arithmetic.
 _PART, _WORD = 16, np.complex128
 
@@ -326,9 +330,10 @@ class TensorMap:
         offsets, inside = self.cover(at, unit)
         if not inside.any():
             return None, offsets[:0], unit
-        places = offsets[inside] + self.address
-        region = memory.find(int(places.min()), int(places.max()) + unit)
-        return region, places - region.address, unit
+        places = offsets[inside]
+        first, end = self.address + int(places.min()), self.address + int(places.max()) + unit
+        region = memory.find(first, end)
+        return region, places + (self.address - region.address), unit
 
     def _unit(self, at: Sequence[int]) -> int:
         """16 bytes if the box, the tensor and its address are multiples of that, else 1."""
@@ -383,6 +388,8 @@ class TensorMap:
         width = -(-self.dims[0] * self.bits // 8)
         steps, everything = self._box(unit)
         start = first // 8 + sum(n * stride for n, stride in zip(at[1:], self.strides, strict=True))
+        if abs(start) >= _FARTHEST:
+            raise Fault(f"a tile at offset {start} of a tensor, beyond every address")
         if 0 <= first // 8 <= width - self.row and all(
             0 <= begin <= dim - size
             for begin, dim, size in zip(at[1:], self.dims[1:], self.box[1:], strict=True)

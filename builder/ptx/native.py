@@ -303,6 +303,7 @@ def core() -> Any:
     except OSError:
         return None
     library.run.argtypes = (ctypes.c_void_p,)
+    library.check.argtypes, library.check.restype = (ctypes.c_void_p,), ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.unknown.argtypes = (pointer, number, pointer, pointer)
     small = ctypes.c_int
@@ -386,7 +387,8 @@ class _Launch(ctypes.Structure):
     _fields_ = [("ops", _PTR), ("lists", _PTR), ("ends", _PTR), ("gathers", _PTR),
                 ("executions", _PTR), ("regions", _PTR), ("region_count", _I64), ("events", _PTR),
                 ("reported", _PTR), ("reported_room", _I64), ("parameters", _PTR),
-                ("parameter_bytes", _I64), ("stores", _I64)]  # fmt: skip
+                ("parameter_bytes", _I64), ("stores", _I64), ("op_count", _I64),
+                ("list_count", _I64), ("rows", _I64 * 4)]  # fmt: skip
 
 
 class _Block(ctypes.Structure):
@@ -412,6 +414,8 @@ class _Warp(ctypes.Structure):
 _KNOWN_RACES = 4096
 _SPACE = {"global": 0, "shared": 1, "cluster": 1, "local": 2, "generic": 4}
 _WIDTH = {U16: 16, U32: 32, U64: 64}
+#: Offsets of parameters are less.
+_FARTHEST = 2**31
 _SHUFFLES, _VOTES = ("idx", "up", "down", "bfly"), ("all", "any", "uni", "ballot")
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 _WORD, _FLAG = typed("b32"), typed("pred")
@@ -429,13 +433,12 @@ class Translator:
         """Describe an instruction that has been decoded."""
         try:
             fields = self._form(i)
-        except (PtxError, LookupError, ValueError, TypeError, AttributeError):
+        except (PtxError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError):
             fields = None
         values = dict(guard=-1, negated=0, line=i.line, **(fields or {"code": 0}))
         if i.guard is not None:
-            negated = isinstance(i.guard, Negated)
-            name = i.guard.name if isinstance(i.guard, Negated) else i.guard
-            values |= {"guard": self.d.register(i, name).index, "negated": int(negated)}
+            index, negated = self.d.guard(i, i.guard)
+            values |= {"guard": index, "negated": int(negated)}
         self.ops.append(tuple(values.get(name, 0) for name in _OP.names or ()))
 
     def _list(self, numbers: Iterable[int]) -> int:
@@ -484,7 +487,7 @@ class Translator:
         if not isinstance(operand.base, Name) or operand.base.text not in d.slots:
             place = d.symbol(i, operand.base) + operand.offset
             return {"a": d.constant(place, width), "b": -1, "d": width}
-        slot = d.slots[operand.base.text]
+        slot = d.pointer(i, operand.base)
         added = d.constant(operand.offset, slot.width) if operand.offset else -1
         return {"a": slot.index, "b": added, "d": slot.width}
 
@@ -501,12 +504,17 @@ class Translator:
         if space == "param" and isinstance(base, Name) and base.text in d.kernel.parameters:
             assert isinstance(place, Address)
             first = d.kernel.parameters[base.text].offset + place.offset
+            if not 0 <= first < _FARTHEST:  # a fault, which Python describes
+                return {}
             return {**fields, "code": _CODE["LDPARAM"], "immediate": first}
         address = self._address(i, place, 32 if space in NARROW else 64)
         return {**fields, **address, "c": _SPACE[space]}
 
     def _ld(self, i: Instruction) -> dict[str, int] | None:
-        fields = self._memory(i, i.operands[1], self.d.parts(i.operands[0]))
+        to = self.d.parts(i.operands[0])
+        if any(not isinstance(one, Name) or one.text not in self.d.slots for one in to):
+            return None  # a constant is no place for a value
+        fields = self._memory(i, i.operands[1], to)
         return fields and {"code": _CODE["LD"], **fields}
 
     def _st(self, i: Instruction) -> dict[str, int] | None:
@@ -570,7 +578,7 @@ class Translator:
             "a": a,
             "b": b,
             "c": c,
-            "immediate": table.value,
+            "immediate": table.value & 255,
         }
 
     def _mov(self, i: Instruction) -> dict[str, int] | None:
@@ -582,8 +590,9 @@ class Translator:
             typed(f"b{self.d.type(i).bits // len(vector.parts)}"),
         )
         to, source = i.operands
-        parts = [-1 if one == Name("_") else self.d.source(i, one, part) for one in vector.parts]
-        if to is vector and part.bits == 8:
+        left_out = Name("_") if to is vector else None
+        parts = [-1 if one == left_out else self.d.source(i, one, part) for one in vector.parts]
+        if to is vector and (whole.bits, len(parts)) == (32, 4):
             a = self.d.source(i, source, whole)
             return {"code": _CODE["MOVBYTES"], "out": self._list(parts), "a": a}
         low, high = parts
@@ -630,7 +639,8 @@ class Translator:
                 "a": self.d.source(i, i.operands[1], _WORD)}  # fmt: skip
 
     def _vote(self, i: Instruction) -> dict[str, int]:
-        mode, predicate = i.modifiers[1], i.operands[1]
+        mode = next(word for word in i.modifiers if word != "sync")
+        predicate = i.operands[1]
         negated = isinstance(predicate, Negated)
         a = self.d.source(i, predicate.name if isinstance(predicate, Negated) else predicate, _FLAG)
         out = self.d.source(i, i.operands[0], _WORD if mode == "ballot" else _FLAG)
@@ -697,6 +707,9 @@ class LaunchCore:
             gathers=_at(gathers),
             executions=_at(executions),
         )
+        self.launch.op_count, self.launch.list_count = len(ops), len(lists)
+        self.launch.rows[:] = state.layout.rows
+        self._check(ops)
         self._set_regions(state.memory.regions)
         data = np.frombuffer(state.launch.parameters or b"\0", np.uint8)
         self._references.append(data)
@@ -712,6 +725,16 @@ class LaunchCore:
         self._address = ctypes.addressof(self.launch)
         self._known_count = 0
 
+    def _check(self, ops: Any) -> None:
+        """Let the core look at its table, before it runs any of it.
+
+        Raises:
+            PtxError: an instruction has a register, a list or a target that is not there.
+        """
+        first = core().check(ctypes.addressof(self.launch))
+        if first < self.count:
+            raise PtxError("an instruction that the core refuses", int(ops["line"][first]))
+
     def _set_regions(self, regions: Sequence[Region]) -> None:
         """What memory there is now; ``malloc`` adds more, which is left to Python."""
         ordered = sorted(regions, key=lambda one: one.address)
@@ -721,6 +744,7 @@ class LaunchCore:
         for one, region in zip(table, regions, strict=False):
             one.address, one.size = region.address, len(region.data)
             one.data, one.writable = _at(region.data), region.writable
+            self._references.append(region.data)  # ``free`` drops a region, but not its memory
             if self.races and region.writable:
                 one.shadow = self._shadow(self.races.shadow(region))
         self._references.append(table)
@@ -830,6 +854,7 @@ class WarpCore:
         rows = np.zeros(2 * launch.count, np.int32) if block.races else np.zeros(0, np.int32)
         self._rows = rows
         half, word, wide, pred = (warp.files[view] for view in (U16, U32, U64, PRED))
+        assert [len(one) for one in (pred, half, word, wide)] == [*launch.launch.rows]
         self.struct = _Warp(
             block=ctypes.addressof(block.core), pred=_at(pred), half=_at(half), word=_at(word),
             wide=_at(wide), rows=_at(rows), number=warp.number, last=-1, spins=_at(warp.spins),

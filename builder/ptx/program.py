@@ -98,7 +98,9 @@ def step_of(decoder: Decoder, place: int, one: Instruction) -> Step:
         raise decoder.unknown(one)
     try:
         return guarded(decoder, one, emitter(decoder, one), place)
-    except (LookupError, ValueError, TypeError, AttributeError, AssertionError):
+    except (
+        LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError
+    ):  # fmt: skip
         raise decoder.unknown(one, "its operands are not understood") from None
 
 

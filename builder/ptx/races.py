@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from builder.ptx.findings import OF_LANES, UNWAITED
-from builder.ptx.machine import LANES, SHARED_BASE, some
+from builder.ptx.machine import LANES, SHARED_BASE, Fault, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +52,9 @@ _COUNT = np.arange(32)
 #: The most earlier accesses of one place that are remembered in global memory, and of atomics:
 #: the latest, and the latest of another warp, of another block and of another lane.
 _REMEMBERED = 4
+
+#: The most events: with the number of a lane their rows have 31 bits.
+_MOST_EVENTS = 2**26
 
 _UNWRITTEN = "read of uninitialised memory"
 _UNFENCED = "asynchronous {} without fence.proxy.async"
@@ -255,7 +258,13 @@ class Events:
         return row
 
     def grow(self) -> None:
-        """Make room for as many more."""
+        """Make room for as many more.
+
+        Raises:
+            Fault: core.c's places of events have no bits for more.
+        """
+        if len(self.clock) >= _MOST_EVENTS:
+            raise Fault(f"more than {_MOST_EVENTS} accesses: this kernel is too long to watch")
         for name in self.KINDS:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))

@@ -141,8 +141,15 @@ _TICKS = 256
 _PARTS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
+def _part(d: Decoder, i: Instruction, kind: Type, vector: Vector) -> Type:
+    """The type of each part: a half or a quarter."""
+    if len(vector.parts) not in (2, 4):
+        raise d.unknown(i, f"{len(vector.parts)} parts")
+    return typed(f"b{kind.bits // len(vector.parts)}")
+
+
 def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
-    part, count = typed(f"b{kind.bits // len(to.parts)}"), len(to.parts)
+    part, count = _part(d, i, kind, to), len(to.parts)
     source = d.source(i, i.operands[1], typed(f"b{kind.bits}"))
     view, element = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
     if element is None:
@@ -160,7 +167,7 @@ def _unpack(d: Decoder, i: Instruction, kind: Type, to: Vector) -> Step:
 
 
 def _pack(d: Decoder, i: Instruction, kind: Type, source: Vector) -> Step:
-    part, count = typed(f"b{kind.bits // len(source.parts)}"), len(source.parts)
+    part, count = _part(d, i, kind, source), len(source.parts)
     out = d.out(i, i.operands[0], typed(f"b{kind.bits}"))
     view, element = typed(f"b{kind.bits}").view, _PARTS.get(part.bits)
     if element is None:
@@ -336,12 +343,16 @@ def load_parameter(d: Decoder, i: Instruction) -> Step:
         raise d.unknown(i, "its address is not a parameter")
     first = d.kernel.parameters[place.base.text].offset + place.offset
     outs = [d.register(i, one) for one in d.parts(i.operands[0])]
+    count = {"v2": 2, "v4": 4}.get(i.modifiers[-2], 1)
+    narrow = any(one.width not in _VIEW_OF or one.width < kind.bits for one in outs)
+    if len(outs) != count or narrow or len(i.modifiers) > 3:
+        raise d.unknown(i, "its registers are others")
     read = np.dtype(f"{'i' if kind.signed else 'u'}{kind.bytes}")
 
     def run(w: Warp, m: Mask) -> None:
         data = w.block.state.launch.parameters
-        if first + kind.bytes * len(outs) > len(data):
-            raise Fault("a read beyond the last parameter")
+        if not 0 <= first <= len(data) - kind.bytes * len(outs):
+            raise Fault(f"a read at {first} of {len(data)} bytes of parameters")
         values = np.frombuffer(data, np.uint8, kind.bytes * len(outs), first).view(read)
         for slot, value in zip(outs, values, strict=True):
             row = w.views[_VIEW_OF[slot.width]][slot.index]
@@ -475,7 +486,9 @@ def _multiply_integers(d: Decoder, i: Instruction) -> Step:
 def _carry(d: Decoder, i: Instruction) -> Step:
     """``add``, ``sub`` and ``mad`` with the carry flag: ``.cc`` writes it, ``addc`` ... read it.
 
-    "Extended-Precision Integer Arithmetic Instructions": of a difference the flag is the borrow.
+    "Extended-Precision Integer Arithmetic Instructions".  A difference is the sum of a, the
+    complement of b, and 1 or the flag, as GPUs compute it: the flag that it leaves is that sum's
+    carry, which the next ``addc`` reads as it is.
     """
     reads, writes = i.opcode.endswith("c"), i.has("cc")
     name, kind = i.opcode.removesuffix("c"), _integer(d, i, "cc", "lo", "hi")
@@ -496,10 +509,11 @@ def _carry(d: Decoder, i: Instruction) -> Step:
             a, b = x.view(w.views[plain][to].dtype), w.views[plain][sources[2]]
         else:
             a, b = (w.views[plain][s] for s in sources)
-        more = w.carry.astype(a.dtype) if reads else np.zeros_like(a)
-        first = a - b if minus else a + b
-        total = first - more if minus else first + more
-        flag = (a < b) | (first < more) if minus else (first < a) | (total < first)
+        b = ~b if minus else b
+        more = w.carry.astype(a.dtype) if reads else np.full_like(a, minus)
+        first = a + b
+        total = first + more
+        flag = (first < a) | (total < first)
         put(w.views[plain][to], total, m)
         if writes:
             put(w.carry, flag, m)

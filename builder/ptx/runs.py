@@ -394,7 +394,10 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
         raise UsageError(f"{ptx}: {error}", hint=error.hint) from None
     runs, files = [], {}
     for schedule in schedules:
-        single = run_once(file, program, schedule, watch=True)
+        try:
+            single = run_once(file, program, schedule, watch=True)
+        except PtxError as error:
+            raise UsageError(f"{ptx}: {error}") from error
         outputs = []
         for array, data in _written(file.memory, single):
             digest = hashlib.sha256(data).hexdigest()

@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from builder.ptx.machine import PtxError
+from builder.ptx.machine import NOT_UNDERSTOOD, PtxError, not_understood
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _DIRECTIVES = re.compile(
-    r"//[^\n]*|/\*.*?\*/"
+    r"//[^\n]*|/\*.*?(?:\*/|\Z)"
     r'|\.file\s+(?P<number>\d+)\s+"(?P<name>[^"\n]*)"'
     r"|\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)\s+\d+"
     r"(?:\s*,\s*function_name\s+[^,\n]+,\s*inlined_at\s+(?P<outer>\d+)\s+(?P<at>\d+)\s+\d+)?"
@@ -177,10 +178,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel, with its offset in the parameter space."""
+    """A parameter of a kernel, with its offset in the parameter space.
+
+    ``kind``: the letter of its type; of an array or of bits it is ``b``.
+    """
 
     offset: int
     size: int
+    kind: str = "b"
 
 
 @dataclass(frozen=True)
@@ -244,12 +249,14 @@ class Kernel:
         return max((p.offset + p.size for p in self.parameters.values()), default=0)
 
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+#: An entry or a function.  What one lacks is looked for up to the next one only.
 _CODE = re.compile(
-    r"\.(?:(entry)\s+|func\b\s*(?:\.\w+\s+)*(?:\(([^)]*)\)\s*)?)([\w$.]+)\s*(?:\(([^)]*)\))?([^{;]*)[{;]"
+    r"\.(?:(entry)\s+|func\b\s*(?:\.\w+\s+){0,8}(?:\(([^(){};]*)\)\s*)?)([\w$.]+)\s*"
+    r"(?:\(([^(){};]*)\))?((?:(?!\.(?:entry|func)\b)[^{;])*)[{;]"
 )
 _PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+(?:\.ptr[^,]*?\s)?([\w$]+)(?:\[(\d+)\])?$"
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(?P<kind>[a-z]+)(?P<bits>\d+)\s+(?:\.ptr[^,]*?\s)?(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?$"
 )
 _VARIABLE = re.compile(
     r"(?:\.extern\s+)?\.(shared|local|global|const)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -271,6 +278,15 @@ _NAME = re.compile(r"[%$_A-Za-z][\w$.%]*|_")
 _WORD = re.compile(r"[%$_A-Za-z][\w$]*")
 #: The register with the address of a function's frame in local memory, and its alignment.
 FRAME, FRAME_ALIGN = "%frame", 16
+#: The most lines of a module, which core.c's keys of races have bits for; instructions of a kernel;
+#: registers of a range, and those that it uses; bytes of its parameters (PTX ISA, "Kernel Function
+#: Parameters"); and what a variable is aligned to.  All but the parameters: our choice.
+MOST_LINES, _MOST_CODE, _MOST_RANGE, _MOST_REGISTERS = 2**22, 2**20, 2**20, 2**18
+_MOST_PARAMETERS, _MOST_ALIGN = 32764, 2**16
+#: Digits of the largest number of a register.
+_MOST_DIGITS = 10
+#: Bits of a variable's element.
+_ELEMENTS = (8, 16, 32, 64, 128)
 #: Functions of the device's runtime that are part of the executor.
 RUNTIME = ("vprintf", "__assertfail", "malloc", "free")
 
@@ -316,7 +332,17 @@ class Module:
         Raises:
             PtxError: it has an unknown construct.
         """
-        return _Linker(self, self.texts[name]).kernel()
+        with _understood(f"kernel {name[:60]}"):
+            return _Linker(self, self.texts[name]).kernel()
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """What Python raises of a form that nobody thought of is an error of the PTX."""
+    try:
+        yield
+    except (*NOT_UNDERSTOOD, RecursionError, StopIteration) as error:
+        raise not_understood(what, error) from error
 
 
 def module_of(text: str) -> Module:
@@ -325,6 +351,13 @@ def module_of(text: str) -> Module:
     Raises:
         PtxError: it is not PTX.
     """
+    if text.count("\n") >= MOST_LINES:
+        raise PtxError(f"more than {MOST_LINES} lines")
+    with _understood("the module"):
+        return _parts_of(text)
+
+
+def _parts_of(text: str) -> Module:
     plain = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
     target = re.search(r"^\s*\.target\s+([^\s,]+)", plain, re.MULTILINE)
     if target is None:
@@ -550,12 +583,38 @@ def _parameters(text: str, line: int) -> dict[str, Parameter]:
         match = _PARAMETER.fullmatch(part)
         if match is None:
             raise PtxError(f"an unknown form of parameter: {' '.join(part.split())}", line)
-        element = int(match[2]) // 8
-        align, size = int(match[1] or element), element * int(match[4] or 1)
-        offset = -(-offset // align) * align
-        parameters[match[3]] = Parameter(offset, size)
+        one = _variable(match, line)
+        size = one.size or 0
+        offset = -(-offset // one.align) * one.align
+        parameters[one.name] = Parameter(offset, size, "b" if match["count"] else match["kind"])
         offset += size
+    if offset > _MOST_PARAMETERS:
+        raise PtxError(f"parameters of {offset} bytes; {_MOST_PARAMETERS} are the most", line)
     return parameters
+
+
+def _variable(match: re.Match[str], line: int) -> Variable:
+    """A parameter."""
+    element = _element(match["bits"], line)
+    size = element * int(match["count"] or 1)
+    return Variable(match["name"], _aligned(match[1], element, line), size)
+
+
+def _element(bits: str, line: int = 0) -> int:
+    """The bytes of an element."""
+    if len(bits) > 3 or int(bits) not in _ELEMENTS:
+        raise PtxError(f"a variable of elements of {bits[:20]} bits", line)
+    return int(bits) // 8
+
+
+def _aligned(words: str | None, element: int, line: int = 0) -> int:
+    """What ``.align`` says: a power of two; without it, the bytes of an element."""
+    if words is None:
+        return element
+    align = int(words) if len(words) < 9 else 0
+    if align & (align - 1) or not 0 < align <= _MOST_ALIGN:
+        raise PtxError(f".align {words[:20]} is not a power of two to {_MOST_ALIGN}", line)
+    return align
 
 
 def _variables_of(text: str, line: int) -> list[Variable]:
@@ -565,22 +624,22 @@ def _variables_of(text: str, line: int) -> list[Variable]:
         match = _PARAMETER.fullmatch(part)
         if match is None:
             raise PtxError(f"an unknown form of parameter: {' '.join(part.split())}", line)
-        element = int(match[2]) // 8
-        variables.append(Variable(match[3], int(match[1] or element), element * int(match[4] or 1)))
+        variables.append(_variable(match, line))
     return variables
 
 
 def _variables(text: str) -> Iterator[tuple[str, Variable]]:
     """Variables with their state spaces."""
     for match in _VARIABLE.finditer(text):
-        element, counts = int(match[4]) // 8, re.findall(r"\[(\d*)\]", match[6])
+        element, counts = _element(match[4]), re.findall(r"\[(\d*)\]", match[6])
         values = tuple(_initial(match[7] or "", match[3]))
         size: int | None = element
         for count in counts:
             size = size * int(count) if size and count else None
         if size is None and values:
             size = element * len(values)
-        yield match[1], Variable(match[5], int(match[2] or element), size, values, element)
+        align = _aligned(match[2], element)
+        yield match[1], Variable(match[5], align, size, values, element)
 
 
 def _initial(text: str, kind: str) -> Iterator[int | str]:
@@ -593,6 +652,18 @@ def _initial(text: str, kind: str) -> Iterator[int | str]:
             yield int(word.rstrip("U"), 0)
         elif word:
             yield word
+
+
+def _integer(text: str) -> int:
+    """An integer of 64 bits, with or without a sign ("Integer Constants").
+
+    Raises:
+        ValueError: it is larger, or no number.
+    """
+    value = int(text, 0) if len(text) <= 70 else 2**64
+    if not -(2**63) <= value < 2**64:
+        raise ValueError("an integer of more than 64 bits")
+    return value
 
 
 _SPACES, _NOT_CODE = re.compile(r"\s+"), re.compile(r"\.(?:loc|file)\b")
@@ -716,10 +787,35 @@ class _Body:
         scope, renamed = self._scopes[-1]
         for part in split(match[2]):
             many = _RANGE.fullmatch(part)
-            names = [f"{many[1]}{n}" for n in range(int(many[2]))] if many else [part]
+            names = self._used_of(many[1], int(many[2])) if many else [part]
             for name in names:
                 renamed[name] = self._unique(name, scope)
                 self.registers[renamed[name]] = match[1]
+            if len(self.registers) > _MOST_REGISTERS:
+                raise PtxError(f"more than {_MOST_REGISTERS} registers", self.line)
+
+    def _used_of(self, prefix: str, count: int) -> list[str]:
+        """The registers of a range that the text names, in order.
+
+        Raises:
+            PtxError: the range is larger than a compiler's.
+        """
+        if count > _MOST_RANGE:
+            raise PtxError(f"{count} registers; {_MOST_RANGE} are the most", self.line)
+        return [f"{prefix}{number}" for number in self._numbers.get(prefix, ()) if number < count]
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        """The numbers of the names in the text, by what is before them."""
+        numbers: dict[str, set[int]] = {}
+        for word in {*_WORD.findall(self.text)}:
+            for digits in range(1, min(_MOST_DIGITS, len(word) - 1) + 1):
+                number = word[-digits:]  # %r12 may be 12 of %r, and 2 of %r1
+                if not (number.isascii() and number.isdigit()):
+                    break
+                if number[0] != "0" or digits == 1:
+                    numbers.setdefault(word[:-digits], set()).add(int(number))
+        return {prefix: sorted(own) for prefix, own in numbers.items()}
 
     def _unique(self, name: str, scope: int) -> str:
         return f"{name}@{self.tag}{scope}" if scope or self.tag else name
@@ -736,6 +832,8 @@ class _Body:
         instruction = Instruction(opcode, tuple(modifiers), operands, guard, self.line)
         scopes = tuple(number for number, _ in self._scopes)
         self.code += [(one, scopes) for one in _used_parts(instruction, self._used)]
+        if len(self.code) > _MOST_CODE:
+            raise PtxError(f"more than {_MOST_CODE} instructions", self.line)
         self._used = -1
 
     def _renamed(self, name: str) -> str:
@@ -761,7 +859,7 @@ class _Body:
         if text[:2] in ("0f", "0F", "0d", "0D") and len(text) in (10, 18):
             return Number(int.from_bytes(bytes.fromhex(text[2:])), 32 if len(text) == 10 else 64)
         if _INTEGER.fullmatch(text):
-            return Number(int(text.rstrip("U"), 0))
+            return Number(_integer(text.rstrip("U")))
         if _DECIMAL.fullmatch(text):  # used with another type than f32 it is unknown
             return Number(int.from_bytes(struct.pack("<f", float(text)), "little"), 32)
         if _NAME.fullmatch(text):
@@ -772,7 +870,7 @@ class _Body:
         match = _ADDRESS.fullmatch(text)
         if match is None:
             raise PtxError(f"an unknown form of address: {text[:80]}", self.line)
-        offset = int(match[3], 0) if match[3] else 0
+        offset = _integer(match[3]) if match[3] else 0
         coordinates = tuple(self.operand(part) for part in split(match[4] or ""))
         sign = -1 if match[2] == "-" else 1
         return Address(self._simple(match[1]), sign * offset, coordinates)

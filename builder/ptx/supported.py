@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from builder.common.document import Document, Part, Text
 from builder.errors import UsageError
+from builder.ptx.launchfile import read_text
 from builder.ptx.machine import PtxError
 from builder.ptx.program import missing_of
 from builder.ptx.source import kernels_of, module_of
@@ -500,10 +501,10 @@ def missing_in(path: Path) -> Instructions:
         UsageError: the PTX cannot be read.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         module = module_of(text)
         kernels = {name: module.kernel(name) for name in module.entries}
-    except (OSError, UnicodeDecodeError, PtxError) as error:
+    except PtxError as error:
         raise UsageError(f"{path}: {error}") from None
     if not kernels:
         raise UsageError(f"{path}: no kernel (.entry)")

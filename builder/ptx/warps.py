@@ -188,12 +188,16 @@ def _shuffle(d: Decoder, i: Instruction) -> Step:
 
 
 def _vote(d: Decoder, i: Instruction) -> Step:
-    """``vote.sync``: whether a predicate holds in all, any, all or none; or in which lanes."""
-    if i.modifiers[:1] != ("sync",) or i.modifiers[1:] not in (
+    """``vote.sync``: whether a predicate holds in all, any, all or none; or in which lanes.
+
+    CUDA's own headers have ``.sync`` after the mode.
+    """
+    words = tuple(word for word in i.modifiers if word != "sync")
+    if i.modifiers.count("sync") != 1 or i.modifiers[-1] == "sync" or words not in (
         ("all", "pred"), ("any", "pred"), ("uni", "pred"), ("ballot", "b32"),
     ):  # fmt: skip
         raise d.unknown(i)
-    mode, predicate = i.modifiers[1], i.operands[1]
+    mode, predicate = words[0], i.operands[1]
     negated = isinstance(predicate, Negated)
     a = d.source(i, predicate.name if isinstance(predicate, Negated) else predicate, _FLAG)
     out = d.out(i, i.operands[0], _WORD if mode == "ballot" else _FLAG)

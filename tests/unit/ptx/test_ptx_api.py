@@ -137,6 +137,33 @@ def test_a_kernel_is_named_by_a_part_of_its_name() -> None:
     assert run(long, "add", 2, 32, [x, out, 64, 0.5]).kernel == "_Z3addPKfPfif"
 
 
+def test_a_part_of_several_names_lists_them() -> None:
+    x, out = arrays()
+    two = GOOD.replace("entry add(", "entry add_1(") + GOOD[GOOD.index(".visible") :].replace(
+        "entry add(", "entry add_2("
+    )
+    with pytest.raises(UsageError, match="'add' is a part of 2 names: add_1, add_2"):
+        run(two, "add", 2, 32, [x, out, 64, 0.5])
+
+
+def test_numbers_of_numpy_and_of_python() -> None:
+    x, out = arrays()
+    sizes = np.int64(2), np.array([32, 1, 1])
+    result = run(GOOD, "add", *sizes, [x, out, 64, 2])  # type: ignore[arg-type]
+    assert result[out].tolist() == (x + 2).tolist(), "a whole number for .f32"
+    with pytest.raises(UsageError, match=r"argument 2 is 7.0; the parameter is .* \.u32"):
+        run(GOOD, "add", 2, 32, [x, out, 7.0, 0.5])
+    for size in (True, np.array([2.0]), np.array([[1]])):
+        with pytest.raises(UsageError, match="one to three numbers"):
+            run(GOOD, "add", size, 32, [x, out, 64, 0.5])  # type: ignore[arg-type]
+
+
+def test_shared_memory_has_a_size() -> None:
+    for size in (-1, 10**15, 2.5, True):
+        with pytest.raises(UsageError, match="at most 232448"):
+            run(GOOD, "add", 2, 32, [*arrays(), 64, 0.5], shared=size)  # type: ignore[arg-type]
+
+
 def test_a_tensor_map_is_read_as_it_was_made() -> None:
     array = np.zeros((3, 40, 64), np.float16)
     found = TensorMap.of(encode_tensor(0x1234567890, array, (1, 8, 64), 128, False))

@@ -255,7 +255,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (memory(type="float"), "array given: type 'float' is not known; types are u8"),
     (memory(type=None), "array given has no type"),
     (memory(shape=None), "array given has no shape to fill"),
-    (memory(shape=[2**40]), "are more than a launch may have"),
+    (memory(shape=[2**40]), "has more than 1073741824 bytes"),
     (memory(fill=None, values=[1, 2, 3]), "12 bytes are not [64] elements of f32"),
     (memory(fill=None, values=[[1], [1, 2]]), "is not a launch: "),
     (memory(writable=1), "writable is true or false, not 1"),

@@ -167,6 +167,9 @@ def _left_to_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 BAD = [
     "ld.global.u32 %r5, [%rd1+4096];", "st.global.u32 [%rd1], %r1;",
+    "ld.param.u32 %r5, [p_in-4096];", "ld.param.u32 %r5, [p_in+0xffffffffffffffff];",
+    "mov.u64 %rd7, 0x7ffffffffffffffc; ld.global.u32 %r5, [%rd7];",
+    "mov.u64 %rd7, 0x7ffffffffffffffc; ld.shared.u32 %r5, [%rd7];",
     SHARED + "st.shared.u32 [%r9+2], %r1;", SHARED + "ld.shared.u32 %r5, [%r9+8190];",
 ]  # fmt: skip
 

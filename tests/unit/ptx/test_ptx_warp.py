@@ -62,6 +62,8 @@ def test_votes_and_the_elected_lane() -> None:
     assert set(out[:, 1]) == {5}
     assert out[:, 3].tolist() == [1] + [0] * 31
     assert run("activemask.b32 %r5;", threads=20).out[0, 0] == 0xFFFFF
+    headers = "setp.gt.u32 %p1, %r0, 29; vote.ballot.sync.b32 %r5, %p1, -1;"  # of CUDA have this
+    assert run(headers).out[0, 0] == 0xC0000000
 
 
 def test_halves_of_a_warp_vote_in_one_instruction_each_by_its_mask() -> None:

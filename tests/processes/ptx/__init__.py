@@ -1,0 +1,1 @@
+"""Programs that run the PTX executor on hostile input."""
