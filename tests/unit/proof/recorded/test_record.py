@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_what_this_machine_caused_is_never_recorded(
 ) -> None:
     """Else a killed child would stand in the table as a refusal of the release."""
     error = {"type": "Crashed", "message": "the child that asked ended with signal 9"}
-    answer = {"kind": "nvfp4-linear", "selected": None, "lines": [], "error": error}
+    answer: Any = {"kind": "nvfp4-linear", "selected": None, "lines": [], "error": error}
     reply = reply_of({where: error if where == "fatal" else [answer]}, DispatchReply)
     base = fake_base(vllm_files())
     target = SimpleNamespace(name="t", runner=FakeRunner(ask=lambda _request: reply))
