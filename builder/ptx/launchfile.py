@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builder.common.paths import read_regular
+from builder.applier.files import read_regular
 from builder.errors import UsageError, did_you_mean
 from builder.ptx.block import Launch
 from builder.ptx.decoder import MOST_SHARED
@@ -62,19 +62,6 @@ class Array:
     writable: bool
     type: str
     shape: tuple[int, ...]
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is a pipe or a device, or has more than ``limit`` bytes.
-    """
-    try:
-        return read_regular(path, limit)
-    except IsADirectoryError as error:
-        raise IsADirectoryError(error.errno, error.strerror, str(path)) from None
 
 
 def fields(value: Any, what: str, allowed: Sequence[str]) -> Mapping[str, Any]:
@@ -211,7 +198,7 @@ def _shape(shape: Any, what: str, each: int) -> tuple[int, ...]:
 
 def _from_file(path: Path, kind: str | None, what: str) -> tuple[bytes, str, tuple[int, ...]]:
     try:
-        data = _read(path, _MOST_BYTES)
+        data = read_regular(path, _MOST_BYTES)
     except ValueError as error:
         raise ValueError(f"{what}: {path.name}: {error}") from None
     if path.suffix != ".npy":
@@ -473,7 +460,7 @@ def read_launch(path: Path, ptx: Path | None = None) -> LaunchFile:
         UsageError: the document is malformed, or a file is missing.
     """
     try:
-        document = fields(json.loads(_read(path, _MOST_TEXT)), "it", _KEYS)
+        document = fields(json.loads(read_regular(path, _MOST_TEXT)), "it", _KEYS)
         if document["schema"] != SCHEMA:
             raise UsageError(f"{path}: schema {document['schema']}, not {SCHEMA}")
         memory = read_arrays(path.parent, document["memory"])
@@ -510,7 +497,7 @@ def read_text(path: Path) -> str:
         UsageError: the file cannot be read, or is not text.
     """
     try:
-        return _read(path, _MOST_TEXT).decode("utf-8")
+        return read_regular(path, _MOST_TEXT).decode("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -553,7 +540,7 @@ def _expected(folder: Path, value: Any, memory: tuple[Array, ...]) -> ExpectedRe
     if document["type"] not in TYPES:
         raise ValueError(f"results of type {document['type']} are not known")
     exact, bound = (
-        np.frombuffer(_read(folder / document[name], _MOST_BYTES)).reshape(shape)
+        np.frombuffer(read_regular(folder / document[name], _MOST_BYTES)).reshape(shape)
         for name in ("exact", "bound")
     )
     kind, address = str(document["type"]), whole(document["address"], "result's address")
