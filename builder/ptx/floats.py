@@ -151,8 +151,7 @@ def _tf32(values: Any, mode: str) -> Any:
     elif mode == "rn":
         bits = bits + (np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)))
     bits = np.where(np.isinf(values), values.astype(np.float32).view(np.uint32), bits)
-    nans = values.astype(np.float32).view(np.uint32) if mode == "rna" else np.uint32(0x7FFFFFFF)
-    return np.where(np.isnan(values), nans, bits) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(values), np.uint32(0x7FFFFFFF), bits) & np.uint32(0xFFFFE000)
 
 
 # ------------------------------------------------------------------- operations of the four formats
@@ -926,6 +925,7 @@ def _to_float(
     source = i.modifiers[-1]
     if (name, source) == ("f32", "bf16") and not words:
         return _widened(d, i)
+    kept = d.source(i, i.operands[1], typed("b32")) if words == {"rna"} else None
 
     def run(w: Warp, m: Mask) -> None:
         value = read(w)
@@ -938,11 +938,15 @@ def _to_float(
             value = np.where(value > 0, np.minimum(value, 1), 0.0)
         if value.dtype == np.float64:
             wide, value = value, narrowed(value, name, "rn" if whole is not None else mode)
+            value = _flushed(value, wide, mode) if ftz else value
             if source == "f64" and name in _DECODED and some(nan := np.isnan(wide)):
                 value = np.where(nan, _narrow_nan(wide, name), value)
         value = flush(value) if ftz else value
         if name == "f32" and source != "f64":
             value = one_nan(value)
+        if kept is not None:  # a NaN keeps its bits, as on an H200; it may become an infinity
+            bits = w.views[U32][kept]
+            value = np.where(np.isnan(bits.view(np.float32)), bits & np.uint32(0xFFFFE000), value)
         row = w.views[kind.view][out]
         put(row, value.astype(row.dtype), m)
 

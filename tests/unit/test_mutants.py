@@ -82,7 +82,7 @@ AGAIN:
   ret;
 }
 """
-NOTHING = Instruction("mov", ("b32",), (Name("%r8"), Name("%r8")), None, 0)
+NOTHING = Instruction("mov", ("b32",), (Name("%r7"), Name("%r7")), None, 0)
 KERNEL = kernels_of(TEXT)["both"]
 
 
