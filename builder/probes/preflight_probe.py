@@ -540,7 +540,8 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
         raise ValueError(message)
 
     parser.error = refuse
-    asked = arguments.from_cli_args(parser.parse_args(["--model", model, *flags]))
+    # the model last: another one among the flags would win
+    asked = arguments.from_cli_args(parser.parse_args([*flags, "--model", model]))
     asked.skip_tokenizer_init = True
     return asked
 

@@ -63,7 +63,7 @@ class Check(Part, frozen=True, kw_only=True):
     moot: Annotated[
         bool,
         Meta(
-            description="not run because there is nothing to check in this target, "
+            description="not run because this target has, or shows, nothing to check, "
             "not because it could not run"
         ),
     ] = False

@@ -61,7 +61,7 @@ def names_code(flag: Sequence[str]) -> bool:
     """Whether a flag, with its values, names code, a file, a folder or an address."""
     first, equals, given = flag[0].partition("=")
     values = [*([given] if equals else []), *flag[1:]]
-    head, *keys = first.replace("_", "-").split(".")
+    head, *keys = first.replace("_", "-").removesuffix("+").split(".")
     if any(_is_key(key) for key in keys):
         return True
     executors, own = _EXECUTORS
@@ -87,7 +87,7 @@ def _value_names_code(text: str, key: str) -> bool:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
-    return _leaf_names_code(value if isinstance(value, dict | list) else text, key)
+    return _leaf_names_code(value if isinstance(value, dict | list | str) else text, key)
 
 
 def _leaf_names_code(value: object, key: str) -> bool:

@@ -144,7 +144,10 @@ class Bubblewrap:
                 arguments += ["--ro-bind", str(folder), str(folder)]
         for path in (*_SETTINGS, *map(str, _not_in_usr(readable))):
             arguments += ["--ro-bind-try", path, path]
-        return [*arguments, "--remount-ro", "/", "--chdir", "/tmp", "--", *words]  # noqa: S108
+        # of root's namespace the files of /proc/sys are root's, so they could be written
+        for place in ("/proc", "/"):
+            arguments += ["--remount-ro", place]
+        return [*arguments, "--chdir", "/tmp", "--", *words]  # noqa: S108
 
     def run(
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float

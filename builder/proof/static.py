@@ -88,10 +88,17 @@ def check_static(target: VerifyTarget) -> Iterator[Check]:
     if own is not None:
         yield own
     if receipts:
-        yield _modules(shadows_of(target))
+        yield _modules(target)
+    yield from _starts(target)
+
+
+def _starts(target: VerifyTarget) -> Iterator[Check]:
+    """Check what runs at a start; what the target does not show of it is named."""
     if target.unrecorded is not None:
         yield _startup(target.unrecorded)
         yield _later(target.unrecorded)
+    elif reason := _not_searched(target):
+        yield _no_startup(reason)
 
 
 def _plan(target: VerifyTarget, label: str) -> Check:
@@ -262,17 +269,24 @@ def _unlisted(
     return sorted(missing)
 
 
-def _modules(shadows: Sequence[Shadow]) -> Check:
+def _modules(target: VerifyTarget) -> Check:
     """Check that Python imports the patched and the recorded files."""
+    shadows = shadows_of(target)
+    none = "no file hides a recorded module"
+    if target.unrecorded is None:
+        none = "no file of site-packages hides a recorded module"
     return Check(
         level="static",
         name="imported modules",
         status="fail" if shadows else "pass",
         expected="Python imports the file of every module that a RECORD or a receipt lists",
-        seen=f"Python runs {few(shadows)}" if shadows else "no file hides a recorded module",
+        seen=f"Python runs {few(shadows)}" if shadows else none,
         where=shadows[0].path if shadows else "",
         reason="the recorded file is there, but has no effect" if shadows else "",
     )
+
+
+_RECORDED_HOOKS = "every file that Python runs at startup is in a RECORD or a receipt"
 
 
 def _startup(unrecorded: Unrecorded) -> Check:
@@ -293,13 +307,38 @@ def _startup(unrecorded: Unrecorded) -> Check:
         level="static",
         name="startup hooks",
         status="fail" if unrecorded.hooks else "pass",
-        expected="every file that Python runs at startup is in a RECORD or a receipt",
+        expected=_RECORDED_HOOKS,
         seen="; ".join(parts) or "every file is recorded",
         where=unrecorded.hooks[0] if unrecorded.hooks else "",
         reason="this would be run or loaded at every start, but it belongs to no package"
         if unrecorded.hooks
         else "",
         unrecorded=(*unrecorded.hooks, *others),
+    )
+
+
+def _not_searched(target: VerifyTarget) -> str:
+    """Why the files and the search path of a start are not looked at; empty if there is none."""
+    if target.subject.is_planned:
+        return ""
+    if target.subject.in_engine:
+        return "the layers of an image in a Docker Engine are not read, those of oci:DIR are"
+    if target.brought:
+        return "the base of these files is not read"
+    if target.subject.identity.is_installed:
+        return "of a directory, only site-packages is read, and not what starts Python with it"
+    return ""
+
+
+def _no_startup(reason: str) -> Check:
+    return Check(
+        level="static",
+        name="startup hooks",
+        status="not-run",
+        moot=True,
+        expected=_RECORDED_HOOKS,
+        seen="",
+        reason=f"{reason}: unrecorded files, startup hooks and sys.path are not judged",
     )
 
 

@@ -36,6 +36,11 @@ GENERIC = "unverified: spark-build has no file of this model"
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/([A-Za-z0-9][\w.-]{0,95})", re.ASCII)
 #: An id or a revision of a model's file: other programs put it into commands as it is.
 _WORD = re.compile(r"[\w./~][\w./~@:+-]*", re.ASCII)
+#: Names that scripts, commands and manifests have without quotes, and what they are for.
+_FLAG = r"^--[a-z][A-Za-z0-9_.-]*$(?!\n)"
+_VARIABLE = r"^[A-Z][A-Za-z0-9_]*$(?!\n)"
+_IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$(?!\n)"
+_FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$(?!\n)"
 #: Activations between the experts' two GEMMs, by vLLM's names; kernels support some of them.
 Activation = Literal["silu", "relu2", "gelu_tanh", "swigluoai"]
 
@@ -113,14 +118,15 @@ class ParserChoice(_When, frozen=True, kw_only=True):
 
     name: Text
     plugin: Annotated[
-        Text | None, Meta(description="file in the checkpoint that provides it; absent: built in")
+        Annotated[str, Meta(pattern=_FILE_NAME)] | None,
+        Meta(description="file in the checkpoint that provides it; absent: built in"),
     ] = None
 
 
 class RecommendedFlag(_When, frozen=True, kw_only=True):
     """A flag of ``vllm serve`` that the model should be served with."""
 
-    flag: Annotated[str, Meta(pattern="^--[a-z]")]
+    flag: Annotated[str, Meta(pattern=_FLAG)]
     value: Annotated[Text | None, Meta(description="absent: the flag has no value")] = None
     why: Text
 
@@ -128,7 +134,7 @@ class RecommendedFlag(_When, frozen=True, kw_only=True):
 class RecommendedVariable(_When, frozen=True, kw_only=True):
     """An environment variable that the model should be served with."""
 
-    name: Annotated[str, Meta(pattern="^[A-Z]")]
+    name: Annotated[str, Meta(pattern=_VARIABLE)]
     value: Text
     why: Text
 
@@ -148,10 +154,13 @@ Option = bool | int | float | str
 class TensorRtLlm(_Known, frozen=True, kw_only=True):
     """How TensorRT-LLM serves a model."""
 
-    image: Text
-    variables: dict[str, str] = msgspec.field(default_factory=dict)
+    image: Annotated[str, Meta(pattern=_IMAGE)]
+    variables: dict[Annotated[str, Meta(pattern=_VARIABLE)], str] = msgspec.field(
+        default_factory=dict
+    )
     flags: Annotated[
-        dict[str, str], Meta(description="of `trtllm-serve`; empty: the flag takes no value")
+        dict[Annotated[str, Meta(pattern=_FLAG)], str],
+        Meta(description="of `trtllm-serve`; empty: the flag takes no value"),
     ] = msgspec.field(default_factory=dict)
     options: Annotated[
         dict[str, Option | dict[str, Option]], Meta(description="its file of options")

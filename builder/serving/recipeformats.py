@@ -56,6 +56,11 @@ def header(recipe: Recipe, change: str | None = None) -> str:
     lines += [change] if change else []
     lines += [f"note: {note}" for note in recipe.notes]
     lines += [f"left out: {one.name} {one.value or ''}: {one.reason}" for one in recipe.left_out]
+    return _comments(*lines)
+
+
+def _comments(*lines: str) -> str:
+    """A comment of one line for each text, whatever it has in it."""
     return "".join(f"# {' '.join(line.splitlines())}\n" for line in lines)
 
 
@@ -812,7 +817,7 @@ def trtllm(model: Model, port: int) -> dict[str, str]:
             f"the file of {model.name} has no settings for TensorRT-LLM",
             hint="--format docker",
         )
-    head = f"# {model.id.value} on TensorRT-LLM, {known.image}\n# source: {known.source}\n"
+    head = _comments(f"{model.id.value} on TensorRT-LLM, {known.image}", f"source: {known.source}")
     words = ["docker", "run", "--rm", "--name", f"{model.name}-trtllm", "--gpus", "all"]
     words += ["--ipc", "host", "--publish", f"{port}:{port}", "--env", TOKEN]
     for name, value in known.variables.items():

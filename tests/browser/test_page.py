@@ -149,7 +149,7 @@ def test_page_lists_every_check_with_its_evidence(show: Show) -> None:
         (text,) = texts(page, f"#check-{number}")
         for part in (one.name, one.expected, one.seen, one.reason):
             assert " ".join(part.split()) in text
-        word = "– nothing to check" if one.moot else words[one.status]
+        word = "– not judged" if one.moot else words[one.status]
         assert ("⊘ expected refusal" if one.refusal else word) in text
 
 
@@ -239,7 +239,7 @@ def test_failures_are_named_at_the_top_and_linked(show: Show) -> None:
         assert page.evaluate(f"document.querySelector({link!r}).dataset.name") == one.name
     assert "NOT verified" in texts(page, "header")[0]
     assert (
-        "3 failed · 2 not run · 1 refused as expected · 8 passed · 1 nothing to check"
+        "3 failed · 2 not run · 1 refused as expected · 8 passed · 1 not judged"
         in texts(page, "header")[0]
     )
 

@@ -73,6 +73,8 @@ def test_isolated_program_sees_only_its_files(bwrap: Bubblewrap, tmp_path: Path)
     assert set(seen["etc"]) <= {"alternatives", "ld.so.cache"}
     assert not {"boot", "home", "srv", "var", "sys", "run"} & set(seen["root"])
     assert seen["processes"] <= 3, "and none of this machine's"
+    assert not seen["kernel"], "root's own process may not change the settings of the kernel"
+    assert seen["proc"], "nothing else in /proc either"
 
 
 def test_a_changed_vllm_runs_in_isolation(

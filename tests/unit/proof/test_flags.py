@@ -19,6 +19,9 @@ CODE = (
     '--structured-outputs-config {"reasoning_parser_plugin": "p"}', "--unheard-of /x",
     "--unheard-of ../x", "--unheard-of ~/x", "--unheard-of http://127.0.0.1", "--unheard-of a.b",
     '--unheard-of [{"a": ["file:///x"]}]', "--otlp-traces-endpoint x", "--unheard-of a,/x",
+    # a release reads the value of a dotted flag as JSON, and a plus behind its key makes a list
+    '--compilation-config.backend "a.b"', '--unheard-of.x="/x"', '--unheard-of.x "\\u002fx"',
+    '--unheard-of.x "a:b"', "--unheard-of.plugin+ a", "--unheard-of.plugin+=a",
 )  # fmt: skip
 PLAIN = (
     "--max-model-len 4096", "-tp 2", "--tool-call-parser hermes", "--enable-auto-tool-choice",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.layers import Layer
+    from builder.images.subject import OpenImage
     from builder.proof.checks import Level
 
 # ------------------------------------------------------------------------------------- the report
@@ -184,6 +185,36 @@ def test_a_good_target_passes_every_static_check() -> None:
         "no other file touched",
         "imported modules",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "why"),
+    [
+        ("dir", None, "of a directory, only site-packages is read"),
+        ("docker", FakeImage(in_engine=True), "an image in a Docker Engine"),
+        ("oci", InFiles(files={}, env={}), ""),
+        ("pypi", None, ""),
+    ],
+)
+def test_what_a_target_does_not_show_is_named(kind: str, image: OpenImage | None, why: str) -> None:
+    """Without the layers of an image nobody looked at its startup hooks, so no pass says it."""
+    target = target_of(LAYER, image=image)
+    identity = dataclasses.replace(target.subject.identity, kind=kind)
+    target = dataclasses.replace(
+        target, subject=dataclasses.replace(target.subject, identity=identity)
+    )
+    checks = static(target)
+    assert "site-packages" in checks["imported modules"].seen
+    if not why:
+        assert "startup hooks" not in checks
+        return
+    check = checks["startup hooks"]
+    assert (check.status, check.moot, check.seen) == ("not-run", True, "")
+    assert why in check.reason
+    assert "sys.path" in check.reason
+    assert verify(target, ["static"]).verdict().status == "proven", "it is not what was asked"
+    subject = target.subject.planned(target.tree, target.env)
+    assert "startup hooks" not in static(dataclasses.replace(target, subject=subject))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,39 @@ def test_an_id_or_a_revision_is_one_plain_word(tmp_path: Path, key: str, text: s
         read_model(write(tmp_path, whole))
 
 
+#: Rows of a model's file with a name that a shell, a container or a manifest reads as it is.
+NAMED = {
+    "variables": "[[variables]]\nname = {}\nvalue = '1'\nwhy = 'x'\nsource = 'x'\n",
+    "flags": "[[flags]]\nflag = {}\nwhy = 'x'\nsource = 'x'\n",
+    "plugin": "[[tool-parsers]]\nname = 'x'\nplugin = {}\nsource = 'x'\n",
+    "image": "[tensorrt-llm]\nimage = {}\nsource = 'x'\n",
+    "variables of TensorRT-LLM": "[tensorrt-llm]\nimage = 'x'\nsource = 'x'\n"
+    "variables = {{{} = ''}}\n",
+    "flags of TensorRT-LLM": "[tensorrt-llm]\nimage = 'x'\nsource = 'x'\nflags = {{{} = ''}}\n",
+}
+GOOD = {
+    "variables": "VLLM_A1", "flags": "--max-len", "plugin": "a_parser.py",
+    "image": "a.b:5/c@sha256:0",
+    "variables of TensorRT-LLM": "TLLM_A", "flags of TensorRT-LLM": "--tp_size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "end", ["; touch x", " x", "=1", "$(x)", "`x`", "/../../x", "\\ntouch x", "\\n"]
+)
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_that_is_written_without_quotes_is_a_name(
+    tmp_path: Path, what: str, end: str
+) -> None:
+    """A script has ``export NAME=``: a name with a semicolon would start a program."""
+    good = SMALL + NAMED[what].format(f'"{GOOD[what]}"')
+    assert read_model(write(tmp_path, good)).id.value == "me/mine"
+    if (what, end) == ("image", "/../../x"):
+        return  # an image has slashes, and is no path
+    with pytest.raises(UsageError, match="Expected `str` matching regex"):
+        read_model(write(tmp_path, SMALL + NAMED[what].format(f'"{GOOD[what]}{end}"')))
+
+
 @pytest.mark.parametrize("id_", ["me/mine", "/models/mine", "./mine", "~/mine", "org/Qwen3.5-1B"])
 def test_an_id_is_a_name_or_a_path(tmp_path: Path, id_: str) -> None:
     assert read_model(write(tmp_path, SMALL.replace("me/mine", id_))).id.value == id_

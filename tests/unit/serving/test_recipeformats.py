@@ -714,3 +714,16 @@ def test_an_id_is_one_word_of_every_command(form: str, id_: str) -> None:
         assert shlex.split(filled.replace("\\\n", " "))[:3] == ["vllm", "serve", id_]
     else:
         assert id_ in words_of(text)
+
+
+def test_a_source_of_several_lines_is_one_comment() -> None:
+    """A line behind the first would be a command of the script."""
+    model = Models.discover().model("nemotron-3-super")
+    known = model.tensorrt_llm
+    assert known is not None
+    own = structs.replace(
+        model, tensorrt_llm=structs.replace(known, source="a page\ntouch pwned\rx")
+    )
+    for text in trtllm(own, 9000).values():
+        head = [line for line in text.splitlines() if "touch pwned" in line]
+        assert head == ["# source: a page touch pwned x"]
