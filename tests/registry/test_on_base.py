@@ -166,10 +166,9 @@ def test_the_tag_of_a_base_is_never_overwritten(
     if when == "before":
         put()
     else:
-        real = run_command.copy_image
 
         def copied(source: Any, reference: str, *words: Any) -> Any:
-            done = real(source, reference, *words)
+            done = copy_image(source, reference, *words)
             put()
             return done
 

@@ -431,7 +431,7 @@ def test_a_rollback_that_another_publisher_overwrites(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Within the second after it, on a registry that ignores conditions."""
-    where = f"{registry.address}/moving/raced"
+    where, now = f"{registry.address}/moving/raced", ""
     for seed in ("one", "two"):
         now = overlays.build(tmp_path / seed, seed)
         overlays.evidence(tmp_path / seed)
