@@ -20,10 +20,15 @@ Phase = Literal[
     "headers",  # the answer's first lines come in drops
     "body",
     "error",  # the body of a 404 comes in drops
+    "interim",  # one "100 Continue" after another, as fast as they are taken
+    "steady",  # the body comes in pieces that no minimum speed objects to
     "upload",  # nothing of a request's body is read
 ]
 #: Seconds between two drops: shorter than any limit on one read.
 DROP = 0.005
+#: Bytes of a piece of a steady body, and of interim responses until the server has enough.
+PIECE, ENOUGH = 128 << 10, 64 << 20
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Dripping:
     headers: str = ""
     ready: dict[str, bytes] = field(default_factory=dict)
     reached: threading.Event = field(default_factory=threading.Event)
+    #: bytes of interim responses that were taken
+    interim: int = 0
     _waiting: list[socket.socket] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -94,14 +101,20 @@ class Dripping:
         if self.phase in ("answer", "upload"):
             self._over.wait()
             return
+        if self.phase == "interim":
+            while self.interim < ENOUGH and not self._over.is_set():
+                line.sendall(_INTERIM * 1000)
+                self.interim += len(_INTERIM) * 1000
+            return
         status = "404 Not Found" if self.phase == "error" else "200 OK"
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(self.body)}\r\n{self.headers}\r\n"
         whole = head.encode() + (b"" if request.startswith("HEAD ") else self.body)
         at = 0 if self.phase == "headers" else len(head)
         line.sendall(whole[:at])
-        while at < len(whole) and not self._over.wait(DROP):
-            line.sendall(whole[at : at + 1])
-            at += 1
+        size = PIECE if self.phase == "steady" else 1
+        while at < len(whole) and not self._over.wait(DROP * size**0.25):
+            line.sendall(whole[at : at + size])
+            at += size
 
 
 def _head(asked: object) -> str:

@@ -14,6 +14,7 @@ Docker and Podman, ``certs.d/HOST/`` below ``/etc/docker`` or ``/etc/containers`
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import re
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 CONNECT, WINDOW = 15.0, 60.0
 #: Bytes per window: about 1 kB/s, like the limit that curl's documentation suggests.
 STEP = 64 << 10
+#: Most bytes of a response's head, with all interim responses (1xx) before it.
+HEAD = 1 << 20
 #: Bytes per send, so that progress is visible while sending.
 _PIECE = 64 << 10
 #: Seconds between checks for the run's end during a name lookup.
@@ -84,6 +87,10 @@ _here = threading.local()
 
 class TooSlow(TimeoutError):
     """An exchange transferred less than ``STEP`` bytes in a window without finishing."""
+
+
+class HeadTooLong(OSError):
+    """A response has endless headers or interim responses: more than ``HEAD`` bytes."""
 
 
 def _cut() -> None:
@@ -101,13 +108,22 @@ when_ended(_cut)
 
 
 class MinimumSpeed:
-    """The minimum speed of an exchange."""
+    """The minimum speed of an exchange, the size of its response's head, and its deadline."""
 
-    def __init__(self, window: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        window: float,
+        clock: Callable[[], float] = time.monotonic,
+        seconds: float = math.inf,
+    ) -> None:
+        """``seconds`` limits the whole exchange, whatever its speed."""
         self._window = window
         self._clock = clock
-        self._until = clock() + window
+        self._last = clock() + seconds
+        self._until = min(clock() + window, self._last)
         self._moved = 0
+        #: bytes that may still arrive before the head is complete
+        self.head_left: int | None = None
 
     @property
     def over(self) -> bool:
@@ -123,6 +139,8 @@ class MinimumSpeed:
         """
         check()
         if self.over:
+            if self._clock() >= self._last:
+                raise TooSlow("not even within the time limit of the whole task")
             raise TooSlow(f"only {self._moved} bytes in {self._window:g} s")
         return max(self._until - self._clock(), 0.001)  # 0 would mean not to wait at all
 
@@ -131,16 +149,47 @@ class MinimumSpeed:
         self._moved += count
         if self._moved >= STEP:
             self._moved = 0
-            self._until = self._clock() + self._window
+            self._until = min(self._clock() + self._window, self._last)
+
+    def received(self, count: int) -> None:
+        """Bytes were received.
+
+        Raises:
+            HeadTooLong: they are more than a response's head may have.
+        """
+        if self.head_left is not None:
+            self.head_left -= count
+            if self.head_left < 0:
+                raise HeadTooLong
+        self.moved(count)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Limit the exchanges that this thread begins in the block, with the bodies of their responses.
+
+    A minimum speed alone would let a server take an hour for a small document.
+    """
+    _here.seconds = seconds
+    try:
+        yield
+    finally:
+        del _here.seconds
 
 
 @contextmanager
 def exchange(window: float) -> Iterator[None]:
-    """Treat everything that this thread's connections do in the block as one exchange."""
-    _here.pace = MinimumSpeed(window)
+    """Treat everything that this thread's connections do in the block as one exchange.
+
+    At its end the response's head has arrived, but not its body.
+    """
+    pace = MinimumSpeed(window, seconds=getattr(_here, "seconds", math.inf))
+    pace.head_left = HEAD
+    _here.pace = pace
     try:
         yield
     finally:
+        pace.head_left = None
         del _here.pace
 
 
@@ -161,7 +210,7 @@ class _Paced(socket.socket):
         self.settimeout(now.left())
         count = super().recv_into(*words, **named)
         check()
-        now.moved(count)
+        now.received(count)
         return count
 
     def recv(self, *words: Any, **named: Any) -> bytes:
@@ -169,7 +218,7 @@ class _Paced(socket.socket):
         self.settimeout(now.left())
         data = super().recv(*words, **named)
         check()
-        now.moved(len(data))
+        now.received(len(data))
         return data
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -463,6 +512,8 @@ def reason_of(error: BaseException, host: str) -> RequestFailed:
         reason = _last_word(cause, host)
         if reason is not None:
             return reason
+    if any(isinstance(cause, HeadTooLong) for cause in causes):
+        return RequestFailed(f"the head of its answer has more than {HEAD >> 20} MiB", fatal=True)
     slow = next((cause for cause in causes if isinstance(cause, TooSlow)), None)
     if slow is not None:
         return RequestFailed(f"no answer in time, {slow}")

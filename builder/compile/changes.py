@@ -402,6 +402,17 @@ def is_build_file(path: str) -> bool:
     return PurePosixPath(path).suffix not in SUFFIXES
 
 
+def build_files(diff: str) -> list[str]:
+    """The files of a diff that CMake or a program that it starts may run: all but C++ and CUDA.
+
+    Raises:
+        ApplyError: the diff is malformed.
+    """
+    changes = [one for one in parse_diff(diff) if not one.path.endswith(_DOCUMENTS)]
+    paths = {path for one in changes for path in (one.old, one.new) if path}
+    return sorted(filter(is_build_file, paths))
+
+
 def _compiled_as(recipe: BuildRecipe, path: str) -> object:
     """The compile options of a unit; None if there is no such unit."""
     unit = recipe.units.get(path)

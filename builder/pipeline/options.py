@@ -415,7 +415,12 @@ class RebuildOptions:
     ] = ()
     patches: opt.Patches = ()
     yes: Annotated[
-        bool, Option("Run hooks of your own layers without confirmation.", names="-y")
+        bool,
+        Option(
+            "Run hooks and build files of your own layers, and of the base's vLLM commit, without "
+            "confirmation.",
+            names="-y",
+        ),
     ] = False
     refresh: opt.Refresh = False
     json: opt.Json = False

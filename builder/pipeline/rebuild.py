@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from msgspec import Meta
+from packaging.version import Version
 
 from builder import __version__, settings
-from builder.common.console import confirm, console, print_json
+from builder.applier.layers import Compile
+from builder.common.console import confirm, console, print_json, some_of
 from builder.common.diskspace import check_room
 from builder.common.document import Digest, Document, Part, Text, always, plain, read
 from builder.common.plan import PLAN_SCHEMA
 from builder.common.pypi import PackageIndex
 from builder.common.reference import LAYOUT, Ref, base_kind
+from builder.compile.changes import build_files
 from builder.compile.executor import toolkit_choice
 from builder.compile.link import DISTRIBUTIONS
 from builder.compile.toolchain import WHEELS, of_wheels
@@ -291,8 +294,9 @@ def _content(source: ImageSource, blob: Descriptor, path: str) -> bytes | None:
 # base, packages and expected lines that they were judged on.  So later changes of a profile or
 # layer have no effect here.
 #
-# A hook is Python code.  Code in an image is not trusted, so the image only names the text by
-# digest: the same text must exist locally, and the user must agree to run it.
+# A hook is Python code, and CMake runs the build files of a release with the changes of a diff.
+# Code in an image is not trusted, so the image only names the text by digest: the same text must
+# exist locally, and the user must agree to run it.
 
 
 def baked_selection(baked: Baked) -> Selection:
@@ -417,61 +421,95 @@ def plan_differences(baked: Baked, again: BuildPlan) -> list[Difference]:
     return compare_documents(old, new, "plan")
 
 
-# -------------------------------------------------------------------------------- layers with hooks
+# ----------------------------------------------------------------------- layers whose text is run
+
+#: Build files that a message lists at most.
+_LISTED = 3
 
 
-def with_own_hooks(
+def code_of(layer: Layer) -> str:
+    """Which text of a layer runs on this machine when it is judged or compiled; "" if none does.
+
+    Raises:
+        ApplyError: a diff is malformed.
+    """
+    if has_hook(layer):
+        return "has a hook (Python code)"
+    diffs = [op.diff for op in layer.ops if isinstance(op, Compile) and op.diff]
+    files = sorted({path for diff in diffs for path in build_files(diff)})
+    return f"changes files that CMake runs ({some_of(files, _LISTED)})" if files else ""
+
+
+def with_own_code(
     baked: Baked, image: str, patches: Sequence[Path], ask: Callable[[str], None]
 ) -> Baked:
-    """The image's metadata, with the local text of every layer that has a hook.
+    """The image's metadata, with the local text of every layer that runs code.
 
     Args:
         baked: the image's metadata.
         image: the name that the user gave.
-        patches: the user's folders of layers; read only if a layer has a hook.
+        patches: the user's folders of layers; read only if a layer runs code.
         ask: asks for confirmation; raises if the answer is no.
 
     Raises:
         UsageError: a layer is missing, or differs from the plan's.
     """
-    if not any(map(has_hook, baked.layers)):
+    code = {layer.name: code for layer in baked.layers if (code := code_of(layer))}
+    if not code:
         return baked
     catalog = Catalog.discover(patches)
     digests = {layer.name: layer.digest for layer in baked.plan.layers}
-    return dataclasses.replace(
-        baked,
-        layers=tuple(
-            _own(layer, digests, image, catalog, ask) if has_hook(layer) else layer
-            for layer in baked.layers
-        ),
-    )
+
+    def own(layer: Layer) -> Layer:
+        what = f"layer {layer.name} of {image} {code[layer.name]}"
+        return _own(layer, what, digests.get(layer.name, ""), image, catalog, ask)
+
+    layers = tuple(own(layer) if layer.name in code else layer for layer in baked.layers)
+    return dataclasses.replace(baked, layers=layers)
 
 
 def _own(
     layer: Layer,
-    digests: Mapping[str, str],
+    what: str,
+    digest: str,
     image: str,
     catalog: Catalog,
     ask: Callable[[str], None],
 ) -> Layer:
     name = layer.name
-    what = f"layer {name} of {image} has a hook (Python code)"
     if name not in catalog.folders:
+        pulls = [op.pull for op in layer.ops if isinstance(op, Compile) and op.pull]
+        if pulls and not has_hook(layer):
+            raise UsageError(
+                f"{what}; code from an image is never run: build the image again from the pull "
+                f"request {pulls[0].repository}#{pulls[0].number}, and compare the digests"
+            )
         raise UsageError(
             f"{what}; code from an image is never run, and there is no local layer of this name: "
             f"--patches must name a folder with your copy of {name}/layer.toml",
             hint=f"spark-build rebuild {shlex.quote(image)} --patches DIR",
         )
     folder, own = catalog.folders[name], catalog.layer(name)
-    if own.digest != digests.get(name):
+    if own.digest != digest:
         raise UsageError(
             f"{what}, but {folder} differs: the image's plan says layer "
-            f"{str(digests.get(name))[:16]}, the folder is {own.digest[:16]}; use the folder that "
-            f"the image was made from",
+            f"{digest[:16] or 'of no digest'}, the folder is {own.digest[:16]}; use the folder "
+            f"that the image was made from",
             hint=f"spark-build layers show {name}",
         )
-    ask(f"run the hook of {folder} as you")
+    ask(f"run the {'hook' if has_hook(own) else 'build files'} of {folder} as you")
     return own
+
+
+def refuse_unreleased(base: Subject, ask: Callable[[str], None]) -> None:
+    """Ask before CMake runs the sources of a commit that a base names, which is on any fork.
+
+    Raises:
+        SparkBuildError: the user declined, or cannot be asked.
+    """
+    vllm = base.identity.packages.get("vllm", "")
+    if vllm and Version(vllm).is_devrelease:
+        ask(f"run CMake on the sources of vllm {vllm} as you; the image names their commit")
 
 
 # ------------------------------------------------------------------------------------- the rebuild
@@ -671,7 +709,7 @@ def rebuild_all(options: RebuildOptions) -> None:
     compiled = False
 
     def identify(wanted: BaseLookup) -> Subject:
-        return bases.identify_base(
+        base = bases.identify_base(
             wanted.reference,
             wanted.selection,
             index,
@@ -681,6 +719,13 @@ def rebuild_all(options: RebuildOptions) -> None:
             in_engine=False,
             libraries=DISTRIBUTIONS if compiled else (),
         )
+        if compiled:
+            try:
+                refuse_unreleased(base, agreed)
+            except BaseException:
+                base.close()
+                raise
+        return base
 
     def agreed(action: str) -> None:
         if not options.yes:
@@ -698,7 +743,7 @@ def rebuild_all(options: RebuildOptions) -> None:
         originals = _originals(opened, options.image)
         hosts.need(_hosts_in(originals, moved), f"the plan of {options.image} names")
         for original in originals:
-            baked = with_own_hooks(original.baked, options.image, options.patches, agreed)
+            baked = with_own_code(original.baked, options.image, options.patches, agreed)
             sections = [row.compile for row in original.baked.plan.layers if row.compile]
             compiled = any(row.stage or row.sources for row in sections)
             compiled_stages = [row.stage for row in sections if row.stage]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 #: Statuses of ``cosign verify`` that mean "no signature", "none that matches", and the like.
 _NOT_SIGNED = range(10, 15)
 _INSTALL = "apt-get install cosign"
+#: Seconds that cosign gets without a terminal; it gives up itself after three minutes.
+_PATIENCE = 240.0
+#: Bytes of its answer that are read, and of its errors; a signature is about 1 kB.
+_MOST = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +147,39 @@ def _run(words: list[str], reference: Reference) -> subprocess.CompletedProcess[
     if reference.host in Options.from_environment().plain_http:
         words = [*words, "--allow-http-registry"]
     asks = sys.stdin is not None and sys.stdin.isatty()
-    with _login(reference) as env:
-        return subprocess.run(
-            [program, *words, f"{reference.name}@{reference.digest}"],
-            env=env,
-            stdin=None if asks else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=None if asks else subprocess.PIPE,  # where it asks for a password
-            text=True,
-            errors="replace",
-            check=False,
-        )
+    with _login(reference) as env, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            done = subprocess.run(
+                [program, *words, f"{reference.name}@{reference.digest}"],
+                env=env,
+                stdin=None if asks else subprocess.DEVNULL,
+                stdout=out,
+                stderr=None if asks else err,  # where it asks for a password
+                timeout=None if asks else _PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RemoteError(
+                f"cosign did not answer for {reference} in {_PATIENCE:.0f} s",
+                hint=f"try it by hand: cosign {words[0]}",
+            ) from None
+        except OSError as error:
+            raise EngineError(f"{program} cannot be run: {error.strerror}", hint=_INSTALL) from None
+        said = [_read(stream, reference) for stream in (out, err)]
+    return subprocess.CompletedProcess(done.args, done.returncode, *said)
+
+
+def _read(stream: IO[bytes], reference: Reference) -> str:
+    """What cosign has written to a file.
+
+    Raises:
+        RemoteError: it is more than anything that it says about an image.
+    """
+    stream.seek(0)
+    data = stream.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise RemoteError(f"cosign's answer for {reference} has more than {_MOST >> 20} MiB")
+    return data.decode("utf-8", "replace")
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

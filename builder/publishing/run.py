@@ -215,19 +215,35 @@ def _attach_step(target: PublishTarget, subject: Descriptor, proof: Attachment) 
 
 def _mirror_steps(mirror: Mirror, publication: Publication, target: PublishTarget) -> list[Step]:
     """The base's layers come with the image; the rest is small."""
+    digest, tag = mirror.subject.digest, mirror.tag
     missing = missing_blobs(target, mirror.subject.blobs())
-    if target.digest_of(mirror.tag) == mirror.subject.digest and not missing:
+    present = target.digest_of(tag)
+    if present not in (None, digest):
+        raise _other_base(target, tag, digest, present)
+    if present and not missing:
         return []
+
+    def run() -> Copied:
+        copied = copy_image(mirror.source, digest, target, digest)
+        if present is None:
+            try:
+                target.set_tag(mirror.subject.root, tag, None)
+            except TagTaken as taken:
+                raise _other_base(target, tag, digest, taken.seen) from None
+        return copied
+
     coming = {blob.digest for blob in publication.subject.blobs()}
-    left = [blob for blob in missing if blob.digest not in coming]
-    return [
-        Step(
-            kind="mirror",
-            what=f"{mirror.tag} -> {mirror.subject.digest}",
-            size=sum(blob.size for blob in left),
-            run=lambda: copy_image(mirror.source, mirror.subject.digest, target, mirror.tag),
-        )
-    ]
+    size = sum(blob.size for blob in missing if blob.digest not in coming)
+    return [Step(kind="mirror", what=f"{tag} -> {digest}", size=size, run=run)]
+
+
+def _other_base(target: PublishTarget, tag: str, digest: str, seen: str | None) -> RemoteError:
+    """The error for a base's tag that names another image, which is never overwritten."""
+    return RemoteError(
+        f"{target.name}:{tag} is {seen or 'gone'}, not the base {digest} that its name is for; it "
+        f"is not overwritten",
+        hint="delete that tag, or leave --mirror-base out",
+    )
 
 
 def _tag_step(

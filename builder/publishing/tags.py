@@ -655,6 +655,13 @@ def roll_back(
                 f"again if needed",
                 hint=f"spark-build tags {repository.name}",
             ) from None
+        repository.settle()
+        if (seen := repository.stored_digest(tag)) != before:
+            raise RemoteError(
+                f"{repository.name}:{tag} is {seen or 'gone'} right after it was set back to "
+                f"{before}: another client moved it at the same time",
+                hint=f"spark-build tags {repository.name}",
+            )
     return PublishResult.of(
         repository.name,
         tag,

@@ -22,6 +22,7 @@ from builder.images.registry.transport import Transport
 from builder.layers.catalog import Catalog
 from builder.pipeline import allowedhosts
 from builder.pipeline import publish as publish_command
+from builder.publishing import run as run_command
 from builder.publishing.subject import read_subject
 from tests.memoryregistry import MemoryRegistry
 
@@ -139,6 +140,43 @@ def test_mirror_and_rebuild_from_it(
     assert run(["rebuild", pinned, "--base", base]) == 8, "a base that is named is the one used"
     assert run(["tags", where]) == 0
     assert "(base)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_tag_of_a_base_is_never_overwritten(
+    registry: servers.DockerRegistry,
+    thin: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    when: str,
+) -> None:
+    """Twelve digits of a digest can be made to match, and others can push there."""
+    where = f"{registry.address}/{_name(tmp_path)}"
+    assert publish(thin, "--to", f"{where}/first", "--mirror-base", "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    tag = result["mirrors"][0].rpartition(":")[2]
+    opened = repository(registry.address, f"{_name(tmp_path)}/second")
+    assert publish(thin, "--to", f"{where}/second", "--move-tag", "other") == 0
+    other = opened.manifest("other")
+
+    def put(*_: object, **__: object) -> None:
+        opened.put_manifest(other, tag)
+
+    if when == "before":
+        put()
+    else:
+
+        def copied(source: Any, reference: str, *words: Any) -> Any:
+            done = copy_image(source, reference, *words)
+            put()
+            return done
+
+        monkeypatch.setattr(run_command, "copy_image", copied)
+    capsys.readouterr()
+    assert publish(thin, "--to", f"{where}/second", "--mirror-base") == 8
+    assert "not overwritten" in capsys.readouterr().err
+    assert opened.digest_of(tag) == other.digest
 
 
 def _document(opened: Any, entry: Descriptor) -> bytes:

@@ -424,6 +424,26 @@ def test_a_moving_tag_and_its_rollback(
     assert tags(registry.address, "moving/x") == now
 
 
+def test_a_rollback_that_another_publisher_overwrites(
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Within the second after it, on a registry that ignores conditions."""
+    where, now = f"{registry.address}/moving/raced", ""
+    for seed in ("one", "two"):
+        now = overlays.build(tmp_path / seed, seed)
+        overlays.evidence(tmp_path / seed)
+        assert publish(tmp_path / seed, "--to", where, "--move-tag", "latest") == 0
+    opened = repository(registry.address, "moving/raced")
+    monkeypatch.setattr(
+        Repository, "settle", lambda one: one.put_manifest(opened.manifest(now), "latest")
+    )
+    assert run(["publish", "--rollback", "latest", "--to", where, "--overlay"]) == 8
+    assert f"latest is {now} right after it was set back" in capsys.readouterr().err
+
+
 def test_rollback_of_a_tag_that_never_moved(
     registry: Registry, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

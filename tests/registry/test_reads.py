@@ -14,16 +14,20 @@ import pytest
 
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
+from builder.errors import Exit
 from builder.images.bases.identify import identify
 from builder.images.registry.client import Registry
 from builder.images.registry.copy import copy_image
 from builder.images.registry.layout import LayoutDirectory
 from builder.images.registry.model import blobs
+from builder.images.registry.reference import Options
 from builder.images.subject import BaseRequest
 from builder.proof.sandbox import lay_out
-from tests.faultproxy import FaultProxy
+from tests.faultproxy import Always, Fault, FaultProxy
 from tests.unit.fakes import dist_files, vllm_files
 from tests.unit.imagefiles import Item, hardlink, packed, put_image, python_items, symlink, tar_of
+
+from .conftest import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,6 +141,34 @@ def test_layers_are_read_once_and_then_cached(
             done = call(*words)
             assert done.code == 0, done.err
             assert reads.take() == expected, words
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_ANSWER, Fault.TRUNCATED, Fault.WRONG_BYTES])
+def test_a_registry_that_dies_midway_leaves_nothing_wrong_in_the_cache(
+    fault: Fault, call: Call, tmp_path: Path, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies at every request, one after another, and the cache stays as each left it."""
+    monkeypatch.setattr(Options, "from_environment", lambda: QUICK)
+    reads = Reads(tmp_path, proxy, *BASES["folder, uv"])
+    commands = (
+        ("plan", "-l", "fix", "-b", f"docker://{reads.ref}", "--json"),
+        ("verify", f"docker://{reads.ref}", "--level", "static,imports", "--json"),
+    )
+    for number, words in enumerate(commands):
+        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / f"clean {number}"))
+        reads.take()
+        clean = call(*words)
+        requests = len(proxy.log)
+        monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / f"dying {number}"))
+        codes = []
+        for first in range(requests):
+            proxy.reset(Always(fault, since=first))
+            codes.append(call(*words).code)
+        assert Exit.REMOTE in codes
+        assert set(codes) <= {Exit.REMOTE, clean.code}
+        proxy.reset()
+        again = call(*words)
+        assert (again.code, again.json) == (clean.code, clean.json)
 
 
 @pytest.mark.parametrize("kind", BASES)

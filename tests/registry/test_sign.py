@@ -137,6 +137,44 @@ def test_signed_evidence_of_another_repository_is_believed(
         assert asked == ["static,imports", *([] if believed else ["dispatch"])]
 
 
+def test_signatures_and_evidence_that_are_moved_to_another_image(
+    image: str, keys: Path, registry: servers.DockerRegistry, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Who can push copies what our key has signed to where it says nothing."""
+    name = image.removesuffix(":latest")
+    opened = repository(registry.address, name.partition("/")[2])
+    first = opened.digest_of("latest")
+    assert first is not None
+    (evidence,) = attached_evidence(opened, first)
+    for signed in (first, evidence.manifest):
+        assert run(["sign", f"{name}@{signed}", "--key", str(keys / "ours.key")]) == 0
+
+    other = overlays.build(tmp_path / "other", "other")
+    overlays.evidence(tmp_path / "other")
+    assert publish(tmp_path / "other", "--to", name) == 0
+    (theirs,) = attached_evidence(opened, other)
+    for source, target in ((first, other), (evidence.manifest, theirs.manifest)):
+        tags = [f"{digest.replace(':', '-')}.sig" for digest in (source, target)]
+        opened.put_manifest(opened.manifest(tags[0]), tags[1])
+    for moved in (other, theirs.manifest):
+        assert verify(f"{name}@{moved}", keys / "ours.pub") == 5
+    # the list of the other image names the signed evidence of the first
+    listed = opened.manifest(first.replace(":", "-"))
+    opened.put_manifest(listed, other.replace(":", "-"))
+
+    asked: list[str] = []
+
+    def ask(_checks: object, claim: Claim, levels: Sequence[str]) -> Evidence:
+        asked.append(",".join(levels))
+        return ran(claim, levels)
+
+    monkeypatch.setattr(command, "_verify_now", ask)
+    words = ["--to", f"{name}-moved", "--trust-evidence-key", str(keys / "ours.pub")]
+    assert run(["publish", f"{name}@{other}", "--overlay", *words]) == 0
+    assert asked == ["static,imports", "dispatch"], "nothing of it is believed"
+
+
 def test_an_encrypted_key_and_no_password(
     image: str, keys: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,14 @@ from urllib3.exceptions import HTTPError
 from builder import settings
 from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
-from builder.common.net import FixedAuthorization, Session, reason_of, speaks_tls, through
+from builder.common.net import (
+    FixedAuthorization,
+    Session,
+    deadline,
+    reason_of,
+    speaks_tls,
+    through,
+)
 from builder.common.retry import RETRIED, RequestFailed, Retries, resolved, retry_after
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import parse_json
@@ -264,24 +271,26 @@ class Transport:
         retries: Retries | None,
     ) -> requests.Response:
         left = retries.time_left() if retries is not None else self.options.deadline
+        limits = min(self.options.connect_timeout, left), min(self.options.read_timeout, left)
         parts = urlsplit(url)
+        here = is_loopback(parts.netloc)
         try:
-            response = self._session.request(
-                method,
-                url,
-                headers=dict(headers),
-                data=body,
-                auth=FixedAuthorization(authorization),
-                timeout=(min(self.options.connect_timeout, left),
-                         min(self.options.read_timeout, left)),
-                allow_redirects=False,
-                stream=True,
-                proxies={"no_proxy": parts.hostname or ""} if is_loopback(parts.netloc) else None,
-            )  # fmt: skip
+            with deadline(left):
+                response = self._session.request(
+                    method,
+                    url,
+                    headers=dict(headers),
+                    data=body,
+                    auth=FixedAuthorization(authorization),
+                    timeout=limits,
+                    allow_redirects=False,
+                    stream=True,
+                    proxies={"no_proxy": parts.hostname or ""} if here else None,
+                )
         except (requests.RequestException, OSError, ValueError) as error:
             self.traffic.add(requests=1)
             lost = reason_of(error, parts.netloc.rpartition("@")[2])
-            by = "" if is_loopback(parts.netloc) else through(url)
+            by = "" if here else through(url)
             raise RequestFailed(f"{lost}{by}", fatal=lost.fatal, hint=lost.hint) from None
         sent = response.request
         self.traffic.add(

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,7 @@ from builder.errors import RemoteError
 from builder.images.registry.client import Registry, Repository
 from builder.images.registry.model import Descriptor, sha256_digest
 from builder.images.registry.reference import Options
-from tests.dripping import Dripping
+from tests.dripping import ENOUGH, Dripping
 from tests.unit.imagefiles import put_image
 
 if TYPE_CHECKING:
@@ -127,6 +128,32 @@ def not_refused(
 def test_reading_ends(read: str) -> None:
     """A byte comes before any limit on one read is over, so that only a limit on all ends it."""
     assert not_refused(READS[read], READING) == {}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_interim_responses_end(read: str) -> None:
+    """The standard library reads them for as long as they come."""
+    with Dripping("interim") as server:
+        with pytest.raises(RemoteError, match="more than 1 MiB"):
+            READS[read](server)
+        assert server.interim < ENOUGH
+
+
+def test_a_small_document_has_a_time_limit() -> None:
+    """However fast its bytes come: a minimum speed lets 4 MiB take an hour."""
+    with Dripping("steady", body=b" " * (4 << 20)) as server:
+        wanted = repository(server, small_deadline=0.3, read_timeout=0.3)
+        with pytest.raises(RemoteError, match=r"which is the limit|no answer in time"):
+            wanted.manifest("v1")
+
+
+def test_a_large_blob_has_another() -> None:
+    """The limit of small documents does not hold for it."""
+    headers = {r"GET /v2/a/b/manifests": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"}
+    with Dripping("steady", body=BLOB[: 2 << 20], ready=headers) as server:
+        blob = replace(DESCRIPTOR, digest=sha256_digest(BLOB[: 2 << 20]), size=2 << 20)
+        with repository(server, small_deadline=0.3, read_timeout=5.0).open(blob) as stream:
+            assert len(stream.read()) == 2 << 20
 
 
 def test_an_upload_ends() -> None:
