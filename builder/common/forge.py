@@ -29,7 +29,15 @@ from builder.common.document import plain, read
 from builder.common.paths import cache_dir
 from builder.common.plan import Pin, read_pin
 from builder.common.pypi import write_atomically
-from builder.common.retry import NoAnswer, Retries, RetryPolicy, host_of, resolved
+from builder.common.retry import (
+    NoAnswer,
+    Retries,
+    RetryPolicy,
+    asked_wait,
+    host_of,
+    resolved,
+    server_time,
+)
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
@@ -467,24 +475,15 @@ def _limited(answer: _Answer) -> float | None:
     if answer.status_code not in _LIMITED:
         return None
     headers = answer.headers
-    after = headers.get("Retry-After", "")
-    if _SECONDS.fullmatch(after):
-        return float(after)
+    after = asked_wait(headers)
+    if after is not None:
+        return after
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and _SECONDS.fullmatch(reset):
-        return max(1.0, int(reset) - _server_time(headers.get("Date")))
+        return max(1.0, int(reset) - server_time(headers))
     if answer.status_code == 429 or b"rate limit" in answer.body.lower():
         return 60.0
     return None
-
-
-def _server_time(date: str | None) -> float:
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
-        return time.time()
 
 
 # ------------------------------------------------------------------------------------------ GitHub
