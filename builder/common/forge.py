@@ -1230,25 +1230,25 @@ class PullStore:
         if facts.merge_commit and not released:
             versions = forge.releases_with(repository, facts.merge_commit)
             released = versions[0] if versions else ""
-        pin = Pin(
-            request=str(ref),
-            forge=host,
-            repository=repository,
-            number=facts.number,
-            base=base,
-            commit=facts.commit,
-            date=date,
-            sha256=sha256,
-            size=size,
-            title=_NOT_OF_A_TITLE.sub(" ", facts.title).strip()[:200],
-            state=facts.state,
-            url=facts.url if _PAGE.fullmatch(facts.url) else "",  # no javascript: in a page's link
-            merge_commit=facts.merge_commit,
-            merged_at=facts.merged_at,
-            superseded_by=facts.superseded_by,
-            release=released,
-        )
         try:  # by the rules that a lock is read with
+            pin = Pin(
+                request=str(ref),
+                forge=host,
+                repository=repository,
+                number=facts.number,
+                base=base,
+                commit=facts.commit,
+                date=date,
+                sha256=sha256,
+                size=size,
+                title=_NOT_OF_A_TITLE.sub(" ", facts.title).strip()[:200],
+                state=facts.state,
+                url=facts.url if _PAGE.fullmatch(facts.url) else "",  # no javascript: in a link
+                merge_commit=facts.merge_commit,
+                merged_at=facts.merged_at,
+                superseded_by=facts.superseded_by,
+                release=released,
+            )
             return read(plain(pin), Pin)
         except ValueError as error:
             raise RemoteError(f"{ref}: {host} gave what cannot be pinned: {error}") from None
@@ -1265,7 +1265,10 @@ class PullStore:
             return normalise(data)
         except UsageError as error:
             short = f"{base[:12]}...{commit[:12]}"
-            raise RemoteError(f"{request}: the diff of {short}: {error}", error.hint) from None
+            another = "" if isinstance(forge, Clone) else "--forge-clone DIR"
+            raise RemoteError(
+                f"{request}: the diff of {short}: {error}", error.hint or another
+            ) from None
 
     def released(self, pin: Pin, release: str) -> Pin:
         """The pin with the first release that has the change; cached."""
