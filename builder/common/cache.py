@@ -337,6 +337,11 @@ def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Prune
         UsageError: the directory is not spark-build's, or is not writable.
     """
     check_ours(cache)
+    if not dry_run and not os.access(cache, os.W_OK):
+        raise UsageError(
+            f"cannot write to {cache}, so nothing was removed",
+            hint="make it writable for this user, or remount it if it is mounted read-only",
+        )
     with _alone(cache) as alone:
         now = time.time()
         oldest_first = sorted(

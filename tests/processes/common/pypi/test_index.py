@@ -391,6 +391,19 @@ def test_odd_metadata_is_refused(
     assert NAME in result.err
 
 
+def test_a_full_disk_is_no_failure_of_the_wheel(
+    index: FakeIndex, spark_build: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would fail again."""
+
+    def full(wheel: RemoteWheel) -> str:
+        raise UsageError("cannot write members.json: No space left on device", hint="free space")
+
+    monkeypatch.setattr(RemoteWheel, "metadata", full)
+    result = spark_build(*PLAN)
+    assert (result.code, result.err.splitlines()[-1].strip()) == (2, "try: free space")
+
+
 def test_metadata_that_names_another_is_refused(index: FakeIndex, spark_build: Call) -> None:
     text = b"Metadata-Version: 2.1\nName: torch\nVersion: 1.0.0\n"
     odd(index, build_wheel("vllm", "1.0.0", FILES, metadata=text))

@@ -221,6 +221,17 @@ def test_a_foreign_directory_is_refused(
     assert precious.exists()
 
 
+def test_a_read_only_cache_is_named_as_the_reason(
+    spark_build: SparkBuild, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other run keeps the entries, so none has to end."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for words in (("prune",), ("clean", "--yes")):
+        result = spark_build("cache", *words)
+        assert result.code == 2
+        assert f"cannot write to {cache}" in result.err
+
+
 @pytest.mark.parametrize("link", ["wheels", f"wheels/{TREE}", f"wheels/{WHEEL}/files"])
 def test_links_are_not_followed(cache: Path, tmp_path: Path, link: str) -> None:
     precious = tmp_path / "outside" / WHEEL / "precious"
