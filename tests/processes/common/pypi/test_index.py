@@ -355,6 +355,21 @@ def test_a_yanked_release_is_only_used_if_named(index: FakeIndex, spark_build: C
     assert result.err.count(f"{bad} was yanked from the package index: wrong numbers") == 1
 
 
+def test_a_page_of_a_later_day_is_asked_for_again(
+    index: FakeIndex, spark_build: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that was ahead, and was set back, does not keep a page for years."""
+    assert spark_build(*PLAN).code == 0
+    asked = len(index.requests)
+    assert spark_build(*PLAN).code == 0
+    assert len(index.requests) == asked
+    year = pypi.time.time() + 365 * 86_400
+    for page in (cache_dir() / "index").iterdir():
+        os.utime(page, (year, year))
+    assert spark_build(*PLAN).code == 0
+    assert len(index.requests) > asked
+
+
 # ------------------------------------------------------------------------------------ odd metadata
 
 
