@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -363,7 +364,7 @@ def test_a_page_of_a_later_day_is_asked_for_again(
     asked = len(index.requests)
     assert spark_build(*PLAN).code == 0
     assert len(index.requests) == asked
-    year = pypi.time.time() + 365 * 86_400
+    year = time.time() + 365 * 86_400
     for page in (cache_dir() / "index").iterdir():
         os.utime(page, (year, year))
     assert spark_build(*PLAN).code == 0
