@@ -204,7 +204,7 @@ def new(
     ] = "",
     exclude: Annotated[
         tuple[str, ...],
-        Option("Leave out files of a patch that match; may be repeated.", "PATTERN"),
+        Option("Leave out files of the change that match; may be repeated.", "PATTERN"),
     ] = (),
     forge_clone: ForgeClone = (),
     *,
@@ -226,7 +226,7 @@ def new(
     if folder.exists():
         raise UsageError(f"{folder} already exists", hint="--in DIR")
     if from_pr is not None:
-        write_layer(folder, from_pr, project, forge_clone)
+        write_layer(folder, from_pr, project, forge_clone, exclude)
     else:
         write_example(folder, package or "vllm")
     _print_new(NewLayer(name=name, directory=str(folder)), directory, json=json)

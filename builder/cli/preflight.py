@@ -245,9 +245,7 @@ def _memory(document: "Preflight") -> Iterator[str]:
         yield f"  ceiling    {memory.ceiling} tokens/s for one request: 273 GB/s over its weights"
     if memory.expected:
         low, high = memory.expected
-        yield (
-            f"  expected   {low} to {high} tokens/s, by how ten models on GB10s compare with theirs"
-        )
+        yield f"  expected   {low} to {high} tokens/s: the share that ten models on GB10s reached"
 
 
 def _wrapped(text: str) -> list[str]:

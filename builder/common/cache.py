@@ -282,6 +282,8 @@ def _walk(path: Path) -> Iterator[os.stat_result]:
 #: accesses once a day (``relatime``) are not more precise.
 IN_USE = 24 * 3600.0
 _LOCK = re.compile(r"[0-9a-f]{16}\.lock")
+#: Beside the locks: the folder of what runs are writing (:mod:`builder.common.leftovers`).
+_NOTES = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,14 +318,15 @@ def check_ours(cache: Path) -> None:
     """
     if not cache.is_dir():
         raise UsageError(f"there is no cache at {cache}", hint="spark-build config show")
-    locks = cache / "locks"
+    locks = cache / LOCKS
     ours = not locks.is_symlink() and any(
-        _LOCK.fullmatch(path.name) for path in (locks.iterdir() if locks.is_dir() else ())
+        path.name == _NOTES or _LOCK.fullmatch(path.name)
+        for path in (locks.iterdir() if locks.is_dir() else ())
     )
     if not ours:
         raise UsageError(
-            f"{cache} is not a cache of spark-build (it has no locks folder), so nothing was "
-            f"removed",
+            f"{cache} is not a cache of spark-build (its folder of locks is missing, or is "
+            f"another's), so nothing was removed",
             hint="unset SPARK_BUILD_CACHE, or set it to the right directory",
         )
 
@@ -337,6 +340,11 @@ def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Prune
         UsageError: the directory is not spark-build's, or is not writable.
     """
     check_ours(cache)
+    if not dry_run and not os.access(cache, os.W_OK):
+        raise UsageError(
+            f"cannot write to {cache}, so nothing was removed",
+            hint="make it writable for this user, or remount it if it is mounted read-only",
+        )
     with _alone(cache) as alone:
         now = time.time()
         oldest_first = sorted(

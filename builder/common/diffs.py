@@ -22,6 +22,8 @@ from builder.errors import UsageError
 MAX_DIFF, MAX_LINES, MAX_LINE = 64 << 20, 1_000_000, 16 << 20
 #: Modes as git writes them: an ordinary file, a link, a submodule.
 _LINK, _SUBMODULE = "120000", "160000"
+#: How the mode of an ordinary file begins.
+_FILE = "100"
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 #: How a hunk begins, and one of a merge, which has two old sides.
 _HUNKS = (b"@@ -", b"@@@ -")
@@ -51,11 +53,8 @@ class Section:
     @property
     def special(self) -> str:
         """Why the applier cannot apply it; ``""`` for text."""
-        modes = (self.old_mode, self.new_mode)
-        if _SUBMODULE in modes:
-            return "a submodule"
-        if _LINK in modes:
-            return "a symbolic link"
+        if kind := _special_mode(self.old_mode, self.new_mode):
+            return kind
         if self.binary:
             return "a binary file, which a diff does not contain"
         if self.copied:
@@ -89,6 +88,16 @@ class Section:
             lines.append("--- /dev/null" if self.old is None else f"--- a/{self.old}")
             lines.append("+++ /dev/null" if self.new is None else f"+++ b/{self.new}")
         return "".join(f"{line}\n" for line in lines).encode() + b"".join(self.hunks)
+
+
+def _special_mode(*modes: str) -> str:
+    """What a file is that is not an ordinary one; ``""`` for an ordinary file."""
+    if _SUBMODULE in modes:
+        return "a submodule"
+    if _LINK in modes:
+        return "a symbolic link"
+    odd = [mode for mode in modes if mode and not mode.startswith(_FILE)]
+    return f"a file with mode {odd[0]}" if odd else ""
 
 
 def read_sections(data: bytes) -> list[Section]:

@@ -29,7 +29,15 @@ from builder.common.document import plain, read
 from builder.common.paths import cache_dir
 from builder.common.plan import Pin, read_pin
 from builder.common.pypi import write_atomically
-from builder.common.retry import NoAnswer, Retries, RetryPolicy, host_of, resolved
+from builder.common.retry import (
+    NoAnswer,
+    Retries,
+    RetryPolicy,
+    asked_wait,
+    host_of,
+    resolved,
+    server_time,
+)
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 
 if TYPE_CHECKING:
@@ -467,24 +475,15 @@ def _limited(answer: _Answer) -> float | None:
     if answer.status_code not in _LIMITED:
         return None
     headers = answer.headers
-    after = headers.get("Retry-After", "")
-    if _SECONDS.fullmatch(after):
-        return float(after)
+    after = asked_wait(headers)
+    if after is not None:
+        return after
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and _SECONDS.fullmatch(reset):
-        return max(1.0, int(reset) - _server_time(headers.get("Date")))
+        return max(1.0, int(reset) - server_time(headers))
     if answer.status_code == 429 or b"rate limit" in answer.body.lower():
         return 60.0
     return None
-
-
-def _server_time(date: str | None) -> float:
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
-        return time.time()
 
 
 # ------------------------------------------------------------------------------------------ GitHub
@@ -1231,25 +1230,25 @@ class PullStore:
         if facts.merge_commit and not released:
             versions = forge.releases_with(repository, facts.merge_commit)
             released = versions[0] if versions else ""
-        pin = Pin(
-            request=str(ref),
-            forge=host,
-            repository=repository,
-            number=facts.number,
-            base=base,
-            commit=facts.commit,
-            date=date,
-            sha256=sha256,
-            size=size,
-            title=_NOT_OF_A_TITLE.sub(" ", facts.title).strip()[:200],
-            state=facts.state,
-            url=facts.url if _PAGE.fullmatch(facts.url) else "",  # no javascript: in a page's link
-            merge_commit=facts.merge_commit,
-            merged_at=facts.merged_at,
-            superseded_by=facts.superseded_by,
-            release=released,
-        )
         try:  # by the rules that a lock is read with
+            pin = Pin(
+                request=str(ref),
+                forge=host,
+                repository=repository,
+                number=facts.number,
+                base=base,
+                commit=facts.commit,
+                date=date,
+                sha256=sha256,
+                size=size,
+                title=_NOT_OF_A_TITLE.sub(" ", facts.title).strip()[:200],
+                state=facts.state,
+                url=facts.url if _PAGE.fullmatch(facts.url) else "",  # no javascript: in a link
+                merge_commit=facts.merge_commit,
+                merged_at=facts.merged_at,
+                superseded_by=facts.superseded_by,
+                release=released,
+            )
             return read(plain(pin), Pin)
         except ValueError as error:
             raise RemoteError(f"{ref}: {host} gave what cannot be pinned: {error}") from None
@@ -1266,7 +1265,10 @@ class PullStore:
             return normalise(data)
         except UsageError as error:
             short = f"{base[:12]}...{commit[:12]}"
-            raise RemoteError(f"{request}: the diff of {short}: {error}", error.hint) from None
+            another = "" if isinstance(forge, Clone) else "--forge-clone DIR"
+            raise RemoteError(
+                f"{request}: the diff of {short}: {error}", error.hint or another
+            ) from None
 
     def released(self, pin: Pin, release: str) -> Pin:
         """The pin with the first release that has the change; cached."""

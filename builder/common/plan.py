@@ -5,6 +5,7 @@ A plan is printed as JSON, and stored in images.
 
 from __future__ import annotations
 
+import datetime
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -134,11 +135,13 @@ class Pin(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: Annotated[str, Meta(pattern=r"^https?://[!-~]+$(?!\n)", description="its page")] = ""
 
     def __post_init__(self) -> None:
-        """Refuse a release that is no version.
+        """Refuse a release that is no version, and a day that is in no calendar.
 
         Raises:
-            ValueError: the release is not a version.
+            ValueError: there is one.
         """
+        for day in filter(None, (self.date, self.merged_at)):
+            datetime.date.fromisoformat(day)
         if self.release:
             from packaging.version import Version  # the schema of a plan needs none
 

@@ -323,6 +323,8 @@ OLDEST_VLLM = Version("0.17.0")
 _PROJECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 #: Seconds for which a project page is cached; wheels never change.
 PAGE_TTL = 24 * 3600
+#: Seconds by which clocks of one file system may differ.
+_CLOCK_STEP = 60.0
 
 
 def pip_index_url() -> str | None:
@@ -645,9 +647,12 @@ class PackageIndex:
 
 
 def _is_fresh(files: Sequence[WheelFile], cached: Path) -> bool:
-    """Whether a cached page is young, and has upload times: earlier versions did not keep them."""
+    """Whether a cached page is young, and has upload times: earlier versions did not keep them.
+
+    A page with a time to come is from before the clock was set back, and its age is unknown.
+    """
     asked = all(file.uploaded is not None for file in files)
-    return asked and time.time() - cached.stat().st_mtime < PAGE_TTL
+    return asked and -_CLOCK_STEP < time.time() - cached.stat().st_mtime < PAGE_TTL
 
 
 def _unyanked_first(files: Iterable[WheelFile]) -> list[WheelFile]:

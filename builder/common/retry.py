@@ -162,19 +162,38 @@ class StatusAnswer(Protocol):
 
 
 def retry_after(answer: StatusAnswer) -> float | None:
-    """``Retry-After`` in seconds, from a number or a date; None if there is none.
+    """``Retry-After`` in seconds; None if there is none.
 
     Only 429 and 503 give ``Retry-After`` that meaning (RFC 9110, 10.2.3, and RFC 6585, 4).
     """
-    if answer.status_code not in (429, 503):
-        return None
-    value = answer.headers.get("Retry-After", "").strip()
-    if value.isdecimal():
+    return asked_wait(answer.headers) if answer.status_code in (429, 503) else None
+
+
+def asked_wait(headers: Mapping[str, str]) -> float | None:
+    """The seconds that ``Retry-After`` asks for, with a number or a date; None if with neither.
+
+    A date is one of the server's clock, which may differ from ours.
+    """
+    value = headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdecimal():
         return float(value[:9])
-    from email.utils import parsedate_to_datetime
+    until = _moment(value)
+    return None if until is None else max(0.0, until - server_time(headers))
+
+
+def server_time(headers: Mapping[str, str]) -> float:
+    """The server's time in an answer, in seconds since the epoch; ours if it does not say."""
+    said = _moment(headers.get("Date", ""))
+    return time.time() if said is None else said
+
+
+def _moment(date: str) -> float | None:
+    """A date of HTTP in seconds since the epoch."""
+    from email.utils import mktime_tz, parsedate_tz
 
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        parts = parsedate_tz(date)
+        return None if parts is None else float(mktime_tz((*parts[:9], parts[9] or 0)))
     except (ValueError, TypeError, OverflowError):  # not a date, or one before the year 1
         return None
 

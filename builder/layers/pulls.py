@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -196,7 +197,6 @@ def mapped(
 # ------------------------------------------------------------------------------ the parts of a diff
 
 
-_MAKE_A_LAYER = "spark-build layers new NAME --from-pr PULL"
 #: Sources that FlashInfer compiles at run time, and flashinfer-jit-cache ships compiled.
 _LATE = re.compile(r"\.(?:cu|cuh|c|cc|cpp|cxx|h|hpp|inl|jinja)$")
 
@@ -277,17 +277,22 @@ def _moved(subject: str, section: Section, layout: Layout) -> Section | None:
     if section.special:
         raise UsageError(
             f"{subject} changes {section.path}, which is installed and is {section.special}; "
-            f"a layer can leave the file out with 'exclude'",
-            hint=_MAKE_A_LAYER,
+            f"a layer can leave the file out",
+            hint=_new_layer(subject, "--exclude", section.path),
         )
     if (section.old and old is None) or (section.new and new is None):
         way = "into" if new else "out of"
         raise UsageError(
             f"{subject} moves {section.old} to {section.new}, {way} the installed package, but a "
-            f"diff does not contain the whole file; a layer can leave the file out with 'exclude'",
-            hint=_MAKE_A_LAYER,
+            f"diff does not contain the whole file; a layer can leave the file out",
+            hint=_new_layer(subject, "--exclude", section.path),
         )
     return section.moved(old, new)
+
+
+def _new_layer(request: str, *options: str) -> str:
+    """The command that makes a layer of a pull request, with options."""
+    return f"spark-build layers new NAME --from-pr {shlex.join([request, *options])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -848,7 +853,7 @@ def parts_of(
             f"{pin.request}: no changed file is in a folder that matches {pin.repository}: "
             f"{_some([section.path for section in sections])}; a layer can name the folders with "
             "'map', or for a fork the upstream repository with 'project'",
-            hint="spark-build layers new NAME --from-pr PULL",
+            hint=_new_layer(pin.request, "--project", "OWNER/REPO"),
         )
     return take_apart(pin.request, sections, project, op.include, op.exclude)
 

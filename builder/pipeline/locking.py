@@ -337,8 +337,8 @@ _MEANING = {
     "upstream": "the release has the change: the layer dies",
     "applied": "the release has the same bytes: the layer dies",
     "not-applicable": "the layer is not for this release",
-    "drift": "the layer must be mended: spark-build layers diff",
-    "ambiguous": "the layer must be mended: spark-build layers diff",
+    "drift": "the layer must be fixed: spark-build layers diff",
+    "ambiguous": "the layer must be fixed: spark-build layers diff",
 }
 
 

@@ -388,7 +388,7 @@ class _Work:
         """
         if self._state(self.layer, self.base.tree) == NEEDED:
             raise UsageError(
-                f"layer {self.layer.name} fits {self.options.base}: there is nothing to mend",
+                f"layer {self.layer.name} fits {self.options.base}: there is nothing to fix",
                 hint=again("--file", "vllm/..."),
             )
         return self._written(EditOps(), [])

@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from builder.applier.layers import Pull
-from builder.common.console import console
+from builder.common.console import console, some_of
 from builder.common.forge import Forges, PullStore, parse_pull
 from builder.common.pypi import PackageIndex, write_atomically
 from builder.layers.conversion import toml_value
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from builder.common.plan import Pin
     from builder.layers.pulls import Parts
 
+#: Paths in a message.
+_LISTED = 5
 _DESCRIPTION = """
 Why this project needs it, and what goes wrong without it.
 """
@@ -68,8 +70,10 @@ def write_example(folder: Path, package: str) -> None:
     (folder / "layer.toml").write_text(text)
 
 
-def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str]) -> None:
-    """Write ``layer.toml`` and ``pins.toml`` for a pull request.
+def write_layer(
+    folder: Path, pull: str, project: str, forge_clone: Sequence[str], exclude: Sequence[str] = ()
+) -> None:
+    """Write ``layer.toml`` and ``pins.toml`` for a pull request, without the files in ``exclude``.
 
     Raises:
         RemoteError: the forge does not answer, or has no such pull request.
@@ -77,13 +81,17 @@ def write_layer(folder: Path, pull: str, project: str, forge_clone: Sequence[str
     """
     ref = parse_pull(pull)
     store = PullStore(Forges(forge_clone))
-    pin, parts = pin_pull(Pull(pull=str(ref), project=project), "", store, PackageIndex())
+    op = Pull(pull=str(ref), project=project, exclude=tuple(exclude))
+    pin, parts = pin_pull(op, "", store, PackageIndex())
     write_atomically(folder / "pins.toml", pins_text({"pull": [pin]}).encode())
-    write_atomically(folder / "layer.toml", _layer_text(pin, parts, project).encode())
+    write_atomically(folder / "layer.toml", _layer_text(pin, parts, op).encode())
     console.say(f"  {pin.request}  {state_of(pin)}  {pin.short}")
+    if not parts.any_installed and not parts.compiled:
+        names = some_of([path for path, _ in parts.dropped], most=_LISTED)
+        console.warn(f"{pin.request}: none of its files is installed, so nothing changes: {names}")
 
 
-def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
+def _layer_text(pin: Pin, parts: Parts, op: Pull) -> str:
     origin = provenance(pin)
     lines = [
         f"summary = {toml_value(pin.title or pin.request)}",
@@ -109,6 +117,8 @@ def _layer_text(pin: Pin, parts: Parts, project: str) -> str:
     lines += [f"# not installed, so dropped: {path} ({why})" for path, why in parts.dropped]
     lines += [f"# compiled into the wheel: {section.path}" for section in parts.compiled]
     lines += ["[[variant.op]]", 'op = "pull"', f"pull = {toml_value(pin.request)}"]
-    if project:
-        lines.append(f"project = {toml_value(project)}")
+    if op.project:
+        lines.append(f"project = {toml_value(op.project)}")
+    if op.exclude:
+        lines.append(f"exclude = {toml_value(op.exclude)}")
     return "\n".join([*lines, ""])

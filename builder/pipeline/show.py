@@ -137,7 +137,7 @@ def _patched(plan: BuildPlan, changing: list[LayerDecision], names: str) -> str:
     also = f", {others} {'sets' if others == 1 else 'set'} variables only" if others else ""
     layers, one = counted(len(changing), "layer"), len(changing) == 1
     if all(decision.name in plan.mends for decision in changing):
-        verb = "mends" if one else "mend"
+        verb = "fixes" if one else "fix"
         what = f"no patch to select the kernels of {names}; {layers} {verb} defects of them"
     else:
         what = f"a patch for {names}: {layers} {'changes' if one else 'change'} files"

@@ -780,7 +780,7 @@ def _head(report: Outdated) -> Iterator[str]:
         ended = [c.layer for c in report.changes if c.would == "needed"]
         stuck = [c.layer for c in report.changes if c.after in DRIFTED or c.would in DRIFTED]
         dead = [c.layer for c in report.changes if c.after in ("upstream", "applied")]
-        words = [f"to mend: {', '.join(dict.fromkeys(stuck))}"] if stuck else []
+        words = [f"to fix: {', '.join(dict.fromkeys(stuck))}"] if stuck else []
         words += [f"to widen: {', '.join(dict.fromkeys(ended))}"] if ended else []
         words += [f"no longer needed: {', '.join(dict.fromkeys(dead))}"] if dead else []
         words += [] if report.changes else ["every layer is as before"]

@@ -143,8 +143,9 @@ class _Resolver:
             self.order.append(name)
 
     def _requirements(self, wheel: RemoteWheel, extras: frozenset[str]) -> Iterator[Requirement]:
+        metadata = wheel.metadata()  # a full disk is no failure of the wheel
         try:
-            requirements = parsed_requirements(wheel.metadata(), self.tracked)
+            requirements = parsed_requirements(metadata, self.tracked)
             for number, requirement in enumerate(requirements):
                 if number >= _MOST_REQUIRED:
                     raise UsageError(f"it has more than {_MOST_REQUIRED} requirements")

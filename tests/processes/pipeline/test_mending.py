@@ -200,7 +200,7 @@ def test_nothing_is_written_if_the_edit_cannot_be_told_from_the_release(
 
 def test_refusals(spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path) -> None:
     fits = diff(spark_build, layers, base="0.41.0")
-    assert (fits.code, "fits pypi:vllm==0.41.0: there is nothing to mend" in fits.err) == (2, True)
+    assert (fits.code, "fits pypi:vllm==0.41.0: there is nothing to fix" in fits.err) == (2, True)
     untouched = mended(spark_build, layers, tmp_path, {})
     assert (untouched.code, "nothing was edited" in untouched.err) == (2, True)
     index.add("vllm", "0.44.0", vllm_files("0.44.0", pick=MOVED + "\n", other=OTHER))

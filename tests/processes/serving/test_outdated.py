@@ -377,7 +377,7 @@ def test_lock_diff_says_what_an_upgrade_changes(
     assert quiet["layers"] == quiet["files"] == quiet["kernels"] == []
     assert quiet["download"] == len(index.files["vllm-0.41.0-py3-none-any.whl"])
     drifted = spark_build(*there, "pypi:vllm==0.42.0").out
-    assert f"layer {MOVED}: needed -> drift (the layer must be mended" in drifted
+    assert f"layer {MOVED}: needed -> drift (the layer must be fixed" in drifted
     assert "vllm/pick.py: no longer patched" in drifted
     assert ".spark-build" not in drifted
     assert (tmp_path / "work/spark-build.lock").read_bytes() == before

@@ -111,7 +111,7 @@ FIX = make_layer("fix", BACKEND)
 SETS = make_layer("sets", env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"), **FLAGS)
 OLD = make_layer("old", BACKEND, variant={"when": {"vllm": "<0.1"}})
 DRIFTED = make_layer("drifted", replace_op("nothing like it", "b"))
-MENDED = "1 layer mends defects of them"
+MENDED = "1 layer fixes defects of them"
 SERVE = "; serve with --linear-backend b12x, and for MoE models that it supports --moe x"
 
 

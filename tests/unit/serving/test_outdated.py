@@ -155,7 +155,7 @@ def test_every_part_of_a_report_is_in_its_text() -> None:
     for words in (
         "- **0.41.0**, of 2026-12-01, with p 2\n",
         "- **0.42.0**, **yanked**: no reason is given, too young to go to (--min-age)",
-        "The newest release to go to is **0.41.0**; to mend: a; to widen: b; no longer needed: c.",
+        "The newest release to go to is **0.41.0**; to fix: a; to widen: b; no longer needed: c.",
         f"- `{NAME}`: **gone**: it went",
         "### `a` on 0.41.0: needed -> drift\n\ngone\n\nPerhaps upstream in another form: a/b#7 was",
         "````diff\n+```\n-@me\n````",

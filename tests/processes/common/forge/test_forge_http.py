@@ -125,6 +125,16 @@ class TestRateLimit:
         with pytest.raises(RemoteError, match=r"\(in 5 min\)"):
             get(client)
 
+    @pytest.mark.parametrize("status", [403, 429])
+    def test_a_date_is_read_like_a_number(
+        self, client: ForgeClient, forge: LocalForge, status: int
+    ) -> None:
+        headers = {"Retry-After": "Thu, 01 Jan 2026 00:20:00 GMT"}
+        clock = {"Date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        forge.faults.append(Fault(PATH, status, {**headers, **clock}))
+        with pytest.raises(RemoteError, match=r"\(in 20 min\)"):
+            get(client)
+
 
 # ---------------------------------------------------------------------------------- other answers
 

@@ -187,3 +187,32 @@ def test_a_date_is_so_far_away() -> None:
     assert asked is not None
     assert 900 < asked <= 1000
     assert retry_after(Answer(503, {"Retry-After": formatdate(0, usegmt=True)})) == 0.0
+
+
+#: Ours may be years behind: a Spark's clock starts anywhere before it was set.
+SERVERS_CLOCK = {"Date": "Thu, 01 Jan 2032 00:00:00 GMT"}
+DATES = {
+    "Thu, 01 Jan 2032 00:05:00 GMT": 300.0,
+    "Thu, 01 Jan 2032 00:05:00 -0000": 300.0,
+    "Thursday, 01-Jan-32 00:05:00 GMT": 300.0,
+    "Thu Jan  1 00:05:00 2032": 300.0,
+    "Wed, 31 Dec 2031 23:00:00 GMT": 0.0,
+}
+
+
+@pytest.mark.parametrize(("value", "seconds"), DATES.items())
+def test_a_date_is_one_of_the_servers_clock(
+    value: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All forms of RFC 9110, 5.6.7; none of them is one of the local time zone."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        assert retry_after(Answer(503, {**SERVERS_CLOCK, "Retry-After": value})) == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_digits_of_other_scripts_are_no_number() -> None:
+    assert retry_after(Answer(429, {"Retry-After": "٣"})) is None

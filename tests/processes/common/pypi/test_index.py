@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,6 +356,21 @@ def test_a_yanked_release_is_only_used_if_named(index: FakeIndex, spark_build: C
     assert result.err.count(f"{bad} was yanked from the package index: wrong numbers") == 1
 
 
+def test_a_page_of_a_later_day_is_asked_for_again(
+    index: FakeIndex, spark_build: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that was ahead, and was set back, does not keep a page for years."""
+    assert spark_build(*PLAN).code == 0
+    asked = len(index.requests)
+    assert spark_build(*PLAN).code == 0
+    assert len(index.requests) == asked
+    year = time.time() + 365 * 86_400
+    for page in (cache_dir() / "index").iterdir():
+        os.utime(page, (year, year))
+    assert spark_build(*PLAN).code == 0
+    assert len(index.requests) > asked
+
+
 # ------------------------------------------------------------------------------------ odd metadata
 
 
@@ -389,6 +405,19 @@ def test_odd_metadata_is_refused(
     assert result.code == 8, result.err
     assert why in result.err
     assert NAME in result.err
+
+
+def test_a_full_disk_is_no_failure_of_the_wheel(
+    index: FakeIndex, spark_build: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would fail again."""
+
+    def full(wheel: RemoteWheel) -> str:
+        raise UsageError("cannot write members.json: No space left on device", hint="free space")
+
+    monkeypatch.setattr(RemoteWheel, "metadata", full)
+    result = spark_build(*PLAN)
+    assert (result.code, result.err.splitlines()[-1].strip()) == (2, "try: free space")
 
 
 def test_metadata_that_names_another_is_refused(index: FakeIndex, spark_build: Call) -> None:

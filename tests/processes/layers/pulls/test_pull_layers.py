@@ -103,6 +103,25 @@ class TestNew:
         assert spark_build("layers", "new", "mine", "--from-pr", pull).code == code
         assert not (project / "mine").exists()
 
+    def test_a_file_that_no_layer_can_hold_is_left_out_as_the_hint_says(
+        self, spark_build: Call, forge: LocalForge, project: Path
+    ) -> None:
+        words = ["layers", "new", "mine", "--in", "layers", "--from-pr", "vllm-project/vllm#7"]
+        refused = spark_build(*words)
+        assert (refused.code, len(forge.paths) > 0) == (2, True)
+        assert refused.err.splitlines()[-1].endswith(
+            "layers new NAME --from-pr 'vllm-project/vllm#7' --exclude vllm/logo.png"
+        )
+        assert spark_build(*words, "--exclude", "vllm/logo.png").code == 0
+        (op,) = load_layer(project / "layers" / "mine").variants[0].ops
+        assert isinstance(op, Pull)
+        assert list(op.exclude) == ["vllm/logo.png"]
+
+    def test_that_changes_nothing_says_so(self, spark_build: Call, forge: LocalForge) -> None:
+        made = spark_build("layers", "new", "mine", "--from-pr", "vllm-project/vllm#16")
+        assert (made.code, len(forge.paths) > 0) == (0, True)
+        assert "none of its files is installed" in made.err
+
     def test_does_not_overwrite(self, made: Callable[..., Path], spark_build: Call) -> None:
         before = (made() / "layer.toml").read_bytes()
         words = ["layers", "new", "mine", "--in", "layers", "--from-pr", "vllm-project/vllm#2"]

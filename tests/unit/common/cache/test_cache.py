@@ -206,6 +206,18 @@ def test_an_entry_used_during_the_scan_is_kept(
     assert [path.name for path in (cache / "trees").iterdir()] == [TREE]
 
 
+def test_a_cache_that_only_plans_wrote_to_is_ours(
+    spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take no lock of a subject; each run leaves notes of what it is writing."""
+    monkeypatch.setenv("SPARK_BUILD_CACHE", str(tmp_path / "fresh"))
+    (tmp_path / "fresh" / "locks" / "runs").mkdir(parents=True)
+    put(f"wheels/{WHEEL}/x.py", 10)
+    assert not list((tmp_path / "fresh" / "locks").glob("*.lock"))
+    assert spark_build("cache", "clean", "--yes").code == 0
+    assert not list((tmp_path / "fresh" / "wheels").iterdir())
+
+
 def test_a_foreign_directory_is_refused(
     spark_build: SparkBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +231,17 @@ def test_a_foreign_directory_is_refused(
     assert result.code == 2
     assert "is not a cache of spark-build" in result.json["error"]["message"]
     assert precious.exists()
+
+
+def test_a_read_only_cache_is_named_as_the_reason(
+    spark_build: SparkBuild, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other run keeps the entries, so none has to end."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for words in (("prune",), ("clean", "--yes")):
+        result = spark_build("cache", *words)
+        assert result.code == 2
+        assert f"cannot write to {cache}" in result.err
 
 
 @pytest.mark.parametrize("link", ["wheels", f"wheels/{TREE}", f"wheels/{WHEEL}/files"])

@@ -287,6 +287,27 @@ def test_a_release_that_is_no_version_is_refused() -> None:
         read_pin({**plain(pin), "release": "newest"}, "lock")
 
 
+@pytest.mark.parametrize("day", ["9999-99-99", "2026-02-30", "0000-01-01"])
+def test_a_day_that_no_calendar_has_is_refused(day: str) -> None:
+    """It is written into TOML, whose dates are real ones."""
+    store = store_of(
+        github(commits=with_value(COMMIT, "commit.committer.date", f"{day}T00:00:00Z"))
+    )
+    with pytest.raises(RemoteError, match="cannot be pinned"):
+        store.resolve(parse_pull(f"{NAME}#7"))
+    pin = store_of(github()).resolve(parse_pull(f"{NAME}#7"))
+    for name in ("date", "merged_at"):
+        with pytest.raises(UsageError):
+            read_pin({**plain(pin), name: day}, "lock")
+
+
+def test_the_hint_at_a_diff_that_is_none_is_another_way_to_it() -> None:
+    """The same command would get the same answer."""
+    with pytest.raises(RemoteError) as caught:
+        store_of(github(diff=Reply(b"<html>"))).resolve(parse_pull(f"{NAME}#7"))
+    assert "--forge-clone DIR" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

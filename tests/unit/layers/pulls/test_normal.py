@@ -132,6 +132,11 @@ SPECIAL = {
     "edited-link": (b"index 1..2 120000\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-y\n+z\n", "a symbolic"),
     "submodule": (b"index 1..2 160000\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-y\n+z\n", "a submodule"),
     "copy": (b"similarity index 100%\ncopy from y\ncopy to x\n", "a copy"),
+    "mode": (b"old mode 100644\nnew mode 104755\n", "a file with mode 104755"),
+    "new-with-a-mode": (
+        b"new file mode 040000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+y\n",
+        "a file with mode 040000",
+    ),
     "odd-name": (b"rename from x\nrename to \xe4\n", "a file whose name is not UTF-8"),
     "latin-1": (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-\xe4\n+\xf6\n", "not UTF-8 text"),
 }
