@@ -123,16 +123,12 @@ _OPPOSITES = ({"enable", "disable"}, {"min", "max"}, {"input", "output"}, {"pref
 
 
 def _is_another(word: str, name: str) -> bool:
-    """Whether a like name is another thing: another number, an element with one, an opposite.
+    """Whether a like name is another thing: an element of another type, or an opposite.
 
-    ``MOE_INT4`` is no misspelt ``MOE_FP16``, and ``glm47`` no misspelt ``glm45``.
+    ``MOE_INT4`` is no misspelt ``MOE_FP16``.
     """
     if name.startswith(word):
         return False
-    short, long = sorted(("".join(re.findall(r"\d", text)) for text in (word, name)), key=len)
-    rest = iter(long)
-    if not all(digit in rest for digit in short):  # more than a digit too many, or too few
-        return True
     ours, theirs = (set(re.split(r"[^a-z0-9]+", text.lower())) for text in (word, name))
     only, other = ours - theirs, theirs - ours
     if any(one in only and (pair - {one}) & other for pair in _OPPOSITES for one in pair):

@@ -507,7 +507,8 @@ def failure(error: BaseException, stage: str) -> Json:
     where = f"{path}:{last.lineno} in {last.name}" if last else ""
     tail = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     named = {"type": type(error).__name__, "message": str(error), "where": where}
-    named["innermost"] = frames[-1].filename if frames else ""
+    parsers = stage == "arguments"  # what the release's parser says is raised here
+    named["innermost"] = frames[-1].filename if frames and not parsers else ""
     return {**named, "stage": stage, "tail": tail.splitlines()[-25:]}
 
 

@@ -28,7 +28,8 @@ VARIABLES = ("VLLM_PORT", "VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "VLLM_XLA_USE
         # like, and another thing: a number, an element type, an opposite
         ("VLLM_USE_FLASHINFER_MOE_FP16", ("VLLM_USE_FLASHINFER_MOE_INT4",), ""),
         ("VLLM_USE_FLASHINFER_MOE_FP8", ("VLLM_USE_FLASHINFER_MOE_INT8",), ""),
-        ("glm45", ("glm47",), ""),
+        ("glm45", ("glm47",), "glm47"),
+        ("bfloat15", ("bfloat16",), "bfloat16"),
         ("--disable-prefix-caching", ("--enable-prefix-caching",), ""),
         ("--enable-prefix-cachin", ("--enable-prefix-caching",), "--enable-prefix-caching"),
         (

@@ -332,7 +332,7 @@ def test_code_of_a_checkpoint_that_was_downloaded_before_does_not_run(
     code, document = asked(config, "0.33.0", "--trust-remote-code")
     assert not marks.exists()
     assert (code, document["starts"]) == (5, "not run"), document
-    assert "code of its own" in document["reason"]
+    assert "Hugging Face for a file that is not here" in document["reason"], "its HOME is its own"
 
 
 @pytest.mark.parametrize("name", ["nemotron-3-nano", "nemotron-3-super", "qwen3-30b-a3b"])

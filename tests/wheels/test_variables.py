@@ -222,12 +222,16 @@ def image_of(release: str, root: Path) -> Layout:
     return Layout(root / "image")
 
 
+#: vLLM's own share of the memory is more than most GB10s have free.
+SHARE = ("--gpu-memory-utilization", "0.8")
+
+
 def compose_of(release: str, model: Path, env: dict[str, str], flags: str = "") -> str:
     """A compose file that serves a model."""
     service = {
         "image": f"vllm/vllm-openai:v{release}",
         "environment": env,
-        "command": f"--model {model} {flags}",
+        "command": f"--model {model} {shlex.join(SHARE)} {flags}",
     }
     return json.dumps({"services": {"vllm": service}})
 
@@ -370,7 +374,7 @@ def test_flags_of_a_file_spring_no_trap(
         words += [flag, text.replace("@", values[flag.strip("-")])]
     words += ["--log-config-file", str(file), "--logging-config.pylogging_config_file", str(file)]
     asked = ["--quantization", MODULE, "--load-format", MODULE]  # names that a release looks up
-    script = shlex.join(["vllm", "serve", str(model), *words, *asked])
+    script = shlex.join(["vllm", "serve", str(model), *SHARE, *words, *asked])
     (tmp_path / "serve.sh").write_text(f"{script}\n")
     ran = run("preflight", str(tmp_path / "serve.sh"), "--release", release)
     assert traps.touched() == set()
@@ -388,7 +392,7 @@ def test_a_flag_alone_springs_no_trap(
     file, sprung = logging_trap(tmp_path)
     traps.watch_module(MODULE)
     flag, value = choice[0], choice[1].replace("@", str(file))
-    script = shlex.join(["vllm", "serve", str(model), flag, value])
+    script = shlex.join(["vllm", "serve", str(model), *SHARE, flag, value])
     (tmp_path / "serve.sh").write_text(f"{script}\n")
     ran = run("preflight", str(tmp_path / "serve.sh"), "--release", RUN[-1])
     assert traps.touched() == set()

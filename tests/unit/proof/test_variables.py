@@ -151,7 +151,7 @@ def test_level_codegen_passes_what_is_allowed(
     sandbox: InSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = SimpleNamespace(
-        inputs=[], settings={}, sandbox=SimpleNamespace(python=Path("python")),
+        inputs=[], settings={}, folders=(), sandbox=SimpleNamespace(python=Path("python")),
         torch=SimpleNamespace(what="a torch"),
     )  # fmt: skip
     seen = []
