@@ -380,7 +380,7 @@ def test_flags_of_a_file_spring_no_trap(
     assert traps.touched() == set()
     assert not sprung.exists()
     document = ran.json()
-    assert (ran.code, document["flags"]) == (0, asked), document["reason"]
+    assert (ran.code, document["flags"]) == (0, [*SHARE, *asked]), document["reason"]
     assert {*OF_MODULES, *OF_PLACES} <= left_out(document["simulated"])
 
 
