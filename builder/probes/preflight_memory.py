@@ -171,7 +171,7 @@ def planned(release: Release, config: Any, weights: int, memory: Json, into: Jso
     pinned = getattr(config.cache_config, "kv_cache_memory_bytes", None)
     share = int(memory["total"] * config.cache_config.gpu_memory_utilization)
     left = share - weights - into["overhead_bytes"]
-    into["available_bytes"] = int(pinned or memory.get("available") or left)
+    into["available_bytes"] = int(pinned or left)
     into["requested_bytes"] = release.requested(config, memory)
     if not into["specs"]:
         return

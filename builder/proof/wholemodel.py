@@ -148,8 +148,6 @@ class DeviceMemory:
     overhead_per_token: int
     #: more of it where the model is divided among several devices
     overhead_between_ranks: int = 0
-    #: for the KV cache, where it is known; else what is left
-    available: int | None = None
     #: numbers of requests for which the longest context is asked
     requests: tuple[int, ...] = (1, 4, 16)
 

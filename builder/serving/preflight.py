@@ -259,16 +259,16 @@ def preflight(request: PreflightRequest) -> Preflight:
         document = _asked(release, folder, request)
         parts = tuple(f"{LEFT_OUT}{text}" for text in request.left_out)
         document = replace(document, simulated=(*document.simulated, *parts))
-        if document.starts == "no" and request.cures and not _is_memory(document):
+        if document.starts == "no" and request.cures and not was_built(document):
             document = replace(document, cures=tuple(_cures(release, folder, document, request)))
     if request.profiles:
         document = replace(document, choices=tuple(_choices(request)))
     return document
 
 
-def _is_memory(document: Preflight) -> bool:
-    """Whether a model was built, and is refused for want of memory."""
-    return document.refusal is not None and document.refusal.stage == "memory"
+def was_built(document: Preflight) -> bool:
+    """Whether a refused model was built: an answer without an error is then no cure."""
+    return document.refusal is not None and document.refusal.stage in ("memory", "loading")
 
 
 def preflight_on(request: PreflightRequest, releases: Sequence[str]) -> ModelMatrix:
@@ -655,8 +655,8 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
         raise SparkBuildError(text, Exit.VERIFY_FAILED)
     assert document.refusal is not None
     text = f"{document.model} does not start on vLLM {vllm}: {sentence(document.refusal)}"
-    if _is_memory(document):
-        raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=smaller(document))
+    if was_built(document):
+        raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=next_step(document))
     words = ["spark-build", "preflight", document.model, "--base", document.base]
     cure = document.cures[0] if document.cures else None
     more = cure.flags if cure else (*document.flags, "--layers", MAIN_PROFILE)
@@ -664,10 +664,13 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
     raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=shlex.join([*words, *more]))
 
 
-def smaller(document: Preflight) -> str:
-    """What to try where a model does not fit."""
-    memory = document.memory
+def next_step(document: Preflight) -> str:
+    """What to try where a model was built, and does not fit or cannot be loaded."""
+    memory, refusal = document.memory, document.refusal
     assert memory is not None
+    assert refusal is not None
+    if refusal.stage == "loading":
+        return shlex.join(["spark-build", "preflight", document.model, "--releases", "all"])
     if memory.sparks:
         return f"serve it on {memory.sparks} GB10s or more, or take a smaller checkpoint"
     if document.settings.get("gpu_memory_utilization", 0) != USUAL_FRACTION and (

@@ -48,6 +48,7 @@ from builder.serving.preflight import (
     troubles_of,
     unquantised,
     variables_of,
+    was_built,
     with_flags,
 )
 from tests.unit.fakes import fake_base, vllm_files
@@ -183,6 +184,23 @@ def test_a_model_that_does_not_fit_is_told_what_to_try(
         refuse_if_it_does_not_start(document(refusal=refusal, memory=memory, settings=settings))
     assert error.value.code == 5
     assert hint in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("stage", "built"),
+    [("memory", True), ("loading", True), ("model", False), ("arguments", False)],
+)
+def test_a_model_that_was_built_has_no_flag_as_its_cure(stage: str, built: bool) -> None:
+    """Without any of its flags the release builds it too, which cures nothing."""
+    assert was_built(document(refusal=Refusal(type="E", message="m", stage=stage))) is built
+
+
+def test_weights_that_cannot_be_loaded_are_tried_on_other_releases() -> None:
+    refusal = Refusal(type="ValueError", message="in 16 bits", stage="loading")
+    refused_document = document(refusal=refusal, memory=room(answer(), DEVICE))
+    with pytest.raises(SparkBuildError, match="in 16 bits") as error:
+        refuse_if_it_does_not_start(refused_document)
+    assert error.value.hint == "spark-build preflight ./m --releases all"
 
 
 @pytest.mark.parametrize(
