@@ -519,6 +519,15 @@ class LaunchRaces:
             self._shadows[region.address] = shadow
         return shadow
 
+    def forget(self, region: Region) -> None:
+        """A region of global memory is gone: what comes to its address has no history."""
+        self._shadows.pop(region.address, None)
+        tables: tuple[dict[object, Any], ...] = (self.released, self.place_fences)
+        for table in tables:
+            gone = [k for k in table if isinstance(k, int) and region.address <= k < region.end]
+            for key in gone:
+                del table[key]
+
     def is_new(self, kind: str, line: int, other: int, missing: str) -> bool:
         """Whether a race with these lines was not found before."""
         key = (kind, line, other, missing.startswith(OF_LANES))
@@ -1156,6 +1165,20 @@ class Races:
         for which, offsets, region in memory.spans(at, size, write=True):
             shadow = self.launch.shadow(region)
             self.strong(warp, lanes[which], offsets, size, line, scope, shadow)
+
+    def frees(self, warp: int, lane: int, line: int, region: Region) -> None:
+        """A lane frees memory, which is a write of all that was accessed there."""
+        shadow = self.launch.shadow(region)
+        tables = [shadow.writes, shadow.reads, shadow.atomics, shadow.copies]
+        used = [np.atleast_2d(table).any(axis=0) for table in tables if table is not None]
+        offsets = np.flatnonzero(np.logical_or.reduce(used)) * shadow.granule
+        if len(offsets):
+            lanes = np.full(len(offsets), lane)
+            for access, _ in self._accesses(
+                "free", shadow, warp, lanes, offsets, shadow.granule, line, WEAK
+            ):
+                self._check_write(access, shadow, WEAK)
+        self.launch.forget(region)
 
     def _report_conflict(
         self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow
