@@ -862,19 +862,24 @@ def _table(d: Decoder, i: Instruction) -> Step:
 def _set(d: Decoder, i: Instruction) -> Step:
     """``set.cmp{.ftz}.to.from``: all ones, or 1.0, where the comparison holds, else zero."""
     name, source = i.modifiers[0], i.modifiers[-1]
-    halves = source in ("f16x2", "bf16x2")
-    kind = typed("b32") if halves else d.type(i)
-    to = kind if halves else d.type(i, -2)
-    floats = halves or kind.name[0] == "f"
+    halves, half_in = source in ("f16x2", "bf16x2"), source in ("f16", "bf16")
+    kind = typed("b32") if halves else typed("b16") if half_in else d.type(i)
+    same = len(i.modifiers) > 1 and i.modifiers[-2] == source and (halves or half_in)
+    to = kind if same or halves else d.type(i, -2)
+    floats = halves or half_in or kind.name[0] == "f"
     function = (_COMPARE_FLOATS if floats else _COMPARE).get(name)
-    wrong = halves and i.modifiers[-2] != source
-    if function is None or wrong or set(i.modifiers[1:-2]) - {"ftz"} or to.bits != 32:
+    wrong = halves and not same
+    wrong |= half_in and not same and i.modifiers[-2] not in ("u16", "s16", "u32", "s32")
+    wrong |= not half_in and to.bits != 32
+    if function is None or wrong or set(i.modifiers[1:-2]) - {"ftz"}:
         raise d.unknown(i)
     out = d.out(i, i.operands[0], to)
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
     read = _read_as(source, ftz=i.has("ftz")) or (lambda v: v)
-    one: Any = np.float32(1) if to.name == "f32" else np.array(-1).astype(np.uint32)
-    half = np.uint32(0x3C00 if source == "f16x2" else 0x3F80)
+    one: Any = np.float32(1) if to.name == "f32" else np.uint32(0xFFFFFFFF)
+    half = np.uint32(0x3C00 if source[0] == "f" else 0x3F80)
+    if half_in and same:
+        one = half
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
