@@ -243,7 +243,7 @@ def ask(
     from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
     from builder.common.reference import Ref
     from builder.layers.catalog import Catalog
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.pipeline import bases
     from builder.proof.recorded import RecordInputs, Records, file_of, record_bytes, record_of
 

@@ -20,8 +20,8 @@ from builder.common.document import Count, Part, Seconds, Text
 from builder.common.hints import CACHE
 from builder.common.machinecode import disassemble, find_tool
 from builder.common.paths import cache_dir
-from builder.compile.changes import cost_of
 from builder.compile.executor import SOURCE, Compilation
+from builder.compile.known import cost_of
 from builder.errors import BuildFailed, EngineError, UsageError
 
 if TYPE_CHECKING:

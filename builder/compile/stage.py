@@ -53,10 +53,10 @@ from builder.compile.changes import (
     SourceChange,
     affected_units,
     is_build_file,
-    stage_name,
     verdict,
 )
 from builder.compile.extensionwheel import build_extension_wheel, request_for
+from builder.compile.known import stage_name
 from builder.compile.link import DISTRIBUTIONS
 from builder.compile.plans import gencode_of, plan_wheel
 from builder.compile.sources import source_of

@@ -31,16 +31,13 @@ from builder.common.plan import Input, Platform
 from builder.common.pypi import download
 from builder.common.wheels import RemoteWheel
 from builder.compile.executor import (
-    NATIVE,
-    TARGETS,
-    HostCompiler,
     LocalExecutor,
     compiler_versions,
     find_nvcc,
     has_library_headers,
-    host_compiler,
     installed_nvcc,
 )
+from builder.compile.host import NATIVE, TARGETS, HostCompiler, host_compiler
 from builder.compile.link import toolkit_libraries
 from builder.errors import EngineError, RemoteError, UsageError
 
@@ -233,8 +230,6 @@ def _unpack(archive: Path, part: _Part, toolkit: Path) -> None:
 
 #: Value of ``--nvcc`` and ``SPARK_BUILD_NVCC`` for the compiler from released wheels.
 WHEELS = "wheels"
-
-
 #: Name of a stage's input that belongs to such a compiler.
 MEMBER = "compiler"
 

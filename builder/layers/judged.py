@@ -45,6 +45,7 @@ _CODE = (
     "images/bases/*.py",
     "images/rootfs/*.py",
     "layers/judged.py",
+    "layers/pinned.py",
     "layers/planner.py",
 )
 _PINS: Mapping[str, type[InputPin]] = {

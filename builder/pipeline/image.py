@@ -30,7 +30,7 @@ from builder.errors import (
     UsageError,
     did_you_mean,
 )
-from builder.images.engines.buildkit import cache_words, check_name
+from builder.images.engines.buildx import cache_words, check_name
 from builder.images.engines.choice import (
     AUTO,
     ENGINES,

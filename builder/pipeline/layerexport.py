@@ -31,7 +31,7 @@ from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.edited import EditedFile, unified
 from builder.layers.layerfile import description
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.layers.pulls import Project, described_projects, without_pulls
 from builder.pipeline.bases import ReleasedTrees
 from builder.pipeline.checking import before_of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan
     from builder.images.subject import Subject
     from builder.layers.decisions import Decision, KnownBase
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.pipeline.options import MatrixOptions
 
 #: The platform of a DGX Spark, and both: what ``--platform both`` means.
@@ -119,7 +119,7 @@ class Asking:
     @cached_property
     def sources(self) -> IndexSources:
         """The inputs that layers pin."""
-        from builder.layers.planner import IndexSources
+        from builder.layers.pinned import IndexSources
 
         return IndexSources(self.index)
 

@@ -42,7 +42,7 @@ from builder.layers import edited
 from builder.layers.catalog import Catalog, Selection, has_pulls
 from builder.layers.edited import EditedFile, EditOps, Section
 from builder.layers.layerfile import load_layer, open_ended
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.layers.pulls import spans, without_pulls
 from builder.pipeline import bases
 from builder.pipeline.checking import LayerFinding, before_of, findings

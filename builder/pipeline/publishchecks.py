@@ -11,7 +11,7 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.images.registry.copy import layout_place
 from builder.layers.lock import LockedFacts, lock_path
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.cached import EvidenceCache, layout_content, report_of
 from builder.proof.checks import DEFAULT_LEVELS

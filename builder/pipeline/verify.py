@@ -23,7 +23,7 @@ from builder.layers.lock import (
     stale,
     wheels_of,
 )
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.cached import EvidenceCache, report_of

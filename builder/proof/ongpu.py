@@ -25,7 +25,8 @@ from builder.common.console import console
 from builder.common.document import read
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, SparkBuildError, UsageError
-from builder.images.engines.metadata import VERIFIER, device_data, programs
+from builder.images.engines.devicedata import device_data
+from builder.images.engines.maker import VERIFIER, programs
 from builder.proof.checks import Check, VerifierDocument
 from builder.proof.target import Refusal
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from builder.images.rootfs.image import Image
     from builder.images.subject import FactsOf, OpenImage
     from builder.layers.catalog import Selection
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.target import Runner
 
 

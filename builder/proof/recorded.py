@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan
     from builder.images.subject import Subject
     from builder.layers.catalog import Catalog, Profile, Selection
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.replies import DispatchReply
 
 

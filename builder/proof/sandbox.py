@@ -47,9 +47,9 @@ from builder.common.programs import DISPATCH
 from builder.common.pypi import PackageIndex, write_atomically
 from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError, UsageError
+from builder.images.bases.imagetree import preload
 from builder.images.bases.pypi import requirements_of
 from builder.images.subject import TRACKED
-from builder.layers.planner import preload
 from builder.probes.stub_driver import (
     NO_DEVICE,
     UnknownMachineError,

@@ -27,8 +27,8 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import UsageError, did_you_mean
 from builder.images.bases.identify import identify
+from builder.images.bases.imagetree import preload
 from builder.images.subject import BaseRequest
-from builder.layers.planner import preload
 from builder.proof.replies import Results
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
 from builder.layers.catalog import Catalog
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 
 from .support import Planner
 

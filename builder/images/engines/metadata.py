@@ -9,92 +9,31 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from configparser import ConfigParser, Error
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import field, structs
-from packaging.specifiers import SpecifierSet
 
-from builder import __version__
-from builder.applier.judging import flag_values
 from builder.applier.layers import Layer
 from builder.applier.receipts import kept_true
 from builder.applier.trees import Content
-from builder.applier.values import ApplyError, canonical_json, normalize, sha256_hex
-from builder.common import programs as archives
-from builder.common.document import Part, always, moment, plain, read
-from builder.common.leftovers import keep_latest
-from builder.common.paths import cache_dir, code_digest, package_file, project_file
-from builder.common.plan import PLAN_SCHEMA, BakedPlan, Maker, RecordedPlan
-from builder.common.pypi import read_entry, write_entry
+from builder.applier.values import ApplyError, normalize
+from builder.common.document import moment, plain, read
+from builder.common.paths import project_file
+from builder.common.plan import PLAN_SCHEMA, BakedPlan, RecordedPlan
 from builder.common.reference import Ref
 from builder.errors import UsageError
+from builder.images.engines.devicedata import device_data
+from builder.images.engines.maker import APPLIER, COMMAND, COMMAND_TEXT, programs, written
 from builder.images.registry.reference import parse_reference
 from builder.probes import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, PlanDocument
-    from builder.diagnose.entries import Condition, Entry, RequestedSetting
+    from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision
 
-
-# ------------------------------------------------------------------------ the files of spark-build
-
-#: File names of the applier in images and mods, and of the verifier in images.
-APPLIER, VERIFIER = archives.BUNDLE, "spark_verify.pyz"
-#: The command that runs the verifier in an image, and its text.
-COMMAND = "spark-verify"
-COMMAND_TEXT = """#!/bin/sh
-# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
-exec {interpreter} -B {share}/spark_verify.pyz "$@"
-"""
-
-
-def applier_bundle() -> bytes:
-    """The applier as one file that Python runs."""
-    return archives.APPLIER.data
-
-
-@cache
-def programs() -> Mapping[str, bytes]:
-    """The programs in every image, by file name."""
-    return MappingProxyType({APPLIER: archives.APPLIER.data, VERIFIER: archives.VERIFIER.data})
-
-
-@cache
-def written() -> Mapping[str, str]:
-    """The sha256 of what this spark-build adds to images, by file name.
-
-    The programs and licenses in images and extension wheels, the tables for the verifier's data,
-    and the text of the command; everything else in an image is determined by the version.
-    """
-    paths = [package_file("probes", "wheel_loader.py"), package_file("data", "kernels.toml")]
-    paths += package_file("data", "diagnose").glob("*.toml")
-    paths += map(project_file, TERMS)
-    contents = {**programs(), **{path.name: path.read_bytes() for path in paths}}
-    contents[COMMAND] = COMMAND_TEXT.encode()
-    return MappingProxyType({name: sha256_hex(data) for name, data in contents.items()})
-
-
-@cache
-def maker() -> Maker:
-    """The version of this spark-build, and the digest of what it adds to images."""
-    return Maker(version=__version__, files=digest_of_files(written()))
-
-
-def digest_of_files(files: Mapping[str, str]) -> str:
-    """The digest of a list of files and their sha256, as a plan has it."""
-    return f"sha256:{sha256_hex(canonical_json(dict(files)))}"
-
-
-# ---------------------------------------------------------------------------------------- metadata
 
 # -------------------------------------------------------------- commands of installed distributions
 
@@ -140,179 +79,6 @@ def scripts(text: str, interpreter: str) -> dict[str, bytes]:
             words = {"module": target["module"], "object": target["object"], "first": first}
             scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
     return scripts
-
-
-# ------------------------------------------------------- what the in-image verifier checks on a GPU
-
-
-class DeviceKernel(Part, frozen=True, kw_only=True):
-    """A kernel behind an expected log line, and the layers to run it with."""
-
-    kind: str
-    line: str
-    #: patterns for names of CUDA kernels that must run, and that must not run
-    names: tuple[str, ...]
-    never: tuple[str, ...]
-    activations: str
-    shapes: tuple[tuple[int, ...], ...]
-    #: number of roundings of a result
-    roundings: int = always(1)
-
-
-class Marker(Part, frozen=True, kw_only=True):
-    """A catalogue entry for the verifier in an image, with patterns as strings."""
-
-    id: str
-    severity: str
-    patterns: tuple[str, ...]
-    unless: tuple[str, ...]
-    required: tuple[str, ...] = field(name="with")
-    forbidden: tuple[str, ...] = field(name="without")
-    message: str
-    fix: str
-
-
-class DeviceData(Part, frozen=True, kw_only=True):
-    """The data of the in-image verifier for the plan's release."""
-
-    schema: Literal[1] = always(1)
-    vllm: str
-    command: str
-    kinds: tuple[str, ...]
-    kernels: tuple[DeviceKernel, ...]
-    markers: tuple[Marker, ...]
-
-
-class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of ``kernels.toml``; its ``line`` is a pattern."""
-
-    #: vLLM releases; empty means all
-    when: str = ""
-
-
-@lru_cache(maxsize=1)
-def _kernels() -> tuple[_KnownKernel, ...]:
-    table = tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))
-    return read(table["kernel"], tuple[_KnownKernel, ...])
-
-
-#: Kinds of layer that a profile does not target; only level ``dispatch`` checks them.
-OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
-
-
-def known_kinds() -> tuple[str, ...]:
-    """Kinds of layer that can be run on a device."""
-    return tuple(dict.fromkeys(kernel.kind for kernel in _kernels()))
-
-
-def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
-    """The known kernel for an expected log line.
-
-    A kind that cannot be run has no shapes.
-    """
-    for kernel in _kernels():
-        if kernel.when and not SpecifierSet(kernel.when).contains(vllm, prereleases=True):
-            continue
-        if kernel.kind == kind and re.search(kernel.line, line):
-            return read(plain(structs.replace(kernel, line=line)), DeviceKernel)
-    return DeviceKernel(kind=kind, line=line, names=(), never=(), activations="", shapes=())
-
-
-def settings_of(plan: PlanDocument) -> dict[str, str]:
-    """Variables and flags that the plan sets, by the names that the catalogue uses."""
-    settings = dict(plan.env)
-    for flag, value in flag_values([*plan.serve_flags, *plan.moe_serve_flags]):
-        settings[flag[2:].replace("-", "_")] = value or ""
-    return settings
-
-
-def _holds(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
-    facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
-    return all(facts) if every else any(facts)
-
-
-def _sources(condition: Condition) -> tuple[str, ...]:
-    return tuple(pattern.regex.pattern for pattern in condition.patterns)
-
-
-def marker(entry: Entry, vllm: str) -> Marker:
-    """Convert a catalogue entry for the verifier in an image."""
-    from builder.diagnose.entries import SKIPPED
-
-    skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
-    return Marker(
-        id=entry.id,
-        severity=entry.severity,
-        patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
-        unless=(*(regex.pattern for regex in entry.unless), *skipped),
-        required=_sources(entry.required),
-        forbidden=_sources(entry.forbidden),
-        message=entry.message,
-        fix=entry.fix_for(vllm),
-    )
-
-
-#: The code that reads the catalogue, and the markers that are kept: one release has about 80 kB.
-_MARKING = ("diagnose/entries.py", "images/engines/metadata.py")
-_MARKERS = 60
-
-
-def markers(plan: PlanDocument) -> tuple[Marker, ...]:
-    """Log lines that must not appear for this release: entries with a line pattern, without notes.
-
-    Conditions on settings are evaluated here, against what the plan sets.
-    """
-    settings = settings_of(plan)
-    return _markers(plan.base.packages.get("vllm", ""), tuple(sorted(settings.items())))
-
-
-@lru_cache(maxsize=8)
-def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
-    """The markers, kept by the digests of the catalogue and of the code that reads it."""
-    parts = [code_digest(_MARKING), dict(written()), vllm, given]
-    path = cache_dir() / "markers" / f"{sha256_hex(canonical_json(parts))}.json"
-    with suppress(OSError, ValueError):
-        return msgspec.json.decode(read_entry(path), type=tuple[Marker, ...])
-    chosen = _chosen_markers(vllm, given)
-    write_entry(path, msgspec.json.encode(chosen))
-    keep_latest(path.parent.glob("*.json"), most=_MARKERS)
-    return chosen
-
-
-def _chosen_markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
-    from builder.diagnose.entries import load_entries
-
-    settings = dict(given)
-    chosen = []
-    for entry in load_entries():
-        if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
-            continue
-        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
-            continue
-        if not entry.applies(vllm or None, by_setting=False):
-            continue
-        if not _holds(entry.required.settings, settings, every=True):
-            continue
-        if _holds(entry.forbidden.settings, settings, every=False):
-            continue
-        chosen.append(marker(entry, vllm))
-    return tuple(chosen)
-
-
-def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
-    """The document for a plan; ``image`` is the image's name in hinted commands."""
-    vllm = plan.base.packages.get("vllm", "")
-    return DeviceData(
-        vllm=vllm,
-        command=f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
-        kinds=known_kinds(),
-        kernels=tuple(
-            kernel_for(e.kind, e.line, vllm)
-            for e in plan.expect
-            if e.line and e.kind not in OTHER_LAYERS
-        ),
-        markers=markers(plan),
-    )
 
 
 # ---------------------------------------------------------------------------- files, layer by layer
@@ -559,19 +325,6 @@ def build_metadata(plan: BuildPlan) -> bytes:
         lines.append(f"{name}:")
         lines += [f"  {key}: {json.dumps(value)}" for key, value in table.items()]
     return ("\n".join(lines) + "\n").encode()
-
-
-def quoted(value: str) -> str:
-    """A value for ENV and LABEL: in double quotes, with no expansion.
-
-    JSON is not enough, because Dockerfiles do not support ``\\u`` escapes.
-
-    Raises:
-        UsageError: it has a line break, after which a Dockerfile's next instruction begins.
-    """
-    if "\n" in value or "\0" in value:
-        raise UsageError(f"a Dockerfile cannot hold a value with a line break: {value!r:.200}")
-    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
 def labels(plan: BuildPlan) -> dict[str, str]:

@@ -39,6 +39,7 @@ from builder.common.wheels import deflated
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker, metadata
 from builder.images.engines.docker import engine_needs
+from builder.images.engines.dockerfile import quoted
 from builder.images.engines.metadata import added_bytes, content_bytes, image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.images.registry.copy import layout_place
@@ -444,11 +445,8 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: Ref) ->
         f"FROM {base}",
         f"COPY --from={source} / /",
         f"RUN --network=none {json.dumps(finish)}",
-        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())),
-        *(
-            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
-            for name, value in sorted(ours.items())
-        ),
+        *(f"ENV {name}={quoted(value)}" for name, value in sorted(plan.env.items())),
+        *(f"LABEL {quoted(name)}={quoted(value)}" for name, value in sorted(ours.items())),
     ]
     dockerfile = "\n".join(lines) + "\n"
     return Overlay(base=base, image=image, dockerfile=dockerfile, build=build)
@@ -1172,12 +1170,9 @@ class OciEngine:
         lines = [f"FROM {plan.base.ref.partition('@')[0]}@{plan.base.digest}"]
         for name, files in image_layers(plan):
             lines.append(f"# layer {name}: {sum(f is not None for f in files.values())} files")
+        lines += [f"ENV {name}={quoted(value)}" for name, value in sorted(plan.env.items())]
         lines += [
-            f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())
-        ]
-        lines += [
-            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
-            for name, value in metadata.labels(plan).items()
+            f"LABEL {quoted(name)}={quoted(value)}" for name, value in metadata.labels(plan).items()
         ]
         return "\n".join(lines) + "\n"
 

@@ -18,7 +18,7 @@ from builder.common.document import plain
 from builder.common.plan import ExpectedChoice
 from builder.errors import UsageError
 from builder.images.engines.docker import tar_of
-from builder.images.engines.metadata import VERIFIER, programs
+from builder.images.engines.maker import VERIFIER, programs
 from builder.probes import verify_checks
 from builder.probes.dispatch_expect import limit
 from builder.proof.ongpu import (

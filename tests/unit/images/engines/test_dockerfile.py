@@ -15,7 +15,7 @@ from builder.common.reference import Ref
 from builder.errors import BuildFailed, UsageError
 from builder.images.engines import metadata
 from builder.images.engines.buildkit import BuildkitEngine, write_context
-from builder.images.engines.metadata import applier_bundle
+from builder.images.engines.maker import applier_bundle
 from builder.images.engines.oci import overlay_recipe
 from tests.unit.fakes import (
     BACKEND,
