@@ -245,7 +245,8 @@ def ask(
     from builder.layers.catalog import Catalog
     from builder.layers.pinned import IndexSources
     from builder.pipeline import bases
-    from builder.proof.recorded import RecordInputs, Records, file_of, record_bytes, record_of
+    from builder.proof.recorded import Records, file_of, record_bytes
+    from builder.proof.recording import RecordInputs, record_of
 
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")

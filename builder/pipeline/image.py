@@ -19,7 +19,7 @@ from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.diskspace import check_room
 from builder.common.document import Count, Digest, Document, Part, Seconds, Text, always
-from builder.common.plan import PlanDocument, State
+from builder.common.plan import PlanDocument, State, default_tag
 from builder.common.reference import Ref
 from builder.errors import (
     EngineError,
@@ -307,12 +307,6 @@ def timed(timings: dict[str, float], name: str) -> Iterator[None]:
 # The options ``--builder``, ``--cache-from``, ``--cache-to``, ``--tag``, ``--output``, ``--push``.
 
 _TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")
-
-
-def default_tag(plan: BuildPlan) -> str:
-    """``spark-build/<profile>:<vllm>-<plan12>``: the same plan always has the same name."""
-    vllm = plan.base.packages.get("vllm", "unknown").replace("+", "-")
-    return f"spark-build/{plan.name}:{vllm}-{plan.digest.removeprefix('sha256:')[:12]}"
 
 
 @dataclass(frozen=True)

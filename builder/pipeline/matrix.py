@@ -28,7 +28,8 @@ from builder.layers.decisions import DecisionStore, Evidence, around, base_key, 
 from builder.layers.pulls import without_pulls
 from builder.pipeline.options import MATRIX_PACKAGES
 from builder.proof.checks import Check
-from builder.proof.recorded import Outcome, by_itself
+from builder.proof.recorded import Outcome
+from builder.proof.recording import by_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

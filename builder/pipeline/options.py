@@ -14,7 +14,7 @@ from builder.errors import UsageError
 from builder.images.engines.choice import AUTO, ENGINES
 
 if TYPE_CHECKING:
-    from builder.proof.ongpu import GpuOptions
+    from builder.proof.gpuoptions import GpuOptions
 
 #: What `layers export` writes.
 EXPORT_FORMATS = ("patch", "pr")
@@ -254,7 +254,7 @@ class VerifyOptions:
     @property
     def gpu(self) -> "GpuOptions":
         """The options of the levels that need a GPU."""
-        from builder.proof.ongpu import GpuOptions
+        from builder.proof.gpuoptions import GpuOptions
 
         return GpuOptions(
             bench=self.bench,

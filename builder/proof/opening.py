@@ -35,7 +35,7 @@ from builder.images.rootfs.image import open_image, read_config, subjects
 from builder.images.subject import BaseRequest, InFiles, Subject, no_facts, tracked_for
 from builder.layers.planner import make_plan
 from builder.proof.dispatch import make_request, own_settings
-from builder.proof.ongpu import GpuOptions
+from builder.proof.gpuoptions import GpuOptions
 from builder.proof.runners import InContainer, InSandbox, runner_of
 from builder.proof.target import Origin, VerifyTarget
 from builder.proof.trust import TrustedSources
