@@ -10,8 +10,9 @@ from builder.common.console import console, print_json
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
+from builder.compile.build import CompiledUnit, compile_units
 from builder.compile.changes import named_change, patched
+from builder.compile.costs import Cost, cost_of_units
 from builder.compile.extensionwheel import PlannedWheel, build_extension_wheel, request_for
 from builder.compile.plans import (
     CompiledRelease,

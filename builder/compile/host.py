@@ -1,12 +1,18 @@
-"""The host compiler of this machine for a platform, or where else to compile."""
+"""Which compilers a stage uses, told without running one, or where else to compile."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from builder.applier.states import Target
 from builder.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from builder.common.plan import Input
 
 #: nvcc's folder names for platforms (``targets/NAME``).
 TARGETS = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
@@ -70,3 +76,12 @@ def _compiler(platform: str) -> HostCompiler:
 
 def _install(platform: str) -> str:
     return f"apt-get install g++-{_TRIPLETS[platform].replace('_', '-')}"
+
+
+#: Name of a stage's input that belongs to such a compiler.
+MEMBER = "compiler"
+
+
+def of_wheels(inputs: Iterable[Input]) -> bool:
+    """Whether a stage with these inputs uses the compiler from released wheels."""
+    return any(row.member == MEMBER for row in inputs)

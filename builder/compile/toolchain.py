@@ -230,8 +230,6 @@ def _unpack(archive: Path, part: _Part, toolkit: Path) -> None:
 
 #: Value of ``--nvcc`` and ``SPARK_BUILD_NVCC`` for the compiler from released wheels.
 WHEELS = "wheels"
-#: Name of a stage's input that belongs to such a compiler.
-MEMBER = "compiler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,11 +291,6 @@ class Compiler:
         if self.toolkit is not None:
             self.toolkit.lay_out(index)
             find_nvcc(self.nvcc)
-
-
-def of_wheels(inputs: Iterable[Input]) -> bool:
-    """Whether a stage with these inputs uses the compiler from released wheels."""
-    return any(row.member == MEMBER for row in inputs)
 
 
 def find_compiler(

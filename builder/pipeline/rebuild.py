@@ -29,8 +29,9 @@ from builder.common.plan import PLAN_SCHEMA
 from builder.common.pypi import PackageIndex
 from builder.common.reference import LAYOUT, Ref, base_kind
 from builder.compile.changes import build_files
+from builder.compile.host import of_wheels
 from builder.compile.link import DISTRIBUTIONS
-from builder.compile.toolchain import WHEELS, of_wheels
+from builder.compile.toolchain import WHEELS
 from builder.compile.toolkit import toolkit_choice
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.model import BuildRequest

@@ -23,7 +23,7 @@ from builder.common.console import console, counted, megabytes
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.common.reference import Ref, base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
 from builder.images.registry.copy import copy_image, missing_blobs, origin
 from builder.images.registry.reference import is_digest, parse_reference

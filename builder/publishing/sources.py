@@ -15,7 +15,7 @@ from builder.common.console import console
 from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.image import InEngine, embedded_in
-from builder.images.engines.metadata import PLAN_LABEL, is_overlay
+from builder.images.engines.baked import PLAN_LABEL, is_overlay
 from builder.images.engines.oci import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import layout_place

@@ -18,7 +18,7 @@ from msgspec import Meta
 from builder.common.console import console, counted
 from builder.common.document import Count, Digest, Document, Part, Text, always
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.registry.client import TagTaken
 from builder.images.registry.copy import refuse_missing
 from builder.publishing.evidence import Claim, attached_evidence

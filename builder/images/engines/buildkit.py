@@ -20,7 +20,7 @@ from builder.common.diskspace import Need
 from builder.common.hints import TEMPORARY, os_hint
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, EngineError, RemoteError
-from builder.images.engines import docker, metadata
+from builder.images.engines import baked, docker, metadata
 from builder.images.engines.buildx import (
     ENGINE,
     LINK_SINCE,
@@ -324,7 +324,7 @@ def _dockerfile(plan: BuildPlan, base: str, *, links: bool) -> str:
     folders = [{"title": name, "folder": folder_of(name)} for name, _ in image_layers(plan)]
     finish = None
     gone = any(content is None for content in plan.changes.values())
-    owners = ["--owners", metadata.OWNERS] if metadata.restored(plan) else []
+    owners = ["--owners", baked.OWNERS] if metadata.restored(plan) else []
     if (gone or owners) and plan.base.is_image:
         finish = metadata.finish_command(plan.base.interpreter, plan.base.site_packages, *owners)
     return render(

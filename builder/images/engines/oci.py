@@ -37,7 +37,7 @@ from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.common.wheels import deflated
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
-from builder.images.engines import docker, metadata
+from builder.images.engines import baked, docker, metadata
 from builder.images.engines.docker import engine_needs
 from builder.images.engines.dockerfile import quoted
 from builder.images.engines.metadata import added_bytes, content_bytes, image_layers
@@ -365,7 +365,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
         {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "artifactType": metadata.OVERLAY_TYPE,
+            "artifactType": baked.OVERLAY_TYPE,
             "config": config.descriptor(),
             "layers": [b.descriptor() for b in written],
             "annotations": metadata.labels(plan),
@@ -439,7 +439,7 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: Ref) ->
         source = "overlay"
         words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
     build = shlex.join([*words, "-t", image])
-    ours = {**labels, metadata.BASE_LABEL: base, f"{metadata.LABEL_PREFIX}.base-digest": ""}
+    ours = {**labels, baked.BASE_LABEL: base, f"{baked.LABEL_PREFIX}.base-digest": ""}
     lines = [
         f"# {build} - <this file",
         f"FROM {base}",
@@ -555,10 +555,10 @@ def read_layout(
     cache = LayerCache(image.source, diff_ids=image.diff_ids)
     with contextlib.closing(InLayers(image, Rootfs(image.layers, cache))) as opened:
         files = opened.all_files(str(layout))
-    plan = files.get(f"{metadata.SHARE}/plan.json")
+    plan = files.get(f"{baked.SHARE}/plan.json")
     if plan is None:
         raise UsageError(f"{layout} was not made by spark-build: it has no plan")
-    return metadata.read_plan(plan, str(layout)), files, image.config.env
+    return baked.read_plan(plan, str(layout)), files, image.config.env
 
 
 # ---------------------------------------------------------------------------------- patched images

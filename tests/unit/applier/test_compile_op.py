@@ -27,8 +27,9 @@ from builder.common.machinecode import KernelSummary as Reading
 from builder.common.machinecode import Summary, ToolMissing, read_module
 from builder.common.paths import data_dir
 from builder.common.plan import BakedPlan, StageRequest, digest_of
-from builder.compile.build import cost_of_units, refuse_machine
+from builder.compile.build import refuse_machine
 from builder.compile.changes import rendered_change
+from builder.compile.costs import cost_of_units
 from builder.errors import EngineError, SparkBuildError, UsageError
 from builder.layers import planner
 from builder.layers.layerfile import load_layer

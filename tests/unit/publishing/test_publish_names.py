@@ -7,8 +7,8 @@ import json
 import pytest
 
 from builder.errors import UsageError
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.engines.buildkit import folder_of
-from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.model import OCI_INDEX, OCI_MANIFEST, RawManifest
 from builder.publishing.naming import check_moving
 from builder.publishing.repository import (

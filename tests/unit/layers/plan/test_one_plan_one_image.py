@@ -20,8 +20,8 @@ from builder.diagnose.entries import load_entries
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
 from builder.images.engines import devicedata
+from builder.images.engines.baked import read_plan
 from builder.images.engines.maker import maker, programs, written
-from builder.images.engines.metadata import read_plan
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.subject import BaseRequest
