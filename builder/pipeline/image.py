@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from builder.images.engines.oci import BuiltIndex
     from builder.images.engines.runcommands import RunCommands
     from builder.images.subject import Subject
+    from builder.pipeline.imageoptions import ImageOptions
     from builder.pipeline.inputs import Inputs, Planning
-    from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
 
 

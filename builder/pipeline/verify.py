@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.layers.catalog import Selection
+    from builder.pipeline.imageoptions import ImageOptions
     from builder.pipeline.inputs import Inputs
-    from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
+    from builder.pipeline.options import PlanOptions
+    from builder.pipeline.verifyoptions import VerifyOptions
     from builder.proof.report import Report
     from builder.proof.target import ModelToBuild, VerifyTarget
 
