@@ -240,7 +240,8 @@ def ask(
 
     Covers every backend that they offer, and each profile.
     """
-    from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+    from builder.common.files import write_atomically
+    from builder.common.pypi import PackageIndex, vllm_releases
     from builder.common.reference import Ref
     from builder.layers.catalog import Catalog
     from builder.layers.pinned import IndexSources
@@ -281,7 +282,7 @@ def table(
     json: Json = False,
 ) -> None:
     """Write the release table from the records, or check it."""
-    from builder.common.pypi import write_atomically
+    from builder.common.files import write_atomically
     from builder.layers.catalog import Catalog
     from builder.proof.recorded import TableFile, read_records, render, stale_records
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Part, plain, read
+from builder.common.files import write_atomically
 from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, package_file
 from builder.common.programs import Program
-from builder.common.pypi import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

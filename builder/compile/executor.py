@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Protocol
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.leftovers import making
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import ToolkitImage
-from builder.common.pypi import write_atomically
 from builder.compile.host import NATIVE, HostCompiler
 from builder.errors import BuildFailed, EngineError
 from builder.images.engines.tasks import ROOT, PinnedImage, Task, TaskFailed

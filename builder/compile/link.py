@@ -24,9 +24,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder.common.document import read
+from builder.common.files import write_atomically
 from builder.common.machinecode import ElfFacts, on_disk, read_elf
 from builder.common.paths import cache_dir
-from builder.common.pypi import write_atomically
 from builder.compile.executor import LocalExecutor, Step
 from builder.compile.host import NATIVE
 from builder.errors import EngineError, UsageError

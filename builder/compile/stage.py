@@ -32,6 +32,7 @@ from builder.applier.values import ApplyError, canonical_json, normalize, read_v
 from builder.common.cache import locked
 from builder.common.console import console, some_of
 from builder.common.document import plain
+from builder.common.files import write_atomically
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import (
     CompiledPull,
@@ -42,7 +43,6 @@ from builder.common.plan import (
     SourceUnit,
     StageRequest,
 )
-from builder.common.pypi import write_atomically
 from builder.common.reference import Ref, image_of
 from builder.common.wheels import RemoteWheel
 from builder.compile.build import free_here, refuse_machine

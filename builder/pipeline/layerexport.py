@@ -24,9 +24,10 @@ from builder.applier.trees import versions
 from builder.applier.values import ApplyError, all_match
 from builder.common.console import console
 from builder.common.document import Document, Text
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.plan import Platform
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.edited import EditedFile, unified

@@ -18,9 +18,10 @@ from packaging.version import Version
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.console import console, megabytes
 from builder.common.document import Count, Document, Part, Text, always, plain
+from builder.common.files import write_atomically
 from builder.common.paths import data_dir
 from builder.common.plan import Platform, State
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection

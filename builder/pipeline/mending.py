@@ -33,9 +33,10 @@ from builder.applier.trees import OverlayTree, Tree
 from builder.applier.values import ApplyError, all_match, path_problem
 from builder.common.console import console, counted
 from builder.common.document import Document, Part, Text
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.paths import data_dir
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers import edited

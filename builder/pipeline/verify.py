@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.hints import ELSEWHERE, os_hint
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.lock import (

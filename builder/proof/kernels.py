@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from builder import settings
 from builder.common.document import Part, plain, read
+from builder.common.files import write_atomically
 from builder.common.paths import package_file
 from builder.common.programs import LAUNCH
-from builder.common.pypi import write_atomically
 from builder.common.results import Results
 from builder.errors import UsageError
 from builder.probes.dispatch_expect import Failure

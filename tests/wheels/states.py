@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.files import write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.layers.catalog import Catalog
 from builder.layers.pinned import IndexSources
 

@@ -15,9 +15,9 @@ from packaging.specifiers import SpecifierSet
 from builder.applier.judging import flag_values
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Part, always, plain, read
+from builder.common.files import read_entry, write_entry
 from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, code_digest, package_file
-from builder.common.pypi import read_entry, write_entry
 from builder.images.engines.maker import written
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.document import plain
+from builder.common.files import write_atomically
 from builder.common.hints import OUTPUT, os_hint, reason
 from builder.common.leftovers import keep_latest, making
 from builder.common.paths import cache_dir
-from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.common.wheels import deflated
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
