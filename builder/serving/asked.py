@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from builder.common.console import console
 from builder.common.hints import again
+from builder.common.reference import release_base
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.flags import WHY, names_code
@@ -34,7 +35,7 @@ from builder.serving.preflight import (
     surely_too_large,
 )
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
-from builder.serving.release import official_image, release_base
+from builder.serving.release import official_image
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from builder.common.document import Count, Document, Part, Text
+from builder.common.reference import release_base
 from builder.errors import UsageError, did_you_mean
 from builder.serving.checkpoint import (
     CONFIG,
@@ -34,8 +35,7 @@ from builder.serving.checkpoint import (
 )
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
-from builder.serving.release import release_base
-from builder.serving.serveflags import interface_of
+from builder.serving.serveflags import interface_of_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -337,7 +337,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
             _refuse_cache_options(request)
         else:
             _add_known_cache(parts, model.config.value, request)
-    interface = interface_of(base) if base else None
+    interface = interface_of_wheels(base) if base else None
     return _joined(request, parts, interface)
 
 

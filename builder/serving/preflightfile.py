@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
+from builder.common.reference import release_base
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
 from builder.proof.flags import WHY, flag_groups, names_code
@@ -29,7 +30,6 @@ from builder.serving.preflight import (
     layers_to_show,
     with_flags,
 )
-from builder.serving.release import release_base
 
 if TYPE_CHECKING:
     import datetime

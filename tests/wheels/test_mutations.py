@@ -20,14 +20,9 @@ from builder.applier.trees import Content, OverlayTree
 from builder.common.document import plain, read
 from builder.common.plan import BakedPlan, digest_of
 from builder.common.wheels import WheelTree
-from builder.images.engines.metadata import (
-    BIN,
-    COMMAND,
-    SHARE,
-    VERIFIER,
-    baked_files,
-    read_plan,
-)
+from builder.images.engines.baked import BIN, SHARE, read_plan
+from builder.images.engines.maker import COMMAND, VERIFIER
+from builder.images.engines.metadata import baked_files
 from builder.images.subject import InFiles, Subject
 from builder.proof.opening import target_of_plan
 from builder.proof.run import verify

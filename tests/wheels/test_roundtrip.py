@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from builder.applier.states import Outcome
     from builder.common.wheels import RemoteWheel
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.checks import Check
 
     from .support import Planned, Planner
