@@ -20,6 +20,7 @@ from builder.diagnose.entries import load_entries
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
 from builder.images.engines import devicedata
+from builder.images.engines import maker as maker_module
 from builder.images.engines.baked import read_plan
 from builder.images.engines.maker import maker, programs, written
 from builder.images.engines.model import BuildRequest
@@ -141,7 +142,7 @@ def at_another_time(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_another_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("builder.images.engines.maker.__version__", "99.0")
+    patch.setattr(maker_module, "__version__", "99.0")
 
 
 def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,7 @@ def test_after_the_plan_clock_and_environment_are_ignored(
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         monkeypatch.setattr("time.time", lambda: 4e9)
         monkeypatch.setattr("sys.argv", ["spark-build", "image", "--single-layer"])
-        monkeypatch.setattr("builder.images.engines.maker.__version__", "99.0")
+        monkeypatch.setattr(maker_module, "__version__", "99.0")
         monkeypatch.chdir("/")
 
     before = Asked(tmp_path / "one")()
