@@ -29,6 +29,8 @@ _ITEM = re.compile(r"^\s*(?:\d{1,2}\.|[-*]) [A-Z`\"']")
 _LONG = 7
 _SHARE = 5
 _STOP = re.compile(r"[.?!][\"'`)]?$")
+#: The message of an exception may be a whole sentence too.
+_RAISED = re.compile(r"^\s*[\w.]*(?:Error|Exception)\b")
 #: Markup of a document.
 _MARKUP = re.compile(r"^\s*\\[a-z]{3,12}\{|\\(?:texttt|emph|textbf|verb|cite|ref)\b")
 #: A line that a search found in a file.
@@ -85,4 +87,6 @@ class Speech:
 def _is_said(piece: str, small: int) -> bool:
     """Whether a piece is a whole sentence, whatever it begins with."""
     words = piece[:400].split()
+    if _RAISED.match(piece):
+        return False
     return len(words) >= _LONG and small * _SHARE >= len(words) and bool(_STOP.search(piece))
