@@ -20,10 +20,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builder.common.reference import release_base
 from builder.errors import SparkBuildError
 from builder.pipeline.options import PlanOptions
 from builder.serving.preflight import PreflightRequest, preflight
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,6 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from packaging.version import InvalidVersion, Version
-
-from builder.errors import UsageError
-
 # ----------------------------------------------------------------------------------- kinds of base
 
 #: The newest vLLM release whose kernels are recorded (``docs/evidence``; a test compares them).
@@ -138,18 +134,3 @@ class Ref:
 
     def __str__(self) -> str:
         return self.text
-
-
-def release_base(release: str) -> str:
-    """The base with a released vLLM.
-
-    Raises:
-        UsageError: it is not a version.
-    """
-    try:
-        Version(release)
-    except InvalidVersion:
-        raise UsageError(
-            f"--release {release!r} is not a version of vLLM", hint="--release 0.33.0"
-        ) from None
-    return f"pypi:vllm=={release}"

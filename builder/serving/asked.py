@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from builder.common.console import console
 from builder.common.hints import again
-from builder.common.reference import release_base
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.flags import WHY, names_code
@@ -36,6 +35,7 @@ from builder.serving.preflight import (
 )
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
 from builder.serving.release import official_image
+from builder.serving.released import release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from builder.common.document import Count, Document, Part, Text
-from builder.common.reference import release_base
 from builder.errors import UsageError, did_you_mean
 from builder.serving.checkpoint import (
     CONFIG,
@@ -35,6 +34,7 @@ from builder.serving.checkpoint import (
 )
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
+from builder.serving.released import release_base
 from builder.serving.serveflags import interface_of_wheels
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from builder.applier.files import read_regular
 from builder.applier.values import canonical_json
 from builder.common.document import Count, Document, Part, Text, always
 from builder.common.pypi import PackageIndex
-from builder.common.reference import Ref, release_base
+from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.planner import refuse_plan
@@ -66,6 +66,7 @@ from builder.serving.memory import (
     ceiling,
 )
 from builder.serving.models import Models, read_model
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

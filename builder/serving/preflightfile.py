@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
-from builder.common.reference import release_base
 from builder.errors import UsageError
 from builder.layers.shell import UNKNOWN
 from builder.proof.flags import WHY, flag_groups, names_code
@@ -30,6 +29,7 @@ from builder.serving.preflight import (
     layers_to_show,
     with_flags,
 )
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     import datetime

@@ -10,7 +10,7 @@ from packaging.version import Version
 from builder.applier.trees import OverlayTree
 from builder.common.plan import default_tag
 from builder.common.pypi import OLDEST_VLLM, PackageIndex
-from builder.common.reference import Ref, release_base
+from builder.common.reference import Ref
 from builder.errors import NotServed, UsageError
 from builder.images.bases.identify import identify
 from builder.images.registry.reference import parse_reference
@@ -18,6 +18,7 @@ from builder.images.subject import BaseRequest
 from builder.layers.planner import refuse_plan, refuse_unserved
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
+from builder.serving.released import release_base
 from builder.serving.serveflags import ServeInterface, interface_in
 
 if TYPE_CHECKING:
