@@ -726,16 +726,21 @@ class Races:
             self.knows[warp] = joined((own, clocks))
             self._acquired[warp].append(clocks)
             return
-        each, cache = self._each(warp), dict[int, VectorClocks]()
-        chosen = (_ALL if lanes is None else lanes).tolist()
-        if all(each[lane].includes(clocks) for lane in chosen):
-            return
-        each = list(each)
-        for lane in chosen:
-            old = each[lane]
-            if id(old) not in cache:
-                cache[id(old)] = joined((old, clocks))
-            each[lane] = cache[id(old)]
+        each, chosen = self._each(warp), _ALL if lanes is None else lanes
+        if not all(each[lane].includes(clocks) for lane in chosen.tolist()):
+            self._change(warp, chosen, lambda old: joined((old, clocks)))
+
+    def _change(
+        self, warp: int, lanes: NDArray[Any], change: Callable[[VectorClocks], VectorClocks]
+    ) -> None:
+        """Change what lanes know; those that knew the same know the same afterwards."""
+        before, changed = self._each(warp), dict[int, VectorClocks]()
+        each = list(before)
+        for lane in lanes.tolist():
+            old = before[lane]
+            if id(old) not in changed:
+                changed[id(old)] = change(old)
+            each[lane] = changed[id(old)]
         self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
 
     def barrier(
@@ -1445,16 +1450,12 @@ class Races:
         chosen = _ALL if lanes is None else lanes
         if 0 in spaces:
             self.fence_initialised(warp, ())
-        each = list(self._each(warp))
-        cache: dict[int, VectorClocks] = {}
-        for lane in chosen.tolist():
-            old = each[lane]
-            if id(old) not in cache:
-                own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
-                fenced = _larger([old.fenced, own])
-                cache[id(old)] = replace(old, fenced=fenced, epoch=None)
-            each[lane] = cache[id(old)]
-        self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+
+        def fenced(old: VectorClocks) -> VectorClocks:
+            own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
+            return replace(old, fenced=_larger([old.fenced, own]), epoch=None)
+
+        self._change(warp, chosen, fenced)
         for space in spaces:
             self._fenced[space, warp * LANES + chosen] = self.times[warp]
         self.times[warp] += 1
@@ -1486,15 +1487,12 @@ class Races:
             for reach in reaches:
                 if reach in clocks.observed:
                     self.acquire(warp, clocks.observed[reach], lanes[which])
-        cache: dict[int, VectorClocks] = {}
-        each = list(self._each(warp))
-        for lane in lanes.tolist():
-            old = each[lane]
-            if id(old) not in cache:
-                known = dict.fromkeys(reaches, VectorClocks(old.seen, old.fenced))
-                cache[id(old)] = replace(old, epoch=None, sc={**old.sc, **known})
-            each[lane] = cache[id(old)]
-        self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+
+        def handed_over(old: VectorClocks) -> VectorClocks:
+            known = dict.fromkeys(reaches, VectorClocks(old.seen, old.fenced))
+            return replace(old, epoch=None, sc={**old.sc, **known})
+
+        self._change(warp, lanes, handed_over)
         self._sc[widest : launch.sc_reaches, warp * LANES + lanes] = self.times[warp]
 
     def _meets_fences(
