@@ -9,17 +9,16 @@ from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
 from builder.common.plan import default_tag
-from builder.common.pypi import OLDEST_VLLM, PackageIndex
+from builder.common.pypi import OLDEST_VLLM
 from builder.common.reference import Ref
 from builder.errors import NotServed, UsageError
 from builder.images.bases.identify import identify
 from builder.images.registry.reference import parse_reference
-from builder.images.subject import BaseRequest
 from builder.layers.planner import refuse_plan, refuse_unserved
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
 from builder.serving.released import release_base
-from builder.serving.serveflags import ServeInterface, interface_in
+from builder.serving.serveflags import ServeInterface, interface_in, interface_of_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,12 +118,7 @@ def interface_of(ref: str) -> ServeInterface:
     Raises:
         SparkBuildError: it is not a base with vLLM, or it cannot be read.
     """
-    index = PackageIndex()
-    base = identify(BaseRequest(ref=Ref(ref), pins={}, tracked=("vllm",), index=index))
-    try:
-        return interface_in(base.tree, base.identity.packages["vllm"])
-    finally:
-        base.close()
+    return interface_of_base(ref, identify)
 
 
 def patched_interface(profile: str, ref: str) -> ServeInterface:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from builder.applier.trees import Tree
+    from builder.images.subject import Subject
 
     ReadFile = Callable[[str], bytes | None]
 
@@ -1161,9 +1162,17 @@ def interface_of_wheels(ref: str) -> ServeInterface:
     Raises:
         SparkBuildError: the release does not exist, or it cannot be read.
     """
-    named = Ref(ref)
-    request = BaseRequest(ref=named, pins={}, tracked=("vllm",), index=PackageIndex())
-    with closing(identify_pypi(request, named.place)) as base:
+    return interface_of_base(ref, lambda request: identify_pypi(request, request.ref.place))
+
+
+def interface_of_base(ref: str, identify: Callable[[BaseRequest], Subject]) -> ServeInterface:
+    """The interface of the vLLM of a base, which ``identify`` opens.
+
+    Raises:
+        SparkBuildError: it is not a base with vLLM, or it cannot be read.
+    """
+    request = BaseRequest(ref=Ref(ref), pins={}, tracked=("vllm",), index=PackageIndex())
+    with closing(identify(request)) as base:
         return interface_in(base.tree, base.identity.packages["vllm"])
 
 
