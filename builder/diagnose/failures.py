@@ -1133,6 +1133,8 @@ def _told(events: list[Failure]) -> list[Failure]:
     return joined
 
 
+#: Engines by the names that logs are read with.
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 #: Kinds of mechanism, and what the report calls them.
 KINDS: Mapping[str, str] = {
     "memory": "out of memory",
@@ -1368,7 +1370,6 @@ def component(text: str, frame: str, engine: str) -> str:
     return named or own or _ENGINES.get(engine, "")
 
 
-_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 #: Parts that only say what another one did: a name in the message says more.
 _MESSENGERS = ("vLLM", "SGLang", "PyTorch", "TensorRT-LLM", "vLLM's executor", "vLLM's attention")
 
