@@ -431,7 +431,8 @@ def test_what_python_compiled_goes_with_its_source_alone(damaged: bool) -> None:
     first = lay_out(MemoryTree(files))
     if damaged:
         (first / "vllm/a.py").write_bytes(b"A = 2\n")
-    compiled = Path(py_compile.compile(str(first / "vllm/a.py"), doraise=True)).relative_to(first)
+    path = py_compile.compile(str(first / "vllm/a.py"), doraise=True)
+    compiled = Path(str(path)).relative_to(first)
     second = lay_out(MemoryTree({**files, "vllm/b.py": b"B = 2\n"}))
     assert (second / "vllm/a.py").read_bytes() == b"A = 1\n"
     assert (second / compiled).exists() == (not damaged)
