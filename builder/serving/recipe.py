@@ -1252,6 +1252,10 @@ def _fp8_marlin(draft: Draft, kinds: set[str]) -> bool:
     return bool(kinds & FP8) and _FORCE_FP8 in draft.env and draft.env[_FORCE_FP8].value != "0"
 
 
+def _fp4_experts(_draft: Draft, kinds: set[str]) -> bool:
+    return bool(kinds & {"nvfp4-moe", "w4a16-moe"})
+
+
 @dataclass(frozen=True)
 class Concern:
     """What a layer is for: which recipes it concerns, and the kernels whose code it changes.
@@ -1281,6 +1285,7 @@ CONCERNS: dict[str, Concern] = {
     ),
     "vllm-linear-fallback": Concern(_beside_nvfp4),
     "vllm-marlin-fp8": Concern(_fp8_marlin),
+    "vllm-marlin-scales": Concern(_fp4_experts, ("experts", r"(?i)marlin")),
 }
 
 
