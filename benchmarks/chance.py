@@ -65,19 +65,19 @@ class Ran:
     #: of its document without times
     sha256: str
     #: what was told of damaged folders
-    mended: int
+    made_again: int
 
     def row(self) -> str:
         """Its row of the table."""
         cells = (
             str(self.round), self.installer, self.command, str(self.code), f"{self.seconds:.0f}",
-            f"{self.cpu:.0f}", self.sha256[:12], str(self.mended),
+            f"{self.cpu:.0f}", self.sha256[:12], str(self.made_again),
         )  # fmt: skip
         return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
-    "| round | installer | command | exit | wall s | CPU s | document | mended |\n"
+    "| round | installer | command | exit | wall s | CPU s | document | made again |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
@@ -117,7 +117,7 @@ def run_command(number: int, installer: str, name: str, work: Path) -> Ran:
     return Ran(
         round=number, installer=installer, command=name, code=done.returncode, seconds=seconds,
         cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, sha256=sha256,
-        mended=done.stderr.count("made again"),
+        made_again=done.stderr.count("made again"),
     )  # fmt: skip
 
 

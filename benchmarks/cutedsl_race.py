@@ -96,7 +96,7 @@ def main() -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     os.environ["CUTE_DSL_DUMP_DIR"] = str(given.work)
     text = (given.file or fetched(SGLANG, given.work / "sglang") / PATH).read_text("utf-8")
-    mended, count = STORES.subn(BARRIER + " " * 8, text)
+    changed, count = STORES.subn(BARRIER + " " * 8, text)
     if count != 1:
         raise SystemExit(f"{PATH}: {count} places for the barrier, not one")
     sys.modules |= {name: MagicMock() for name in ABSENT}
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"wrong of {N * TOKENS} values in {', '.join(SCHEDULES)}\n")
     print("| kernel | stages | races | wrong values |\n|---|---|---|---|")
     for title, name, source in (
-        ("as filed", "as_filed", text), ("with the barrier", "with_barrier", mended),
+        ("as filed", "as_filed", text), ("with the barrier", "with_barrier", changed),
     ):  # fmt: skip
         kernel = module(source, name, given.work)
         for stages in STAGES:

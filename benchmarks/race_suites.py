@@ -276,7 +276,7 @@ def hecbench(folder: Path) -> Iterator[Program]:
     """HeCBench's kernels with a race that somebody filed; and with the barrier that each lacks.
 
     The numbers are those of its issues.  #264 (``sssp``) is left out: its issue does not say which
-    order is lacking.  #126 and #133 are mended at this commit; #255 needs more than a barrier.
+    order is lacking.  #126 and #133 are fixed at this commit; #255 needs more than a barrier.
     """
     for program, *barriers in _filed(folder / "src"):
         yield replace(program, name=f"{program.name} as filed")

@@ -57,7 +57,7 @@ def released(release: str, work: Path) -> str:
     return name
 
 
-def mended(name: str, work: Path) -> str:
+def barred(name: str, work: Path) -> str:
     """The package with the barrier; its name."""
     barrier, new = f"{name}_barrier", work / f"{name}_barrier"
     new.mkdir(exist_ok=True)
@@ -120,7 +120,10 @@ def main() -> None:
     print("| FlashInfer | kernel | races | faults | missing |\n|---|---|---|---|---|")
     for release in given.releases:
         name = released(release, given.work)
-        for title, package in (("as released", name), ("with a barrier", mended(name, given.work))):
+        for title, package in (
+            ("as released", name),
+            ("with a barrier", barred(name, given.work)),
+        ):
             result, missing = examined(compiled(package))
             print(
                 f"| {release} | {title} | {len(result.races)} | {len(result.faults)} | {missing} |"

@@ -147,7 +147,7 @@ DOCUMENTS = {
     "layers-check": Entry("`layers check --json`", ("builder.pipeline.checking:CheckedLayers",)),
     "layers-diff": Entry(
         "`layers diff --json`: the files to edit, or the variant that an edit became",
-        ("builder.pipeline.mending:LayerDiff",),
+        ("builder.pipeline.layerfix:LayerDiff",),
     ),
     "layers-export": Entry(
         "`layers export --json`: a layer as a patch of its project, or as a pull request",

@@ -316,13 +316,13 @@ def pin(
     "spark-build layers diff b12x-env -b pypi:vllm==0.33.0 --edit work",
 )
 def diff(options: DiffOptions, *, json: Json = False) -> None:
-    """Mend a layer that does not fit a release: edit its files there.
+    """Fix a layer that does not fit a release: edit its files there.
 
     The edit becomes a variant of the layer, for the releases that it fits.
     """
-    from builder.pipeline.mending import follows_from, mend
+    from builder.pipeline.layerfix import fix_layer, follows_from
 
-    done = mend(options)
+    done = fix_layer(options)
     _print_findings(done.findings)
     if done.state == "unpacked":
         console.say("edit them, then run the same command again")

@@ -663,8 +663,8 @@ class BuildPlan:
     epoch: int
     #: add all files in one image layer
     single_layer: bool = False
-    #: layers that mend defects of the kernels, and select none; not part of the image
-    mends: frozenset[str] = frozenset()
+    #: layers that fix defects of the kernels, and select none; not part of the image
+    fixes: frozenset[str] = frozenset()
     #: messages; not part of the image
     hints: tuple[str, ...] = ()
     #: reports on pull requests; not part of the image

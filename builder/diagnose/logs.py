@@ -329,7 +329,7 @@ _WIDEST = 160
 _COMMON = frozenset({60, 64, 70, 72, 76, 78, 79, 80, 90, 100, 110, 119, 120, 127, 128, 132, 140})
 
 
-def mended(text: str) -> str:
+def unescaped(text: str) -> str:
     """One line with HTML escapes and typographic characters replaced."""
     if "&" in text and ";" in text and _ENTITY.search(text):
         text = html.unescape(text)
@@ -748,7 +748,7 @@ def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
         return [line for part in parts for line in cleaned(number, part, every=every)]
     if "\x1b" in text or "#033" in text or ("u001b" not in text and _BARE_COLOUR.search(text)):
         text = _ANSI.sub("", text)
-    text = mended(text)
+    text = unescaped(text)
     source = level = head = server = ""
     before = ""
     if text[:1] == " " and _PREFIX.match(text.lstrip(" ")):  # a paste that is indented

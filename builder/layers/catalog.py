@@ -60,8 +60,8 @@ class Profile:
     needs_reason: str
     #: why the default base is not the newest release that the profile supports
     base_reason: str = ""
-    #: layers that mend defects of the kernels, and select none
-    mends: tuple[str, ...] = ()
+    #: layers that fix defects of the kernels, and select none
+    fixes: tuple[str, ...] = ()
     #: name of the exported mod
     mod: str = ""
     expect: tuple[Expectation, ...] = ()
@@ -78,7 +78,7 @@ class Profile:
         return [e for e in self.expect if all_match(e.when, packages)]
 
 
-_PROFILE_KEYS = {"summary", "layers", "mends", "base", "needs", "expect", "mod"}
+_PROFILE_KEYS = {"summary", "layers", "fixes", "base", "needs", "expect", "mod"}
 _BASE_KEYS = {"image", "pypi", "pins", "reason"}
 
 
@@ -99,7 +99,7 @@ def load_profile(path: Path) -> Profile:
             name=path.stem,
             summary=raw["summary"],
             layers=tuple(raw["layers"]),
-            mends=tuple(raw.get("mends", ())),
+            fixes=tuple(raw.get("fixes", ())),
             image=base["image"],
             pypi=base["pypi"],
             pins={normalize(k): v for k, v in base.get("pins", {}).items()},

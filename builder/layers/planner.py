@@ -74,7 +74,7 @@ def make_plan(
         maker=maker(),
         epoch=epoch_for(identity, selection.layers) if epoch is None else epoch,
         single_layer=single_layer,
-        mends=frozenset(name for profile in selection.profiles for name in profile.mends),
+        fixes=frozenset(name for profile in selection.profiles for name in profile.fixes),
         hints=tuple(hints(selection, decisions, identity.packages)),
     )
 

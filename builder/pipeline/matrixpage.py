@@ -376,7 +376,7 @@ def _defects(page: _Page, document: Matrix) -> None:
                 id=f"at:defect:{row['id']}:{run[0].name}", title=row["name"], mark=mark,
                 heading=f"vLLM {run[0].name} to {run[-1].name}", about=row["effect"],
                 facts=(
-                    ("kernel", row["kernel"]), ("mended by", row.get("layer", "no layer")),
+                    ("kernel", row["kernel"]), ("fixed by", row.get("layer", "no layer")),
                     ("upstream", row["upstream"]), ("page", f"docs/{row['page']}"),
                 ),
             )  # fmt: skip
@@ -397,7 +397,7 @@ def _defects(page: _Page, document: Matrix) -> None:
     page.timelines.append(
         Timeline(
             id="defects", title="Known kernel defects",
-            about="In the release as published: the profile's layers mend those that name one. "
+            about="In the release as published: the profile's layers fix those that name one. "
             "What was run, and how, is in docs/kernel-defects.md.",
             columns=_columns(document.rows),
             groups=(Group(title="Defects of kernels for SM121", lines=tuple(lines)),),

@@ -136,7 +136,7 @@ def _patched(plan: BuildPlan, changing: list[LayerDecision], names: str) -> str:
     others = len(plan.needed) - len(changing)
     also = f", {others} {'sets' if others == 1 else 'set'} variables only" if others else ""
     layers, one = counted(len(changing), "layer"), len(changing) == 1
-    if all(decision.name in plan.mends for decision in changing):
+    if all(decision.name in plan.fixes for decision in changing):
         verb = "fixes" if one else "fix"
         what = f"no patch to select the kernels of {names}; {layers} {verb} defects of them"
     else:

@@ -440,7 +440,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         """Reply to a TLS handshake with the response by which engines detect plain HTTP."""
-        with contextlib.suppress(OSError):  # a connection that is cut is the engine's to mend
+        with contextlib.suppress(OSError):  # a connection that is cut is the engine's to handle
             if self.connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
                 self.connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
                 return

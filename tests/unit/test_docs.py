@@ -124,9 +124,9 @@ def test_the_table_of_releases_matches_the_evidence() -> None:
     table = README.partition("## Your vLLM release")[2].partition("\n## ")[0]
     rows = ROW.findall(table)
     (profile,) = Catalog.discover().select(["b12x-full"]).profiles
-    mends = set(profile.mends)
-    assert mends < set(profile.layers)
-    assert mends >= set().union(*CURES.values())
+    fixes = set(profile.fixes)
+    assert fixes < set(profile.layers)
+    assert fixes >= set().union(*CURES.values())
     for record in read_records(ROOT / "docs" / "evidence"):
         version = Version(record.vllm)
         ((selected, right, flags),) = [
@@ -139,7 +139,7 @@ def test_the_table_of_releases_matches_the_evidence() -> None:
             continue
         needed = {name for name, state in asked.layers.items() if state == "needed"} - {IDLE}
         assert selected.startswith(selectable(record)), record.vllm
-        assert (selectable(record) == "yes") == (not needed - mends), "what a plan says"
+        assert (selectable(record) == "yes") == (not needed - fixes), "what a plan says"
         for flag in asked.flags or ():
             same = "same" in flags or "--moe-backend" in flag
             assert flag in flags or same or flag == "flashinfer_b12x", record.vllm

@@ -25,5 +25,5 @@ def test_the_factor_is_the_same_and_takes_no_copy(version: str, planned: Planner
     before, after = made
     assert before["factors"] == after["factors"]
     assert len(set(before["factors"].values())) > 5, "factors differ with the scales"
-    assert before["peak"] > 10, "copies in FP32, a mask and the places of all experts, by their bytes"
+    assert before["peak"] > 10, "copies in FP32, a mask, and the places of all values"
     assert after["peak"] < 2

@@ -176,7 +176,7 @@ def test_the_transcript_of_the_page_is_what_the_commands_print(
     tomorrow(index)
     (tmp_path / "work/my-layers").symlink_to(layers)
     page = (data_dir("docs") / "outdated.md").read_text("utf-8")
-    text = page.partition("## A layer that drifts, mended")[2].partition("```\n$ ")[2]
+    text = page.partition("## Fix a layer that drifted")[2].partition("```\n$ ")[2]
     steps = text.partition("\n```\n")[0].split("\n$ ")
     assert len(steps) == 5
     for step in steps:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.diagnose.entries import load_entries
-from builder.diagnose.logs import mended, records, texts
+from builder.diagnose.logs import records, texts, unescaped
 from builder.diagnose.verdict import diagnose
 from builder.errors import UsageError
 from tests.unit.chance import QUICK
@@ -202,7 +202,7 @@ def test_a_paste_of_three_lines_without_line_ends_is_still_read() -> None:
     ],
 )
 def test_html_in_a_pasted_line_is_removed(escaped: str, plain: str) -> None:
-    assert mended(escaped) == plain
+    assert unescaped(escaped) == plain
 
 
 @pytest.mark.parametrize(

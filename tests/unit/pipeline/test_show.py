@@ -111,12 +111,12 @@ FIX = make_layer("fix", BACKEND)
 SETS = make_layer("sets", env_op("VLLM_NVFP4_GEMM_BACKEND", "marlin"), **FLAGS)
 OLD = make_layer("old", BACKEND, variant={"when": {"vllm": "<0.1"}})
 DRIFTED = make_layer("drifted", replace_op("nothing like it", "b"))
-MENDED = "1 layer fixes defects of them"
+FIXED = "1 layer fixes defects of them"
 SERVE = "; serve with --linear-backend b12x, and for MoE models that it supports --moe x"
 
 
 @pytest.mark.parametrize(
-    ("layers", "mends", "said"),
+    ("layers", "fixes", "said"),
     [
         ((FIX,), (), "needs a patch for test: 1 layer changes files"),
         (
@@ -128,16 +128,16 @@ SERVE = "; serve with --linear-backend b12x, and for MoE models that it supports
         (
             (FIX, SETS),
             ("fix", "other"),
-            f"needs no patch to select the kernels of test; {MENDED}, 1 sets variables only{SERVE}",
+            f"needs no patch to select the kernels of test; {FIXED}, 1 sets variables only{SERVE}",
         ),
         ((OLD,), (), "has nothing that test would change"),
         ((OLD, FIX), (), "needs a patch for test: 1 layer changes files"),
         ((DRIFTED, FIX), (), "cannot be patched for test: drifted does not fit"),
     ],
 )
-def test_verdict_of_a_plan(layers: tuple[Layer, ...], mends: tuple[str, ...], said: str) -> None:
+def test_verdict_of_a_plan(layers: tuple[Layer, ...], fixes: tuple[str, ...], said: str) -> None:
     plan = make_plan_of(fake_base(vllm_files("0.24.0")), *layers)
-    plan = dataclasses.replace(plan, mends=frozenset(mends))
+    plan = dataclasses.replace(plan, fixes=frozenset(fixes))
     assert verdict_of_plan(plan) == f"vLLM 0.24.0 {said}."
 
 

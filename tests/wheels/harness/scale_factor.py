@@ -9,6 +9,7 @@ as a multiple of their bytes.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+torch: Any = importlib.import_module("torch")
 
 FUNCTION = "_nvfp4_compute_scale_factor"
 #: Experts, and the rows and groups of one.
@@ -71,7 +72,7 @@ def peak(factor: Any) -> float:
     with os.fdopen(reading) as pipe:
         grown = int(pipe.read())
     os.wait()
-    return grown / (scales.numel() * scales.element_size())
+    return float(grown / (scales.numel() * scales.element_size()))
 
 
 def main() -> None:

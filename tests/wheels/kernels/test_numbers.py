@@ -76,7 +76,7 @@ def test_values_of_b12x_full_on_0_20_1(planned: Planner) -> None:
         assert any("its functions record launches" in words for words in check.simulated)
         operators = [words for words in check.simulated if words.startswith("torch.ops._C.scaled")]
         assert operators == ["torch.ops._C.scaled_fp4_quant.out: a reference, on the CPU"]
-    for name in {*SEVERAL, *MOE}:  # right with what the layers below mend
+    for name in {*SEVERAL, *MOE}:  # right with what the layers below fix
         assert checks[name].status == "pass", checks[name].seen
     for name in RIGHT - {"b12x GEMM, special values", LAYER, EXPERTS_LAYER}:
         ran, blocks = map(int, re.findall(r"(\d+) of (\d+) basic blocks", checks[name].seen)[0])

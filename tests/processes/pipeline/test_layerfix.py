@@ -1,4 +1,4 @@
-"""A layer that drifted on the newest release, mended by an edit of its files there."""
+"""A layer that drifted on the newest release, fixed by an edit of its files there."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_edit_becomes_a_variant(
     assert [row["state"] for row in plan.json["layers"]] == ["needed"]
 
 
-def mended(
+def edited(
     run: Run, layers: Path, tmp_path: Path, edits: dict[str, str], base: str = "0.42.0"
 ) -> Called:
     """Both calls, with these texts in between."""
@@ -147,7 +147,7 @@ def test_a_variant_whose_range_has_the_release_ends_before_it(
 ) -> None:
     file = layers / "last/layer.toml"
     file.write_text(LAYER.replace("<0.42.0rc0", "<0.50.0rc0").replace(">=0.42", ">=0.60"))
-    done = mended(spark_build, layers, tmp_path, {"vllm/pick.py": MOVED.replace("[0]", "[-1]")})
+    done = edited(spark_build, layers, tmp_path, {"vllm/pick.py": MOVED.replace("[0]", "[-1]")})
     assert done.code == 0, done.err
     layer = load_layer(layers / "last")
     assert [(v.name, v.when["vllm"]) for v in layer.variants] == [
@@ -162,9 +162,9 @@ def test_two_places_become_a_diff_and_a_new_file_a_copy(
 ) -> None:
     far = MOVED + "".join(f"\n\ndef f{n}():\n    return {n}\n" for n in range(9))
     index.add("vllm", "0.42.0", vllm_files("0.42.0", pick=far, other=OTHER))
-    edited = far.replace("names[0]", "names[-1]").replace("return 8", "return 9")
-    edits = {"vllm/pick.py": edited, "vllm/new.py": "NEW = 1\n"}
-    done = mended(spark_build, layers, tmp_path, edits)
+    text = far.replace("names[0]", "names[-1]").replace("return 8", "return 9")
+    edits = {"vllm/pick.py": text, "vllm/new.py": "NEW = 1\n"}
+    done = edited(spark_build, layers, tmp_path, edits)
     assert done.code == 0, done.err
     kinds = [(op.kind, op.subject) for op in load_layer(layers / "last").variants[1].ops]
     assert kinds == [
@@ -179,7 +179,7 @@ def test_text_that_a_release_has_becomes_a_graft(
 ) -> None:
     fixed = MOVED.replace("[0]", "[-1]")
     index.add("vllm", "0.43.0", vllm_files("0.43.0", pick=fixed, other=OTHER))
-    done = mended(spark_build, layers, tmp_path, {"vllm/pick.py": fixed})
+    done = edited(spark_build, layers, tmp_path, {"vllm/pick.py": fixed})
     assert done.code == 0, done.err
     assert "graft: first out of vllm==0.43.0, in vllm/pick.py" in done.out
     assert (layers / "last/pins.toml").is_file()
@@ -192,7 +192,7 @@ def test_nothing_is_written_if_the_edit_cannot_be_told_from_the_release(
     """The edit undoes what an op that fits does: both would be needed and not."""
     before = (layers / "last/layer.toml").read_bytes()
     edits = {"vllm/pick.py": MOVED.replace("[0]", "[-1]"), "vllm/other.py": OTHER}
-    done = mended(spark_build, layers, tmp_path, edits)
+    done = edited(spark_build, layers, tmp_path, edits)
     assert done.code == 4
     assert "nothing was written" in done.err
     assert (layers / "last/layer.toml").read_bytes() == before
@@ -201,7 +201,7 @@ def test_nothing_is_written_if_the_edit_cannot_be_told_from_the_release(
 def test_refusals(spark_build: Run, index: FakeIndex, layers: Path, tmp_path: Path) -> None:
     fits = diff(spark_build, layers, base="0.41.0")
     assert (fits.code, "fits pypi:vllm==0.41.0: there is nothing to fix" in fits.err) == (2, True)
-    untouched = mended(spark_build, layers, tmp_path, {})
+    untouched = edited(spark_build, layers, tmp_path, {})
     assert (untouched.code, "nothing was edited" in untouched.err) == (2, True)
     index.add("vllm", "0.44.0", vllm_files("0.44.0", pick=MOVED + "\n", other=OTHER))
     other = spark_build(
@@ -300,7 +300,7 @@ def test_a_candidate_that_differs_from_its_release_has_a_range_of_its_own(
     other = MOVED.replace("list(sorted(names))", "sorted(set(names))")
     index.add("vllm", "0.42.0rc2", vllm_files("0.42.0rc2", pick=other, other=OTHER))
     edits = {"vllm/pick.py": other.replace("set(names)", "names, reverse=True")}
-    done = mended(spark_build, layers, tmp_path, edits, base="0.42.0rc2")
+    done = edited(spark_build, layers, tmp_path, edits, base="0.42.0rc2")
     assert done.code == 0, done.err
     layer = load_layer(layers / "last")
     assert layer.variants[1].when == {"vllm": ">=0.42.0rc0,<0.42.0rc3"}

@@ -1,4 +1,4 @@
-"""Mends a layer that drifted: its files are unpacked, edited, and the edit becomes a variant.
+"""Fixes a layer that drifted: its files are unpacked, edited, and the edit becomes a variant.
 
 The ops that still fit stay as they are.  The edit is what was changed beside them: it becomes a
 graft, a replacement or a diff, for the releases whose files it fits.
@@ -210,7 +210,7 @@ def _apply_parts(op: Op, tree: OverlayTree) -> None:
 # ------------------------------------------------------------------------------------ the two calls
 
 
-def mend(options: DiffOptions) -> LayerDiff:
+def fix_layer(options: DiffOptions) -> LayerDiff:
     """Unpack a layer's files for an edit, or turn the edit into a variant of the layer.
 
     Raises:
@@ -300,7 +300,7 @@ class _Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class _Work:
-    """One layer to mend on one base."""
+    """One layer to fix on one base."""
 
     options: DiffOptions
     home: Path
@@ -449,7 +449,7 @@ class _Work:
         stem = self.place.variant.name.rpartition("-")[0] if self.place.variant else ""
         name = f"{stem or self.layer.package}-{'.'.join(map(str, Version(self.version).release))}"
         taken = {variant.name for variant in self.layer.variants}
-        return name if name not in taken else f"{name}-mended"
+        return name if name not in taken else f"{name}-fixed"
 
     # -- releases
 
