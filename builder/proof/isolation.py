@@ -118,6 +118,11 @@ class Bubblewrap:
     """``bwrap``: user namespaces."""
 
     name: str = "bwrap"
+    #: folders in memory that the program can write to, and the bytes of each; they hide this
+    #: machine's own
+    writable: Mapping[str, int] = field(
+        default_factory=lambda: {"/tmp": _SCRATCH}  # noqa: S108 (its own)
+    )
 
     def command(self, words: Sequence[str], readable: Sequence[Path]) -> list[str]:
         """The command line."""
@@ -136,18 +141,25 @@ class Bubblewrap:
         for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
         arguments += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--size", str(_SCRATCH), "--tmpfs", "/tmp"]  # noqa: S108
+        for place, size in self.writable.items():
+            arguments += ["--size", str(size), "--tmpfs", place]
         for folder in map(Path, (f"/{name}" for name in _SYSTEM)):
             if folder.is_symlink():
                 arguments += ["--symlink", str(folder.readlink()), str(folder)]
             elif folder.exists():
                 arguments += ["--ro-bind", str(folder), str(folder)]
-        for path in (*_SETTINGS, *map(str, _not_in_usr(readable))):
+        for path in (*_SETTINGS, *map(str, self._shown(readable))):
             arguments += ["--ro-bind-try", path, path]
         # of root's namespace the files of /proc/sys are root's, so they could be written
-        for place in ("/proc", "/"):
+        own = ("/dev",) if "/dev/shm" in self.writable else ()  # noqa: S108 (its own)
+        for place in ("/proc", *own, "/"):
             arguments += ["--remount-ro", place]
         return [*arguments, "--chdir", "/tmp", "--", *words]  # noqa: S108
+
+    def _shown(self, readable: Sequence[Path]) -> list[Path]:
+        """What is not visible in ``/usr``: what is elsewhere, or in a folder that is hidden."""
+        hidden = [path for path in readable if any(map(path.is_relative_to, self.writable))]
+        return [*_not_in_usr(readable), *(path for path in hidden if path.is_relative_to("/usr"))]
 
     def run(
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float
