@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.common.pypi import PackageIndex
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.probes.dispatch_expect import backends
 from builder.proof.kernels import Launched, launch_request, wanted_launches
 from builder.proof.opening import target_of_plan

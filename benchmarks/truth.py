@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from builder.errors import SparkBuildError
 from builder.pipeline.options import PlanOptions
 from builder.serving.preflight import PreflightRequest, preflight
-from builder.serving.release import release_base
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

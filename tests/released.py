@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.files import write_atomically
 from builder.common.paths import package_file
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.common.reference import Ref
 from builder.images.bases.pypi import released_wheels
 from builder.images.subject import BaseRequest, tracked_for

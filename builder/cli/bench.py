@@ -51,7 +51,7 @@ def bench(
     """Measure a server, then print and store the figures; failed requests come last."""
     import msgspec
 
-    from builder.common.pypi import write_atomically
+    from builder.common.files import write_atomically
     from builder.serving.bench import BenchRequest, lines, read_bench, settings_of
     from builder.serving.bench import bench as measured
     from builder.serving.bench import plot as plotted

@@ -13,7 +13,9 @@ from builder.cli.command import PlainHttp, command, seconds_of
 from builder.common.console import console, counted, megabytes, print_json, tell
 from builder.common.options import Argument, Fields, Json, Option, OptionalLayers
 from builder.errors import UsageError
-from builder.pipeline.options import BakeOptions, ImageOptions, PlanOptions, VerifyOptions
+from builder.pipeline.imageoptions import ImageOptions
+from builder.pipeline.options import BakeOptions, PlanOptions
+from builder.pipeline.verifyoptions import VerifyOptions
 
 if TYPE_CHECKING:
     from builder.pipeline.image import BuildResult, PlannedBuild

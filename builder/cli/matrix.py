@@ -240,12 +240,14 @@ def ask(
 
     Covers every backend that they offer, and each profile.
     """
-    from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+    from builder.common.files import write_atomically
+    from builder.common.pypi import PackageIndex, vllm_releases
     from builder.common.reference import Ref
     from builder.layers.catalog import Catalog
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.pipeline import bases
-    from builder.proof.recorded import RecordInputs, Records, file_of, record_bytes, record_of
+    from builder.proof.recorded import Records, file_of, record_bytes
+    from builder.proof.recording import RecordInputs, record_of
 
     if real_extensions:
         settings.choose(settings.REAL_EXTENSIONS, "1")
@@ -280,7 +282,7 @@ def table(
     json: Json = False,
 ) -> None:
     """Write the release table from the records, or check it."""
-    from builder.common.pypi import write_atomically
+    from builder.common.files import write_atomically
     from builder.layers.catalog import Catalog
     from builder.proof.recorded import TableFile, read_records, render, stale_records
 

@@ -78,7 +78,7 @@ def _write_page(document: "Preflight | ModelMatrix", file: Path | None) -> None:
     """
     if file is None:
         return
-    from builder.common.pypi import write_atomically
+    from builder.common.files import write_atomically
     from builder.serving.preflightfile import preflight_page
 
     try:

@@ -48,7 +48,7 @@ def run(
 
     No GPU is needed. Exit 5: a race, deadlock, fault or wrong value.
     """
-    from builder.common.pypi import write_atomically
+    from builder.common.files import write_atomically
     from builder.ptx.runs import run_user_kernel
 
     user_run = run_user_kernel(file, launch, schedule)

@@ -26,9 +26,9 @@ from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.diffs import MAX_DIFF, normalise
 from builder.common.document import plain, read
+from builder.common.files import write_atomically
 from builder.common.paths import cache_dir
 from builder.common.plan import Pin, read_pin
-from builder.common.pypi import write_atomically
 from builder.common.retry import (
     NoAnswer,
     Retries,

@@ -217,3 +217,12 @@ def _in_cache(path: object) -> bool:
         return False
     cache = os.path.realpath(cache_dir())
     return os.path.realpath(os.fsdecode(path)).startswith(f"{cache}{os.sep}")
+
+
+#: Characters of a user's word in a message.
+_SHOWN = 200
+
+
+def shortened(word: str) -> str:
+    """A word for a message: a long one is cut."""
+    return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."

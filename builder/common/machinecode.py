@@ -31,8 +31,8 @@ from builder.applier.machinecode import ABSENT, NO_CODE, RUNS, TRAP, UNLOADABLE,
 from builder.applier.trees import DirTree, OverlayTree
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.paths import cache_dir, package_file
-from builder.common.pypi import write_atomically
 from builder.errors import EngineError, SparkBuildError, UsageError
 
 if TYPE_CHECKING:

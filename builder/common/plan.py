@@ -802,3 +802,9 @@ def digest_of(plan: Mapping[str, Any]) -> str:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return f"sha256:{sha256_hex(canonical_json(body))}"
+
+
+def default_tag(plan: BuildPlan) -> str:
+    """``spark-build/<profile>:<vllm>-<plan12>``: the same plan always has the same name."""
+    vllm = plan.base.packages.get("vllm", "unknown").replace("+", "-")
+    return f"spark-build/{plan.name}:{vllm}-{plan.digest.removeprefix('sha256:')[:12]}"

@@ -126,7 +126,7 @@ class Program:
         Raises:
             OSError: the cache cannot be written.
         """
-        from builder.common.pypi import write_atomically
+        from builder.common.files import write_atomically
 
         path = cache_dir() / "programs" / f"{self.name}-{self.digest[:24]}.pyz"
         if not path.is_file() or path.read_bytes() != self.data:

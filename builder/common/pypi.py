@@ -35,8 +35,8 @@ from builder.applier.values import is_sha256, normalize, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
-from builder.common.hints import CACHE, ELSEWHERE, again, instead, os_hint
-from builder.common.leftovers import making
+from builder.common.files import write_atomically
+from builder.common.hints import CACHE, again, instead, os_hint
 from builder.common.paths import cache_dir
 from builder.common.reference import NEWEST_VLLM
 from builder.common.retry import host_of, shown
@@ -706,38 +706,6 @@ def _manylinux(machine: str) -> Iterable[str]:
     if machine == "x86_64":
         yield from (f"manylinux_2_12_{machine}", f"manylinux2010_{machine}")
     yield f"linux_{machine}"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a cache file atomically; a full disk is reported."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with making(path) as partial:
-            partial.write_bytes(data)
-            partial.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}",
-            hint=os_hint(error, CACHE if path.is_relative_to(cache_dir()) else ELSEWHERE),
-        ) from error
-
-
-def write_entry(path: Path, data: bytes) -> None:
-    """Write a cache file below a line with its own digest; a full disk is reported."""
-    write_atomically(path, sha256_hex(data).encode() + b"\n" + data)
-
-
-def read_entry(path: Path) -> bytes:
-    """What :func:`write_entry` wrote.
-
-    Raises:
-        OSError: there is no such file, or it cannot be read.
-        ValueError: the file is damaged.
-    """
-    digest, _, data = path.read_bytes().partition(b"\n")
-    if digest.decode() != sha256_hex(data):
-        raise ValueError(f"{path} is damaged")
-    return data
 
 
 def _with_newest(version: str, releases: list[str]) -> str:

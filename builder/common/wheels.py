@@ -24,9 +24,10 @@ from builder.applier.trees import Distribution, distribution_of
 from builder.applier.values import ApplyError, normalize, sha256_hex
 from builder.common.console import Bar, console, megabytes
 from builder.common.deflate import Inflater
+from builder.common.files import write_atomically
 from builder.common.hints import CACHE, TEMPORARY, os_hint
 from builder.common.paths import cache_dir, package_file
-from builder.common.pypi import download, downloaded, write_atomically
+from builder.common.pypi import download, downloaded
 from builder.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,12 +14,12 @@ from msgspec import Meta
 
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.cache import locked
-from builder.common.console import console, counted
+from builder.common.console import console
 from builder.common.document import Count, Part, Seconds, Text
 from builder.common.hints import CACHE
 from builder.common.machinecode import disassemble, find_tool
 from builder.common.paths import cache_dir
-from builder.compile.changes import cost_of
+from builder.compile.costs import Cost, cost_of_units, free_memory
 from builder.compile.executor import SOURCE, Compilation
 from builder.errors import BuildFailed, EngineError, UsageError
 
@@ -34,76 +33,8 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------- cost
 
 
-#: Gigabytes of disk: a fifth of one for sources, headers and objects, the rest for what nvcc writes
-#: in between and for a library of the base (libtorch_cuda.so: more than one) while it is read.
-DISK = 2.0
 #: Below this share of a unit's measured memory, memory is clearly too small.
 _CLEARLY = 0.75
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """The cost: units, parallel jobs, seconds, and gigabytes of memory and disk."""
-
-    units: int
-    jobs: int
-    seconds: float
-    memory: float
-    #: gigabytes of memory for the largest unit
-    least: float
-    disk: float = DISK
-
-    def __str__(self) -> str:
-        minutes = max(1, round(self.seconds / 60))
-        return (
-            f"{self.units} unit{'s' if self.units != 1 else ''}, {self.jobs} at once: about "
-            f"{minutes} min, up to {self.memory:.0f} GB of memory, {self.disk:.1f} GB of disk"
-        )
-
-    @property
-    def brief(self) -> str:
-        """A short form for a compile that starts now: without disk space."""
-        return (
-            f"{counted(self.units, 'unit')}, {self.jobs} at once: about "
-            f"{max(1, round(self.seconds / 60))} min and up to {self.memory:.0f} GB of memory"
-        )
-
-
-def free_memory() -> float:
-    """Gigabytes that can be used without swapping (``MemAvailable``)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) / 1e6
-    return 0.0
-
-
-def cost_of_units(
-    paths: Sequence[str],
-    memory: float | None = None,
-    *,
-    jobs: int | None = None,
-    cores: int | None = None,
-) -> Cost:
-    """The cost to compile some units here.  Memory limits the parallel jobs, then cores.
-
-    Args:
-        paths: the units.
-        memory: free gigabytes; default: of this machine.
-        jobs: parallel jobs; default: by memory and cores.
-        cores: processors; default: those of this machine.
-    """
-    free = free_memory() if memory is None else memory
-    costs = [cost_of(path) for path in paths]
-    largest = max((gigabytes for _, gigabytes in costs), default=1.0)
-    processors = cores or os.cpu_count() or 1
-    count = jobs or max(1, min(processors, len(costs), int(free / largest)))
-    return Cost(
-        units=len(costs),
-        jobs=count,
-        seconds=sum(seconds for seconds, _ in costs) / count,
-        memory=largest * count,
-        least=largest,
-    )
 
 
 def refuse_machine(cost: Cost, memory: float, disk: float, place: Path) -> None:

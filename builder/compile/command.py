@@ -10,9 +10,9 @@ from builder.common.console import console, print_json
 from builder.common.plan import Platform
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
-from builder.compile.build import CompiledUnit, Cost, compile_units, cost_of_units
+from builder.compile.build import CompiledUnit, compile_units
 from builder.compile.changes import named_change, patched
-from builder.compile.executor import toolkit_choice
+from builder.compile.costs import Cost, cost_of_units
 from builder.compile.extensionwheel import PlannedWheel, build_extension_wheel, request_for
 from builder.compile.plans import (
     CompiledRelease,
@@ -27,6 +27,7 @@ from builder.compile.plans import (
 from builder.compile.sources import Sources, SourceTree, source_of, touched
 from builder.compile.stage import refuse_cpu_torch, with_libraries
 from builder.compile.toolchain import find_compiler, make_toolchain, pinned_torch, torch_headers
+from builder.compile.toolkit import toolkit_choice
 from builder.errors import EngineError, Exit, SparkBuildError, UsageError, did_you_mean
 
 if TYPE_CHECKING:

@@ -19,85 +19,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from builder.applier.states import Target
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.cache import locked
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.leftovers import making
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import ToolkitImage
-from builder.common.pypi import write_atomically
+from builder.compile.host import NATIVE, HostCompiler
 from builder.errors import BuildFailed, EngineError
-from builder.images.engines.buildkit import ROOT, PinnedImage, Task, TaskFailed
+from builder.images.engines.tasks import ROOT, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builder.images.engines.buildkit import Containers
-
-
-#: nvcc's folder names for platforms (``targets/NAME``).
-TARGETS = {"linux/amd64": "x86_64-linux", "linux/arm64": "sbsa-linux"}
-#: Prefixes of Debian's and Ubuntu's cross compilers.
-_TRIPLETS = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
-
-
-@dataclass(frozen=True)
-class HostCompiler:
-    """A compiler command, and nvcc's name for its target if it is a cross compiler."""
-
-    command: str = "g++"
-    target: str = ""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Arguments for nvcc; empty for this machine's platform."""
-        return ("-ccbin", self.command, "-target-dir", self.target) if self.target else ()
-
-
-#: The platform of this machine.
-NATIVE = HostCompiler()
-
-
-def host_compiler(platform: str) -> HostCompiler:
-    """The compiler for a platform such as ``linux/arm64``.
-
-    Raises:
-        EngineError: it is not on PATH.
-    """
-    compiler = _compiler(platform)
-    if shutil.which(compiler.command):
-        return compiler
-    if compiler == NATIVE:
-        raise EngineError("g++ is not on PATH; nvcc needs it", hint="apt-get install g++")
-    spark = ", such as the Spark itself" if platform == "linux/arm64" else ""
-    raise EngineError(
-        f"the base is for {platform} and this machine is {Target.here().platform}: compiling for "
-        f"it takes {compiler.command}, which is not on PATH",
-        hint=f"{_install(platform)}, or run the same command on a {platform} machine{spark}",
-    )
-
-
-def where_to_compile(platform: str) -> str:
-    """A note that a command must run elsewhere to compile for a platform, or ``""``."""
-    compiler = _compiler(platform)
-    if compiler == NATIVE or shutil.which(compiler.command):
-        return ""
-    machine = "the Spark itself, or any" if platform == "linux/arm64" else "any"
-    return (
-        f"on {machine} {platform} machine; this one is {Target.here().platform}, and would need: "
-        f"{_install(platform)}"
-    )
-
-
-def _compiler(platform: str) -> HostCompiler:
-    if platform == Target.here().platform:
-        return NATIVE
-    return HostCompiler(f"{_TRIPLETS[platform]}-g++", TARGETS[platform])
-
-
-def _install(platform: str) -> str:
-    return f"apt-get install g++-{_TRIPLETS[platform].replace('_', '-')}"
+    from builder.images.engines.containers import Containers
 
 
 # --------------------------------------------------------------------------------------------- nvcc
@@ -611,16 +547,3 @@ def _failed_step(steps: Sequence[Step], output: str) -> BuildFailed:
     if not began:
         return BuildFailed(f"no files in the container: {output.strip()[-800:]}")
     return failed(steps[int(began[-1][1])], output[began[-1].end() :])
-
-
-def toolkit_choice(image: str | None, builder: str | None) -> ToolkitChoice | None:
-    """Where to compile, from ``--toolkit`` and ``--builder``; None means on this machine.
-
-    Raises:
-        UsageError: the builder is invalid.
-    """
-    if not image:
-        return None
-    from builder.images.engines.buildkit import Containers, check_name
-
-    return ToolkitChoice(image, Containers(check_name(builder) if builder else ""))

@@ -26,10 +26,10 @@ from msgspec import Meta, structs
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Seconds, Sha256, Text, always, plain
+from builder.common.files import write_atomically
 from builder.common.machinecode import code_of, images, is_trap, telling
 from builder.common.paths import package_file
 from builder.common.plan import Input
-from builder.common.pypi import write_atomically
 from builder.compile.build import HOST_SUFFIXES, compile_units
 from builder.compile.cplusplus import again
 from builder.compile.link import InstalledLibraries, Runtime, link

@@ -24,10 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from builder.common.document import read
+from builder.common.files import write_atomically
 from builder.common.machinecode import ElfFacts, on_disk, read_elf
 from builder.common.paths import cache_dir
-from builder.common.pypi import write_atomically
-from builder.compile.executor import NATIVE, LocalExecutor, Step
+from builder.compile.executor import LocalExecutor, Step
+from builder.compile.host import NATIVE
 from builder.errors import EngineError, UsageError
 from builder.probes.stub_driver import DRIVER_FUNCTION
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from builder.applier.trees import Tree
-    from builder.compile.executor import Executor, HostCompiler
+    from builder.compile.executor import Executor
+    from builder.compile.host import HostCompiler
 
 
 #: Libraries of glibc and the compiler, for which only versions are compared.

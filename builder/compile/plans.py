@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from builder.common.document import Count, Document, Part, Text, always
 from builder.common.machinecode import GB10, Arch
-from builder.compile.build import HOST_SUFFIXES, CompiledUnit, cost_of_units
+from builder.compile.build import HOST_SUFFIXES, CompiledUnit
+from builder.compile.costs import cost_of_units
 from builder.compile.operators import (
     Discovery,
     OperatorName,

@@ -48,8 +48,6 @@ REPOSITORY = "vllm-project/vllm"
 
 #: Parts of vLLM's archive that the build of extensions needs: a third of it.
 _PARTS = ("csrc", "cmake", "CMakeLists.txt", "pyproject.toml", "setup.py", "PKG-INFO")
-
-
 #: setuptools-scm's form of a commit in the local part of a version.
 _COMMIT = re.compile(r"g([0-9a-f]{7,40})")
 

@@ -32,6 +32,7 @@ from builder.applier.values import ApplyError, canonical_json, normalize, read_v
 from builder.common.cache import locked
 from builder.common.console import console, some_of
 from builder.common.document import plain
+from builder.common.files import write_atomically
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import (
     CompiledPull,
@@ -42,10 +43,9 @@ from builder.common.plan import (
     SourceUnit,
     StageRequest,
 )
-from builder.common.pypi import write_atomically
 from builder.common.reference import Ref, image_of
 from builder.common.wheels import RemoteWheel
-from builder.compile.build import cost_of_units, free_here, refuse_machine
+from builder.compile.build import free_here, refuse_machine
 from builder.compile.changes import (
     JudgedFile,
     PatchedSource,
@@ -53,14 +53,16 @@ from builder.compile.changes import (
     SourceChange,
     affected_units,
     is_build_file,
-    stage_name,
     verdict,
 )
+from builder.compile.costs import cost_of_units
 from builder.compile.extensionwheel import build_extension_wheel, request_for
+from builder.compile.host import MEMBER
+from builder.compile.known import stage_name
 from builder.compile.link import DISTRIBUTIONS
 from builder.compile.plans import gencode_of, plan_wheel
 from builder.compile.sources import source_of
-from builder.compile.toolchain import MEMBER, find_compiler, header_wheels, pinned_torch
+from builder.compile.toolchain import find_compiler, header_wheels, pinned_torch
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.images.bases.identify import identify
 from builder.images.subject import BaseRequest
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
     from builder.applier.trees import Tree
     from builder.common.forge import Forges
     from builder.common.pypi import PackageIndex
-    from builder.compile.build import Cost
+    from builder.compile.costs import Cost
     from builder.compile.executor import ToolkitChoice
     from builder.compile.plans import WheelPlan
     from builder.compile.sources import SourceTree

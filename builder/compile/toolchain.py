@@ -31,16 +31,13 @@ from builder.common.plan import Input, Platform
 from builder.common.pypi import download
 from builder.common.wheels import RemoteWheel
 from builder.compile.executor import (
-    NATIVE,
-    TARGETS,
-    HostCompiler,
     LocalExecutor,
     compiler_versions,
     find_nvcc,
     has_library_headers,
-    host_compiler,
     installed_nvcc,
 )
+from builder.compile.host import NATIVE, TARGETS, HostCompiler, host_compiler
 from builder.compile.link import toolkit_libraries
 from builder.errors import EngineError, RemoteError, UsageError
 
@@ -235,10 +232,6 @@ def _unpack(archive: Path, part: _Part, toolkit: Path) -> None:
 WHEELS = "wheels"
 
 
-#: Name of a stage's input that belongs to such a compiler.
-MEMBER = "compiler"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compiler:
     """nvcc, and the host compiler that it calls.
@@ -298,11 +291,6 @@ class Compiler:
         if self.toolkit is not None:
             self.toolkit.lay_out(index)
             find_nvcc(self.nvcc)
-
-
-def of_wheels(inputs: Iterable[Input]) -> bool:
-    """Whether a stage with these inputs uses the compiler from released wheels."""
-    return any(row.member == MEMBER for row in inputs)
 
 
 def find_compiler(

@@ -219,6 +219,12 @@ class _State:
     chained: bool = False
 
 
+#: A warning of Python; it is no part of the message before it.
+_PYTHON_WARNING = re.compile(r"\S{1,300}\.py:\d+: \w{0,40}Warning\b")
+#: The text of an error of the system that names no file.
+_NAMELESS = re.compile(r"\[Errno \d+\] [A-Z][\w ]{3,60}")
+
+
 class Tracebacks:
     """Reads lines and returns exceptions; each is complete at the next one or the end."""
 
@@ -318,7 +324,8 @@ class Tracebacks:
         bare = text.strip()
         same = line.level == ended.level and line.number - ended.end <= 2
         fresh = bool(line.level) and not same
-        if not fresh and same and bare and len(ended.more) < MESSAGE_LINES:
+        own = fresh or _PYTHON_WARNING.match(bare)
+        if not own and same and bare and len(ended.more) < MESSAGE_LINES:
             if (head := NAMED.match(bare)) and _credible(head, bare) and text[:1] not in " \t":
                 return self._alone(line, text)
             ended.more.append(bare)
@@ -604,6 +611,10 @@ NOISE = re.compile(
     r"|Dumping (?:input data|scheduler)|leaked (?:shared_memory|semaphore)"
     r"|error_code=None|\bon_error=|errors='"
 )
+#: Of these, the lines whose traceback is as harmless.
+_BEFORE_A_TRACEBACK = re.compile(
+    r"[Ee]xception ignored in|ignored exception|Unexpected error during package walk"
+)
 #: Symptoms that no such word makes harmless.
 _HARD = frozenset({"CUDA", "an exit", "systemd", "MPI"})
 
@@ -763,8 +774,14 @@ _VALUE_ERROR = re.compile(r"(?:Value error|Assertion failed), .+?(?= \[type=|$)"
 _NO_MEMORY = re.compile(r"NVRM: .{0,300}NV_ERR_NO_MEMORY")
 
 
+#: Advice for a case that may come: ``If pods show OOMKilled ...``.
+_SUPPOSED = re.compile(r"\s*(?:If|When|In case|Should) [a-z]")
+
+
 def _excused(form: Form, line: Line) -> bool:
-    """Whether a symptom in a line without a level is said to be harmless."""
+    """Whether a symptom in a line without a level is said to be harmless, or only supposed."""
+    if not line.level and _SUPPOSED.match(line.text):
+        return True
     soft = form.weak and form.kind not in _HARD and not line.level
     return soft and HARMLESS.search(line.text) is not None
 
@@ -881,7 +898,8 @@ class Failures:
         if NAMED.match(line.text.strip()):
             return False
         if NOISE.search(line.text):
-            self._ignored[line.source] = line.number
+            if _BEFORE_A_TRACEBACK.search(line.text):
+                self._ignored[line.source] = line.number
             return True
         return line.level in _QUIET and HARMLESS.search(line.text) is not None
 
@@ -1019,7 +1037,8 @@ class Failures:
         root = chain[at]
         before = self._before.get(id(chain[0])) or self._before.get(id(root))
         frame, code = failure_location(root.frames), ""
-        if not root.text and root.frames and root.frames[-1].code:
+        bare = not root.text or _NAMELESS.fullmatch(root.text.strip())
+        if bare and root.frames and root.frames[-1].code:
             before = NumberedLine(root.line, root.frames[-1].code, root.source)
             code = root.frames[-1].code
         quote = root.quote
@@ -1114,6 +1133,8 @@ def _told(events: list[Failure]) -> list[Failure]:
     return joined
 
 
+#: Engines by the names that logs are read with.
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 #: Kinds of mechanism, and what the report calls them.
 KINDS: Mapping[str, str] = {
     "memory": "out of memory",
@@ -1212,7 +1233,7 @@ _PARTS_IN_TEXT = (
     (re.compile(r"[Ff]lash_?[Aa]ttn|FlashAttention|FlashMLA|flash_mla"), "FlashAttention"),
     (re.compile(r"sgl_kernel|sgl-kernel"), "sgl-kernel"),
     (re.compile(r"\b[Pp]aged ?KV\b"), "attention kernels"),
-    (re.compile(r"\b(?:LMCache|lmcache)\b"), "LMCache"),
+    (re.compile(r"\b(?:LMCache|lmcache|CacheEngineKey)\b"), "LMCache"),
     (re.compile(r"[Tt]okenizer"), "the tokenizer"),
     (re.compile(r"auto_functionalized|[Ii]nductor|[Dd]ynamo|torch\.compile"), "torch.compile"),
     (re.compile(r"\b[Nn]ccl\b|NCCL"), "NCCL"),
@@ -1268,7 +1289,8 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
             groups = {k: _value(v) for k, v in match.groupdict().items()}
             return Mechanism(
                 rule.kind,
-                _refined(filled(rule.component, groups), frame) or component(text, frame, engine),
+                _refined(filled(rule.component, groups), frame)
+                or _where(rule.kind, component(text, frame, engine)),
                 filled(rule.message, groups),
                 filled(fix_for(rule, engine), groups),
             )
@@ -1278,6 +1300,11 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
             "settings", own, "A check of the settings failed.", "change what the message names"
         )
     return None
+
+
+def _where(kind: str, part: str) -> str:
+    """A part that failed; of a fault of the GPU the engine only says that it came."""
+    return "a kernel on the GPU" if kind == "gpu-fault" and part in _ENGINES.values() else part
 
 
 def _refined(named: str, frame: str) -> str:
@@ -1340,8 +1367,7 @@ def component(text: str, frame: str, engine: str) -> str:
     named = next((name for regex, name in _PARTS_IN_TEXT if regex.search(text)), "")
     if named == "FlashInfer" and engine == "tensorrt-llm":
         named = "TensorRT-LLM"
-    engines = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
-    return named or own or engines.get(engine, "")
+    return named or own or _ENGINES.get(engine, "")
 
 
 #: Parts that only say what another one did: a name in the message says more.

@@ -22,7 +22,7 @@ from builder.common.console import console, counted, tell
 from builder.common.document import Count, Document, Part, Text
 from builder.common.hints import os_hint
 from builder.diagnose.entries import SEVERITIES, Engine, Severity, Sure, load_entries, load_entry
-from builder.diagnose.failures import KINDS, rules
+from builder.diagnose.failures import KINDS, filled, rules
 from builder.diagnose.logs import SAMPLE, Source, joined, sources_at, texts
 from builder.diagnose.matching import LABELS, Log, Selection
 from builder.diagnose.servers import COVERED
@@ -390,7 +390,7 @@ def _mechanisms() -> str:
     """The table of mechanisms, with the parts that rules name."""
     lines = []
     for kind, what in KINDS.items():
-        named = dict.fromkeys(r.component for r in rules() if r.kind == kind)
+        named = dict.fromkeys(filled(r.component, {}) for r in rules() if r.kind == kind)
         parts = ", ".join(part for part in named if part and "{" not in part)
         lines.append(
             f'| <a id="{kind}"></a>`{kind}` | {what} | {parts or "the frame names it"} |\n'

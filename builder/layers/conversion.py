@@ -21,7 +21,7 @@ from builder.applier.files import read_regular
 from builder.applier.sources import DAMAGED
 from builder.applier.values import normalize, path_problem
 from builder.common.diffs import MAX_DIFF, Section, read_sections
-from builder.common.pypi import write_atomically
+from builder.common.files import write_atomically
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
 from builder.layers.pulls import Layout, Project, described_projects, project_of, take_apart

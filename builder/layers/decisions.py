@@ -26,9 +26,9 @@ from builder.applier.trees import OverlayTree, versions
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.cache import locked
 from builder.common.document import Count, Part, Text
+from builder.common.files import write_atomically
 from builder.common.paths import cache_dir, code_digest
 from builder.common.plan import State
-from builder.common.pypi import write_atomically
 from builder.images.subject import tracked_for
 
 if TYPE_CHECKING:
@@ -264,7 +264,13 @@ class _Answers(msgspec.Struct):
 
 
 #: What a decision is made by.
-_CODE = ("applier/*.py", "common/machinecode.py", "common/pypi.py", "common/wheels.py")
+_CODE = (
+    "applier/*.py",
+    "common/files.py",
+    "common/machinecode.py",
+    "common/pypi.py",
+    "common/wheels.py",
+)
 _OURS = ("images/bases/pypi.py", "layers/decisions.py")
 
 

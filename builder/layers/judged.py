@@ -20,9 +20,9 @@ from builder.applier.receipts import RECEIPTS, receipt_bytes, receipts_of
 from builder.applier.states import Outcome
 from builder.applier.trees import Content
 from builder.applier.values import ApplyError, canonical_json, sha256_hex
+from builder.common.files import read_entry, write_entry
 from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, code_digest
-from builder.common.pypi import read_entry, write_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,13 @@ _MOST = 60
 _CODE = (
     "applier/*.py",
     "common/machinecode.py",
+    "common/files.py",
     "common/pypi.py",
     "common/wheels.py",
     "images/bases/*.py",
     "images/rootfs/*.py",
     "layers/judged.py",
+    "layers/pinned.py",
     "layers/planner.py",
 )
 _PINS: Mapping[str, type[InputPin]] = {

@@ -27,9 +27,10 @@ from builder.applier.layers import Compile, Diff
 from builder.applier.values import sha256_hex
 from builder.common.console import console
 from builder.common.document import Count, Digest, Part, Sha256, Text, plain, read
+from builder.common.files import write_atomically
 from builder.common.hints import reason
 from builder.common.plan import Commit, Pin
-from builder.common.pypi import WheelFile, write_atomically
+from builder.common.pypi import WheelFile
 from builder.common.wheels import RemoteWheel
 from builder.errors import Exit, RemoteError, SparkBuildError
 

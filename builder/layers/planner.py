@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from builder import settings
 from builder.applier.judging import judge_in_order
-from builder.applier.layers import WheelPin
 from builder.applier.states import (
     AMBIGUOUS,
     APPLIED,
@@ -18,26 +16,20 @@ from builder.applier.states import (
     NOT_APPLICABLE,
     UPSTREAM,
 )
-from builder.applier.trees import OverlayTree
-from builder.applier.values import all_match, sha256_hex
+from builder.applier.values import all_match
 from builder.common.plan import BuildPlan, LayerDecision
-from builder.common.wheels import RemoteWheel, WheelTree
-from builder.errors import Exit, NotServed, RemoteError, SparkBuildError, UsageError
-from builder.images.bases.imagetree import ImageTree
-from builder.images.engines.metadata import maker
+from builder.compile.host import where_to_compile
+from builder.compile.known import compile_ops, estimate_of
+from builder.errors import Exit, NotServed, SparkBuildError, UsageError
+from builder.images.engines.maker import maker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from builder.applier.judging import Step
-    from builder.applier.layers import Compile, DonorPin, InputPin, Kernels, Layer
-    from builder.applier.machinecode import KernelCode
-    from builder.applier.sources import Member, Sources, Stage, Unstaged
-    from builder.applier.states import Target
-    from builder.applier.trees import Tree
+    from builder.applier.layers import Layer
+    from builder.applier.sources import Sources
     from builder.common.plan import BaseIdentity
-    from builder.common.pypi import PackageIndex
-    from builder.compile.stage import Stages
     from builder.images.subject import Subject
     from builder.layers.catalog import Selection
 
@@ -151,8 +143,6 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         raise SparkBuildError("\n  ".join(lines), Exit.DRIFT, hint=hint)
     rebuild = [d for d in plan.decisions if d.outcome.state == NEEDS_REBUILD]
     if rebuild:
-        from builder.compile.changes import compile_ops, estimate_of
-
         names = ", ".join(d.name for d in rebuild)
         lines = [f"{names}: the base is prebuilt, and this layer changes compiled code"]
         for decision in rebuild:
@@ -163,8 +153,6 @@ def refuse_plan(plan: BuildPlan, command: str = "") -> None:
         if all(_may_compile(d) for d in rebuild):
             lines += [f"compiling {name}: {estimate_of(name)}" for name in dict.fromkeys(changes)]
             hint = command or "spark-build image --compile"
-            from builder.compile.executor import where_to_compile  # needs containers
-
             if where := where_to_compile(plan.base.platform.oci):
                 lines.append(f"compile {where}")
         raise SparkBuildError("\n  ".join(lines), Exit.NEEDS_REBUILD, hint)
@@ -211,75 +199,3 @@ def refuse_nothing(plan: BuildPlan, selection: Selection, *, building: bool = Fa
             Exit.NOTHING_TO_DO,
             hint=f"spark-build matrix --layers {names}",
         )
-
-
-# ----------------------------------------------------------------------------------- pinned inputs
-
-
-class IndexSources:
-    """Pinned inputs for the applier: single files by range, whole wheels from the cache."""
-
-    def __init__(self, index: PackageIndex, stages: Stages | None = None) -> None:
-        self._index = index
-        self._wheels: dict[str, RemoteWheel] = {}
-        #: the allowed compile stages; None without ``--compile``
-        self.stages = stages
-
-    def _wheel(self, pin: InputPin) -> RemoteWheel:
-        name = pin.filename
-        if name not in self._wheels:
-            file = self._index.find(pin.distribution, name)
-            if file is None:
-                raise RemoteError(f"{name}, pinned by a layer, is not on the package index")
-            if file.sha256 != pin.sha256:
-                raise RemoteError(
-                    f"{name}: the package index has sha256 {file.sha256}, "
-                    f"the layer pins {pin.sha256}",
-                    hint="do not build from it; find out why the file changed",
-                )
-            record = pin.record_sha256 if isinstance(pin, WheelPin) else ""
-            file = dataclasses.replace(file, record=record or file.record)
-            self._wheels[name] = RemoteWheel(file, self._index)
-        return self._wheels[name]
-
-    def donor(self, pin: DonorPin) -> bytes:
-        data = self._wheel(pin).read(pin.member)
-        if sha256_hex(data) != pin.member_sha256:
-            raise RemoteError(
-                f"{pin.filename}:{pin.member}: sha256 is {sha256_hex(data)}, "
-                f"pinned is {pin.member_sha256}"
-            )
-        return data
-
-    def members(self, pin: InputPin) -> list[Member]:
-        if self.stages and pin.filename in self.stages.wheels:
-            return self.stages.members(pin.filename)
-        return list(self._wheel(pin).members.values())
-
-    def code(self, tree: Tree, path: str, wanted: Kernels, digest: str) -> KernelCode:
-        from builder.common.machinecode import read_module
-
-        return read_module(tree, path, wanted, digest)
-
-    def stage(
-        self,
-        ops: Sequence[Compile],
-        packages: Mapping[str, str],
-        target: Target,
-        module: Callable[[str], str],
-    ) -> Stage | Unstaged | None:
-        return self.stages.stage(ops, packages, target, module) if self.stages else None
-
-    def member(self, pin: InputPin, path: str) -> bytes:
-        if self.stages and pin.filename in self.stages.wheels:
-            return self.stages.member(pin.filename, path)
-        return self._wheel(pin).read_whole(path)
-
-
-def preload(tree: object, paths: Sequence[str]) -> None:
-    """Prepare for reading many files of a tree, if that is cheaper."""
-    if isinstance(tree, OverlayTree):
-        below = [path for path in paths if path not in tree.changes]
-        preload(tree.base, below)
-    elif isinstance(tree, WheelTree | ImageTree):
-        tree.preload(paths)

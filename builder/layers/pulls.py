@@ -5,7 +5,6 @@ Pins are recorded in ``pins.toml`` of a layer's folder, or in the lock of a proj
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import tomllib
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
     from builder.compile.stage import RejectedDiff
     from builder.images.subject import Subject
 
-
-# ----------------------------------------------------------------------------- the files of a diff
 
 # ------------------------------------------------------------------------ projects and their layout
 
@@ -600,8 +597,6 @@ def _rewritten(data: bytes, added: set[bytes]) -> list[str]:
 _NEAR = 0.3
 #: Limit of a file's lines times its conflicts for which the nearest text is looked up: about 5 s.
 _SEARCHED = 10_000_000
-#: Lines of each text that are shown side by side.
-_SIDE = 200
 
 
 def conflicts_of(change: FileDiff, tree: Tree) -> list[Conflict]:
@@ -675,32 +670,6 @@ def nearest(lines: Sequence[str], wanted: Sequence[str], hint: int) -> int | Non
         if start + size < len(worth):
             running += worth[start + size] - worth[start]
     return best if score >= _NEAR * total and score else None
-
-
-def side_by_side(left: Sequence[str], right: Sequence[str], width: int) -> list[str]:
-    """Two texts in columns; ``|`` marks lines that differ, ``<`` and ``>`` lines that
-    only one side has.  Of long texts, the beginning."""
-    column = max(20, (width - 3) // 2)
-    rows = []
-    more = max(len(left), len(right)) - _SIDE
-    left, right = left[:_SIDE], right[:_SIDE]
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        for number in range(max(b - a, d - c)):
-            one = left[a + number] if a + number < b else None
-            other = right[c + number] if c + number < d else None
-            mark = "" if tag == "equal" else "<" if other is None else ">" if one is None else "|"
-            rows.append(_row(one or "", mark, other or "", column))
-    return [*rows, f"and {more} more lines"] if more > 0 else rows
-
-
-def _row(left: str, mark: str, right: str, column: int) -> str:
-    return f"{_cut(left, column):<{column}} {mark:1} {_cut(right, column)}".rstrip()
-
-
-def _cut(text: str, column: int) -> str:
-    text = text.expandtabs(4)
-    return text if len(text) <= column else f"{text[: column - 1]}…"
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -816,8 +785,6 @@ def _file(change: FileDiff, tree: Tree) -> PatchedFile:
         hunks, offsets = [cast("HunkState", judge_file(change, tree).form)], [0]
     return PatchedFile(path=change.path, change=kind, hunks=tuple(hunks), offsets=tuple(offsets))
 
-
-# --------------------------------------------------------------------------------- pins and layers
 
 # ------------------------------------------------------------------ a layer of pinned pull requests
 

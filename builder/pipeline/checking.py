@@ -25,7 +25,7 @@ from builder.errors import UsageError
 from builder.layers import layerfile
 from builder.layers.catalog import Catalog, Selection, order
 from builder.layers.edited import after_newest, ends
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.layers.pulls import without_pulls
 from builder.pipeline.bases import ReleasedTrees
 from builder.pipeline.pins import check_layer, check_name

@@ -19,7 +19,7 @@ from builder.common.background import in_background
 from builder.common.console import console
 from builder.common.diskspace import check_room
 from builder.common.document import Count, Digest, Document, Part, Seconds, Text, always
-from builder.common.plan import PlanDocument, State
+from builder.common.plan import PlanDocument, State, default_tag
 from builder.common.reference import Ref
 from builder.errors import (
     EngineError,
@@ -30,7 +30,7 @@ from builder.errors import (
     UsageError,
     did_you_mean,
 )
-from builder.images.engines.buildkit import cache_words, check_name
+from builder.images.engines.buildx import cache_words, check_name
 from builder.images.engines.choice import (
     AUTO,
     ENGINES,
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from builder.images.engines.oci import BuiltIndex
     from builder.images.engines.runcommands import RunCommands
     from builder.images.subject import Subject
+    from builder.pipeline.imageoptions import ImageOptions
     from builder.pipeline.inputs import Inputs, Planning
-    from builder.pipeline.options import ImageOptions
     from builder.proof.report import Report
 
 
@@ -307,12 +307,6 @@ def timed(timings: dict[str, float], name: str) -> Iterator[None]:
 # The options ``--builder``, ``--cache-from``, ``--cache-to``, ``--tag``, ``--output``, ``--push``.
 
 _TAG = re.compile(r"[a-z0-9][a-zA-Z0-9._/:-]*")
-
-
-def default_tag(plan: BuildPlan) -> str:
-    """``spark-build/<profile>:<vllm>-<plan12>``: the same plan always has the same name."""
-    vllm = plan.base.packages.get("vllm", "unknown").replace("+", "-")
-    return f"spark-build/{plan.name}:{vllm}-{plan.digest.removeprefix('sha256:')[:12]}"
 
 
 @dataclass(frozen=True)

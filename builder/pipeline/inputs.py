@@ -29,7 +29,8 @@ from builder.layers.lock import (
     stale,
     wheels_of,
 )
-from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pinned import IndexSources
+from builder.layers.planner import make_plan
 from builder.pipeline import bases
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _allowed_stages(options: PlanOptions, index: PackageIndex) -> Stages:
 
     toolkit = None
     if options.toolkit:
-        from builder.compile.executor import toolkit_choice
+        from builder.compile.toolkit import toolkit_choice
 
         toolkit = toolkit_choice(options.toolkit, options.builder)
     return stages_of(index, Forges(options.forge_clone), toolkit=toolkit)

@@ -24,14 +24,15 @@ from builder.applier.trees import versions
 from builder.applier.values import ApplyError, all_match
 from builder.common.console import console
 from builder.common.document import Document, Text
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.plan import Platform
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection
 from builder.layers.edited import EditedFile, unified
 from builder.layers.layerfile import description
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.layers.pulls import Project, described_projects, without_pulls
 from builder.pipeline.bases import ReleasedTrees
 from builder.pipeline.checking import before_of

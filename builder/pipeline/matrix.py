@@ -19,9 +19,10 @@ from packaging.version import Version
 from builder.applier.values import all_match, canonical_json, sha256_hex
 from builder.common.console import console, megabytes
 from builder.common.document import Count, Document, Part, Text, always, plain
+from builder.common.files import write_atomically
 from builder.common.paths import data_dir
 from builder.common.plan import Platform, State
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.common.reference import Ref
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog, Selection
@@ -29,7 +30,8 @@ from builder.layers.decisions import DecisionStore, Evidence, around, base_key, 
 from builder.layers.pulls import without_pulls
 from builder.pipeline.options import MATRIX_PACKAGES
 from builder.proof.checks import Check
-from builder.proof.recorded import Outcome, by_itself
+from builder.proof.recorded import Outcome
+from builder.proof.recording import by_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from builder.common.plan import BuildPlan
     from builder.images.subject import Subject
     from builder.layers.decisions import Decision, KnownBase
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.pipeline.options import MatrixOptions
 
 #: The platform of a DGX Spark, and both: what ``--platform both`` means.
@@ -121,7 +123,7 @@ class Asking:
     @cached_property
     def sources(self) -> IndexSources:
         """The inputs that layers pin."""
-        from builder.layers.planner import IndexSources
+        from builder.layers.pinned import IndexSources
 
         return IndexSources(self.index)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.values import all_match
 from builder.common.document import load_toml
+from builder.common.files import write_atomically
 from builder.common.paths import data_dir, package_file
-from builder.common.pypi import write_atomically
 from builder.proof.checks import KINDS
 from builder.proof.recorded import (
     kernel_versions,

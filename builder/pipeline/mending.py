@@ -33,16 +33,17 @@ from builder.applier.trees import OverlayTree, Tree
 from builder.applier.values import ApplyError, all_match, path_problem
 from builder.common.console import console, counted
 from builder.common.document import Document, Part, Text
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.paths import data_dir
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers import edited
 from builder.layers.catalog import Catalog, Selection, has_pulls
 from builder.layers.edited import EditedFile, EditOps, Section
 from builder.layers.layerfile import load_layer, open_ended
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.layers.pulls import spans, without_pulls
 from builder.pipeline import bases
 from builder.pipeline.checking import LayerFinding, before_of, findings

@@ -20,10 +20,10 @@ from builder.common.diffs import MAX_DIFF
 from builder.common.pypi import PackageIndex, vllm_releases
 from builder.common.reference import Ref
 from builder.errors import SparkBuildError, UsageError
+from builder.images.bases.imagetree import preload
 from builder.layers.catalog import Selection
 from builder.layers.conversion import Draft, DraftOp, mod_files
 from builder.layers.edited import EditedFile, EditOps, ops_of_edit
-from builder.layers.planner import preload
 from builder.pipeline.bases import identify_base
 from builder.proof.modrun import METADATA, run_mod
 

@@ -23,15 +23,17 @@ from builder.applier.sources import VENDORED, donor_name
 from builder.applier.states import AMBIGUOUS, DRIFT
 from builder.applier.values import all_match, sha256_hex
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.paths import data_dir, in_checkout, project_file
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError, did_you_mean
-from builder.images.engines.metadata import APPLIER, applier_bundle
+from builder.images.engines.maker import APPLIER, applier_bundle
 from builder.layers.catalog import Catalog, ExportedMods, Selection
 from builder.layers.lock import lock_path, read_lock
-from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pinned import IndexSources
+from builder.layers.planner import make_plan
 from builder.layers.pulls import without_pulls
 from builder.pipeline.bases import identify_base
 from builder.pipeline.pins import check_layer, check_name, check_together

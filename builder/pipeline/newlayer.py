@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from builder.applier.layers import Pull
 from builder.common.console import console, some_of
+from builder.common.files import write_atomically
 from builder.common.forge import Forges, PullStore, parse_pull
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.layers.conversion import toml_value
 from builder.layers.pulls import ORDER, pin_pull, provenance
 from builder.pipeline.pins import pins_text

@@ -1,26 +1,20 @@
 """The command-line options as frozen values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
-from builder import settings
 from builder.common import options as opt
 from builder.common.options import Argument, Fields, Option
 from builder.common.reference import Ref
 from builder.errors import UsageError
-from builder.images.engines.choice import AUTO, ENGINES
-
-if TYPE_CHECKING:
-    from builder.proof.ongpu import GpuOptions
 
 #: What `layers export` writes.
 EXPORT_FORMATS = ("patch", "pr")
 #: This project, as its pages name it.
 HOME = "https://github.com/OWNER/spark-build"
-_ENGINES = (AUTO, *ENGINES)
 #: Packages whose releases `matrix` has as rows.
 MATRIX_PACKAGES = ("vllm", "flashinfer-python", "nvidia-cutlass-dsl")
 
@@ -102,166 +96,6 @@ class PlanOptions:
         """The single names in ``layers``."""
         words = (word.strip() for text in self.layers for word in text.split(","))
         return tuple(word for word in words if word)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageOptions:
-    """Options for an image: plan, engine, and destination."""
-
-    plan: Annotated[PlanOptions, Fields(without=("upgrade",))]
-    engine: Annotated[
-        str,
-        Option(
-            "auto (Docker when it answers), buildkit, or oci (no daemon).",
-            "|".join(_ENGINES),
-            complete=_ENGINES,
-        ),
-    ] = AUTO
-    #: where BuildKit runs, and its caches
-    builder: opt.Builder = ""
-    cache_from: Annotated[
-        tuple[str, ...],
-        Option(
-            "Import finished steps from this cache: HOST/NAME:TAG, or in BuildKit's form, "
-            "type=registry,ref=...; may be repeated (buildkit engine).",
-            "CACHE",
-        ),
-    ] = ()
-    cache_to: Annotated[
-        tuple[str, ...],
-        Option(
-            "Export every finished step to this cache; may be repeated (buildkit engine).", "CACHE"
-        ),
-    ] = ()
-    tag: Annotated[str | None, Option("Name of the image.", "[HOST/]NAME[:TAG]", "-t")] = None
-    output: Annotated[
-        str | None,
-        Option(
-            "Where the image is written: a Docker Engine, an OCI layout, or its registry.",
-            "docker|oci:DIR|registry",
-            "-o",
-            complete=("docker", "oci:", "registry"),
-        ),
-    ] = None
-    push: Annotated[bool, Option("Push the image after it is built.")] = False
-    thin: Annotated[bool, Option("Leave the base image's blobs out of oci:DIR.")] = False
-    all_platforms: Annotated[bool, Option("Patch every platform of the base's index.")] = False
-    others: Annotated[
-        str,
-        Option(
-            "What to do with platforms of the index that are not patched.",
-            "keep|drop",
-            complete=("keep", "drop"),
-        ),
-    ] = "drop"
-    no_verify: Annotated[bool, Option("Skip verification of the built image.")] = False
-    #: whether unknown code from the base may run here as the user
-    trust_image: opt.TrustImage = False
-    time_limit: Annotated[
-        str | None,
-        Option(
-            "Stop after this time (90s, 45m, 2h) with exit 7, leaving nothing half-written.",
-            "TIME",
-            envvar=settings.TIME_LIMIT.name,
-        ),
-    ] = None
-    dry_run: Annotated[bool, Option("Only print the plan.", names="-n")] = False
-    print_dockerfile: Annotated[bool, Option("Print the Dockerfile, and stop.")] = False
-    json: opt.Json = False
-
-    @property
-    def verify(self) -> bool:
-        """Whether the image is verified after the build."""
-        return not self.no_verify
-
-    @property
-    def is_index(self) -> bool:
-        """Whether the result is an index of images."""
-        return self.all_platforms or self.others != "drop"
-
-    def settled(self) -> Self:
-        """The options with the engine that they imply; options override settings."""
-        kind = ENGINES.get(self.engine)
-        bare = kind is not None and not kind.has_builders
-        alone = bare or self.is_index or self.thin or self.plan.single_layer
-        # with a toolkit image the builder is for compiling, and part of that choice
-        aside = bare and self.plan.toolkit is not None
-        if alone and (aside or self.builder == settings.BUILDER.value):
-            return replace(self, builder="").settled() if self.builder else self
-        asked = self.builder or self.cache_from or self.cache_to
-        return replace(self, engine="buildkit") if asked and self.engine == AUTO else self
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Options for verification: target, comparison, and levels."""
-
-    target: Annotated[
-        str, Argument("IMAGE, oci:DIR, pypi:vllm==VERSION, or dir:SITE_PACKAGES.", "TARGET")
-    ]
-    plan: Annotated[
-        PlanOptions,
-        Fields(
-            "layers", "with_pr", "platform", "patches", "forge_clone", "locked", "refresh",
-            layers=opt.OptionalLayers,
-        ),
-    ]  # fmt: skip
-    level: Annotated[
-        tuple[str, ...],
-        Option(
-            "static, imports, dispatch (by default), model, codegen, numbers, binaries, device, "
-            "serve. Named levels must run.",
-            "LEVEL[,LEVEL...]",
-            complete="levels",
-        ),
-    ] = ()
-    require: Annotated[
-        tuple[str, ...],
-        Option("Also run these levels; they must run.", "LEVEL[,LEVEL...]", complete="levels"),
-    ] = ()
-    #: additional outputs of the evidence: an HTML page, and a Markdown file to append to
-    html: Annotated[
-        Path | None, Option("Also write the evidence as a self-contained HTML page.", "FILE")
-    ] = None
-    summary: Annotated[
-        Path | None, Option("Append the evidence as Markdown, for CI summaries.", "FILE")
-    ] = None
-    prove_necessary: Annotated[
-        bool,
-        Option("Remove each layer in turn and show which check then fails (adds codegen)."),
-    ] = False
-    bench: Annotated[
-        bool, Option("Level serve: also measure tokens/s and time to first token.")
-    ] = False
-    against: Annotated[
-        Path | None, Option("Evidence (JSON) with a benchmark to compare with.", "FILE")
-    ] = None
-    model: Annotated[
-        str | None,
-        Option(
-            "Level model: a folder with config.json, a model's name or its id, instead of the "
-            "known ones. Level serve: this model instead of the tiny generated ones.",
-            "MODEL",
-        ),
-    ] = None
-    models: opt.ModelFolders = ()
-    serve_args: Annotated[
-        str, Option("Level serve: extra arguments for vllm serve, as one string.", "ARGS")
-    ] = ""
-    #: whether unknown code from the target may run here as the user
-    trust_image: opt.TrustImage = False
-
-    @property
-    def gpu(self) -> "GpuOptions":
-        """The options of the levels that need a GPU."""
-        from builder.proof.ongpu import GpuOptions
-
-        return GpuOptions(
-            bench=self.bench,
-            against=self.against,
-            model=self.model,
-            serve_args=self.serve_args,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

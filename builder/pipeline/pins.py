@@ -16,10 +16,11 @@ from builder.applier.judging import Agreement
 from builder.applier.layers import CodePin, Compile, DonorPin, Env, Graft, Pull, Wheel, WheelPin
 from builder.applier.machinecode import ABSENT, NO_CODE
 from builder.applier.values import normalize, sha256_hex, version_matches
+from builder.common.files import write_atomically
 from builder.common.hints import instead, words
 from builder.common.machinecode import Modules, read_module
 from builder.common.plan import Platform
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import UsageError
 from builder.layers.pulls import refuse_unpinned

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from builder.publishing.evidence import Claim, Evidence, Proof
     from builder.publishing.options import PublishOptions
-    from builder.publishing.run import PublishResult
+    from builder.publishing.results import PublishResult
     from builder.publishing.sources import Opened
 
 

@@ -10,12 +10,13 @@ from builder.common.document import plain
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.images.registry.copy import layout_place
+from builder.images.rootfs.image import find_image
 from builder.layers.lock import LockedFacts, lock_path
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.cached import EvidenceCache, layout_content, report_of
 from builder.proof.checks import DEFAULT_LEVELS
-from builder.proof.opening import Opening
+from builder.proof.opening import Opening, open_engine_image, target_of_layers
 from builder.proof.run import verify
 from builder.proof.trust import TrustedSources
 from builder.publishing.evidence import Evidence
@@ -118,5 +119,13 @@ class Checks:
                 facts_of=facts.of,
                 trust=self._trust,
             )
-            self._targets[claim.digest] = self._opened.verify_target(claim.digest, opening)
+            self._targets[claim.digest] = _target_of(self._opened, claim.digest, opening)
         return self._targets[claim.digest]
+
+
+def _target_of(opened: Opened, digest: str, opening: Opening) -> VerifyTarget:
+    """One image of what is published; one in a Docker Engine by its ID, not by its tag."""
+    if isinstance(opened, EngineImage):
+        return open_engine_image(digest, opening)
+    image = find_image(opened.source, digest, None)
+    return target_of_layers(image, Ref(f"docker://{opened.source.name}@{digest}"), opening)

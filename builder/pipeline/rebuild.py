@@ -29,9 +29,10 @@ from builder.common.plan import PLAN_SCHEMA
 from builder.common.pypi import PackageIndex
 from builder.common.reference import LAYOUT, Ref, base_kind
 from builder.compile.changes import build_files
-from builder.compile.executor import toolkit_choice
+from builder.compile.host import of_wheels
 from builder.compile.link import DISTRIBUTIONS
-from builder.compile.toolchain import WHEELS, of_wheels
+from builder.compile.toolchain import WHEELS
+from builder.compile.toolkit import toolkit_choice
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
@@ -43,7 +44,8 @@ from builder.images.rootfs.image import LayerCache
 from builder.images.rootfs.tar import FILE, LayerTar, Unpacked
 from builder.images.rootfs.view import Rootfs
 from builder.layers.catalog import Catalog, Expectation, Profile, Selection
-from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pinned import IndexSources
+from builder.layers.planner import make_plan
 from builder.pipeline import bases
 from builder.pipeline.allowedhosts import AllowedHosts
 from builder.pipeline.inputs import stages_of

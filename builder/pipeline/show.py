@@ -89,8 +89,8 @@ def _show_decision(decision: LayerDecision, *, elsewhere: bool) -> None:
 
 def show_stage(stage: StageRequest, *, elsewhere: bool = False) -> None:
     """Print a pending compile stage: its sources, compiler and cost."""
-    from builder.compile.build import cost_of_units
-    from builder.compile.toolchain import of_wheels
+    from builder.compile.costs import cost_of_units
+    from builder.compile.host import of_wheels
 
     paths = [unit.path for unit in stage.units]
     source = stage.inputs[0].filename
@@ -365,7 +365,7 @@ def _show_conflict(request: str, conflict: Conflict) -> None:
         column = (width - 3) // 2
         heads = f"{f'expected by {request}'[:column]:<{column}}   found in the base"
         console.say(f"      {console.style(heads, 'bold')}")
-        from builder.layers.pulls import side_by_side
+        from builder.common.columns import side_by_side
 
         for row in side_by_side(conflict.expected, conflict.found, width):
             console.say(f"      {row}".rstrip())

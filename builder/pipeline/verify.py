@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.hints import ELSEWHERE, os_hint
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.layers.lock import (
@@ -23,7 +24,7 @@ from builder.layers.lock import (
     stale,
     wheels_of,
 )
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.show import CheckLines, show_report
 from builder.proof.cached import EvidenceCache, report_of
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
     from builder.common.plan import BuildPlan, PlanDocument
     from builder.layers.catalog import Selection
+    from builder.pipeline.imageoptions import ImageOptions
     from builder.pipeline.inputs import Inputs
-    from builder.pipeline.options import ImageOptions, PlanOptions, VerifyOptions
+    from builder.pipeline.options import PlanOptions
+    from builder.pipeline.verifyoptions import VerifyOptions
     from builder.proof.report import Report
     from builder.proof.target import ModelToBuild, VerifyTarget
 

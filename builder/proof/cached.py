@@ -24,10 +24,10 @@ from builder import settings
 from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.document import Moment, Part, Text, moment, plain, read
+from builder.common.files import read_entry, write_entry
 from builder.common.leftovers import keep_latest
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import BakedPlan
-from builder.common.pypi import read_entry, write_entry
 from builder.common.reference import base_kind
 from builder.errors import SparkBuildError
 from builder.images.registry.copy import layout_place

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from builder.common.document import plain
 from builder.common.machinecode import BadCubin, Disassembly, ToolMissing, disassemble, resources
 from builder.common.programs import CODEGEN
+from builder.common.results import Results
 from builder.proof.checks import Check
 from builder.proof.dispatch import lacking
 from builder.proof.kernels import (
@@ -36,7 +37,6 @@ from builder.proof.replies import (
     CodegenRequest,
     KernelReply,
     MalformedReply,
-    Results,
     cached,
     machine_cause,
     of_the_files,

@@ -25,10 +25,10 @@ from builder.applier.receipts import parse_record
 from builder.applier.trees import distribution_of
 from builder.common.cache import locked
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import making
 from builder.common.paths import cache_dir
-from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.proof.isolation import SandboxUnavailable, call, install_command
 

@@ -20,19 +20,14 @@ from msgspec.structs import replace
 
 from builder import settings
 from builder.common.document import Part, plain, read
+from builder.common.files import write_atomically
 from builder.common.paths import package_file
 from builder.common.programs import LAUNCH
-from builder.common.pypi import write_atomically
+from builder.common.results import Results
 from builder.errors import UsageError
 from builder.probes.dispatch_expect import Failure
 from builder.proof.isolation import SandboxUnavailable
-from builder.proof.replies import (
-    KernelRequest,
-    LaunchReply,
-    RecordedKernel,
-    Results,
-    machine_cause,
-)
+from builder.proof.replies import KernelRequest, LaunchReply, RecordedKernel, machine_cause
 from builder.proof.sandbox import WithDsl, ask_probe, lay_out, own_files, soundly
 from builder.proof.variables import for_a_process
 from builder.ptx.findings import Ran

@@ -23,7 +23,7 @@ from builder.applier.trees import OverlayTree, distribution_of
 from builder.applier.values import ApplyError, normalize, sha256_hex
 from builder.common.console import console
 from builder.common.plan import StageRequest
-from builder.compile.changes import stage_name
+from builder.compile.known import stage_name
 from builder.errors import SparkBuildError, UsageError
 from builder.layers.catalog import Selection
 from builder.layers.planner import make_plan

@@ -1,4 +1,4 @@
-"""Levels ``device`` and ``serve``: runs the in-image verifier on a GPU.
+"""Runs the in-image verifier on a GPU, for the levels ``device`` and ``serve``.
 
 The verifier is the one in images (``builder/probes``), put into a container of the image
 with the plan to compare with, so that it works on any image and its checks have
@@ -8,110 +8,34 @@ the Spark.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
 
-from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.document import read
-from builder.common.reference import Ref
-from builder.errors import BuildFailed, SparkBuildError, UsageError
-from builder.images.engines.metadata import VERIFIER, device_data, programs
-from builder.proof.checks import Check, VerifierDocument
-from builder.proof.target import Refusal
+from builder.errors import BuildFailed, SparkBuildError
+from builder.images.engines.devicedata import device_data
+from builder.images.engines.maker import VERIFIER, programs
+from builder.proof.checks import VerifierDocument
+from builder.proof.gpuoptions import OTHER, GpuOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from docker.models.containers import Container
 
     from builder.common.plan import PlanDocument
-    from builder.proof.checks import Level
-    from builder.proof.target import VerifyTarget
 
 #: Folder of the verifier in a container.
 INSIDE = "/tmp/spark-verify"  # noqa: S108 - of a container that is removed afterwards
-OTHER = "against.json"
-STATUSES = ("pass", "fail", "not-run")
 
 
 class NoGpu(SparkBuildError):
     """The verifier cannot run on a GPU here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuOptions:
-    """Options of the levels."""
-
-    bench: bool = False
-    #: evidence to compare the bench with
-    against: Path | None = None
-    #: a local model: a folder, or a name in the Hugging Face cache
-    model: str | None = None
-    serve_args: str = ""
-
-    def check(self, levels: Sequence[str]) -> None:
-        """Refuse options without effect, before anything runs.
-
-        Raises:
-            UsageError: an option belongs to a level that was not requested, or evidence is
-            malformed.
-        """
-        given = {
-            "--bench": (self.bench, ("serve",)),
-            "--against": (self.against, ("serve",)),
-            "--model": (self.model, ("model", "serve")),
-            "--serve-args": (self.serve_args, ("serve",)),
-        }
-        for name, (value, needed) in given.items():
-            if value and not {*needed} & {*levels}:
-                words = " or ".join(needed)
-                raise UsageError(
-                    f"{name} is for the level {words}, which was not requested",
-                    hint=f"--level {','.join([*levels, needed[0]])}",
-                )
-        self.evidence()
-
-    def evidence(self) -> bytes | None:
-        """The evidence to compare with.
-
-        Raises:
-            UsageError: the evidence is malformed.
-        """
-        if self.against is None:
-            return None
-        try:
-            data = read_regular(self.against, DOCUMENT)
-            if not isinstance(json.loads(data)["checks"], list):
-                raise TypeError("'checks' is not a list")
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise UsageError(
-                f"--against {self.against} is not evidence of a verification: {error}",
-                hint="spark-build verify OTHER --level serve --bench --json > FILE",
-            ) from None
-        return data
-
-    def arguments(self, folder: str, level: str) -> list[str]:
-        """The in-image verifier's command line."""
-        words = ["--level", level, "--json"]
-        if self.bench or self.against:
-            words.append("--bench")
-        if self.against:
-            words += ["--against", f"{folder}/{OTHER}"]
-        if self.model:
-            words += ["--model", self.model]
-        if self.serve_args:
-            words += [f"--serve-args={self.serve_args}"]
-        return words
 
 
 def verifier_files(
@@ -227,50 +151,3 @@ def run_beside(
 
 
 # --- checks ------------------------------------------------------------------------------------
-
-
-def check_on_gpu(target: VerifyTarget, level: Level) -> Iterator[Check]:
-    """The checks of one level, from the verifier."""
-    ref = Ref(target.name)
-    image = target.subject.image
-    runs_as = image.runs_as if image is not None else ""
-    name = runs_as or (ref.place if ref.has_name else "IMAGE")
-    command = device_data(target.plan, name).command
-    document = target.runner.on_gpu(target.plan, level)
-    if isinstance(document, Refusal):
-        yield _not_run(level, f"{document.reason}; on the Spark: {command}")
-        return
-    reported = document.checks
-    if other := [check for check in reported if check.level != level]:
-        problem = f"check {other[0].name!r} is of level {other[0].level}"
-        yield _not_run(level, f"the verifier's document is malformed: {problem}")
-        return
-    checks = [replace(check, reason=_root(check)) for check in reported]
-    if not checks:
-        yield _not_run(
-            level, "the verifier had nothing to check: no profile names expected results"
-        )
-    yield from checks
-
-
-def _root(check: Check) -> str:
-    """A failed server's log after its root cause according to ``spark-build diagnose``."""
-    reason = check.reason
-    if check.status != "fail" or check.level != "serve" or "\n" not in reason:
-        return reason
-    from builder.diagnose.verdict import diagnose
-
-    errors = [f for f in diagnose(io.BytesIO(reason.encode())).findings if f.severity == "error"]
-    if not errors:
-        return reason
-    first = errors[0]
-    frame = f" ({first.frame})" if first.frame else ""
-    told = f"{first.quote}{frame}: {first.message} {first.fix}"
-    return "\n".join([told, *reason.splitlines()[-20:]])
-
-
-def _not_run(level: Level, reason: str) -> Check:
-    what = "the expected kernels on a GPU" if level == "device" else "vllm serve on a GPU"
-    return Check(
-        level=level, name=what, status="not-run", expected="a GB10", seen="", reason=reason
-    )

@@ -18,9 +18,9 @@ from builder.common.reference import Ref, base_kind
 from builder.errors import RemoteError, SparkBuildError, UsageError
 from builder.images.bases.identify import asks_engine, identify
 from builder.images.bases.image import InEngine, base_of, embedded_in, with_files
-from builder.images.engines import metadata
+from builder.images.engines.baked import PLAN_LABEL, SHARE, is_overlay, read_layers
 from builder.images.engines.docker import without_engine
-from builder.images.engines.metadata import SHARE
+from builder.images.engines.metadata import image_layers
 from builder.images.engines.oci import (
     labels_of_layout,
     layout_digest,
@@ -35,7 +35,7 @@ from builder.images.rootfs.image import open_image, read_config, subjects
 from builder.images.subject import BaseRequest, InFiles, Subject, no_facts, tracked_for
 from builder.layers.planner import make_plan
 from builder.proof.dispatch import make_request, own_settings
-from builder.proof.ongpu import GpuOptions
+from builder.proof.gpuoptions import GpuOptions
 from builder.proof.runners import InContainer, InSandbox, runner_of
 from builder.proof.target import Origin, VerifyTarget
 from builder.proof.trust import TrustedSources
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from builder.images.rootfs.image import Image
     from builder.images.subject import FactsOf, OpenImage
     from builder.layers.catalog import Selection
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.target import Runner
 
 
@@ -159,7 +159,7 @@ def dispatch_ahead(plan: BuildPlan, base: Subject, trust: TrustedSources) -> Ite
 
 def _overlay_of(plan: BuildPlan, tree: Tree) -> OverlayTree:
     """Wheels with the files that an overlay will have: every RECORD is not in its final form."""
-    layers = metadata.image_layers(plan)
+    layers = image_layers(plan)
     return _laid_over(tree, plan.document, dict(ChainMap(*(files for _, files in layers[::-1]))))
 
 
@@ -191,7 +191,7 @@ def _open_files(ref: Ref, opening: Opening) -> VerifyTarget:
 def _is_overlay(ref: Ref) -> bool:
     """Whether this may be an overlay: an image in a layout without a base image."""
     layout, name = layout_place(ref)
-    return layout.is_dir() and metadata.is_overlay(labels_of_layout(layout, name))
+    return layout.is_dir() and is_overlay(labels_of_layout(layout, name))
 
 
 def open_layout(ref: Ref, opening: Opening) -> VerifyTarget:
@@ -221,7 +221,7 @@ def open_overlay(
         UsageError: the package index has other wheels now.
     """
     plan = recorded.document
-    layers = metadata.read_layers(image.read(f"{SHARE}/layers.json"), name)
+    layers = read_layers(image.read(f"{SHARE}/layers.json"), name)
     base = _wheels_of(name, plan, opening, layers)
     trust = opening.trusting(base.identity)
     origin = Origin(subject=base, sources=opening.sources)
@@ -243,7 +243,7 @@ def open_overlay(
         layers=layers,
         runner=InSandbox(overlay.tree, plan.base.packages, trust, no_gpu),
         trust=trust,
-        label=image.labels.get(metadata.PLAN_LABEL, ""),
+        label=image.labels.get(PLAN_LABEL, ""),
         recomputed=recorded.digest,
         origin=dataclasses.replace(origin, baked=layers, trust=trust),
     )
@@ -323,7 +323,7 @@ def _refuse_foreign(image: Image, ref: Ref) -> None:
     Raises:
         UsageError: there is such an image.
     """
-    if not is_index(image.top) or metadata.PLAN_LABEL not in image.config.labels:
+    if not is_index(image.top) or PLAN_LABEL not in image.config.labels:
         return
     own = platform_name({"os": "linux", **image.config.platform})
     for entry in subjects(image.top):
@@ -332,7 +332,7 @@ def _refuse_foreign(image: Image, ref: Ref) -> None:
             continue
         manifest = image.source.manifest(entry.digest)
         planned = not is_index(manifest) and (
-            metadata.PLAN_LABEL in read_config(image.source, manifest).labels
+            PLAN_LABEL in read_config(image.source, manifest).labels
         )
         if not planned:
             raise UsageError(

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
-from builder.applier.values import canonical_json, sha256_hex
-from builder.common.document import Part, plain, read
-from builder.common.leftovers import keep_latest
-from builder.common.paths import cache_dir, package_file
-from builder.common.programs import Program
-from builder.common.pypi import write_atomically
+from builder.common.document import Part, read
 from builder.errors import SparkBuildError
 from builder.probes.dispatch_expect import Answer, Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 T = TypeVar("T", bound=Part)
 
@@ -258,45 +245,3 @@ def of_the_files(error: ErrorOfProbe | None) -> bool:
 def cached(from_cache: bool) -> str:
     """What the place of a check adds if its result is from the cache."""
     return ", cached from the same files" if from_cache else ""
-
-
-@dataclass(frozen=True)
-class Results:
-    """One kind of results, in a folder of the cache."""
-
-    folder: str
-    #: our programs that produce them, or a module of ours as folder and file name
-    programs: tuple[Program | tuple[str, str], ...]
-    most: int
-    suffix: str = ".json"
-
-    def file(self, inputs: Sequence[object]) -> Path:
-        """The path of the result for these inputs."""
-        name = sha256_hex(canonical_json([*map(_text, self.programs), *inputs]))
-        return cache_dir() / self.folder / f"{name}{self.suffix}"
-
-    def get(self, inputs: Sequence[object], form: type[T]) -> T | None:
-        """The cached result for the same inputs, or None."""
-        file = self.file(inputs)
-        try:
-            result = read({**json.loads(file.read_bytes()), "kept": True}, form)
-            os.utime(file)
-        except (OSError, ValueError, TypeError):
-            return None
-        return result
-
-    def put(self, inputs: Sequence[object], result: Part) -> None:
-        """Cache a result; the oldest ones are removed."""
-        file = self.file(inputs)
-        write_atomically(file, json.dumps(plain(result)).encode())
-        self.remove_oldest()
-
-    def remove_oldest(self) -> None:
-        """Remove all but the latest results."""
-        keep_latest((cache_dir() / self.folder).glob(f"*{self.suffix}"), most=self.most)
-
-
-def _text(program: Program | tuple[str, str]) -> str:
-    if isinstance(program, Program):
-        return program.digest
-    return package_file(*program).read_text("utf-8")

@@ -10,10 +10,10 @@ from builder.proof.binaries import check_binaries
 from builder.proof.checks import Check, few
 from builder.proof.codegen import check_codegen
 from builder.proof.dispatch import check_dispatch
+from builder.proof.gpulevels import check_on_gpu
 from builder.proof.imports import check_imports
 from builder.proof.model import check_model
 from builder.proof.numbers import check_numbers
-from builder.proof.ongpu import check_on_gpu
 from builder.proof.report import Report
 from builder.proof.static import check_static, shadows_of
 

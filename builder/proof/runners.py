@@ -24,13 +24,15 @@ from builder.applier.trees import OverlayTree, versions
 from builder.common.console import console
 from builder.common.document import Part, plain
 from builder.common.programs import CODEGEN, DISPATCH, IN_CONTAINER
+from builder.common.results import Results
 from builder.errors import SparkBuildError
 from builder.proof import sandbox
 from builder.proof.codegen import compile_in_sandbox
+from builder.proof.gpuoptions import GpuOptions
 from builder.proof.installed import damage, drop_broken_compiled, is_sealed
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.kernels import launch_in_sandbox
-from builder.proof.ongpu import GpuOptions, run_beside, run_in_container
+from builder.proof.ongpu import run_beside, run_in_container
 from builder.proof.replies import (
     CODEGEN_TIMEOUT,
     Ask,
@@ -41,7 +43,6 @@ from builder.proof.replies import (
     LocalFiles,
     MalformedReply,
     ProbeReply,
-    Results,
     of_the_files,
     reply_of,
 )

@@ -39,17 +39,18 @@ from builder.common.cache import locked
 from builder.common.console import console
 from builder.common.diskspace import Need, check_room
 from builder.common.document import read
+from builder.common.files import write_atomically
 from builder.common.leftovers import keep_latest, making
 from builder.common.machinecode import read_elf
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import Platform
 from builder.common.programs import DISPATCH
-from builder.common.pypi import PackageIndex, write_atomically
+from builder.common.pypi import PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError, UsageError
+from builder.images.bases.imagetree import preload
 from builder.images.bases.pypi import requirements_of
 from builder.images.subject import TRACKED
-from builder.layers.planner import preload
 from builder.probes.stub_driver import (
     NO_DEVICE,
     UnknownMachineError,

@@ -22,21 +22,10 @@ from builder.applier.receipts import (
 from builder.applier.values import normalize, sha256_hex
 from builder.common.console import counted
 from builder.common.document import plain
-from builder.images.engines.metadata import (
-    BIN,
-    COMMAND,
-    COMMAND_TEXT,
-    ENTRY_POINTS,
-    OWNERS,
-    SHARE,
-    WRITTEN,
-    command_text,
-    device_data,
-    digest_of_files,
-    indented,
-    maker,
-    scripts,
-)
+from builder.images.engines.baked import BIN, OWNERS, SHARE, WRITTEN
+from builder.images.engines.devicedata import device_data
+from builder.images.engines.maker import COMMAND, COMMAND_TEXT, digest_of_files, maker
+from builder.images.engines.metadata import ENTRY_POINTS, command_text, indented, scripts
 from builder.images.rootfs.view import DEFAULT_PATH
 from builder.probes import TERMS
 from builder.proof.checks import Check, few

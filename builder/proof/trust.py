@@ -26,7 +26,7 @@ from builder.common.wheels import RemoteWheel, WheelTree
 from builder.errors import SparkBuildError
 from builder.images.subject import TRACKED
 from builder.layers.catalog import Catalog, order
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.proof.isolation import SandboxUnavailable, find_isolation
 
 if TYPE_CHECKING:

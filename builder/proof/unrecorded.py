@@ -20,7 +20,7 @@ from builder.applier.edits import ENV_PTH, env_pth
 from builder.applier.receipts import env_of, kept_true, parse_record, receipt_path, receipts_of
 from builder.applier.trees import distribution_of
 from builder.errors import UsageError
-from builder.images.engines.metadata import SHARE
+from builder.images.engines.baked import SHARE
 from builder.images.rootfs.tar import DIR, SYMLINK
 from builder.images.rootfs.view import DEFAULT_PATH, interpreters
 from builder.proof.earlier import Expected, Judge

@@ -32,12 +32,13 @@ from builder.common.document import Count, Part
 from builder.common.leftovers import making
 from builder.common.paths import cache_dir, package_file
 from builder.common.programs import PREFLIGHT
+from builder.common.results import Results
 from builder.errors import SparkBuildError, UsageError
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
 from builder.proof.installed import MadeFolder, differs, install, recorded
 from builder.proof.isolation import SandboxUnavailable
 from builder.proof.modelserver import ask_server
-from builder.proof.replies import ProbeReply, Results, machine_cause
+from builder.proof.replies import ProbeReply, machine_cause
 from builder.proof.sandbox import (
     PreparedSandbox,
     ask_probe,

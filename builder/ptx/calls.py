@@ -8,6 +8,7 @@ Programming Guide, "Formatted Output" and "Dynamic Global Memory Allocation".
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from builder.ptx.registers import typed
 from builder.ptx.source import FRAME, FRAME_ALIGN, RUNTIME, Function, Instruction, Name, Number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from builder.ptx.block import Warp
 
@@ -51,7 +52,7 @@ def _call(d: Decoder, i: Instruction) -> Step:
     target, frame = i.operands
     assert isinstance(frame, Number)
     if isinstance(target, Name) and target.text in RUNTIME:
-        return _runtime(d, target.text, frame.value)
+        return _runtime(d, i, target.text, frame.value)
     functions = {FUNCTIONS + one.entry: one for one in d.kernel.functions}
     callee = d.source(i, target, typed("b64"))
     pointer, added = d.source(i, Name(FRAME), typed("b64")), frame.value
@@ -132,8 +133,14 @@ def _return(d: Decoder, i: Instruction) -> Step:
 # ------------------------------------------------------------------------------------- the runtime
 
 
-def _runtime(d: Decoder, name: str, frame: int) -> Step:
-    act = {"vprintf": _print, "__assertfail": _assert, "malloc": _allocate, "free": _free}[name]
+def _runtime(d: Decoder, i: Instruction, name: str, frame: int) -> Step:
+    acts: dict[str, Callable[[Warp, int, int], None]] = {
+        "vprintf": _print,
+        "__assertfail": _assert,
+        "malloc": _allocate,
+        "free": partial(_free, line=i.line),
+    }
+    act = acts[name]
     pointer = d.slots[FRAME].index
 
     def run(w: Warp, m: Mask) -> None:
@@ -230,14 +237,22 @@ def _allocate(w: Warp, lane: int, at: int) -> None:
     local_row(w, lane, at, 8)[...] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
 
 
-def _free(w: Warp, lane: int, at: int) -> None:
-    """``free``: of an address that ``malloc`` gave, or of zero."""
+def _free(w: Warp, lane: int, at: int, *, line: int) -> None:
+    """``free``: of an address that ``malloc`` gave, or of zero.
+
+    All accesses have to be ordered before it.  What is given again at the same address is other
+    memory: ``malloc`` comes after the ``free`` of what it reuses, so that no earlier access can
+    race there, and what was released there is gone.  Nothing else is ordered by that, because
+    ``malloc`` may as well give another address.
+    """
     state, memory, address = w.block.state, w.block.state.memory, _argument(w, lane, at)
     own = (r for r in memory.regions if r.name == _ALLOCATED and HEAP <= r.address < 2 * HEAP)
     region = next((r for r in own if r.address == address), None)
     if region is not None:
         state.allocated -= len(region.data) + _EACH
         memory.regions[:] = [one for one in memory.regions if one is not region]
+        if w.block.races:
+            w.block.races.frees(w.number, lane, line, region)
     elif address:
         raise Fault(f"free of {address:#x}, which malloc did not give")
 

@@ -1,8 +1,11 @@
 """Finds races on shared and global memory: accesses without a defined order.
 
 Happens-before by vector clocks.  Agents are the threads of the grid and the asynchronous copies of
-its blocks.  Order comes from barriers of a block and of a warp, mbarriers, waits for copies, and
-from release and acquire patterns at their scopes.  Writes of generic accesses are visible to the
+its blocks.  Order comes from barriers of a block and of a warp, mbarriers, waits for copies,
+release and acquire patterns at their scopes, and from one ``fence.sc`` to the next.  Which of two
+such fences is first is what strong accesses show: one that follows the first fence, and a later
+one of the same place before the second.  Fences that no access relates are in no order here,
+although the model orders them in some way.  Writes of generic accesses are visible to the
 asynchronous proxy only after a ``fence.proxy.async``.  Lanes of one warp are ordered only by
 ``bar.warp.sync`` and barriers; a matrix instruction (``ldmatrix``) is one access of all of them.
 
@@ -12,7 +15,7 @@ PTX ISA, "Memory Consistency Model" (causality order, scopes, proxies) and "Asyn
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -84,6 +87,9 @@ class Race:
 # ------------------------------------------------------------------------------------------- clocks
 
 _Map = dict[int, "NDArray[np.int32]"]
+#: Which ``fence.sc`` another one is morally strong with: those of a scope of a block, a cluster, or
+#: the grid, and its number.
+_Reach = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +100,15 @@ class VectorClocks:
     for shared memory, and one more for global memory.  Arrays are shared, and never changed.
     ``epoch``: of what one thread handed over, its block, its clock's index, and its time then.
     Who has seen that thread as late or later knows all of this, as clocks are passed on whole.
+    ``sc``: what was seen before the ``fence.sc`` up to here.  ``observed``: the same of fences that
+    an access up to here shows to be earlier than the next fence.
     """
 
     seen: Mapping[int, NDArray[np.int32]]
     fenced: Mapping[int, NDArray[np.int32]]
     epoch: tuple[int, int, int] | None = None
+    sc: Mapping[_Reach, VectorClocks] = field(default_factory=dict)
+    observed: Mapping[_Reach, VectorClocks] = field(default_factory=dict)
 
     def includes(self, other: VectorClocks) -> bool:
         """Whether all that another has seen is known to be here, by its epoch."""
@@ -107,6 +117,16 @@ class VectorClocks:
         block, thread, time = other.epoch
         clock = self.seen.get(block)
         return clock is not None and len(clock) > thread and bool(clock[thread] >= time)
+
+    def covers(self, other: VectorClocks) -> bool:
+        """Whether all that another has seen, and what of it is fenced, is here; clock by clock."""
+        return all(
+            mine is clock
+            or (mine is not None and not (clock > _grown(mine, len(clock))[: len(clock)]).any())
+            for own, theirs in ((self.seen, other.seen), (self.fenced, other.fenced))
+            for block, clock in theirs.items()
+            for mine in (own.get(block),)
+        )
 
     @cached_property
     def table(self) -> Table:
@@ -166,8 +186,20 @@ def _both(one: VectorClocks, other: VectorClocks) -> VectorClocks:
 
 def _together(clocks: Sequence[VectorClocks]) -> VectorClocks:
     return VectorClocks(
-        _larger([one.seen for one in clocks]), _larger([one.fenced for one in clocks])
+        _larger([one.seen for one in clocks]),
+        _larger([one.fenced for one in clocks]),
+        None,
+        _of_fences([one.sc for one in clocks]),
+        _of_fences([one.observed for one in clocks]),
     )
+
+
+def _of_fences(maps: Sequence[Mapping[_Reach, VectorClocks]]) -> Mapping[_Reach, VectorClocks]:
+    by: dict[_Reach, list[VectorClocks]] = {}
+    for one in maps:
+        for reach, clocks in one.items():
+            by.setdefault(reach, []).append(clocks)
+    return {reach: joined(parts) for reach, parts in by.items()}
 
 
 def _larger(maps: Sequence[Mapping[int, NDArray[np.int32]]]) -> _Map:
@@ -391,6 +423,38 @@ class _Released:
     by: dict[tuple[int, int], VectorClocks] = field(default_factory=dict)
 
 
+@dataclass
+class _PlaceFences:
+    """What was seen before ``fence.sc`` that come before strong accesses of one place.
+
+    By block and scope of the accesses, all of the grid's scope together: up to the latest write,
+    and of reads since then.
+    """
+
+    written: dict[tuple[int, int], dict[_Reach, VectorClocks]] = field(default_factory=dict)
+    read: dict[tuple[int, int], dict[_Reach, VectorClocks]] = field(default_factory=dict)
+
+    def add(
+        self, who: tuple[int, int], fences: Mapping[_Reach, VectorClocks], *, write: bool
+    ) -> None:
+        """An access that comes after fences; a write is after all reads of what it replaces."""
+        if write:
+            for reader, of_reader in self.read.items():
+                _add_fences(self.written.setdefault(reader, {}), of_reader)
+            self.read = {}
+        if fences:
+            _add_fences((self.written if write else self.read).setdefault(who, {}), fences)
+
+
+def _add_fences(known: dict[_Reach, VectorClocks], more: Mapping[_Reach, VectorClocks]) -> None:
+    for reach, clocks in more.items():
+        before = known.get(reach)
+        if before is None:
+            known[reach] = clocks
+        elif not before.covers(clocks):
+            known[reach] = clocks if clocks.covers(before) else joined((before, clocks))
+
+
 class _LaunchCore(Protocol):
     """A launch in core.c: see `native`."""
 
@@ -434,6 +498,11 @@ class LaunchRaces:
     blocks: list[Races] = field(default_factory=list)
     #: by the address of a place in global memory, or the block and offset in shared memory
     released: dict[object, _Released] = field(default_factory=dict)
+    #: by the same place; and whether there was a ``fence.sc`` yet
+    place_fences: dict[object, _PlaceFences] = field(default_factory=dict)
+    has_sc: bool = False
+    #: so many of the widest reaches of such fences are kept: more once a narrow one ran
+    sc_reaches: int = 1
     #: pairs of blocks of which one released for itself only what the other acquired
     narrow: set[tuple[int, int]] = field(default_factory=set)
     #: the launch in core.c, where there is a compiler
@@ -449,6 +518,15 @@ class LaunchRaces:
             shadow = Shadow(name, len(region.data), self.granule)
             self._shadows[region.address] = shadow
         return shadow
+
+    def forget(self, region: Region) -> None:
+        """A region of global memory is gone: what comes to its address has no history."""
+        self._shadows.pop(region.address, None)
+        tables: tuple[dict[object, Any], ...] = (self.released, self.place_fences)
+        for table in tables:
+            gone = [k for k in table if isinstance(k, int) and region.address <= k < region.end]
+            for key in gone:
+                del table[key]
 
     def is_new(self, kind: str, line: int, other: int, missing: str) -> bool:
         """Whether a race with these lines was not found before."""
@@ -522,6 +600,14 @@ class Races:
         self.times = np.ones(warps, np.int32)
         #: the time at which each thread's own writes were last fenced
         self._fenced = np.zeros((2, warps * LANES), np.int32)
+        #: the time of each thread's last ``fence.sc`` of at least a scope, the widest first; and
+        #: whose they reach
+        self._sc = np.zeros((3, warps * LANES), np.int32)
+        self._sc_reach: tuple[_Reach, ...] = (
+            (GRID, 0), (CLUSTER, self.number // cluster), (BLOCK, self.number)
+        )  # fmt: skip
+        #: by thread: what its fences hand over, and of which knowledge and time
+        self._sc_cache: dict[int, tuple[object, int, Mapping[_Reach, VectorClocks]]] = {}
         #: what the lanes of each warp know: all the same, or each its own
         self.knows: list[VectorClocks | list[VectorClocks]] = [_NOTHING] * warps
         #: the clocks that all lanes of each warp acquired last, and need not acquire again
@@ -543,7 +629,7 @@ class Races:
         self.shared.updated = lambda: None
         self.shared = Shadow(self.shared.name, 0, self.shared.granule, self.warps)
         self.knows, self._fences, self._pending, self._init_fences = [], {}, {}, {}
-        self.cores = {}
+        self.cores, self._sc_cache = {}, {}
 
     def ended(self, line: int) -> None:
         """The block ends: report accesses of its cluster that nothing orders before that."""
@@ -584,9 +670,15 @@ class Races:
         self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
     ) -> VectorClocks:
         """Clocks, and some threads' own progress."""
-        width, epoch = _room(self._width), None
-        if isinstance(threads, int):
-            epoch = self.number, threads, int(times)
+        epoch = (self.number, threads, int(times)) if isinstance(threads, int) else None
+        seen, all_fenced = self._progress(clocks, threads, times, fenced)
+        sc = self._with_own_fences(clocks.sc, threads) if self.launch.has_sc else clocks.sc
+        return VectorClocks(seen, all_fenced, epoch, sc, clocks.observed)
+
+    def _progress(
+        self, clocks: VectorClocks, threads: Any, times: Any, fenced: Any
+    ) -> tuple[_Map, _Map]:
+        width = _room(self._width)
         seen = _fresh(clocks.seen.get(self.number, ()), width)
         seen[threads] = times
         all_fenced = dict(clocks.fenced)
@@ -595,7 +687,22 @@ class Races:
                 key = 2 * self.number + space
                 all_fenced[key] = known = _fresh(all_fenced.get(key, ()), width)
                 known[threads] = np.maximum(known[threads], own)
-        return VectorClocks({**clocks.seen, self.number: seen}, all_fenced, epoch)
+        return {**clocks.seen, self.number: seen}, all_fenced
+
+    def _with_own_fences(
+        self, sc: Mapping[_Reach, VectorClocks], threads: Any
+    ) -> Mapping[_Reach, VectorClocks]:
+        """What ``fence.sc`` hand over, with those of some threads."""
+        result = dict(sc)
+        for reach, times in zip(self._sc_reach, self._sc[:, threads], strict=True):
+            if np.count_nonzero(times):
+                before = sc.get(reach, _NOTHING)
+                known = _fresh(before.seen.get(self.number, ()), _room(self._width))[threads]
+                fenced = self._fenced[:, threads]
+                fenced = np.where(fenced <= times, fenced, 0)
+                seen = self._progress(before, threads, np.maximum(known, times), fenced)
+                result[reach] = VectorClocks(*seen)
+        return result
 
     def released(self, warp: int, lanes: Lanes = None) -> VectorClocks:
         """What lanes have seen and done, to hand over; what they do next is not part of it."""
@@ -619,16 +726,21 @@ class Races:
             self.knows[warp] = joined((own, clocks))
             self._acquired[warp].append(clocks)
             return
-        each, cache = self._each(warp), dict[int, VectorClocks]()
-        chosen = (_ALL if lanes is None else lanes).tolist()
-        if all(each[lane].includes(clocks) for lane in chosen):
-            return
-        each = list(each)
-        for lane in chosen:
-            old = each[lane]
-            if id(old) not in cache:
-                cache[id(old)] = joined((old, clocks))
-            each[lane] = cache[id(old)]
+        each, chosen = self._each(warp), _ALL if lanes is None else lanes
+        if not all(each[lane].includes(clocks) for lane in chosen.tolist()):
+            self._change(warp, chosen, lambda old: joined((old, clocks)))
+
+    def _change(
+        self, warp: int, lanes: NDArray[Any], change: Callable[[VectorClocks], VectorClocks]
+    ) -> None:
+        """Change what lanes know; those that knew the same know the same afterwards."""
+        before, changed = self._each(warp), dict[int, VectorClocks]()
+        each = list(before)
+        for lane in lanes.tolist():
+            old = before[lane]
+            if id(old) not in changed:
+                changed[id(old)] = change(old)
+            each[lane] = changed[id(old)]
         self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
 
     def barrier(
@@ -1059,6 +1171,20 @@ class Races:
             shadow = self.launch.shadow(region)
             self.strong(warp, lanes[which], offsets, size, line, scope, shadow)
 
+    def frees(self, warp: int, lane: int, line: int, region: Region) -> None:
+        """A lane frees memory, which is a write of all that was accessed there."""
+        shadow = self.launch.shadow(region)
+        tables = [shadow.writes, shadow.reads, shadow.atomics, shadow.copies]
+        used = [np.atleast_2d(table).any(axis=0) for table in tables if table is not None]
+        offsets = np.flatnonzero(np.logical_or.reduce(used)) * shadow.granule
+        if len(offsets):
+            lanes = np.full(len(offsets), lane)
+            for access, _ in self._accesses(
+                "free", shadow, warp, lanes, offsets, shadow.granule, line, WEAK
+            ):
+                self._check_write(access, shadow, WEAK)
+        self.launch.forget(region)
+
     def _report_conflict(
         self, warp: int, lanes: Lanes, offset: int, line: int, shadow: Shadow
     ) -> None:
@@ -1324,26 +1450,91 @@ class Races:
         chosen = _ALL if lanes is None else lanes
         if 0 in spaces:
             self.fence_initialised(warp, ())
-        each = list(self._each(warp))
-        cache: dict[int, VectorClocks] = {}
-        for lane in chosen.tolist():
-            old = each[lane]
-            if id(old) not in cache:
-                own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
-                cache[id(old)] = VectorClocks(old.seen, _larger([old.fenced, own]))
-            each[lane] = cache[id(old)]
-        self.knows[warp] = each if any(one is not each[0] for one in each) else each[0]
+
+        def fenced(old: VectorClocks) -> VectorClocks:
+            own = {2 * block + n: one for block, one in old.seen.items() for n in spaces}
+            return replace(old, fenced=_larger([old.fenced, own]), epoch=None)
+
+        self._change(warp, chosen, fenced)
         for space in spaces:
             self._fenced[space, warp * LANES + chosen] = self.times[warp]
         self.times[warp] += 1
 
-    def fence(self, warp: int, lanes: Lanes, scope: int) -> None:
-        """``fence`` and ``membar``: strong reads before acquire, strong writes after release."""
+    def fence(self, warp: int, lanes: Lanes, scope: int, *, sc: bool = False) -> None:
+        """``fence`` and ``membar``: strong reads before acquire, strong writes after release.
+
+        ``sc``: it is also in order with other such fences.
+        """
         chosen = _ALL if lanes is None else lanes
         for lane in chosen.tolist():
             for block, reach, clocks in self._pending.pop(warp * LANES + lane, ()):
                 self._take(warp, lane, block, clocks, min(reach, scope))
+        if sc:
+            self._fence_sc(warp, chosen, scope)
         self._note_fences(self._fences, warp, chosen, scope)
+
+    def _fence_sc(self, warp: int, lanes: Any, scope: int) -> None:
+        """Lanes follow the fences that accesses showed to be earlier, and come before later ones.
+
+        PTX ISA, "Fence-SC order": it relates every pair of morally strong ``fence.sc``, which
+        synchronize in that order, and it does not contradict causality order.  Were the fence the
+        earlier one, the accesses would contradict it.
+        """
+        launch, widest = self.launch, GRID - min(scope, GRID)
+        launch.has_sc, launch.sc_reaches = True, max(launch.sc_reaches, 3 if widest else 1)
+        reaches = self._sc_reach[widest : launch.sc_reaches]
+        for clocks, which in list(self._parts(warp, lanes)):
+            for reach in reaches:
+                if reach in clocks.observed:
+                    self.acquire(warp, clocks.observed[reach], lanes[which])
+
+        def handed_over(old: VectorClocks) -> VectorClocks:
+            known = dict.fromkeys(reaches, VectorClocks(old.seen, old.fenced))
+            return replace(old, epoch=None, sc={**old.sc, **known})
+
+        self._change(warp, lanes, handed_over)
+        self._sc[widest : launch.sc_reaches, warp * LANES + lanes] = self.times[warp]
+
+    def _meets_fences(
+        self, warp: int, lane: int, key: object, scope: int, *, write: bool
+    ) -> None:  # fmt: skip
+        """A strong access of a place is after the fences before earlier accesses of it.
+
+        A write is after all earlier accesses, a read after the latest write and all before that.
+        """
+        if not self.launch.has_sc:
+            return
+        fences, place = self._sc_before(warp, lane), self.launch.place_fences.get(key)
+        if place is None:
+            if not fences:
+                return
+            place = self.launch.place_fences[key] = _PlaceFences()
+        earlier = [place.written, place.read] if write else [place.written]
+        for (block, reach), known in (row for table in earlier for row in table.items()):
+            if self._reaches(block, min(reach, scope)):
+                self._observe_fences(warp, lane, known)
+        who = (0, GRID) if scope >= GRID else (self.number, scope)
+        place.add(who, fences, write=write)
+
+    def _sc_before(self, warp: int, lane: int) -> Mapping[_Reach, VectorClocks]:
+        """What the ``fence.sc`` before a lane's next access hand over, by their reach."""
+        thread, sc = warp * LANES + lane, self._each(warp)[lane].sc
+        time = int(self._sc[:, thread].max())
+        cached = self._sc_cache.get(thread)
+        if cached is None or cached[0] is not sc or cached[1] != time:
+            cached = self._sc_cache[thread] = sc, time, self._with_own_fences(sc, thread)
+        return cached[2]
+
+    def _observe_fences(
+        self, warp: int, lane: int, known: Mapping[_Reach, VectorClocks]
+    ) -> None:  # fmt: skip
+        each = self._each(warp)
+        old, observed = each[lane], dict(each[lane].observed)
+        _add_fences(observed, known)
+        if any(observed[reach] is not old.observed.get(reach) for reach in known):
+            each = list(each)
+            each[lane] = replace(old, epoch=None, observed=observed)
+            self.knows[warp] = each
 
     def _note_fences(self, table: dict[int, _Fence], warp: int, lanes: Lanes, scope: int) -> None:
         """Remember what lanes know at a fence."""
@@ -1374,6 +1565,7 @@ class Races:
 
     def load_strong(self, warp: int, lane: int, key: object, scope: int, *, acquire: bool) -> None:
         """A strong read of a place: it acquires, or a later fence does."""
+        self._meets_fences(warp, lane, key, scope, write=False)
         released = self.launch.released.get(key)
         for (block, reach), clocks in released.by.items() if released else ():
             if acquire or (self.launch.as_gpus and isinstance(key, int)):
@@ -1392,6 +1584,7 @@ class Races:
 
         ``adds``: an atomic, which goes on with what earlier writes released.
         """
+        self._meets_fences(warp, lane, key, scope, write=True)
         table, clocks = self.launch.released, None
         if not adds:
             table.pop(key, None)

@@ -859,29 +859,42 @@ def _table(d: Decoder, i: Instruction) -> Step:
     return run
 
 
+#: Halves by the bits that hold them, what ``set`` makes of each, and its "true" that is a number.
+_HALVES = {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
+_WHOLE = ("u16", "s16", "u32", "s32")
+_SET_FROM = {
+    "f16": ("f16", *_WHOLE), "bf16": ("bf16", *_WHOLE), "f16x2": ("f16x2",), "bf16x2": ("bf16x2",)
+}  # fmt: skip
+_TRUE = {
+    "f32": np.float32(1), "f16": np.uint32(0x3C00), "f16x2": np.uint32(0x3C00),
+    "bf16": np.uint32(0x3F80), "bf16x2": np.uint32(0x3F80),
+}  # fmt: skip
+
+
 def _set(d: Decoder, i: Instruction) -> Step:
     """``set.cmp{.ftz}.to.from``: all ones, or 1.0, where the comparison holds, else zero."""
-    name, source = i.modifiers[0], i.modifiers[-1]
-    halves = source in ("f16x2", "bf16x2")
-    kind = typed("b32") if halves else d.type(i)
-    to = kind if halves else d.type(i, -2)
-    floats = halves or kind.name[0] == "f"
+    name, source, target = i.modifiers[0], i.modifiers[-1], "".join(i.modifiers[-2:-1])
+    kind = typed(_HALVES[source]) if source in _HALVES else d.type(i)
+    to = typed(_HALVES[target]) if target in _HALVES else d.type(i, -2)
+    right = to.bits == 32 and target not in _HALVES
+    if source in _SET_FROM:
+        right = target in _SET_FROM[source]
+    floats = source in _HALVES or kind.name[0] == "f"
     function = (_COMPARE_FLOATS if floats else _COMPARE).get(name)
-    wrong = halves and i.modifiers[-2] != source
-    if function is None or wrong or set(i.modifiers[1:-2]) - {"ftz"} or to.bits != 32:
+    if function is None or not right or set(i.modifiers[1:-2]) - {"ftz"}:
         raise d.unknown(i)
     out = d.out(i, i.operands[0], to)
     a, b = (d.source(i, s, kind) for s in i.operands[1:3])
     read = _read_as(source, ftz=i.has("ftz")) or (lambda v: v)
-    one: Any = np.float32(1) if to.name == "f32" else np.array(-1).astype(np.uint32)
-    half = np.uint32(0x3C00 if source == "f16x2" else 0x3F80)
+    one: Any = _TRUE.get(target, np.uint32(0xFFFFFFFF))
+    packed = source.endswith("x2")
 
     def run(w: Warp, m: Mask) -> None:
         rows = w.views[kind.view]
         row = w.views[to.view][out]
-        if halves:
+        if packed:
             parts = zip(_halves_of(rows[a]), _halves_of(rows[b]), strict=True)
-            low, high = (np.where(function(read(x), read(y)), half, 0) for x, y in parts)
+            low, high = (np.where(function(read(x), read(y)), one, 0) for x, y in parts)
             value = low | high << 16
         else:
             value = np.where(function(read(rows[a]), read(rows[b])), one, 0)

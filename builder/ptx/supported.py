@@ -126,6 +126,8 @@ FORMS: dict[str, str] = {
         setp{_COMPARED}.bf16x2 p|p r r
         set{_COMPARED}{{.u32|.s32|.f32}}{{.s32|.u32|.f32}} r T T
         set{_COMPARED}{{|.ftz}}{{.f16x2.f16x2|.bf16x2.bf16x2}} r r r
+        set{_COMPARED}{{.f16|.u16|.s16|.u32|.s32}}.f16 T T T
+        set{_COMPARED}{{.bf16|.u16|.s16|.u32|.s32}}.bf16 T T T
         selp{{.b16|.b32|.b64|.u16|.s16|.u32|.s32|.u64|.s64|.f32|.f64}} T T T p
         slct{{.b32|.u32|.s32|.f32}}{{.s32|.f32}} r r r r""",
     "conversion": f"""

@@ -462,12 +462,13 @@ def _fence(d: Decoder, i: Instruction) -> Step:
 
 
 def _order(_d: Decoder, i: Instruction) -> Step:
-    """``fence.sc``, ``fence.acq_rel`` and ``membar``, which order memory at a scope."""
+    """``fence.sc``, ``fence.acq_rel`` and ``membar``, which is ``fence.sc`` by its old name."""
+    sc = i.opcode == "membar" or i.has("sc")
     scope = BLOCK if i.has("cta") else CLUSTER if i.has("cluster") else GRID
 
     def run(w: Warp, m: Mask) -> None:
         if w.block.races:
-            w.block.races.fence(w.number, None if m is True else w.lanes(m), scope)
+            w.block.races.fence(w.number, None if m is True else w.lanes(m), scope, sc=sc)
 
     return run
 

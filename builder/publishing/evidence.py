@@ -27,7 +27,8 @@ from builder.common.document import Part, moment, read
 from builder.common.paths import in_checkout, package_file
 from builder.common.reference import base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX, SHARE, programs
+from builder.images.engines.baked import LABEL_PREFIX, SHARE
+from builder.images.engines.maker import programs
 from builder.images.registry.model import blobs, parse_json
 from builder.images.registry.transport import NotFound
 from builder.publishing.repository import Attachment, NotAttached, own_manifest

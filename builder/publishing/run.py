@@ -12,10 +12,9 @@ the note, so that the digest in the plan still leads to the image.
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import msgspec
 from msgspec import Meta
@@ -24,23 +23,24 @@ from builder.common.console import console, counted, megabytes
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.common.reference import Ref, base_kind
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.registry.client import Repository, TagTaken
 from builder.images.registry.copy import copy_image, missing_blobs, origin
-from builder.images.registry.reference import check_tag, is_digest, parse_reference
+from builder.images.registry.reference import is_digest, parse_reference
 from builder.publishing.evidence import documents
+from builder.publishing.naming import PREVIOUS, check_moving, mirror_tag
 from builder.publishing.repository import (
     Attachment,
     attach,
-    is_fallback_tag,
     own_manifest,
     with_retries,
 )
+from builder.publishing.results import PLANNED, PUBLISHED, UP_TO_DATE, Kind, PublishResult, Step
 from builder.publishing.sources import EngineImage, StoredImage
 from builder.publishing.subject import read_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from builder.common.plan import PlannedBase
     from builder.images.registry.copy import Copied, Locations
@@ -51,26 +51,6 @@ if TYPE_CHECKING:
     from builder.publishing.subject import Image, ImageSet
 
 # ------------------------------------------------------------------------------ the order of writes
-
-
-PREVIOUS = "-previous"
-#: The end of immutable tags: twelve digits of a plan's or base's digest.
-IMMUTABLE = re.compile(r".*-[0-9a-f]{12}(-unverified)?")
-
-Kind = Literal["image", "attach", "mirror", "tag", "previous", "move"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One change of the repository: a description, and the function that makes it.
-
-    ``size`` is the number of bytes to upload if the registry mounts blobs it has elsewhere.
-    """
-
-    kind: Kind
-    what: str
-    size: int
-    run: Callable[[], Copied | None] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,24 +77,6 @@ class Publication:
     proofs: Mapping[str, Sequence[Attachment]] = field(default_factory=dict)
     origins: tuple[ImageSource, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
-
-
-def check_moving(tags: Sequence[str]) -> tuple[str, ...]:
-    """Check moving tags.
-
-    Raises:
-        UsageError: one is not a valid tag, or has the form of an immutable tag.
-    """
-    for tag in map(check_tag, tags):
-        if IMMUTABLE.fullmatch(tag) or is_fallback_tag(tag):
-            raise UsageError(f"{tag}: immutable tags cannot be moved")
-        if tag.endswith(PREVIOUS):
-            raise UsageError(
-                f"{tag}: spark-build sets this tag itself when {tag.removesuffix(PREVIOUS)} moves"
-            )
-        if len(tag + PREVIOUS) > 128:
-            raise UsageError(f"{tag}: the name is too long for {PREVIOUS} after it")
-    return tuple(dict.fromkeys(tags))
 
 
 def steps_to_publish(publication: Publication, target: PublishTarget) -> list[Step]:
@@ -311,11 +273,6 @@ MIRROR = f"{LABEL_PREFIX}.base-mirror"
 _MOST_NOTES = 8
 
 
-def mirror_tag(digest: str) -> str:
-    """The tag of a base's copy."""
-    return f"base-{digest.removeprefix('sha256:')[:12]}"
-
-
 def mirrors_of(
     stored: StoredImage, places: Locations
 ) -> tuple[tuple[Mirror, ...], Mapping[str, list[Attachment]]]:
@@ -394,77 +351,6 @@ def mirrored_base(repository: PublishTarget, image: Image) -> str | None:
 # ------------------------------------------------------------------- the document of publish --json
 
 
-class StepRow(Part, frozen=True, kw_only=True):
-    """One change of a repository."""
-
-    kind: Kind
-    what: str
-    size: Annotated[Count, Meta(description="bytes to send if no blob can be mounted")]
-
-    @classmethod
-    def of(cls, step: Step) -> StepRow:
-        """The row for a step."""
-        return cls(kind=step.kind, what=step.what, size=step.size)
-
-
-class MovedTag(Part, frozen=True, kw_only=True):
-    """A moving tag and its previous digest."""
-
-    tag: Text
-    to: Digest
-    previous: str | None
-
-
-class PublishResult(Part, frozen=True, kw_only=True):
-    """The result for one target."""
-
-    repository: Text
-    tag: Text
-    digest: Digest
-    image: Annotated[Text, Meta(description="REPOSITORY:TAG@DIGEST")]
-    status: Text
-    verified: bool
-    steps: tuple[StepRow, ...]
-    moved: tuple[MovedTag, ...]
-    mirrors: tuple[Text, ...]
-    mounted_blobs: Count
-    sent_blobs: Count
-    sent_bytes: Count
-
-    @classmethod
-    def of(
-        cls,
-        repository: str,
-        tag: str,
-        digest: str,
-        status: str,
-        *,
-        verified: bool,
-        steps: Sequence[Step] = (),
-        moved: Mapping[str, str | None] | None = None,
-        mirrors: Sequence[str] = (),
-        mounted: int = 0,
-        streamed: int = 0,
-        streamed_bytes: int = 0,
-    ) -> PublishResult:
-        """The result for a repository; ``moved`` has the previous digests of moving tags."""
-        tags = (moved or {}).items()
-        return cls(
-            repository=repository,
-            tag=tag,
-            digest=digest,
-            image=f"{repository}:{tag}@{digest}",
-            status=status,
-            verified=verified,
-            steps=tuple(map(StepRow.of, steps)),
-            moved=tuple(MovedTag(tag=name, to=digest, previous=was) for name, was in tags),
-            mirrors=tuple(mirrors),
-            mounted_blobs=mounted,
-            sent_blobs=streamed,
-            sent_bytes=streamed_bytes,
-        )
-
-
 class FailedTarget(Part, frozen=True, kw_only=True):
     """Why publishing to one target failed."""
 
@@ -526,9 +412,6 @@ class Published(Document, frozen=True, kw_only=True):
 
 
 # ---------------------------------------------------------------------- one image to one repository
-
-
-UP_TO_DATE, PUBLISHED, PLANNED = "up to date", "published", "dry run"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from builder.common.console import console
 from builder.common.reference import Ref
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.images.bases.image import InEngine, embedded_in
-from builder.images.engines.metadata import PLAN_LABEL, is_overlay
+from builder.images.engines.baked import PLAN_LABEL, is_overlay
 from builder.images.engines.oci import find_dockerfile, overlay_onto
 from builder.images.registry.client import Repository
 from builder.images.registry.copy import layout_place
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from builder.images.registry.copy import Locations
     from builder.images.registry.layout import LayoutDirectory
     from builder.images.registry.model import ImageSource
-    from builder.proof.opening import Opening
-    from builder.proof.target import VerifyTarget
 
 
 @dataclass(kw_only=True)
@@ -54,14 +52,6 @@ class StoredImage:
     def name(self) -> Name:
         """The parts of its tag."""
         return self.subject.name
-
-    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
-        """One of its images as a target for ``verify``."""
-        from builder.images.rootfs.image import find_image
-        from builder.proof.opening import target_of_layers
-
-        image = find_image(self.source, digest, None)
-        return target_of_layers(image, Ref(f"docker://{self.source.name}@{digest}"), opening)
 
     @property
     def overlay(self) -> bool:
@@ -118,12 +108,6 @@ class EngineImage:
     def claims(self) -> list[Claim]:
         """The images to prove."""
         return [Claim.of(self.image.id, self.image.digests, self.baked.plan)]
-
-    def verify_target(self, digest: str, opening: Opening) -> VerifyTarget:
-        """The target for ``verify``: this image by ID, independent of its tag."""
-        from builder.proof.opening import open_engine_image
-
-        return open_engine_image(digest, opening)
 
     def push(self, repository: str, tag: str) -> None:
         """Push it under a tag; the engine uploads missing blobs, then the manifest.

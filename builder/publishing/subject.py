@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.values import canonical_json, sha256_hex
 from builder.errors import RemoteError, UsageError
-from builder.images.engines.metadata import (
+from builder.images.engines.baked import (
     LABEL_PREFIX,
     PLAN_LABEL,
     SHARE,

@@ -18,10 +18,11 @@ from msgspec import Meta
 from builder.common.console import console, counted
 from builder.common.document import Count, Digest, Document, Part, Text, always
 from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.registry.client import TagTaken
 from builder.images.registry.copy import refuse_missing
 from builder.publishing.evidence import Claim, attached_evidence
+from builder.publishing.naming import PREVIOUS, check_moving, mirror_tag
 from builder.publishing.repository import (
     OURS,
     holds_signatures,
@@ -30,7 +31,7 @@ from builder.publishing.repository import (
     own_manifest,
     subject_of_tag,
 )
-from builder.publishing.run import PLANNED, PREVIOUS, PublishResult, check_moving, mirror_tag
+from builder.publishing.results import PLANNED, PublishResult
 from builder.publishing.subject import read_subject
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from builder.serving.preflight import (
     surely_too_large,
 )
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
-from builder.serving.release import official_image, release_base
+from builder.serving.release import official_image
+from builder.serving.released import release_base
 from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from msgspec import Meta
 
 from builder.applier.files import read_regular
 from builder.common.document import Count, Document, Part, Text
+from builder.common.files import write_atomically
 from builder.common.hints import reason
 from builder.common.paths import package_file
-from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.serving.checkpoint import (
     DRAFT,

@@ -17,14 +17,13 @@ from msgspec.structs import replace
 from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.common.console import console, counted
 from builder.common.document import Count, Document, Part, Text, read
-from builder.common.hints import instead, os_hint, reason
+from builder.common.hints import instead, os_hint, reason, shortened
 from builder.diagnose.logs import open_log, texts
 from builder.diagnose.matching import Selection
 from builder.diagnose.verdict import diagnose
 from builder.errors import RemoteError, UsageError, did_you_mean
 from builder.probes import serve_client
 from builder.probes.serve_client import ServeError
-from builder.serving.serveflags import shortened
 from builder.settings import API_KEY
 
 if TYPE_CHECKING:

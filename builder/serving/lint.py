@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from builder import __version__
 from builder.applier.files import open_regular
 from builder.common.document import Document, Part, Text
-from builder.common.hints import again, reason
+from builder.common.hints import again, reason, shortened
 from builder.common.pypi import PackageIndex, vllm_releases
 from builder.errors import NotServed, UsageError
 from builder.layers.catalog import Catalog
@@ -37,16 +37,15 @@ from builder.serving.knownimages import NEWEST, KnownImage, known_image, release
 from builder.serving.lintrules import OF_THE_RELEASE, RULES, Severity
 from builder.serving.memory import GIB, LARGEST_FRACTION, UTILIZATION, fraction_refusal
 from builder.serving.recipe import MOE_BACKEND, SET, recipe_of, w4a16_as_w4a4
-from builder.serving.release import CUDA_13, patched_interface, release_base
+from builder.serving.release import CUDA_13, interface_of, patched_interface
+from builder.serving.released import release_base
 from builder.serving.serveflags import (
     PLUGINS,
     REASONING_FLAG,
     VARIABLES,
     canonical,
     in_json,
-    interface_of,
     replaced,
-    shortened,
     wrong_kind,
 )
 

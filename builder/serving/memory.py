@@ -34,8 +34,8 @@ from builder.serving.checkpoint import (
 )
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
-from builder.serving.release import release_base
-from builder.serving.serveflags import interface_of
+from builder.serving.released import release_base
+from builder.serving.serveflags import interface_of_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -337,7 +337,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
             _refuse_cache_options(request)
         else:
             _add_known_cache(parts, model.config.value, request)
-    interface = interface_of(base) if base else None
+    interface = interface_of_wheels(base) if base else None
     return _joined(request, parts, interface)
 
 

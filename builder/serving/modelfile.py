@@ -17,8 +17,8 @@ import msgspec
 
 from builder.applier.files import read_regular
 from builder.common.console import console
+from builder.common.files import write_atomically
 from builder.common.hints import again
-from builder.common.pypi import write_atomically
 from builder.errors import UsageError
 from builder.proof.hub import hub_checkpoint
 from builder.proof.wholemodel import is_path

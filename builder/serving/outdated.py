@@ -36,11 +36,12 @@ from builder.pipeline import bases
 from builder.pipeline.layerexport import PAGE
 from builder.pipeline.matrix import DRIFTED, Asked, Asking, selections
 from builder.pipeline.options import MatrixOptions
-from builder.proof.recorded import RecordInputs, read_records, record_of
+from builder.proof.recorded import read_records
+from builder.proof.recording import RecordInputs, record_of
 from builder.serving.lint import Linter, lint
 from builder.serving.models import Models
 from builder.serving.preflight import preflight
-from builder.serving.serveflags import interface_of, replaced
+from builder.serving.serveflags import interface_of_wheels, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -572,7 +573,7 @@ def _kernel(outcome: Outcome | None) -> str:
 def _flags(watch: _Watch, newest: str) -> Iterator[FlagChange]:
     """Flags and variables of the newest release that are not those of the old one."""
     try:
-        old, new = (interface_of(f"pypi:vllm=={v}") for v in (watch.old, newest))
+        old, new = (interface_of_wheels(f"pypi:vllm=={v}") for v in (watch.old, newest))
     except SparkBuildError as error:
         watch.notes[f"flags: {error}"] = None
         return

@@ -66,7 +66,7 @@ from builder.serving.memory import (
     ceiling,
 )
 from builder.serving.models import Models, read_model
-from builder.serving.release import release_base
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -29,7 +29,7 @@ from builder.serving.preflight import (
     layers_to_show,
     with_flags,
 )
-from builder.serving.release import release_base
+from builder.serving.released import release_base
 
 if TYPE_CHECKING:
     import datetime

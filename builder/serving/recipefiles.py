@@ -17,9 +17,9 @@ from msgspec import Meta
 from builder.applier.files import DOCUMENT, read_regular
 from builder.common.console import console
 from builder.common.document import Document, Part, Text, read
+from builder.common.files import write_atomically
 from builder.common.hints import again
 from builder.common.paths import data_dir, in_checkout
-from builder.common.pypi import write_atomically
 from builder.errors import Exit, SparkBuildError, UsageError
 from builder.proof.recorded import read_records
 from builder.publishing.tags import Listing

@@ -5,37 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from builder.applier.trees import OverlayTree
+from builder.common.plan import default_tag
 from builder.common.pypi import OLDEST_VLLM
 from builder.common.reference import Ref
 from builder.errors import NotServed, UsageError
+from builder.images.bases.identify import identify
 from builder.images.registry.reference import parse_reference
 from builder.layers.planner import refuse_plan, refuse_unserved
-from builder.pipeline.image import default_tag
 from builder.pipeline.inputs import inputs_of
 from builder.pipeline.options import PlanOptions
-from builder.serving.serveflags import ServeInterface, interface_in
+from builder.serving.released import release_base
+from builder.serving.serveflags import ServeInterface, interface_in, interface_of_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-
-def release_base(release: str) -> str:
-    """The base with a released vLLM.
-
-    Raises:
-        UsageError: it is not a version.
-    """
-    try:
-        Version(release)
-    except InvalidVersion:
-        raise UsageError(
-            f"--release {release!r} is not a version of vLLM", hint="--release 0.33.0"
-        ) from None
-    return f"pypi:vllm=={release}"
 
 
 def refuse_old(vllm: str, subject: str, hint: str) -> None:
@@ -123,6 +110,15 @@ def refuse_unpatched(image: str, profile: str, changed: Sequence[str]) -> None:
             "build the patched image, and name that with --image",
             hint=f"spark-build image --layers {profile} --base {image} --tag NAME",
         )
+
+
+def interface_of(ref: str) -> ServeInterface:
+    """The interface of the vLLM of a base: ``pypi:vllm==0.33.0``, an image, a layout.
+
+    Raises:
+        SparkBuildError: it is not a base with vLLM, or it cannot be read.
+    """
+    return interface_of_base(ref, identify)
 
 
 def patched_interface(profile: str, ref: str) -> ServeInterface:

@@ -12,6 +12,7 @@ import ast
 import json
 import re
 import tomllib
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,19 +23,21 @@ from msgspec import Meta
 from builder.applier.edits import read_envs
 from builder.common.console import console
 from builder.common.document import Part, Sha256, Text
+from builder.common.hints import shortened
 from builder.common.paths import package_file
 from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
+from builder.common.results import Results
 from builder.errors import UsageError, did_you_mean
-from builder.images.bases.identify import identify
+from builder.images.bases.imagetree import preload
+from builder.images.bases.pypi import identify_pypi
 from builder.images.subject import BaseRequest
-from builder.layers.planner import preload
-from builder.proof.replies import Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from builder.applier.trees import Tree
+    from builder.images.subject import Subject
 
     ReadFile = Callable[[str], bytes | None]
 
@@ -61,15 +64,6 @@ class Key(Part, frozen=True, kw_only=True):
     choices: tuple[str, ...] = ()
     #: keys of a nested configuration class
     keys: tuple[Key, ...] = ()
-
-
-#: Characters of a user's word in a message.
-_SHOWN = 200
-
-
-def shortened(word: str) -> str:
-    """A word for a message: a long one is cut."""
-    return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
 
 
 def in_json(value: str) -> Any:
@@ -1162,18 +1156,24 @@ def read_interface(read: ReadFile, vllm: str) -> ServeInterface:
     )
 
 
-def interface_of(ref: str) -> ServeInterface:
-    """The interface of the vLLM of a base: ``pypi:vllm==0.33.0``, an image, a layout.
+def interface_of_wheels(ref: str) -> ServeInterface:
+    """The interface of a release, from its wheel: ``pypi:vllm==0.33.0``.
+
+    Raises:
+        SparkBuildError: the release does not exist, or it cannot be read.
+    """
+    return interface_of_base(ref, lambda request: identify_pypi(request, request.ref.place))
+
+
+def interface_of_base(ref: str, identify: Callable[[BaseRequest], Subject]) -> ServeInterface:
+    """The interface of the vLLM of a base, which ``identify`` opens.
 
     Raises:
         SparkBuildError: it is not a base with vLLM, or it cannot be read.
     """
-    index = PackageIndex()
-    base = identify(BaseRequest(ref=Ref(ref), pins={}, tracked=("vllm",), index=index))
-    try:
+    request = BaseRequest(ref=Ref(ref), pins={}, tracked=("vllm",), index=PackageIndex())
+    with closing(identify(request)) as base:
         return interface_in(base.tree, base.identity.packages["vllm"])
-    finally:
-        base.close()
 
 
 def _registered(modules: Modules, module: str, table: str) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from builder.errors import BuildFailed, Exit
 from builder.images.engines.buildkit import BuildkitEngine
 from builder.images.engines.model import BuildRequest
 from builder.layers.catalog import Catalog
-from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pinned import IndexSources
+from builder.layers.planner import make_plan
 from builder.pipeline.bases import identify_base
 
 from . import base, cache, machine, support

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.images.engines.metadata import programs
+from builder.images.engines.maker import programs
 from builder.probes import TERMS
 from tests.stack import APPLIED
 

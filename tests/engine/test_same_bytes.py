@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from builder.applier.receipts import parse_record
-from builder.images.engines.metadata import LABEL_PREFIX
+from builder.images.engines.baked import LABEL_PREFIX
 
 from . import base, cache, support
 from .support import PROFILE, WHEELS, Built, Cli, Done, Tree

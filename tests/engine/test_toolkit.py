@@ -17,7 +17,7 @@ from builder.compile.extensionwheel import build_extension_wheel
 from builder.compile.link import InstalledLibraries
 from builder.compile.toolchain import Compiler
 from builder.errors import BuildFailed, Exit
-from builder.images.engines.buildkit import Containers
+from builder.images.engines.containers import Containers
 from tests.compiled.test_extension_wheel_whole import FILES, objects, request_of  # noqa: F401 - fixtures
 
 from . import machine, support, toolkit

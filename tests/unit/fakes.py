@@ -20,7 +20,7 @@ from builder.applier.trees import Distribution, Tree, distribution_of, versions
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, Platform
 from builder.images.bases.identify import IDENTIFIERS
-from builder.images.engines.metadata import maker
+from builder.images.engines.maker import maker
 from builder.images.subject import InFiles, OpenImage, Subject
 from builder.layers.planner import epoch_for
 from builder.proof.runners import InSandbox, attempt

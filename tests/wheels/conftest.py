@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common.pypi import PackageIndex
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 
 from .support import Planner
 

@@ -18,7 +18,7 @@ import msgspec
 
 from builder.applier.values import canonical_json, sha256_hex
 from builder.common.pypi import PackageIndex
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.serving.serveflags import ServeInterface, interface_in, wrong_kind
 
 from .sandboxed import release_of

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.common.pypi import PackageIndex, vllm_releases, write_atomically
+from builder.common.files import write_atomically
+from builder.common.pypi import PackageIndex, vllm_releases
 from builder.layers.catalog import Catalog
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 
 from .support import Planner
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from builder.common.pypi import PackageIndex
     from builder.images.subject import Subject
     from builder.layers.catalog import Selection
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.target import VerifyTarget
 
 HERE = Path(__file__).parent

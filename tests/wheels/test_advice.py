@@ -21,7 +21,7 @@ from builder.proof.recorded import Outcome, read_records
 from builder.serving.lint import Linter, lint
 from builder.serving.models import Models
 from builder.serving.release import patched_interface
-from builder.serving.serveflags import interface_of, replaced
+from builder.serving.serveflags import interface_of_wheels, replaced
 
 from .test_serveflags import ALL
 
@@ -39,7 +39,7 @@ _MODELS = ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvidia/Qwen3.6-35B
 
 @cache
 def read(release: str) -> ServeInterface:
-    return interface_of(f"pypi:vllm=={release}")
+    return interface_of_wheels(f"pypi:vllm=={release}")
 
 
 @cache

@@ -10,8 +10,8 @@ import pytest
 from builder.common.paths import data_dir
 from builder.common.reference import Ref
 from builder.images.bases.identify import identify
+from builder.images.bases.imagetree import preload
 from builder.images.subject import BaseRequest
-from builder.layers.planner import preload
 from builder.proof.recorded import read_records
 from builder.serving.audit import AuditRequest, audit, write_inside
 

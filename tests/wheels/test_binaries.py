@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common.pypi import PackageIndex
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from builder.proof.binaries import check_binaries
 from builder.proof.opening import target_of_plan
 

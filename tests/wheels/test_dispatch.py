@@ -24,7 +24,8 @@ from builder.images.subject import Subject
 from builder.proof.checks import KINDS
 from builder.proof.dispatch import check_dispatch, make_request, own_settings
 from builder.proof.opening import target_of_plan
-from builder.proof.recorded import by_itself, read_records
+from builder.proof.recorded import read_records
+from builder.proof.recording import by_itself
 from builder.proof.replies import DispatchReply
 from builder.proof.sandbox import MODULE, Sandbox, operators, requirements_for, torch_folder
 from builder.proof.trust import TrustedSources

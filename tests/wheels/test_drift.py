@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.applier.states import Outcome
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
 
     from .support import Planned, Planner
 

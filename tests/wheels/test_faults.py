@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from builder.images.engines.metadata import APPLIER, applier_bundle
+from builder.images.engines.maker import APPLIER, applier_bundle
 
 from .cli import Ran, called, command, environment
 from .fakeindex import FakeIndex, build_wheel, noise

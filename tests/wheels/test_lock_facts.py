@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
     from builder.common.pypi import PackageIndex
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
 
 SITE = "usr/local/lib/python3.12/dist-packages"
 #: vLLM's images have FlashInfer's kernels installed, which are most of the files.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from builder.common.pypi import PackageIndex
-    from builder.layers.planner import IndexSources
+    from builder.layers.pinned import IndexSources
     from builder.proof.checks import Necessity
 
 TARGET = "pypi:vllm==0.20.1"

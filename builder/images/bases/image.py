@@ -32,7 +32,7 @@ from builder.images.bases.imagetree import (
     recorded,
     survey_of,
 )
-from builder.images.engines import docker, metadata
+from builder.images.engines import baked, docker
 from builder.images.rootfs.facts import RecordedFiles
 from builder.images.rootfs.image import LayerCache, open_image
 from builder.images.rootfs.index import is_text
@@ -522,12 +522,12 @@ def embedded_in(subject: OpenImage, name: str) -> Embedded:
     Raises:
         UsageError: the metadata is damaged.
     """
-    plan = subject.read(f"{metadata.SHARE}/plan.json")
-    layers = subject.read(f"{metadata.SHARE}/layers.json")
+    plan = subject.read(f"{baked.SHARE}/plan.json")
+    layers = subject.read(f"{baked.SHARE}/layers.json")
     return Embedded(
-        plan=metadata.read_plan(plan, name) if plan else None,
-        layers=metadata.read_layers(layers, name),
-        label=subject.labels.get(metadata.PLAN_LABEL, ""),
+        plan=baked.read_plan(plan, name) if plan else None,
+        layers=baked.read_layers(layers, name),
+        label=subject.labels.get(baked.PLAN_LABEL, ""),
     )
 
 

@@ -11,16 +11,17 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from builder.applier.edits import ENV_PTH
 from builder.applier.receipts import env_of, parse_record
-from builder.applier.trees import Distribution, distribution_of
+from builder.applier.trees import Distribution, OverlayTree, distribution_of
 from builder.common.document import Part, read
 from builder.common.hints import TEMPORARY, os_hint
 from builder.common.plan import BaseIdentity, Platform
+from builder.common.wheels import WheelTree
 from builder.errors import UsageError
 from builder.images.registry.model import parse_json
 from builder.images.subject import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from builder.applier.trees import Tree
@@ -260,3 +261,12 @@ def check_vllm(tree: Tree, where: str) -> None:
             hint=_REINSTALL,
         )
     recorded(tree.read(f"{dist.info_dir}/RECORD"), f"{where}/{dist.info_dir}")
+
+
+def preload(tree: object, paths: Sequence[str]) -> None:
+    """Prepare for reading many files of a tree, if that is cheaper."""
+    if isinstance(tree, OverlayTree):
+        below = [path for path in paths if path not in tree.changes]
+        preload(tree.base, below)
+    elif isinstance(tree, WheelTree | ImageTree):
+        tree.preload(paths)

@@ -9,92 +9,36 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from configparser import ConfigParser, Error
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import field, structs
-from packaging.specifiers import SpecifierSet
 
-from builder import __version__
-from builder.applier.judging import flag_values
-from builder.applier.layers import Layer
 from builder.applier.receipts import kept_true
 from builder.applier.trees import Content
-from builder.applier.values import ApplyError, canonical_json, normalize, sha256_hex
-from builder.common import programs as archives
-from builder.common.document import Part, always, moment, plain, read
-from builder.common.leftovers import keep_latest
-from builder.common.paths import cache_dir, code_digest, package_file, project_file
-from builder.common.plan import PLAN_SCHEMA, BakedPlan, Maker, RecordedPlan
-from builder.common.pypi import read_entry, write_entry
-from builder.common.reference import Ref
-from builder.errors import UsageError
+from builder.applier.values import normalize
+from builder.common.document import moment, plain
+from builder.common.paths import project_file
+from builder.images.engines.baked import (
+    BASE_LABEL,
+    BIN,
+    LABEL_PREFIX,
+    OWNERS,
+    PLAN_LABEL,
+    SHARE,
+    WRITTEN,
+)
+from builder.images.engines.devicedata import device_data
+from builder.images.engines.maker import APPLIER, COMMAND, COMMAND_TEXT, programs, written
 from builder.images.registry.reference import parse_reference
 from builder.probes import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision, PlanDocument
-    from builder.diagnose.entries import Condition, Entry, RequestedSetting
+    from builder.common.plan import BaseIdentity, BuildPlan, LayerDecision
 
-
-# ------------------------------------------------------------------------ the files of spark-build
-
-#: File names of the applier in images and mods, and of the verifier in images.
-APPLIER, VERIFIER = archives.BUNDLE, "spark_verify.pyz"
-#: The command that runs the verifier in an image, and its text.
-COMMAND = "spark-verify"
-COMMAND_TEXT = """#!/bin/sh
-# Checks this image from inside: docker run --rm --gpus all --entrypoint spark-verify IMAGE
-exec {interpreter} -B {share}/spark_verify.pyz "$@"
-"""
-
-
-def applier_bundle() -> bytes:
-    """The applier as one file that Python runs."""
-    return archives.APPLIER.data
-
-
-@cache
-def programs() -> Mapping[str, bytes]:
-    """The programs in every image, by file name."""
-    return MappingProxyType({APPLIER: archives.APPLIER.data, VERIFIER: archives.VERIFIER.data})
-
-
-@cache
-def written() -> Mapping[str, str]:
-    """The sha256 of what this spark-build adds to images, by file name.
-
-    The programs and licenses in images and extension wheels, the tables for the verifier's data,
-    and the text of the command; everything else in an image is determined by the version.
-    """
-    paths = [package_file("probes", "wheel_loader.py"), package_file("data", "kernels.toml")]
-    paths += package_file("data", "diagnose").glob("*.toml")
-    paths += map(project_file, TERMS)
-    contents = {**programs(), **{path.name: path.read_bytes() for path in paths}}
-    contents[COMMAND] = COMMAND_TEXT.encode()
-    return MappingProxyType({name: sha256_hex(data) for name, data in contents.items()})
-
-
-@cache
-def maker() -> Maker:
-    """The version of this spark-build, and the digest of what it adds to images."""
-    return Maker(version=__version__, files=digest_of_files(written()))
-
-
-def digest_of_files(files: Mapping[str, str]) -> str:
-    """The digest of a list of files and their sha256, as a plan has it."""
-    return f"sha256:{sha256_hex(canonical_json(dict(files)))}"
-
-
-# ---------------------------------------------------------------------------------------- metadata
 
 # -------------------------------------------------------------- commands of installed distributions
 
@@ -140,179 +84,6 @@ def scripts(text: str, interpreter: str) -> dict[str, bytes]:
             words = {"module": target["module"], "object": target["object"], "first": first}
             scripts[name] = _SCRIPT.format(interpreter=interpreter, **words).encode()
     return scripts
-
-
-# ------------------------------------------------------- what the in-image verifier checks on a GPU
-
-
-class DeviceKernel(Part, frozen=True, kw_only=True):
-    """A kernel behind an expected log line, and the layers to run it with."""
-
-    kind: str
-    line: str
-    #: patterns for names of CUDA kernels that must run, and that must not run
-    names: tuple[str, ...]
-    never: tuple[str, ...]
-    activations: str
-    shapes: tuple[tuple[int, ...], ...]
-    #: number of roundings of a result
-    roundings: int = always(1)
-
-
-class Marker(Part, frozen=True, kw_only=True):
-    """A catalogue entry for the verifier in an image, with patterns as strings."""
-
-    id: str
-    severity: str
-    patterns: tuple[str, ...]
-    unless: tuple[str, ...]
-    required: tuple[str, ...] = field(name="with")
-    forbidden: tuple[str, ...] = field(name="without")
-    message: str
-    fix: str
-
-
-class DeviceData(Part, frozen=True, kw_only=True):
-    """The data of the in-image verifier for the plan's release."""
-
-    schema: Literal[1] = always(1)
-    vllm: str
-    command: str
-    kinds: tuple[str, ...]
-    kernels: tuple[DeviceKernel, ...]
-    markers: tuple[Marker, ...]
-
-
-class _KnownKernel(DeviceKernel, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of ``kernels.toml``; its ``line`` is a pattern."""
-
-    #: vLLM releases; empty means all
-    when: str = ""
-
-
-@lru_cache(maxsize=1)
-def _kernels() -> tuple[_KnownKernel, ...]:
-    table = tomllib.loads(package_file("data", "kernels.toml").read_text("utf-8"))
-    return read(table["kernel"], tuple[_KnownKernel, ...])
-
-
-#: Kinds of layer that a profile does not target; only level ``dispatch`` checks them.
-OTHER_LAYERS = frozenset({"fp8-block", "w4a16-linear", "w4a16-moe"})
-
-
-def known_kinds() -> tuple[str, ...]:
-    """Kinds of layer that can be run on a device."""
-    return tuple(dict.fromkeys(kernel.kind for kernel in _kernels()))
-
-
-def kernel_for(kind: str, line: str, vllm: str) -> DeviceKernel:
-    """The known kernel for an expected log line.
-
-    A kind that cannot be run has no shapes.
-    """
-    for kernel in _kernels():
-        if kernel.when and not SpecifierSet(kernel.when).contains(vllm, prereleases=True):
-            continue
-        if kernel.kind == kind and re.search(kernel.line, line):
-            return read(plain(structs.replace(kernel, line=line)), DeviceKernel)
-    return DeviceKernel(kind=kind, line=line, names=(), never=(), activations="", shapes=())
-
-
-def settings_of(plan: PlanDocument) -> dict[str, str]:
-    """Variables and flags that the plan sets, by the names that the catalogue uses."""
-    settings = dict(plan.env)
-    for flag, value in flag_values([*plan.serve_flags, *plan.moe_serve_flags]):
-        settings[flag[2:].replace("-", "_")] = value or ""
-    return settings
-
-
-def _holds(asked: Sequence[RequestedSetting], settings: Mapping[str, str], *, every: bool) -> bool:
-    facts = [any(a.holds(name, value) for name, value in settings.items()) for a in asked]
-    return all(facts) if every else any(facts)
-
-
-def _sources(condition: Condition) -> tuple[str, ...]:
-    return tuple(pattern.regex.pattern for pattern in condition.patterns)
-
-
-def marker(entry: Entry, vllm: str) -> Marker:
-    """Convert a catalogue entry for the verifier in an image."""
-    from builder.diagnose.entries import SKIPPED
-
-    skipped = (SKIPPED.pattern,) if entry.severity == "error" else ()
-    return Marker(
-        id=entry.id,
-        severity=entry.severity,
-        patterns=tuple(pattern.regex.pattern for pattern in entry.patterns),
-        unless=(*(regex.pattern for regex in entry.unless), *skipped),
-        required=_sources(entry.required),
-        forbidden=_sources(entry.forbidden),
-        message=entry.message,
-        fix=entry.fix_for(vllm),
-    )
-
-
-#: The code that reads the catalogue, and the markers that are kept: one release has about 80 kB.
-_MARKING = ("diagnose/entries.py", "images/engines/metadata.py")
-_MARKERS = 60
-
-
-def markers(plan: PlanDocument) -> tuple[Marker, ...]:
-    """Log lines that must not appear for this release: entries with a line pattern, without notes.
-
-    Conditions on settings are evaluated here, against what the plan sets.
-    """
-    settings = settings_of(plan)
-    return _markers(plan.base.packages.get("vllm", ""), tuple(sorted(settings.items())))
-
-
-@lru_cache(maxsize=8)
-def _markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
-    """The markers, kept by the digests of the catalogue and of the code that reads it."""
-    parts = [code_digest(_MARKING), dict(written()), vllm, given]
-    path = cache_dir() / "markers" / f"{sha256_hex(canonical_json(parts))}.json"
-    with suppress(OSError, ValueError):
-        return msgspec.json.decode(read_entry(path), type=tuple[Marker, ...])
-    chosen = _chosen_markers(vllm, given)
-    write_entry(path, msgspec.json.encode(chosen))
-    keep_latest(path.parent.glob("*.json"), most=_MARKERS)
-    return chosen
-
-
-def _chosen_markers(vllm: str, given: tuple[tuple[str, str], ...]) -> tuple[Marker, ...]:
-    from builder.diagnose.entries import load_entries
-
-    settings = dict(given)
-    chosen = []
-    for entry in load_entries():
-        if entry.engine == "tensorrt-llm" or entry.severity == "info" or not entry.patterns:
-            continue
-        if entry.times > 1 or entry.passing:  # a server that gets ready has passed it
-            continue
-        if not entry.applies(vllm or None, by_setting=False):
-            continue
-        if not _holds(entry.required.settings, settings, every=True):
-            continue
-        if _holds(entry.forbidden.settings, settings, every=False):
-            continue
-        chosen.append(marker(entry, vllm))
-    return tuple(chosen)
-
-
-def device_data(plan: PlanDocument, image: str = "IMAGE") -> DeviceData:
-    """The document for a plan; ``image`` is the image's name in hinted commands."""
-    vllm = plan.base.packages.get("vllm", "")
-    return DeviceData(
-        vllm=vllm,
-        command=f"docker run --rm --gpus all --ipc host --entrypoint spark-verify {image}",
-        kinds=known_kinds(),
-        kernels=tuple(
-            kernel_for(e.kind, e.line, vllm)
-            for e in plan.expect
-            if e.line and e.kind not in OTHER_LAYERS
-        ),
-        markers=markers(plan),
-    )
 
 
 # ---------------------------------------------------------------------------- files, layer by layer
@@ -366,21 +137,6 @@ def _records(decision: LayerDecision) -> set[str]:
 
 
 # ----------------------------------------------------------------------------------------- metadata
-
-
-SHARE = "/usr/share/spark-build"
-#: Owners and modes that a copy into an image cannot set.
-OWNERS = f"{SHARE}/folders.json"
-#: The sha256 of what spark-build adds to every image, by file name; the plan has their digest.
-WRITTEN = f"{SHARE}/files.json"
-#: Where commands are.
-BIN = "/usr/local/bin"
-#: Prefix of spark-build's own labels and annotations.
-LABEL_PREFIX = "io.github.spark-build"
-PLAN_LABEL = f"{LABEL_PREFIX}.plan"
-BASE_LABEL = f"{LABEL_PREFIX}.base"
-#: Artifact type of an overlay, which is not a runnable image.
-OVERLAY_TYPE = "application/vnd.spark-build.overlay.v1"
 
 
 def baked_files(plan: BuildPlan) -> dict[str, Content]:
@@ -448,82 +204,6 @@ def placed(path: str, links: Mapping[str, str]) -> str:
     return path
 
 
-#: Limit of an image's time: the year 5138.
-_EPOCH_LIMIT = 10**11
-
-
-def is_overlay(labels: Mapping[str, str], artifact_type: str = "") -> bool:
-    """Whether the image is an overlay; older ones have no artifact type."""
-    return artifact_type == OVERLAY_TYPE or Ref(labels.get(BASE_LABEL, "")).kind.is_wheels
-
-
-def read_plan(data: bytes, where: str) -> RecordedPlan:
-    """Read a plan that was baked into an image.
-
-    Raises:
-        UsageError: the bytes are not a plan.
-    """
-    try:
-        plan = _document(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: {SHARE}/plan.json is damaged: {error}") from None
-    schema = plan.get("schema", 1) if isinstance(plan, dict) else 1
-    if schema not in range(1, PLAN_SCHEMA + 1):
-        raise UsageError(
-            f"{where}: {SHARE}/plan.json has schema {schema!r}, but this spark-build reads 1 to "
-            f"{PLAN_SCHEMA}: a newer one made it",
-            hint="install a newer spark-build",
-        )
-    try:
-        document = read(plan, BakedPlan)
-        _refuse_incomplete(document)
-    except ValueError as error:
-        raise UsageError(f"{where}: {SHARE}/plan.json is not a plan: {error}") from None
-    return RecordedPlan(document=document, json=plan)
-
-
-def _refuse_incomplete(plan: BakedPlan) -> None:
-    """Refuse errors that the types do not catch.
-
-    Raises:
-        ValueError: names the wrong part of the plan.
-    """
-    if plan.schema > 1 and (plan.build is None or plan.build.epoch >= _EPOCH_LIMIT):
-        raise ValueError(f"build is {plan.build!r:.80}")
-    if "vllm" not in plan.base.packages:
-        raise ValueError("base.packages lacks vllm")
-
-
-def read_layers(data: bytes | None, where: str) -> list[Layer]:
-    """The layers that were baked in; empty if there is no such file.
-
-    Raises:
-        UsageError: it is damaged, or has other content.
-    """
-    try:
-        layers = _document(b"[]" if data is None else data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: {SHARE}/layers.json is damaged: {error}") from None
-    if not isinstance(layers, list):
-        raise UsageError(f"{where}: {SHARE}/layers.json is not a list of layers")
-    try:
-        return [Layer.read(layer) for layer in layers]
-    except ApplyError as error:
-        problem = f"{where}: {SHARE}/layers.json is not a list of layers: {error}"
-        raise UsageError(problem, hint=error.hint) from None
-
-
-def _document(data: bytes) -> Any:
-    """Parse JSON that can be written again; lone surrogates are refused.
-
-    Raises:
-        ValueError, RecursionError: it is not valid.
-    """
-    value = json.loads(data)
-    json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
 def indented(value: object) -> bytes:
     """The bytes of ``json.dumps(value, indent=1, sort_keys=True)``, seven times faster.
 
@@ -559,19 +239,6 @@ def build_metadata(plan: BuildPlan) -> bytes:
         lines.append(f"{name}:")
         lines += [f"  {key}: {json.dumps(value)}" for key, value in table.items()]
     return ("\n".join(lines) + "\n").encode()
-
-
-def quoted(value: str) -> str:
-    """A value for ENV and LABEL: in double quotes, with no expansion.
-
-    JSON is not enough, because Dockerfiles do not support ``\\u`` escapes.
-
-    Raises:
-        UsageError: it has a line break, after which a Dockerfile's next instruction begins.
-    """
-    if "\n" in value or "\0" in value:
-        raise UsageError(f"a Dockerfile cannot hold a value with a line break: {value!r:.200}")
-    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
 
 
 def labels(plan: BuildPlan) -> dict[str, str]:

@@ -30,15 +30,16 @@ from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
 from builder.common.diskspace import Need
 from builder.common.document import plain
+from builder.common.files import write_atomically
 from builder.common.hints import OUTPUT, os_hint, reason
 from builder.common.leftovers import keep_latest, making
 from builder.common.paths import cache_dir
-from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.common.wheels import deflated
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
-from builder.images.engines import docker, metadata
+from builder.images.engines import baked, docker, metadata
 from builder.images.engines.docker import engine_needs
+from builder.images.engines.dockerfile import quoted
 from builder.images.engines.metadata import added_bytes, content_bytes, image_layers
 from builder.images.engines.model import BuildRequest, BuiltImage, refuses_base
 from builder.images.registry.copy import layout_place
@@ -364,7 +365,7 @@ def write_overlay(scratch: Scratch, plan: BuildPlan) -> tuple[RawManifest, int]:
         {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "artifactType": metadata.OVERLAY_TYPE,
+            "artifactType": baked.OVERLAY_TYPE,
             "config": config.descriptor(),
             "layers": [b.descriptor() for b in written],
             "annotations": metadata.labels(plan),
@@ -438,17 +439,14 @@ def overlay_onto(plan: PlanDocument, labels: Mapping[str, str], overlay: Ref) ->
         source = "overlay"
         words += ["--build-context", f"overlay=oci-layout://{folder.absolute()}{pinned}"]
     build = shlex.join([*words, "-t", image])
-    ours = {**labels, metadata.BASE_LABEL: base, f"{metadata.LABEL_PREFIX}.base-digest": ""}
+    ours = {**labels, baked.BASE_LABEL: base, f"{baked.LABEL_PREFIX}.base-digest": ""}
     lines = [
         f"# {build} - <this file",
         f"FROM {base}",
         f"COPY --from={source} / /",
         f"RUN --network=none {json.dumps(finish)}",
-        *(f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())),
-        *(
-            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
-            for name, value in sorted(ours.items())
-        ),
+        *(f"ENV {name}={quoted(value)}" for name, value in sorted(plan.env.items())),
+        *(f"LABEL {quoted(name)}={quoted(value)}" for name, value in sorted(ours.items())),
     ]
     dockerfile = "\n".join(lines) + "\n"
     return Overlay(base=base, image=image, dockerfile=dockerfile, build=build)
@@ -557,10 +555,10 @@ def read_layout(
     cache = LayerCache(image.source, diff_ids=image.diff_ids)
     with contextlib.closing(InLayers(image, Rootfs(image.layers, cache))) as opened:
         files = opened.all_files(str(layout))
-    plan = files.get(f"{metadata.SHARE}/plan.json")
+    plan = files.get(f"{baked.SHARE}/plan.json")
     if plan is None:
         raise UsageError(f"{layout} was not made by spark-build: it has no plan")
-    return metadata.read_plan(plan, str(layout)), files, image.config.env
+    return baked.read_plan(plan, str(layout)), files, image.config.env
 
 
 # ---------------------------------------------------------------------------------- patched images
@@ -1172,12 +1170,9 @@ class OciEngine:
         lines = [f"FROM {plan.base.ref.partition('@')[0]}@{plan.base.digest}"]
         for name, files in image_layers(plan):
             lines.append(f"# layer {name}: {sum(f is not None for f in files.values())} files")
+        lines += [f"ENV {name}={quoted(value)}" for name, value in sorted(plan.env.items())]
         lines += [
-            f"ENV {name}={metadata.quoted(value)}" for name, value in sorted(plan.env.items())
-        ]
-        lines += [
-            f"LABEL {metadata.quoted(name)}={metadata.quoted(value)}"
-            for name, value in metadata.labels(plan).items()
+            f"LABEL {quoted(name)}={quoted(value)}" for name, value in metadata.labels(plan).items()
         ]
         return "\n".join(lines) + "\n"
 

@@ -15,11 +15,11 @@ from typing import IO, TYPE_CHECKING
 from builder.applier.files import read_regular
 from builder.common.cache import locked
 from builder.common.console import console, counted, megabytes
+from builder.common.files import write_atomically
 from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import keep_latest, making
 from builder.common.paths import cache_dir
 from builder.common.plan import Platform
-from builder.common.pypi import write_atomically
 from builder.common.reference import Ref
 from builder.errors import RemoteError, UsageError
 from builder.images.registry.model import (

@@ -16,7 +16,8 @@ from builder.common.plan import PlannedLayer, StageRequest
 from builder.compile import stage
 from builder.compile.executor import ContainerExecutor, ImageCompilers, ToolkitChoice
 from builder.errors import BuildFailed, EngineError
-from builder.images.engines.buildkit import Containers, PinnedImage
+from builder.images.engines.containers import Containers
+from builder.images.engines.tasks import PinnedImage
 from tests.unit.applier.test_compile_op import (
     BASE,
     MODULE,

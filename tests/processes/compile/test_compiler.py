@@ -11,8 +11,8 @@ from builder.applier.states import Target
 from builder.common.plan import Input
 from builder.common.pypi import PackageIndex
 from builder.compile import executor
-from builder.compile.executor import NATIVE, TARGETS, where_to_compile
-from builder.compile.toolchain import RELEASE, find_compiler, of_wheels
+from builder.compile.host import NATIVE, TARGETS, of_wheels, where_to_compile
+from builder.compile.toolchain import RELEASE, find_compiler
 from builder.errors import EngineError, RemoteError, UsageError
 from tests.unit.fakes import fake_base, vllm_files
 from tests.wheels.fakeindex import FakeIndex

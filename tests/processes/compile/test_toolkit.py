@@ -19,16 +19,17 @@ from builder.common.paths import package_file
 from builder.compile import command as compile_command
 from builder.compile import executor as container_module
 from builder.compile.executor import (
-    NATIVE,
     Compilation,
     ContainerExecutor,
     ImageCompilers,
     Step,
     open_toolkit,
 )
+from builder.compile.host import NATIVE
 from builder.errors import BuildFailed, EngineError, RemoteError, UsageError
 from builder.images.engines import docker
-from builder.images.engines.buildkit import ROOT, Containers, PinnedImage, Task, TaskFailed
+from builder.images.engines.containers import Containers
+from builder.images.engines.tasks import ROOT, PinnedImage, Task, TaskFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

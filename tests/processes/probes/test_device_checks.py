@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builder.common.document import plain
-from builder.images.engines import metadata
+from builder.images.engines import devicedata
 from builder.layers.catalog import Catalog
 from tests.documents import verified
 from tests.unit.inimage import load
@@ -44,7 +44,7 @@ QUANT = "void vllm::cvt_fp16_to_fp4<__nv_bfloat16, false>(int, int, __nv_bfloat1
 
 def executed(kind: str, line: str, names: list[str], vllm: str = "0.28.0") -> dict[str, Any]:
     made: dict[str, Any] = checks.executed_check(
-        kind, plain(metadata.kernel_for(kind, line, vllm)), names
+        kind, plain(devicedata.kernel_for(kind, line, vllm)), names
     )
     return made
 
@@ -92,18 +92,18 @@ def test_the_kernel_that_ran_is_shown_and_long_names_are_cut() -> None:
 def test_every_expected_line_has_kernel_names(profile: str) -> None:
     """Names to find in the profiler or to miss, and shapes to run: a new profile needs a row."""
     for expectation in Catalog.discover().profile(profile).expect:
-        if expectation.line is None or expectation.kind in metadata.OTHER_LAYERS:
+        if expectation.line is None or expectation.kind in devicedata.OTHER_LAYERS:
             continue
-        kernel = metadata.kernel_for(expectation.kind, expectation.line, "0.28.0")
+        kernel = devicedata.kernel_for(expectation.kind, expectation.line, "0.28.0")
         assert kernel.names or kernel.never, expectation
         assert kernel.shapes, expectation
 
 
 def test_marlin_of_0_17_rounds_twice_and_later_ones_once() -> None:
-    early = metadata.kernel_for(
+    early = devicedata.kernel_for(
         "nvfp4-linear", "Using NvFp4LinearBackend.MARLIN for NVFP4 GEMM", "0.17.1"
     )
-    late = metadata.kernel_for(
+    late = devicedata.kernel_for(
         "nvfp4-linear", "Using MarlinNvFp4LinearKernel for NVFP4 GEMM", "0.20.1"
     )
     assert (early.roundings, late.roundings) == (2, 1)
@@ -132,7 +132,7 @@ def said(*events: object, then: str = "pass") -> Any:
 
 
 def by_name(probe: Any) -> dict[str, dict[str, Any]]:
-    kernel = plain(metadata.kernel_for("nvfp4-linear", LINE, "0.28.0"))
+    kernel = plain(devicedata.kernel_for("nvfp4-linear", LINE, "0.28.0"))
     made = verified(checks.checks_of("nvfp4-linear", kernel, probe))
     return {check["name"]: check for check in made}
 
@@ -249,7 +249,7 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checks, "look", lambda: ([], "no libcuda.so.1"))
-    made = verified(checks.run(PLAN, plain(metadata.device_data(PLANNED, "me/image:1"))))
+    made = verified(checks.run(PLAN, plain(devicedata.device_data(PLANNED, "me/image:1"))))
     assert [(c["name"], c["status"]) for c in made] == [
         ("environment", "not-run"),
         ("nvfp4-linear", "not-run"),
@@ -262,7 +262,9 @@ def test_without_a_gpu_nothing_is_run_and_the_command_is_named(
 
 
 def test_each_expectation_is_checked_with_the_flags_of_the_plan() -> None:
-    asked = [request for _, request in checks.requests(PLAN, plain(metadata.device_data(PLANNED)))]
+    asked = [
+        request for _, request in checks.requests(PLAN, plain(devicedata.device_data(PLANNED)))
+    ]
     assert [request["kind"] for request in asked] == ["reference", "nvfp4-linear", "nvfp4-moe"]
     assert asked[1]["linear_backend"] == asked[2]["moe_backend"] == "flashinfer_b12x"
     assert asked[1]["activations"] == "fp4"
@@ -274,7 +276,7 @@ def test_a_kind_without_a_check_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(checks, "Probe", lambda *_args, **_kwargs: probe)
     expect = [{"kind": "mxfp4-moe", "line": "Using 'B12X' Mxfp4 MoE backend"}]
     plan = planned(PLANNED, expect=expect)
-    made = verified(checks.run(plain(plan), plain(metadata.device_data(plan))))
+    made = verified(checks.run(plain(plan), plain(devicedata.device_data(plan))))
     assert [(c["name"], c["status"]) for c in made] == [
         ("reference random 1x128x128", "pass"),
         ("mxfp4-moe", "not-run"),

@@ -12,7 +12,7 @@ import pytest
 
 from builder.common.document import plain
 from builder.diagnose.entries import load_entries
-from builder.images.engines import metadata
+from builder.images.engines import devicedata
 from tests.documents import verified
 from tests.unit.inimage import load
 from tests.unit.plans import planned
@@ -36,7 +36,7 @@ PLANNED = planned(
     env={"CUTE_DSL_ARCH": "sm_121a"},
     expect=[{"kind": "nvfp4-linear", "line": LINEAR}, {"kind": "nvfp4-moe", "line": MOE}],
 )
-PLAN, DATA = plain(PLANNED), plain(metadata.device_data(PLANNED))
+PLAN, DATA = plain(PLANNED), plain(devicedata.device_data(PLANNED))
 QUICK = {"ready": 15.0, "answer": 5.0, "stop": 1.0}
 
 
@@ -308,7 +308,7 @@ def test_nothing_to_compare_with_is_not_run() -> None:
 
 def watch_of(vllm: str, env: dict[str, str] | None = None) -> Any:
     plan = planned(PLANNED, vllm=vllm, env=env or {})
-    return serve.Watch(plain(metadata.device_data(plan))["markers"], [])
+    return serve.Watch(plain(devicedata.device_data(plan))["markers"], [])
 
 
 EXAMPLES = [
@@ -371,12 +371,12 @@ def test_good_logs_have_no_findings(log: Path) -> None:
 
 
 def test_markers_of_other_releases_are_ignored() -> None:
-    late = {marker.id for marker in metadata.markers(PLANNED)}
-    early = {marker.id for marker in metadata.markers(planned(PLANNED, vllm="0.24.0"))}
+    late = {marker.id for marker in devicedata.markers(PLANNED)}
+    early = {marker.id for marker in devicedata.markers(planned(PLANNED, vllm="0.24.0"))}
     assert "b12x-linear-unreachable" in early - late
 
 
 def test_a_setting_of_the_plan_selects_the_markers() -> None:
-    with_it = {m.id for m in metadata.markers(PLANNED)}
-    without = {m.id for m in metadata.markers(planned(PLANNED, serve_flags=[]))}
+    with_it = {m.id for m in devicedata.markers(PLANNED)}
+    without = {m.id for m in devicedata.markers(planned(PLANNED, serve_flags=[]))}
     assert "b12x-asked-not-selected" in with_it - without

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.common.paths import data_dir
-from builder.images.engines.metadata import APPLIER as BUNDLE
-from builder.images.engines.metadata import applier_bundle
+from builder.images.engines.maker import APPLIER as BUNDLE
+from builder.images.engines.maker import applier_bundle
 from builder.pipeline.mods import mod_files, write_mod
 from tests.unit.fakes import BACKEND, copy_op, make_layer, vllm_files, write_tree
 from tests.unit.probes.test_standalone import APPLIER, CATALOG, MODS

@@ -18,17 +18,12 @@ from builder.common.document import plain
 from builder.common.plan import ExpectedChoice
 from builder.errors import UsageError
 from builder.images.engines.docker import tar_of
-from builder.images.engines.metadata import VERIFIER, programs
+from builder.images.engines.maker import VERIFIER, programs
 from builder.probes import verify_checks
 from builder.probes.dispatch_expect import limit
-from builder.proof.ongpu import (
-    GpuOptions,
-    NoGpu,
-    check_on_gpu,
-    run_beside,
-    verifier_document,
-    verifier_files,
-)
+from builder.proof.gpulevels import check_on_gpu
+from builder.proof.gpuoptions import GpuOptions
+from builder.proof.ongpu import NoGpu, run_beside, verifier_document, verifier_files
 from builder.proof.run import verify
 from builder.proof.runners import NO_GPU
 from builder.proof.target import VerifyTarget

@@ -27,10 +27,11 @@ from builder.common.machinecode import KernelSummary as Reading
 from builder.common.machinecode import Summary, ToolMissing, read_module
 from builder.common.paths import data_dir
 from builder.common.plan import BakedPlan, StageRequest, digest_of
-from builder.compile import executor
-from builder.compile.build import cost_of_units, refuse_machine
+from builder.compile.build import refuse_machine
 from builder.compile.changes import rendered_change
+from builder.compile.costs import cost_of_units
 from builder.errors import EngineError, SparkBuildError, UsageError
+from builder.layers import planner
 from builder.layers.layerfile import load_layer
 from builder.layers.planner import hints, refuse_plan
 from builder.proof import binaries
@@ -308,7 +309,7 @@ def test_needs_rebuild_states_the_cost_and_the_command() -> None:
 @pytest.mark.parametrize("where", ["on the Spark itself", ""])
 def test_needs_rebuild_says_where_to_compile(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, where this machine can compile for the base."""
-    monkeypatch.setattr(executor, "where_to_compile", lambda _platform: where)
+    monkeypatch.setattr(planner, "where_to_compile", lambda _platform: where)
     with pytest.raises(SparkBuildError) as caught:
         refuse_plan(planned(None), "spark-build image -l family --compile")
     lines = str(caught.value).splitlines()

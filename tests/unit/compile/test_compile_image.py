@@ -13,7 +13,8 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.compile.link import DISTRIBUTIONS
 from builder.layers.catalog import Selection
-from builder.layers.planner import IndexSources, make_plan
+from builder.layers.pinned import IndexSources
+from builder.layers.planner import make_plan
 from builder.pipeline.bases import identify_base
 from tests.unit.applier.test_compile_op import LAYER, MODULE, NOT_LOADED, STAGE
 from tests.unit.fakes import dist_files, vllm_files

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from builder.common.pypi import write_atomically
+from builder.common.files import write_atomically
 from builder.compile.extensionwheel import WheelNames, wheel_bytes
 from builder.compile.operators import (
     load_operators,

@@ -9,8 +9,8 @@ import pytest
 
 from builder.applier.values import ApplyError
 from builder.compile import sources as units
-from builder.compile.build import cost_of_units
 from builder.compile.changes import named_change, patched
+from builder.compile.costs import cost_of_units
 from builder.compile.plans import runs_on_gb10
 from builder.compile.sources import Sources, SourceTree, Unit, dead_guards, gencode_flags, lets_run
 from builder.errors import EngineError, SparkBuildError, UsageError

@@ -12,7 +12,7 @@ import pytest
 from builder.applier.judging import judge
 from builder.applier.values import ApplyError
 from builder.errors import RemoteError, SparkBuildError, UsageError
-from builder.images.engines.metadata import read_layers, read_plan
+from builder.images.engines.baked import read_layers, read_plan
 from builder.layers.catalog import order
 from builder.layers.layerfile import description, load_layer
 from tests.unit.chance import CASES

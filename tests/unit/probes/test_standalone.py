@@ -10,7 +10,7 @@ import pytest
 
 from builder.common.paths import package_file
 from builder.common.programs import CODEGEN, DISPATCH, IDENTIFY, LAUNCH, PREFLIGHT, VERIFIER
-from builder.images.engines.metadata import applier_bundle
+from builder.images.engines.maker import applier_bundle
 from builder.layers.catalog import Catalog
 from builder.pipeline.mods import mod_files, stale_files, write_mod
 

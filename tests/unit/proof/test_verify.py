@@ -16,7 +16,7 @@ from builder.common.document import plain
 from builder.common.leftovers import keep_latest
 from builder.common.plan import digest_of
 from builder.errors import SparkBuildError, UsageError
-from builder.images.engines.metadata import SHARE, read_layers, read_plan
+from builder.images.engines.baked import SHARE, read_layers, read_plan
 from builder.images.subject import InFiles
 from builder.proof.checks import Check, Status, parse_levels
 from builder.proof.dispatch import check_dispatch, make_request

@@ -388,3 +388,24 @@ def test_fma_is_rounded_once(a: int, b: int, c: int) -> None:
     near = min((found - 1, found, found + 1), key=lambda bits: abs(fraction(bits) - exact))
     assert found == near
     assert abs(fraction(found) - exact) <= abs(fraction(found + 1) - fraction(found)) / 2
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [("f16.f16", 0x3C00), ("u16.f16", 0xFFFF), ("s32.f16", 0xFFFFFFFF), ("bf16.bf16", 0x3F80),
+     ("u32.bf16", 0xFFFFFFFF)],
+)  # fmt: skip
+@pytest.mark.parametrize("ftz", ["", ".ftz"])
+def test_a_comparison_of_halves_gives_a_half_or_a_mask(form: str, wanted: int, ftz: str) -> None:
+    """PTX ISA, "Half Precision Comparison Instructions: set"."""
+    if ftz and "bf16" in form:
+        return
+    wide = form.split(".", maxsplit=1)[0] in ("s32", "u32")
+    out = "%r5" if wide else "%rs3"
+    widened = "" if wide else "cvt.u32.u16 %r5, %rs3;"
+    body = f"cvt.u16.u32 %rs1, %r1; cvt.u16.u32 %rs2, %r2; set.eq{ftz}.{form} {out}, %rs1, %rs2;"
+    assert one(body + widened, 0x4000, 0x4000) == wanted
+    assert one(body + widened, 0x8000, 0) == wanted, "zeros are equal"
+    assert one(body + widened, 0x4000, 0x4001) == 0
+    assert one(body + widened, 0x7FFF, 0x7FFF) == 0, "NaN equals nothing"
+    assert one(body + widened, 1, 2) == (wanted if ftz else 0), "subnormal numbers"

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from builder.errors import UsageError
+from builder.images.engines.baked import LABEL_PREFIX
 from builder.images.engines.buildkit import folder_of
-from builder.images.engines.metadata import LABEL_PREFIX
 from builder.images.registry.model import OCI_INDEX, OCI_MANIFEST, RawManifest
+from builder.publishing.naming import check_moving
 from builder.publishing.repository import (
     holds_signatures,
     is_fallback_tag,
@@ -17,7 +18,6 @@ from builder.publishing.repository import (
     parse_target,
     subject_of_tag,
 )
-from builder.publishing.run import check_moving
 from builder.publishing.subject import name_of
 from builder.publishing.tags import our_layer
 

@@ -8,7 +8,7 @@ import pytest
 
 from builder.applier.trees import DirTree
 from builder.common.paths import cache_dir
-from builder.proof.replies import Results
+from builder.common.results import Results
 from builder.serving import serveflags
 from tests.unit.fakes import write_tree
 

@@ -282,7 +282,7 @@ def test_a_releases_flags_are_read_from_its_wheel(
     asked: list[str] = []
     closed: list[str] = []
 
-    def identified(request: BaseRequest) -> SimpleNamespace:
+    def identified(request: BaseRequest, _place: str) -> SimpleNamespace:
         asked.append(request.ref.text)
         identity = SimpleNamespace(packages={"vllm": "1.2.3"})
         tree = Files(files({}))
@@ -290,7 +290,7 @@ def test_a_releases_flags_are_read_from_its_wheel(
             identity=identity, tree=tree, close=lambda: closed.append(request.ref.text)
         )
 
-    monkeypatch.setattr(interface_module, "identify", identified)
+    monkeypatch.setattr(interface_module, "identify_pypi", identified)
     models = (unconfigured(tmp_path),)
     made = memory_estimate(MemoryRequest(subject="plain", release="1.2.3", models=models))
     assert asked == closed == ["pypi:vllm==1.2.3"]
@@ -301,7 +301,8 @@ def test_a_releases_flags_are_read_from_its_wheel(
 def test_a_release_gets_only_flags_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "interface_of", lambda ref: interface(ref.partition("==")[2]))
+    read = lambda ref: interface(ref.partition("==")[2])  # noqa: E731
+    monkeypatch.setattr(memory, "interface_of_wheels", read)
     made = estimate(checkpoint(tmp_path, SMALL, EXPERTS), release="0.17.0")
     assert "--max-model-len" in made.flags
     assert "--kv-cache-memory-bytes" not in made.flags

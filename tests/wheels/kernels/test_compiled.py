@@ -20,12 +20,12 @@ from builder.common.forge import Forges
 from builder.common.machinecode import read_module
 from builder.common.plan import StageRequest
 from builder.common.pypi import PackageIndex
-from builder.compile.changes import compile_ops
+from builder.compile.known import compile_ops
 from builder.compile.sources import release_source
 from builder.compile.stage import Stages, refuse_cpu_torch
 from builder.errors import SparkBuildError
 from builder.layers.catalog import Catalog
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from tests.forge import Repository
 from tests.wheels.support import Planner
 

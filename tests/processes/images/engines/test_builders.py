@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import EngineError
-from builder.images.engines.buildkit import reached
+from builder.images.engines.buildx import reached
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.applier.layers import InputPin
 from builder.common.pypi import PackageIndex
-from builder.layers.planner import IndexSources
+from builder.layers.pinned import IndexSources
 from tests.wheels.fakeindex import FakeIndex
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from builder.errors import UsageError
-from builder.images.engines.buildkit import cache_words, check_name, read_progress
+from builder.images.engines.buildx import cache_words, check_name, read_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

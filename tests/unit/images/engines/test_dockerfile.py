@@ -13,9 +13,9 @@ from builder.applier.values import ApplyError
 from builder.common.programs import VERIFIER
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, UsageError
-from builder.images.engines import metadata
+from builder.images.engines import baked, metadata
 from builder.images.engines.buildkit import BuildkitEngine, write_context
-from builder.images.engines.metadata import applier_bundle
+from builder.images.engines.maker import applier_bundle
 from builder.images.engines.oci import overlay_recipe
 from tests.unit.fakes import (
     BACKEND,
@@ -195,9 +195,9 @@ def test_metadata_in_the_image() -> None:
     plan = make_plan_of(fake_base(FILES), FIX, SET)
     files = metadata.baked_files(plan)
     assert files["/usr/local/bin/spark-verify"].mode == 0o755
-    assert plan.digest.encode() in files[f"{metadata.SHARE}/plan.json"].read()
+    assert plan.digest.encode() in files[f"{baked.SHARE}/plan.json"].read()
     assert b'vllm_version: "0.20.1"\n' in files["/workspace/build-metadata.yaml"].read()
-    assert files[f"{metadata.SHARE}/spark_verify.pyz"].read() == VERIFIER.data
-    assert files[f"{metadata.SHARE}/spark_apply.pyz"].read() == applier_bundle()
-    assert b"Apache License" in files[f"{metadata.SHARE}/LICENSE"].read()
-    assert b"vLLM" in files[f"{metadata.SHARE}/NOTICE"].read()
+    assert files[f"{baked.SHARE}/spark_verify.pyz"].read() == VERIFIER.data
+    assert files[f"{baked.SHARE}/spark_apply.pyz"].read() == applier_bundle()
+    assert b"Apache License" in files[f"{baked.SHARE}/LICENSE"].read()
+    assert b"vLLM" in files[f"{baked.SHARE}/NOTICE"].read()

@@ -10,7 +10,8 @@ import pytest
 
 from builder.errors import EngineError
 from builder.images.engines import buildkit, docker
-from builder.images.engines.buildkit import BuildkitEngine, BuildOutput, Cli, read_progress
+from builder.images.engines.buildkit import BuildkitEngine
+from builder.images.engines.buildx import BuildOutput, Cli, read_progress
 from builder.images.engines.model import BuildRequest
 from tests.unit.fakes import BACKEND, copy_op, fake_base, make_layer, make_plan_of, vllm_files
 

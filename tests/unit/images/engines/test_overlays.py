@@ -9,7 +9,7 @@ import pytest
 
 from builder.common.reference import Ref
 from builder.errors import UsageError
-from builder.images.engines import metadata
+from builder.images.engines import baked
 from builder.images.engines.model import BuildRequest, BuiltImage
 from builder.images.engines.oci import OciEngine, write_dockerfile
 from builder.images.registry.copy import Locations
@@ -43,7 +43,7 @@ def manifest_of(out: Path) -> dict[str, Any]:
 
 def test_its_manifest_marks_it_as_an_overlay(tmp_path: Path) -> None:
     build(tmp_path / "out")
-    assert manifest_of(tmp_path / "out")["artifactType"] == metadata.OVERLAY_TYPE
+    assert manifest_of(tmp_path / "out")["artifactType"] == baked.OVERLAY_TYPE
     assert read_subject(LayoutDirectory(tmp_path / "out"), "").overlay
 
 
@@ -51,7 +51,7 @@ def test_an_overlay_of_an_older_version_is_recognised_by_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(metadata, "OVERLAY_TYPE", "")
+        patch.setattr(baked, "OVERLAY_TYPE", "")
         build(tmp_path / "out")
     assert not manifest_of(tmp_path / "out")["artifactType"]
     subject = read_subject(LayoutDirectory(tmp_path / "out"), "")
@@ -99,9 +99,9 @@ def test_its_dockerfile_builds_a_valid_image(tmp_path: Path) -> None:
         if line.startswith("LABEL "):
             name, _, value = line.removeprefix("LABEL ").partition("=")
             labels[json.loads(name)] = json.loads(value)
-    assert labels[metadata.PLAN_LABEL] == plan_of().digest
-    assert labels[metadata.BASE_LABEL] == "vllm/vllm-openai:v0.20.1"
-    assert not metadata.is_overlay(labels)
+    assert labels[baked.PLAN_LABEL] == plan_of().digest
+    assert labels[baked.BASE_LABEL] == "vllm/vllm-openai:v0.20.1"
+    assert not baked.is_overlay(labels)
 
 
 # ---------------------------------------------------------------------------- on the command line

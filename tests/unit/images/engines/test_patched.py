@@ -17,7 +17,7 @@ from builder.common.pypi import PackageIndex
 from builder.common.reference import Ref
 from builder.errors import BuildFailed, RemoteError, UsageError
 from builder.images.bases.identify import identify
-from builder.images.engines import metadata, oci
+from builder.images.engines import baked, metadata, oci
 from builder.images.engines.choice import engine_for
 from builder.images.engines.model import BuildRequest, BuiltImage
 from builder.images.engines.oci import OciEngine, archive, check_writable_base, merged_env
@@ -136,7 +136,7 @@ def test_the_tree_is_the_base_with_the_changes(tmp_path: Path) -> None:
     assert not [path for path in below if path.startswith("lib")]
     assert "vllm/__pycache__/core.cpython-312.pyc" not in below
     assert "vllm/__pycache__/envs.cpython-312.pyc" in below
-    assert seen.read(f"{metadata.SHARE}/plan.json") is not None
+    assert seen.read(f"{baked.SHARE}/plan.json") is not None
     script = seen.stat("/usr/local/bin/spark-verify")
     assert script is not None
     assert script.executable
@@ -250,7 +250,7 @@ def test_the_layers_of_the_base_are_unchanged(tmp_path: Path) -> None:
     assert now["layers"][:count] == was["layers"]
     assert [layer["mediaType"] for layer in now["layers"][count:]] == [OCI_LAYER_GZIP] * 4
     assert now["mediaType"] == OCI_MANIFEST
-    assert now["annotations"][f"{metadata.LABEL_PREFIX}.plan"]
+    assert now["annotations"][f"{baked.LABEL_PREFIX}.plan"]
 
 
 def test_diff_ids_match_the_tars(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_single_layer_gives_the_same_tree(tmp_path: Path) -> None:
         seen = view_of_layout(tmp_path / name)
         trees.append({p: dataclasses.replace(e.row) for p, e in seen.below("/").items()})
     differ = {path for path in trees[0] | trees[1] if trees[0].get(path) != trees[1].get(path)}
-    plan = {f"{metadata.SHARE}/plan.json".lstrip("/"), "workspace/build-metadata.yaml"}
+    plan = {f"{baked.SHARE}/plan.json".lstrip("/"), "workspace/build-metadata.yaml"}
     assert differ == plan, "these name the plan, which says that it is one layer"
 
 

@@ -19,8 +19,10 @@ from builder.common.reference import Ref
 from builder.diagnose.entries import load_entries
 from builder.errors import UsageError
 from builder.images.bases.identify import identify
-from builder.images.engines import metadata
-from builder.images.engines.metadata import maker, programs, read_plan, written
+from builder.images.engines import devicedata
+from builder.images.engines import maker as maker_module
+from builder.images.engines.baked import read_plan
+from builder.images.engines.maker import maker, programs, written
 from builder.images.engines.model import BuildRequest
 from builder.images.engines.oci import OciEngine
 from builder.images.subject import BaseRequest
@@ -115,7 +117,14 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Read the tool's own files anew, as another process does."""
-    for cached in (maker, written, programs, load_entries, metadata._kernels, metadata._markers):
+    for cached in (
+        maker,
+        written,
+        programs,
+        load_entries,
+        devicedata._kernels,
+        devicedata._markers,
+    ):
         cached.cache_clear()
     for program in (APPLIER, VERIFIER):
         for name in ("sources", "data", "digest"):
@@ -133,7 +142,7 @@ def at_another_time(_: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def by_another_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(metadata, "__version__", "99.0")
+    patch.setattr(maker_module, "__version__", "99.0")
 
 
 def with_another_program(tool: Path, _: pytest.MonkeyPatch) -> None:
@@ -215,7 +224,7 @@ def test_after_the_plan_clock_and_environment_are_ignored(
         monkeypatch.setenv("TZ", "Asia/Tokyo")
         monkeypatch.setattr("time.time", lambda: 4e9)
         monkeypatch.setattr("sys.argv", ["spark-build", "image", "--single-layer"])
-        monkeypatch.setattr(metadata, "__version__", "99.0")
+        monkeypatch.setattr(maker_module, "__version__", "99.0")
         monkeypatch.chdir("/")
 
     before = Asked(tmp_path / "one")()

@@ -12,7 +12,7 @@ import pytest
 
 from builder.__main__ import run
 from builder.common.document import plain, read
-from builder.common.pypi import write_atomically
+from builder.common.files import write_atomically
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.pipeline.matrix import Matrix, MatrixRow

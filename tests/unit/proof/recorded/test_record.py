@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builder.errors import SparkBuildError
-from builder.proof import opening, recorded
+from builder.proof import opening, recording
 from builder.proof.replies import DispatchReply, reply_of
 from tests.unit.fakes import BACKEND, FakeRunner, fake_base, make_layer, make_plan_of, vllm_files
 
@@ -20,7 +20,7 @@ def test_a_malformed_reply_is_an_error(reply: object, monkeypatch: pytest.Monkey
     target = SimpleNamespace(name="t", runner=runner)
     monkeypatch.setattr(opening, "target_of_plan", lambda *_, **__: target)
     with pytest.raises(SparkBuildError, match="the probe's answer is malformed"):
-        recorded.by_itself(make_plan_of(base, make_layer("fix", BACKEND)), base)
+        recording.by_itself(make_plan_of(base, make_layer("fix", BACKEND)), base)
 
 
 @pytest.mark.parametrize("where", ["answers", "choices", "fatal"])
@@ -35,4 +35,4 @@ def test_what_this_machine_caused_is_never_recorded(
     target = SimpleNamespace(name="t", runner=FakeRunner(ask=lambda _request: reply))
     monkeypatch.setattr(opening, "target_of_plan", lambda *_, **__: target)
     with pytest.raises(SparkBuildError, match="t: the child that asked ended with signal 9"):
-        recorded.by_itself(make_plan_of(base, make_layer("fix", BACKEND)), base)
+        recording.by_itself(make_plan_of(base, make_layer("fix", BACKEND)), base)
