@@ -53,8 +53,8 @@ _NOBODY = 65534
 _SYSTEM = ("bin", "sbin", "lib", "lib64")
 #: Files of the dynamic loader, and the links of Debian's alternatives.
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
-#: Size limit of its ``/tmp``, which is in memory.
-_SCRATCH = 4 << 30
+#: Size limits of its ``/tmp`` and its ``/dev/shm``, which are in memory.
+_SCRATCH, _SHARED = 4 << 30, 1 << 30
 _PROCESSES = 4096
 #: Size limit of its output; a compile result has a few megabytes.
 _PRINTED = 256 << 20
@@ -121,15 +121,18 @@ class Bubblewrap:
     #: folders in memory that the program can write to, and the bytes of each; they hide this
     #: machine's own
     writable: Mapping[str, int] = field(
-        default_factory=lambda: {"/tmp": _SCRATCH}  # noqa: S108 (its own)
+        default_factory=lambda: {"/tmp": _SCRATCH, "/dev/shm": _SHARED}  # noqa: S108 (its own)
     )
+    #: its number inside; outside it is the caller, without capabilities
+    user: int = _NOBODY
 
     def command(self, words: Sequence[str], readable: Sequence[Path]) -> list[str]:
         """The command line."""
         program = shutil.which("bwrap")
         if program is None:
             raise SparkBuildError("it is not installed")
-        who = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY), "--cap-drop", "ALL")
+        user = str(self.user)
+        who = ("--unshare-user", "--uid", user, "--gid", user, "--cap-drop", "ALL")
         arguments = [
             program,
             "--unshare-all",
@@ -151,8 +154,7 @@ class Bubblewrap:
         for path in (*_SETTINGS, *map(str, self._shown(readable))):
             arguments += ["--ro-bind-try", path, path]
         # of root's namespace the files of /proc/sys are root's, so they could be written
-        own = ("/dev",) if "/dev/shm" in self.writable else ()  # noqa: S108 (its own)
-        for place in ("/proc", *own, "/"):
+        for place in ("/proc", "/dev", "/"):
             arguments += ["--remount-ro", place]
         return [*arguments, "--chdir", "/tmp", "--", *words]  # noqa: S108
 
