@@ -25,7 +25,7 @@ from builder.layers.catalog import Selection
 from builder.layers.conversion import Draft, DraftOp, mod_files
 from builder.layers.edited import EditedFile, EditOps, ops_of_edit
 from builder.pipeline.bases import identify_base
-from builder.proof.modrun import METADATA, run_mod
+from builder.proof.modrun import METADATA, SITE, run_mod
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,16 +39,37 @@ _TEXTS = (".py", ".pyi", ".json", ".toml", ".jinja", ".txt", ".md", ".cfg")
 _LEFT_BESIDE = (".orig", ".rej", ".bak", "~")
 #: Lines of output, and files, that a message names.
 _SHOWN, _NAMED = 6, 20
+#: Names of such files that a message or a layer lists.
+_LISTED = 50
 _NO_NETWORK = re.compile(
-    r"Could not resolve|name resolution|Network is unreachable|Name or service not known"
+    r".*(?:Could not resolve|name resolution|Network is unreachable|Name or service not known).*"
 )
+#: What a program says where an isolated run ends, and what that is.
+_READ_ONLY = "Read-only file system"
+_ENDS = {
+    r"No space left on device|File too large|File size limit exceeded": "more space",
+    r"Cannot allocate memory|MemoryError": "more memory",
+    r"Resource temporarily unavailable": "more processes",
+    _READ_ONLY: "other folders to write to",
+}
+_OUT = "take that out of run.sh"
 _MISSING = re.compile(
     r"(?:^|: )([\w.+-]+): (?:command )?not found|env: .?([\w.+-]+?).?: No such file"
 )
-_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
-_PULL = re.compile(
-    r"[/.]github(?:usercontent)?\.com/(?:raw/)?([\w.-]+/[\w.-]+)/pull/(\d+)\.(?:diff|patch)"
+_NO_MODULE = re.compile(
+    r"^(?:ModuleNotFoundError: No module named '([\w.]+)'|(?:Import|Attribute)Error: )",
+    re.MULTILINE,
 )
+_PULL = re.compile(
+    r"github(?:usercontent)?\.com/(?:raw/|repos/)?([\w.-]+/[\w.-]+)/"
+    r"(?:pulls?/(\d+)|commits?/([0-9a-f]{7,40}))"
+)
+#: ``git fetch origin pull/N/head``, and the repository that is cloned.
+_FETCHED = re.compile(r"\bpull/(\d+)/")
+_CLONED = re.compile(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?(?=[\s\"']|$)")
+_REVERSED = re.compile(r"\s(?:-R|--reverse)\b")
+#: The folder of a package in a path of a mod, and in a patch.
+_EDITED = re.compile(r"-packages/(\w+)/|^\+\+\+ [ab]/(\w+)/", re.MULTILINE)
 
 
 class ModRefused(SparkBuildError):
@@ -72,7 +93,9 @@ def mod_draft(name: str, path: Path, base: str, package: str = "") -> Draft:
     index = PackageIndex()
     ref = Ref(base or f"pypi:vllm=={vllm_releases(index)[-1]}")
     with closing(identify_base(ref, Selection((), ()), index, platform=None)) as subject:
-        return draft_on(name, path, files, subject.tree, str(ref), package)
+        identity = subject.identity
+        site = SITE if identity.kind == "dir" else identity.site_packages
+        return draft_on(name, path, files, subject.tree, str(ref), package, site)
 
 
 def draft_on_newest(name: str, path: Path, subjects: Iterable[tuple[str, Tree]]) -> Draft:
@@ -101,9 +124,15 @@ def draft_on_newest(name: str, path: Path, subjects: Iterable[tuple[str, Tree]])
 
 
 def draft_on(
-    name: str, path: Path, files: Mapping[str, bytes], tree: Tree, base: str, package: str = ""
+    name: str,
+    path: Path,
+    files: Mapping[str, bytes],
+    tree: Tree,
+    base: str,
+    package: str = "",
+    site: str = SITE,
 ) -> Draft:
-    """The layer of a mod with these files, made on a tree.
+    """The layer of a mod with these files, made on a tree that lies at a path.
 
     Raises:
         ModRefused: it needs the network or a program that is not here, or takes too much.
@@ -120,20 +149,23 @@ def draft_on(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
         own = path.stem if path.suffix == ".zip" else path.resolve().name
-        run = run_mod(own, Path(folder, "mod"), Path(folder, "tree"))
-    _check(run, path, base)
+        run = run_mod(own, Path(folder, "mod"), Path(folder, "tree"), site)
+    asked = _Asked(name=name, path=path, files=files, base=base, owners=owners)
+    asked.check(run)
     every = run.changes()
     changes = {p: data for p, data in every.items() if not p.endswith(_LEFT_BESIDE)}
     made, left = _ops(changes, tree, re.sub(r"[^\w.-]+", "-", own))
     left += [f"{file} (a hunk that did not apply)" for file in every if file.endswith(".rej")]
-    left += [f"{file} (a link)" for file in run.links]
+    left += [f"{file} (a link, or no file)" for file in run.links]
     left += [f"{file} (too large for a layer)" for file in run.large]
     left += [f"{file} (not in site-packages)" for file in run.outside]
+    left += [f"{line} (not written)" for line in run.tail if _READ_ONLY in line]
+    left += asked.absent()
+    if len(left) > _LISTED:
+        left = [*left[:_LISTED], f"and {len(left) - _LISTED} more"]
     if not made.ops:
-        raise ModFailed(
-            f"{path} ends well on {base} and changes no file of an installed package"
-            + _listed([*left, *_tail(run)]),
-            hint="name the release that it was written for: --base pypi:vllm==VERSION",
+        raise asked.failed(
+            f"ends well on {base} and changes no file of an installed package", run, left
         )
     return Draft(
         name=name,
@@ -142,7 +174,7 @@ def draft_on(
         origin=f"vendor, mod {path.name}, run on {base}",
         ops=made.ops,
         files=made.files,
-        unconverted=tuple(left),
+        unconverted=tuple(map(_printable, left)),
     )
 
 
@@ -170,6 +202,14 @@ class _Owners:
         of = (self.files.get(p) or self.tops.get(p.partition("/")[0], "vllm") for p in paths)
         return Counter(of).most_common(1)[0][0]
 
+    def lacks(self, module: str) -> bool:
+        """Whether the package of a module is installed, without this module."""
+        path = module.replace(".", "/")
+        inside = (f"{path}.", f"{path}/")
+        return path.partition("/")[0] in self.tops and not any(
+            file.startswith(inside) for file in self.files
+        )
+
     def to_lay_out(self, files: Mapping[str, bytes]) -> list[str]:
         """The texts of the distributions that a mod names, else of all, and other files by name."""
         texts = b"\n".join(files.values()).decode("utf-8", "replace")
@@ -187,44 +227,90 @@ class _Owners:
 # -------------------------------------------------------------------------------------- the result
 
 
-def _check(run: ModRun, path: Path, base: str) -> None:
-    """Raise if the mod did not do here what it does in a container."""
-    said = "\n".join(run.tail)
-    pulls = [match for line in run.needed if (match := _PULL.search(line))]
-    if run.needed or _NO_NETWORK.search(said):
-        hint = "put what it downloads into its folder, and run the same command again"
-        if pulls:
-            hint = f"spark-build layers new NAME --from-pr {pulls[0][1]}#{pulls[0][2]}"
-        elif any(re.match(r"pip|uv|conda|apt", line) for line in run.needed):
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A mod that was run on a base."""
+
+    name: str
+    path: Path
+    files: Mapping[str, bytes]
+    base: str
+    owners: _Owners
+
+    def check(self, run: ModRun) -> None:
+        """Raise if the mod did not do here what it does in a container."""
+        said = "\n".join(run.tail)
+        offline = _NO_NETWORK.findall(said)
+        if run.needed or offline:
+            raise self._offline([*run.needed, *offline])
+        if run.over:
+            raise self._refused(f"was ended: {run.over}", run, _OUT)
+        for text, what in _ENDS.items():
+            if re.search(text, said) and (run.status or text != _READ_ONLY):
+                raise self._refused(f"needs {what} than an isolated run has", run, _OUT)
+        if not run.status:
+            return
+        if match := _MISSING.search(said):
+            program = match[1] or match[2]
+            what = f"needs the program {program}, which is not in /usr/bin of this machine"
+            raise self._refused(what, run, f"install {program} there")
+        if match := _NO_MODULE.search(said):
+            module = match[1] or next(iter(run.lacked[-1:]), "")
+            if module and not self.owners.lacks(module):
+                what = f"needs the module {module}, which an isolated run does not execute"
+                raise self._refused(what, run, "edit files as text in run.sh")
+        raise self.failed(f"fails on {self.base}: run.sh ended with exit status {run.status}", run)
+
+    def failed(self, what: str, run: ModRun, more: Sequence[str] = ()) -> ModFailed:
+        """What it did on the base, and what may be the reason."""
+        absent = self.absent()
+        lines = dict.fromkeys((*more, *absent))
+        for name in run.lacked:
+            lines[f"it asked for {name}, which an isolated run does not execute"] = None
+        hint = "name the release that it was written for: --base pypi:vllm==VERSION"
+        if absent:
+            hint = "name an image or an environment that has it: --base docker://IMAGE"
+        return ModFailed(f"{self.path} {what}{_listed([*lines, *_tail(run)])}", hint=hint)
+
+    def absent(self) -> list[str]:
+        """Packages that it edits and that the base does not have."""
+        texts = b"\n".join(self.files.values()).decode("utf-8", "replace")
+        tops = {top or patched for top, patched in _EDITED.findall(texts)}
+        folders = {part for file in self.owners.files for part in file.split("/")[:-1]}
+        known = {*folders, "tests", "docs", "csrc", "usr"}
+        return [f"{top} (a package that {self.base} does not have)" for top in sorted(tops - known)]
+
+    def _refused(self, what: str, run: ModRun, hint: str) -> ModRefused:
+        hint = f"{hint}, and run the same command again"
+        return ModRefused(f"{self.path} {what}{_listed(_tail(run))}", hint=hint)
+
+    def _offline(self, needs: Sequence[str]) -> ModRefused:
+        hint = f"put what it downloads into {self.path}, and have run.sh read it there"
+        if pull := self._pull(needs):
+            hint = f"spark-build layers new {self.name} --from-pr {pull}"
+        elif any(re.match(r"pip|uv|conda|apt", line) for line in needs):
             hint = "take the line out of run.sh, and write an op wheel (docs/layers.md)"
-        needs = run.needed[: _NAMED // 2] or tuple(_tail(run)[-1:])
-        raise ModRefused(
-            f"{path} needs the network, which an isolated run does not have{_listed(needs)}",
+        return ModRefused(
+            f"{self.path} needs the network, which an isolated run does not have"
+            + _listed(needs[: _NAMED // 2]),
             hint=hint,
         )
-    if run.over:
-        raise ModRefused(
-            f"{path} was ended: {run.over}{_listed(_tail(run))}", hint=f"shorten {path}/run.sh"
-        )
-    if not run.status:
-        return
-    if match := _MISSING.search(said):
-        program = match[1] or match[2]
-        raise ModRefused(
-            f"{path} needs the program {program}, which is not on this machine"
-            + _listed(_tail(run)),
-            hint=f"install {program}, and run the same command again",
-        )
-    if match := _NO_MODULE.search(said):
-        raise ModRefused(
-            f"{path} needs the module {match[1]}, which an isolated run does not have"
-            + _listed(_tail(run)),
-            hint="edit the files as text in run.sh, without importing the package",
-        )
-    raise ModFailed(
-        f"{path} fails on {base}: run.sh ended with exit status {run.status}{_listed(_tail(run))}",
-        hint="name the release that it was written for: --base pypi:vllm==VERSION",
-    )
+
+    def _pull(self, needs: Sequence[str]) -> str:
+        """The pull request or commit that it downloads to apply it, or ""."""
+        scripts = [data for name, data in self.files.items() if name.endswith((".sh", ".py"))]
+        own = [
+            line
+            for line in b"\n".join(scripts).decode("utf-8", "replace").splitlines()
+            if not line.lstrip().startswith("#")
+        ]
+        for match in filter(None, map(_PULL.search, [*needs, *own])):
+            which = match[2] or match[3]
+            if not any(which in line and _REVERSED.search(line) for line in own):
+                return f"{match[1]}{'#' if match[2] else '@'}{which}"
+        text = "\n".join([*needs, *own])
+        number, repository = _FETCHED.search(text), _CLONED.search(text)
+        return f"{repository[1]}#{number[1]}" if number and repository else ""
 
 
 def _tail(run: ModRun) -> list[str]:
@@ -233,7 +319,12 @@ def _tail(run: ModRun) -> list[str]:
 
 def _listed(lines: Sequence[str]) -> str:
     more = [f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
-    return "".join(f"\n  {line}" for line in (*lines[:_NAMED], *more))
+    return "".join(f"\n  {_printable(line)}" for line in (*lines[:_NAMED], *more))
+
+
+def _printable(text: str) -> str:
+    """Text of a mod as one line: a name of a file may have any character."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _ops(changes: Mapping[str, bytes | None], tree: Tree, stem: str) -> tuple[EditOps, list[str]]:

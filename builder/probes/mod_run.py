@@ -13,6 +13,7 @@ import contextlib
 import filecmp
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,10 +26,8 @@ from typing import Any
 #: A mod's programs see these before the machine's own.
 _BIN = Path("/usr/local/bin")
 _LIB = Path("/usr/local/lib/spark-build")
-#: What needed the network, one line each.
-_NEEDED = _LIB / "needed"
-#: Folders beside site-packages that a mod can write to.
-_WRITABLE = ("/usr/local", "/workspace", "/root", "/tmp")  # noqa: S108 (its own)
+#: One line each: what needed the network, and modules that the mod's programs asked for in vain.
+_NEEDED, _LACKED = _LIB / "needed", _LIB / "lacked"
 #: Most changed files, bytes of one, and of all.
 _FILES, _ONE, _ALL = 2000, 16 << 20, 64 << 20
 #: Most processes, bytes of memory of all and of one, and bytes of output.
@@ -75,10 +74,10 @@ for name in words[1:]:
         sys.exit(f"WARNING: Package(s) not found: {{name}}")
     print("Name:", found.metadata["Name"], "\\nVersion:", found.version, "\\nLocation: {site}")
 """
-#: Python of a mod: site-packages is the copy, whose packages are found and not executed, because
+#: Python of a mod: site-packages is the copy, whose modules are found and not executed, because
 #: what they import (torch) is not there.
 _CUSTOMIZE = """\
-import importlib.metadata, importlib.util, os, site, sys, sysconfig
+import functools, importlib.machinery, importlib.metadata, os, site, sys, sysconfig
 SITE = {site!r}
 sys.path[:] = [p for p in sys.path if p == SITE or "-packages" not in p]
 site.getsitepackages = lambda prefixes=None: [SITE]
@@ -87,27 +86,47 @@ _OWN = dict.fromkeys(("purelib", "platlib"), SITE)
 sysconfig.get_paths = lambda *a, **k: {{**_paths(*a, **k), **_OWN}}
 sysconfig.get_path = lambda name, *a, **k: _OWN.get(name) or _path(name, *a, **k)
 
+def _lacks(name, frame):
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is not None and frame.f_globals.get("__name__") == "__main__":
+        with open({lacked!r}, "a") as out:
+            out.write(name + "\\n")
+
+def _attribute(module, name):
+    caller = sys._getframe(1)  # the import system asks too, before it looks for a submodule
+    if not name.startswith("__") and not caller.f_code.co_filename.startswith("<frozen importlib"):
+        _lacks(module, caller)
+    raise AttributeError(f"module {{module!r}} is not executed, so it has no {{name!r}}")
+
 class _Loader:
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        try:
-            names = importlib.metadata.packages_distributions().get(module.__name__)
-            module.__version__ = importlib.metadata.version((names or [module.__name__])[0])
-        except importlib.metadata.PackageNotFoundError:
-            pass
+        name = module.__name__
+        module.__getattr__ = functools.partial(_attribute, name)
+        if "." not in name:
+            names = importlib.metadata.packages_distributions().get(name)
+            try:
+                module.__version__ = importlib.metadata.version((names or [name])[0])
+            except importlib.metadata.PackageNotFoundError:
+                pass
 
 class _Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        folder = os.path.join(SITE, name)
-        init = os.path.join(folder, "__init__.py")
-        if "." in name or not os.path.isfile(init):
+        spec = importlib.machinery.PathFinder.find_spec(name, [SITE] if path is None else path)
+        if spec is None or not (spec.origin or "").startswith(SITE + "/"):
             return None
-        return importlib.util.spec_from_file_location(
-            name, init, loader=_Loader(), submodule_search_locations=[folder])
+        spec.loader = _Loader()
+        return spec
 
-sys.meta_path.insert(0, _Finder)
+class _Last:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        _lacks(name, sys._getframe(1))
+
+sys.meta_path[:] = [_Finder, *sys.meta_path, _Last]
 """
 _OFFLINE_NAMES = ("curl", "wget", "uv", "apt", "apt-get", "dnf", "hf", "huggingface-cli", "conda")
 
@@ -123,13 +142,20 @@ def main() -> int:
     _put_programs(site)
     for package in map(Path, request["packages"]):
         shutil.copytree(package, _LIB / package.name)
-    before = _outside(site, home)
+    tops = list(map(Path, request["writable"]))
+    before = _outside(tops, site, home)
     result = _run(home, site, request["seconds"])
-    needed = _lines(_NEEDED)
-    after = _outside(site, home)
+    result |= {"needed": _lines(_NEEDED), "lacked": _lines(_LACKED)}
+    if os.path.realpath(site) != str(site) or not site.is_dir():
+        result["over"] = f"it moved or removed {site}"
+        site = tree  # a link there may lead anywhere
+    for top in tops:
+        if not os.statvfs(top).f_bavail:
+            result["over"] = f"it filled {top}"
+    after = _outside(tops, site, home)
     outside = sorted(path for path, seen in after.items() if before.get(path) != seen)
     changed, links, large = _changed(tree, site)
-    result |= {"needed": needed, "outside": outside[:_FILES], "links": links, "large": large}
+    result |= {"outside": outside[:_FILES], "links": links, "large": large}
     print(json.dumps({**result, "files": changed}))
     return 0
 
@@ -137,7 +163,7 @@ def main() -> int:
 def _put_programs(site: Path) -> None:
     _BIN.mkdir(parents=True, exist_ok=True)
     _LIB.mkdir(parents=True)
-    values = {"site": str(site), "needed": str(_NEEDED)}
+    values = {"site": str(site), "needed": str(_NEEDED), "lacked": str(_LACKED)}
     scripts = {name: _OFFLINE.format(name=name, **values) for name in _OFFLINE_NAMES}
     scripts |= {"pip": _PIP, "pip3": _PIP, "ldconfig": _NOTHING}
     if os.access("/usr/bin/git", os.X_OK):
@@ -145,9 +171,14 @@ def _put_programs(site: Path) -> None:
     for name, text in scripts.items():
         (_BIN / name).write_text(text, "utf-8")
         (_BIN / name).chmod(0o755)
-    for name in ("python3", "python"):
-        with contextlib.suppress(FileExistsError):
-            (_BIN / name).symlink_to(os.path.realpath(sys.executable))
+    own = re.findall(r"python3\.\d+", str(site))[:1]
+    for place in (_BIN, site.parents[2] / "bin"):  # as of the environment of these packages
+        place.mkdir(parents=True, exist_ok=True)
+        for name in ("python3", "python", *own):
+            with contextlib.suppress(FileExistsError):
+                (place / name).symlink_to(os.path.realpath(sys.executable))
+    Path("/etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n", "utf-8")
+    Path("/etc/group").write_text("root:x:0:\n", "utf-8")
     (_LIB / "pip").mkdir()
     (_LIB / "pip/__init__.py").touch()
     (_LIB / "pip/__main__.py").write_text(_PIP_MODULE.format(**values), "utf-8")
@@ -161,7 +192,7 @@ def _run(home: Path, site: Path, seconds: float) -> dict[str, Any]:
         "PATH": f"{_BIN}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{_LIB}:{site}", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
-    limits = (f"--as={_SPACE}", f"--nproc={_PROCESSES}", f"--fsize={4 * _ALL}", "--core=0")
+    limits = (f"--as={_SPACE}", f"--nproc={2 * _PROCESSES}", f"--fsize={4 * _ALL}", "--core=0")
     process = subprocess.Popen(
         ["/usr/bin/prlimit", *limits, "--", "/bin/bash", "-c", "exec ./run.sh"], cwd=home, env=env,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -223,10 +254,10 @@ def _files(top: Path) -> dict[str, Path]:
     return found
 
 
-def _outside(site: Path, home: Path) -> dict[str, tuple[int, int]]:
+def _outside(tops: list[Path], site: Path, home: Path) -> dict[str, tuple[int, int]]:
     """What lies in the other folders that can be written to."""
     seen: dict[str, tuple[int, int]] = {}
-    for top in map(Path, _WRITABLE):
+    for top in tops:
         for path in _files(top).values():
             own = path.is_relative_to(site) or path.is_relative_to(home)
             with contextlib.suppress(OSError):

@@ -34,10 +34,11 @@ SITE = "/usr/local/lib/python3.12/dist-packages"
 _WRITABLE: Mapping[str, int] = {
     "/usr/local": 1 << 30,
     "/workspace": 256 << 20,
-    "/root": 64 << 20,
     "/tmp": 256 << 20,  # noqa: S108 (its own)
-    "/dev/shm": 64 << 20,  # noqa: S108
+    **dict.fromkeys(("/root", "/home", "/etc", "/opt", "/var", "/srv"), 64 << 20),
 }
+#: And one whose files no server of another container reads.
+_SHARED: Mapping[str, int] = {"/dev/shm": 64 << 20}  # noqa: S108
 #: Files of the installation itself, which no layer changes.
 METADATA = re.compile(r"[^/]+\.dist-info/|\.spark-build/")
 #: Seconds for the mod, and for the copies around it.
@@ -55,6 +56,8 @@ class ModRun(Part, frozen=True, kw_only=True):
     tail: tuple[str, ...]
     #: programs that it called and that need the network, with their arguments
     needed: tuple[str, ...]
+    #: modules that its own programs asked for, and that are not there or not executed
+    lacked: tuple[str, ...]
     #: changed files that are not in site-packages
     outside: tuple[_NAME, ...]
     #: in site-packages: new links, and files that are too large for a layer
@@ -83,8 +86,8 @@ class ModRun(Part, frozen=True, kw_only=True):
         return found
 
 
-def run_mod(name: str, mod: Path, tree: Path) -> ModRun:
-    """Run the mod of a folder on a copy of the files of another.
+def run_mod(name: str, mod: Path, tree: Path, site: str = SITE) -> ModRun:
+    """Run the mod of a folder on a copy of the files of another, as an image's site-packages.
 
     Raises:
         SandboxUnavailable: this machine has no ``bwrap``, it does not work here, or the run gives
@@ -92,14 +95,15 @@ def run_mod(name: str, mod: Path, tree: Path) -> ModRun:
     """
     python = Path(os.path.realpath(sys.executable))
     beside = Path(packaging.__file__).parent  # images have it, and mods compare versions with it
+    places = {**_WRITABLE, **_place_of(site)}
     request = {
-        "name": name, "mod": str(mod), "tree": str(tree), "site": SITE, "seconds": _SECONDS,
-        "packages": [str(beside)],
+        "name": name, "mod": str(mod), "tree": str(tree), "site": site, "seconds": _SECONDS,
+        "packages": [str(beside)], "writable": list(places),
     }  # fmt: skip
     words = [str(python), "-I", "-", json.dumps(request)]
     source = package_file("probes", "mod_run.py").read_text("utf-8")
     try:
-        answer = Bubblewrap(writable=_WRITABLE).run(
+        answer = Bubblewrap(writable={**places, **_SHARED}, user=0).run(
             words, source, [mod, tree, beside, *_folders(python)], _SECONDS + _AROUND
         )
     except subprocess.TimeoutExpired:
@@ -118,6 +122,21 @@ def run_mod(name: str, mod: Path, tree: Path) -> ModRun:
         return read(json.loads(answer), ModRun)
     except ValueError as error:
         raise SandboxUnavailable(f"the run's answer is malformed: {error}") from None
+
+
+def _place_of(site: str) -> dict[str, int]:
+    """The folder in memory that holds site-packages.
+
+    Raises:
+        SandboxUnavailable: it is among this machine's own files.
+    """
+    top = "/".join(site.split("/")[: 3 if site.startswith("/usr/local/") else 2])
+    if top in ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/dev", "/proc"):
+        raise SandboxUnavailable(
+            f"the base has its packages in {site}, where an isolated run has this machine's files",
+            hint="--base pypi:vllm==VERSION",
+        )
+    return {top: _WRITABLE["/usr/local"]}
 
 
 def _folders(python: Path) -> list[Path]:

@@ -20,8 +20,10 @@ from builder.proof import modrun
 from builder.proof.isolation import Bubblewrap, SandboxUnavailable
 from tests.engine.cache import MachineError
 from tests.isolated import bring_bubblewrap, on_path
+from tests.unit import imagefiles
 from tests.unit.fakes import dist_files, vllm_files
 from tests.unit.fakes import write_tree as write_bytes
+from tests.unit.imagefiles import put_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +42,11 @@ text = path.read_text()
 assert "cutlass" in text, "anchor is gone"
 path.write_text(re.sub(r"= '\\w+'", "= 'b12x'", text, count=1))
 EOF
+"""
+FIX = f"""\
+path = "{SITE}/vllm/core.py"
+text = open(path).read()
+open(path, "w").write(text.replace("cutlass", "b12x"))
 """
 #: Ways in which the field's mods make the same edit.
 WAYS = {
@@ -71,14 +78,15 @@ WAYS = {
     "copy": f"cp core.py {SITE}/vllm/core.py",
     "cat": f"cat > {SITE}/vllm/core.py <<'EOF'\n{CORE.replace('cutlass', 'b12x')}EOF",
     "file": "python3 fix.py",
+    "version": f"python3.12 -c '{FIX}'",
+    "deep": "F=$(python3 -c 'import vllm.deep as m; print(m.__file__)' 2>/dev/null)\n"
+    'sed -i s/cutlass/b12x/ "$(dirname "$F")/core.py"',
+    "root": f'[ "$(id -u)" = 0 ]\nchown root:root {SITE}/vllm/core.py\n'
+    f"install -o root -g root -m 644 core.py {SITE}/vllm/core.py",
+    "from-root": f"sed 's,/vllm/,{SITE}/vllm/,' fix.patch | patch -p1 -d /",
     "ldconfig": f"sed -i s/cutlass/b12x/ {SITE}/vllm/core.py\nldconfig",
     "background": f"(sleep 1000 &)\nsed -i s/cutlass/b12x/ {SITE}/vllm/core.py",
 }
-FIX = f"""\
-path = "{SITE}/vllm/core.py"
-text = open(path).read()
-open(path, "w").write(text.replace("cutlass", "b12x"))
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +112,7 @@ def write_tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """An installed vLLM, whose package does not import without torch, and a FlashInfer."""
-    vllm = vllm_files(__init__="import torch\n", core=CORE)
+    vllm = vllm_files(__init__="import torch\n", core=CORE, deep="import torch\n")
     other = dist_files("flashinfer-python", "0.6.8", {"flashinfer/__init__.py": "A = 1\n"})
     return write_tree(tmp_path / "site-packages", {**vllm, **other})
 
@@ -141,12 +149,49 @@ def test_new_and_removed_files_and_another_package(tmp_path: Path, site: Path) -
 def test_what_is_not_in_site_packages_is_named(tmp_path: Path, site: Path) -> None:
     del site
     script = f"{WAYS['sed']}\necho x > $WORKSPACE_DIR/chat.jinja\necho y >> ~/.bashrc\n"
+    script += "echo z >> /etc/profile\nmkdir /opt/y\necho > /opt/y/z\n"
+    script += "ln -s /bin/sh /usr/bin/x || true\n"
     draft = made(tmp_path, f"{script}ln -s core.py {SITE}/vllm/link.py")
     assert draft.unconverted == (
-        "vllm/link.py (a link)",
+        "vllm/link.py (a link, or no file)",
+        "/etc/profile (not in site-packages)",
+        "/opt/y/z (not in site-packages)",
         "/root/.bashrc (not in site-packages)",
         "/workspace/chat.jinja (not in site-packages)",
+        "ln: failed to create symbolic link '/usr/bin/x': Read-only file system (not written)",
     )
+
+
+def test_a_name_of_a_file_begins_no_line(tmp_path: Path, site: Path) -> None:
+    """The layer's file has these names in comments, and a terminal shows them."""
+    del site
+    names = r"$'a\nsummary = 1' $'b\e[31m' $'c\xff'"
+    draft = made(tmp_path, f"{WAYS['sed']}\ncd /workspace\ntouch {names}")
+    assert draft.unconverted == (
+        r"/workspace/a\nsummary = 1 (not in site-packages)",
+        r"/workspace/b\x1b[31m (not in site-packages)",
+        r"/workspace/c\udcff (not in site-packages)",
+    )
+    write_drafts([draft], tmp_path / "layers", datetime.date(2026, 11, 29))
+
+
+def test_many_names_are_counted(tmp_path: Path, site: Path) -> None:
+    del site
+    draft = made(tmp_path, f"{WAYS['sed']}\ntouch /workspace/{{1..400}}")
+    assert draft.unconverted[-1] == "and 350 more"
+
+
+def test_an_image_has_its_packages_where_it_has_them(tmp_path: Path) -> None:
+    """Its mods name its paths, and its interpreter."""
+    put_vllm(tmp_path / "image")
+    path = f"/{imagefiles.SITE}/vllm/core.py"
+    (tmp_path / "mod").mkdir()
+    script = f"sed -i s/cutlass/b12x/ {path}\n/opt/app/bin/python3 -c 'import vllm'\n"
+    (tmp_path / "mod/run.sh").write_text(f"set -e\n{script}")
+    draft = mod_draft("m", tmp_path / "mod", f"oci:{tmp_path / 'image'}")
+    assert [op.keys["file"] for op in draft.ops] == ["vllm/core.py"]
+    with pytest.raises(SandboxUnavailable, match="this machine's files"):
+        modrun.run_mod("m", tmp_path, tmp_path, "/usr/lib/python3/dist-packages")
 
 
 REFUSED = {
@@ -160,9 +205,14 @@ REFUSED = {
         "python3 -c \"import urllib.request as r; r.urlopen('https://example.org')\"",
         "needs the network",
     ),
-    "program": ("no-such-nvcc --version", "needs the program no-such-nvcc, which is not on"),
+    "program": ("no-such-nvcc --version", "needs the program no-such-nvcc, which is not in /usr"),
     "module": ("python3 -c 'import torch'", "needs the module torch"),
-    "inner": ("python3 -c 'import vllm.core, vllm.gone'", "needs the module vllm.gone"),
+    "inner": ("python3 -c 'from vllm.core import BACKEND'", "needs the module vllm.core"),
+    "attribute": ("python3 -c 'import vllm; vllm.LLM'", "needs the module vllm, which"),
+    "system": ("mkdir /mine", "needs other folders to write to"),
+    "space": ("head -c 100M /dev/zero > /opt/x", "was ended: it filled /opt"),
+    "moved": (f"rm -rf {SITE}; ln -s /usr {SITE}", f"it moved or removed {SITE}"),
+    "removed": ("rm -rf /usr/local/lib/*", f"it moved or removed {SITE}"),
 }
 
 
@@ -176,12 +226,41 @@ def test_what_cannot_run_isolated_is_refused(tmp_path: Path, site: Path, what: s
     assert caught.value.hint
 
 
-def test_a_pull_request_is_the_next_command(tmp_path: Path, site: Path) -> None:
+VLLM = "vllm-project/vllm"
+URL = f"https://github.com/{VLLM}"
+ALTERNATIVES = {
+    "diff": (
+        f"curl -L https://patch-diff.githubusercontent.com/raw/{VLLM}/pull/38909.diff | git apply",
+        f"--from-pr {VLLM}#38909",
+    ),
+    "api": (
+        f"curl -fL https://api.github.com/repos/{VLLM}/pulls/38909 -o /tmp/a.diff",
+        f"--from-pr {VLLM}#38909",
+    ),
+    "python": (
+        f"python3 -c 'import urllib.request as r; r.urlopen(\"{URL}/pull/38909.patch\")' || true",
+        f"--from-pr {VLLM}#38909",
+    ),
+    "fetch": (
+        f"git clone {URL}.git /tmp/v\ncd /tmp/v\ngit fetch origin pull/38909/head",
+        f"--from-pr {VLLM}#38909",
+    ),
+    "commit": (f"wget {URL}/commit/0123abcd.patch", f"--from-pr {VLLM}@0123abcd"),
+    "reversed": (
+        f"curl -L {URL}/pull/38909.diff | patch -p1 -R -d {SITE}",
+        "put what it downloads",
+    ),
+    "comment": (f"# {URL}/pull/38909\npip install foo", "an op wheel"),
+}
+
+
+@pytest.mark.parametrize("what", ALTERNATIVES)
+def test_what_needs_the_network_has_an_alternative(tmp_path: Path, site: Path, what: str) -> None:
     del site
-    url = "https://patch-diff.githubusercontent.com/raw/vllm-project/vllm/pull/38909.diff"
-    with pytest.raises(ModRefused) as caught:
-        made(tmp_path, f"curl -fsL {url} | git apply --exclude='tests/*'")
-    assert caught.value.hint == "spark-build layers new NAME --from-pr vllm-project/vllm#38909"
+    script, hint = ALTERNATIVES[what]
+    with pytest.raises(ModRefused, match="needs the network") as caught:
+        made(tmp_path, script)
+    assert hint in caught.value.hint
 
 
 FAILED = {
@@ -195,7 +274,12 @@ FAILED = {
     "compiled": (f"python3 -m compileall -q {SITE}/vllm", "changes no file"),
     "exit": ("echo the anchor is gone >&2\nexit 3", "exit status 3\n  the anchor is gone"),
     "patch": (f"patch -p1 -d {SITE} < other.patch", "Hunk #1 FAILED"),
-    "system": ("mkdir /mine", "Read-only file system"),
+    "gone": ("python3 -c 'import vllm.gone'", "No module named 'vllm.gone'"),
+    "hidden": ("python3 -c 'import torch' 2>/dev/null || exit 1", "it asked for torch, which"),
+    "absent": (
+        f"patch -p1 -d {SITE} < absent.patch || true",
+        "transformers (a package that dir:",
+    ),
 }
 
 
@@ -204,9 +288,18 @@ def test_a_mod_that_fails_or_changes_nothing(tmp_path: Path, site: Path, what: s
     del site
     script, said = FAILED[what]
     with pytest.raises(ModFailed) as caught:
-        made(tmp_path, script, other_patch=PATCH.replace("cutlass", "marlin"))
+        made(
+            tmp_path,
+            script,
+            other_patch=PATCH.replace("cutlass", "marlin"),
+            **(
+                {"absent_patch": PATCH.replace("/vllm/", "/transformers/")}
+                if what == "absent"
+                else {}
+            ),
+        )
     assert said in str(caught.value)
-    assert "--base pypi:vllm==VERSION" in caught.value.hint
+    assert "--base " in caught.value.hint
 
 
 EATER = "python3 -c 'x = b\"1\" * (1 << 30); import time; time.sleep(99)' &\n"
@@ -235,7 +328,7 @@ def test_a_mod_that_takes_too_much_is_ended(
 def test_a_mod_cannot_fill_the_disk(tmp_path: Path, site: Path) -> None:
     del site
     script = f"for n in 1 2 3 4 5 6 7 8; do head -c 200M /dev/zero > {SITE}/$n; done"
-    with pytest.raises(ModFailed, match="No space left"):
+    with pytest.raises(ModRefused, match="it filled /usr/local"):
         made(tmp_path, script)
 
 
@@ -248,12 +341,13 @@ def test_a_mod_sees_and_reaches_nothing(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         script = f"""\
-for path in {secret}/key {site}/vllm/core.py /etc/passwd; do
+if cat /etc/shadow 2>/dev/null; then echo "read it"; fi
+for path in {secret}/key {site}/vllm/core.py; do
   if cat "$path" >/dev/null 2>&1; then echo "read $path"; fi
   if echo x 2>/dev/null >> "$path"; then echo "wrote $path"; fi
 done
 if (echo > /dev/tcp/127.0.0.1/{port}) 2>/dev/null; then echo connected; fi
-for path in /usr/x /bin/x /x /proc/sys/kernel/x /dev/x; do
+for path in /usr/x /bin/x /x /proc/sys/kernel/x /dev/x /usr/local/../x; do
   if touch "$path" 2>/dev/null; then echo "made $path"; fi
 done
 env | grep SECRET || true
@@ -270,8 +364,8 @@ exit 3
 def test_a_path_that_the_run_says_is_checked(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """What runs there is the mod's user, so it may say anything."""
     answer = {
-        "status": 0, "over": "", "tail": [], "needed": [], "outside": [], "links": [], "large": [],
-        "files": {path: "eA=="},
+        "status": 0, "over": "", "files": {path: "eA=="},
+        **{key: [] for key in ("tail", "needed", "lacked", "outside", "links", "large")},
     }  # fmt: skip
     monkeypatch.setattr(Bubblewrap, "run", lambda *_: json.dumps(answer))
     with pytest.raises(SandboxUnavailable, match="the mod changed"):

@@ -203,7 +203,7 @@ def mod_makes(monkeypatch: pytest.MonkeyPatch, outside: tuple[str, ...] = ()) ->
     """Stand in for the isolated run of a mod: what the patch makes of the file."""
     new = vllm_files()["vllm/core.py"].replace(b"return BACKEND", b"return 'b12x'")
     run = ModRun(
-        status=0, over="", tail=(), needed=(), outside=outside, links=(), large=(),
+        status=0, over="", tail=(), needed=(), lacked=(), outside=outside, links=(), large=(),
         files={"vllm/core.py": base64.b64encode(new).decode()},
     )  # fmt: skip
     monkeypatch.setattr(modlayer, "run_mod", lambda *_: run)
