@@ -39,8 +39,8 @@ _TEXTS = (".py", ".pyi", ".json", ".toml", ".jinja", ".txt", ".md", ".cfg")
 _LEFT_BESIDE = (".orig", ".rej", ".bak", "~")
 #: Lines of output, and files, that a message names.
 _SHOWN, _NAMED = 6, 20
-#: Names of such files that a message or a layer lists.
-_LISTED = 50
+#: What has no op: the most that a layer lists.
+_MOST_LEFT = 50
 _NO_NETWORK = re.compile(
     r".*(?:Could not resolve|name resolution|Network is unreachable|Name or service not known).*"
 )
@@ -68,8 +68,9 @@ _PULL = re.compile(
 _FETCHED = re.compile(r"\bpull/(\d+)/")
 _CLONED = re.compile(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?(?=[\s\"']|$)")
 _REVERSED = re.compile(r"\s(?:-R|--reverse)\b")
-#: The folder of a package in a path of a mod, and in a patch.
+#: The folder of a package in a path of a mod, and in a patch; and folders that hold no package.
 _EDITED = re.compile(r"-packages/(\w+)/|^\+\+\+ [ab]/(\w+)/", re.MULTILINE)
+_BESIDE = ("usr", "tests", "docs", "csrc", "benchmarks", "examples", "requirements", "tools")
 
 
 class ModRefused(SparkBuildError):
@@ -119,8 +120,10 @@ def draft_on_newest(name: str, path: Path, subjects: Iterable[tuple[str, Tree]])
             first = first or error
     if first is None:
         raise UsageError(f"no release to run {path} on", hint="--releases VERSION")
-    more = f"\n  and on none of {tried - 1} older releases" if tried > 1 else ""
-    raise ModFailed(f"{first}{more}", hint=first.hint)
+    more = f"\n  and on none of the other {tried - 1} releases" if tried > 1 else ""
+    raise ModFailed(
+        f"{first}{more}", hint="name a release that it was written for: --releases VERSION"
+    )
 
 
 def draft_on(
@@ -161,8 +164,8 @@ def draft_on(
     left += [f"{file} (not in site-packages)" for file in run.outside]
     left += [f"{line} (not written)" for line in run.tail if _READ_ONLY in line]
     left += asked.absent()
-    if len(left) > _LISTED:
-        left = [*left[:_LISTED], f"and {len(left) - _LISTED} more"]
+    if len(left) > _MOST_LEFT:
+        left = [*left[:_MOST_LEFT], f"and {len(left) - _MOST_LEFT} more"]
     if not made.ops:
         raise asked.failed(
             f"ends well on {base} and changes no file of an installed package", run, left
@@ -277,7 +280,7 @@ class _Asked:
         texts = b"\n".join(self.files.values()).decode("utf-8", "replace")
         tops = {top or patched for top, patched in _EDITED.findall(texts)}
         folders = {part for file in self.owners.files for part in file.split("/")[:-1]}
-        known = {*folders, "tests", "docs", "csrc", "usr"}
+        known = {*folders, *_BESIDE}
         return [f"{top} (a package that {self.base} does not have)" for top in sorted(tops - known)]
 
     def _refused(self, what: str, run: ModRun, hint: str) -> ModRefused:

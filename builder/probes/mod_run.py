@@ -172,7 +172,8 @@ def _put_programs(site: Path) -> None:
         (_BIN / name).write_text(text, "utf-8")
         (_BIN / name).chmod(0o755)
     own = re.findall(r"python3\.\d+", str(site))[:1]
-    for place in (_BIN, site.parents[2] / "bin"):  # as of the environment of these packages
+    beside = site.parents[2] / "bin" if own and site.parent.name == own[0] else _BIN
+    for place in (_BIN, beside):
         place.mkdir(parents=True, exist_ok=True)
         for name in ("python3", "python", *own):
             with contextlib.suppress(FileExistsError):

@@ -399,8 +399,9 @@ def test_the_first_release_on_which_it_runs(tmp_path: Path) -> None:
         trees.append((f"pypi:vllm=={version}", DirTree(folder)))
     draft = modlayer.draft_on_newest("m", mod, trees)
     assert draft.origin.endswith("run on pypi:vllm==0.20.1")
-    with pytest.raises(ModFailed, match=r"fails on pypi:vllm==0\.22\.1"):
+    with pytest.raises(ModFailed, match=r"fails on pypi:vllm==0\.22\.1") as caught:
         modlayer.draft_on_newest("m", mod, trees[:1])
+    assert "--releases VERSION" in caught.value.hint
 
 
 def test_a_mod_of_ours_on_a_release() -> None:
