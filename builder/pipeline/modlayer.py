@@ -144,6 +144,7 @@ def draft_on(
     """
     owners = _Owners.of(tree)
     laid = owners.to_lay_out(files)
+    is_folder = path.is_dir()
     preload(tree, laid)
     with tempfile.TemporaryDirectory(prefix="spark-build-") as folder:
         for top, contents in (("mod", files), ("tree", {p: tree.read(p) or b"" for p in laid})):
@@ -151,6 +152,8 @@ def draft_on(
                 target = Path(folder, top, relative)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
+                if top == "mod":  # a zip says nothing of what may be executed
+                    target.chmod((path / relative).stat().st_mode & 0o777 if is_folder else 0o755)
         own = path.stem if path.suffix == ".zip" else path.resolve().name
         run = run_mod(own, Path(folder, "mod"), Path(folder, "tree"), site)
     asked = _Asked(name=name, path=path, files=files, base=base, owners=owners)
@@ -294,7 +297,7 @@ class _Asked:
         elif any(re.match(r"pip|uv|conda|apt", line) for line in needs):
             hint = "take the line out of run.sh, and write an op wheel (docs/layers.md)"
         return ModRefused(
-            f"{self.path} needs the network, which an isolated run does not have"
+            f"{self.path} needs the network or an installer, which an isolated run does not have"
             + _listed(needs[: _NAMED // 2]),
             hint=hint,
         )

@@ -63,6 +63,11 @@ _NOTHING = "#!/bin/sh\nexit 0\n"
 _PIP_MODULE = """\
 import importlib.metadata, sys
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
+if words[:1] in (["list"], ["freeze"]):
+    between = "==" if words[0] == "freeze" else " "
+    for one in importlib.metadata.distributions(path=["{site}"]):
+        print(one.metadata["Name"], one.version, sep=between)
+    sys.exit()
 if words[:1] != ["show"]:
     with open({needed!r}, "a") as out:
         out.write("pip " + " ".join(sys.argv[1:]) + "\\n")

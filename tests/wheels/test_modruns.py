@@ -75,6 +75,9 @@ WAYS = {
     ),
     "pip-show": "D=$(pip show vllm | awk '/^Location/ {print $2}')\n"
     'sed -i s/cutlass/b12x/ "$D/vllm/core.py"',
+    "pip-list": f"pip list | grep -q '^vllm ' && pip freeze | grep -q '^vllm==0'\n"
+    f"sed -i s/cutlass/b12x/ {SITE}/vllm/core.py",
+    "helper": "./fix.sh",
     "copy": f"cp core.py {SITE}/vllm/core.py",
     "cat": f"cat > {SITE}/vllm/core.py <<'EOF'\n{CORE.replace('cutlass', 'b12x')}EOF",
     "file": "python3 fix.py",
@@ -121,13 +124,16 @@ def made(tmp_path: Path, script: str, **files: str) -> Draft:
     """The layer of a mod with this script, on the installed vLLM."""
     named = {name.replace("_", "."): text for name, text in files.items()}
     mod = write_tree(tmp_path / "my-mod", {"run.sh": f"#!/bin/bash\nset -e\n{script}\n", **named})
+    for file in mod.glob("*.sh"):
+        file.chmod(0o755)
     return mod_draft("m", mod, f"dir:{tmp_path / 'site-packages'}")
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_edit_a_file_gives_the_same_op(tmp_path: Path, site: Path, way: str) -> None:
     new = CORE.replace("cutlass", "b12x")
-    draft = made(tmp_path, WAYS[way], fix_patch=PATCH, core_py=new, fix_py=FIX)
+    own = f"#!/usr/bin/env python3\n{FIX}"
+    draft = made(tmp_path, WAYS[way], fix_patch=PATCH, core_py=new, fix_py=FIX, fix_sh=own)
     (op,) = draft.ops
     assert op.keys["op"] == "replace"
     assert op.keys["file"] == "vllm/core.py"
@@ -197,6 +203,7 @@ def test_an_image_has_its_packages_where_it_has_them(tmp_path: Path) -> None:
 REFUSED = {
     "pip": ("pip install foo==1.0 || true", "pip install foo==1.0"),
     "pip-module": ("python3 -m pip install -q foo", "pip install -q foo"),
+    "uninstall": ("pip uninstall -y foo || true", "an installer"),
     "uv": ("uv pip install foo", "uv pip install foo"),
     "curl": ("curl -fsSL https://example.org/x | sh", "curl -fsSL https://example.org/x"),
     "clone": ("git clone https://example.org/x", "git clone https://example.org/x"),
