@@ -159,9 +159,12 @@ def draft_on(
     asked = _Asked(name=name, path=path, files=files, base=base, owners=owners)
     asked.check(run)
     every = run.changes()
-    changes = {p: data for p, data in every.items() if not p.endswith(_LEFT_BESIDE)}
+    own_files = [p for p in every if METADATA.match(p)]
+    beside = {p for p in every if p.endswith(_LEFT_BESIDE)}
+    changes = {p: every[p] for p in every.keys() - beside - set(own_files)}
     made, left = _ops(changes, tree, re.sub(r"[^\w.-]+", "-", own))
     left += [f"{file} (a hunk that did not apply)" for file in every if file.endswith(".rej")]
+    left += [f"{file} (metadata, which no layer changes)" for file in own_files]
     left += [f"{file} (a link, or no file)" for file in run.links]
     left += [f"{file} (too large for a layer)" for file in run.large]
     left += [f"{file} (not in site-packages)" for file in run.outside]

@@ -37,10 +37,12 @@ _WRITABLE: Mapping[str, int] = {
     "/tmp": 256 << 20,  # noqa: S108 (its own)
     **dict.fromkeys(("/root", "/home", "/etc", "/opt", "/var", "/srv"), 64 << 20),
 }
-#: And one whose files no server of another container reads.
+#: Also in memory; what a mod leaves there is not looked at.
 _SHARED: Mapping[str, int] = {"/dev/shm": 64 << 20}  # noqa: S108
 #: Files of the installation itself, which no layer changes.
 METADATA = re.compile(r"[^/]+\.dist-info/|\.spark-build/")
+#: Those that say only what was installed; a mod of ours changes them.
+_OWN = re.compile(r"^\.spark-build/|^[^/]+\.dist-info/RECORD$")
 #: Seconds for the mod, and for the copies around it.
 _SECONDS, _AROUND = 120.0, 120.0
 _NAME = Annotated[str, Meta(max_length=4096)]
@@ -76,7 +78,7 @@ class ModRun(Part, frozen=True, kw_only=True):
             found = {
                 path: None if data is None else base64.b64decode(data, validate=True)
                 for path, data in self.files.items()
-                if not METADATA.match(path)
+                if not _OWN.search(path)
             }
         except (binascii.Error, ValueError) as error:
             raise SandboxUnavailable(f"the run's answer is malformed: {error}") from None

@@ -181,6 +181,15 @@ def test_a_name_of_a_file_begins_no_line(tmp_path: Path, site: Path) -> None:
     write_drafts([draft], tmp_path / "layers", datetime.date(2026, 11, 29))
 
 
+def test_metadata_of_an_installation_is_named(tmp_path: Path, site: Path) -> None:
+    """A new entry point loads code, and no layer has it."""
+    del site
+    script = f"cd {SITE}\nmkdir own.dist-info\necho '[vllm.general_plugins]' > own.dist-info/e.txt"
+    draft = made(tmp_path, f"{WAYS['sed']}\n{script}")
+    assert draft.unconverted == ("own.dist-info/e.txt (metadata, which no layer changes)",)
+    assert len(draft.ops) == 1
+
+
 def test_many_names_are_counted(tmp_path: Path, site: Path) -> None:
     del site
     draft = made(tmp_path, f"{WAYS['sed']}\ntouch /workspace/{{1..400}}")
