@@ -69,8 +69,10 @@ _FETCHED = re.compile(r"\bpull/(\d+)/")
 _CLONED = re.compile(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?(?=[\s\"']|$)")
 _REVERSED = re.compile(r"\s(?:-R|--reverse)\b")
 #: The folder of a package in a path of a mod, and in a patch; and folders that hold no package.
-_EDITED = re.compile(r"-packages/(\w+)/|^\+\+\+ [ab]/(\w+)/", re.MULTILINE)
-_BESIDE = ("usr", "tests", "docs", "csrc", "benchmarks", "examples", "requirements", "tools")
+_EDITED = re.compile(
+    r"-packages/(\w+)/|^--- (?!/dev/null).*\n\+\+\+ [ab]/((?!usr/)\w+/[\w./-]+)", re.MULTILINE
+)
+_BESIDE = ("tests", "docs", "csrc", "benchmarks", "examples", "requirements", "tools")
 
 
 class ModRefused(SparkBuildError):
@@ -284,9 +286,12 @@ class _Asked:
     def absent(self) -> list[str]:
         """Packages that it edits and that the base does not have."""
         texts = b"\n".join(self.files.values()).decode("utf-8", "replace")
-        tops = {top or patched for top, patched in _EDITED.findall(texts)}
-        folders = {part for file in self.owners.files for part in file.split("/")[:-1]}
-        known = {*folders, *_BESIDE}
+        edited = _EDITED.findall(texts)
+        tops = {top for top, _ in edited if top}
+        for patched in {path for _, path in edited if path}:  # it may be below a package's folder
+            if not any(file.endswith(f"/{patched}") for file in self.owners.files):
+                tops.add(patched.partition("/")[0])
+        known = {*self.owners.tops, *_BESIDE}
         return [f"{top} (a package that {self.base} does not have)" for top in sorted(tops - known)]
 
     def _refused(self, what: str, run: ModRun, hint: str) -> ModRefused:

@@ -116,7 +116,11 @@ def write_tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 def site(tmp_path: Path) -> Path:
     """An installed vLLM, whose package does not import without torch, and a FlashInfer."""
     vllm = vllm_files(__init__="import torch\n", core=CORE, deep="import torch\n")
-    other = dist_files("flashinfer-python", "0.6.8", {"flashinfer/__init__.py": "A = 1\n"})
+    other = dist_files(
+        "flashinfer-python",
+        "0.6.8",
+        {"flashinfer/__init__.py": "A = 1\n", "flashinfer/transformers/x.py": ""},
+    )
     return write_tree(tmp_path / "site-packages", {**vllm, **other})
 
 
