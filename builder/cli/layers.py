@@ -1,6 +1,5 @@
 """``spark-build layers list|show|check|new|pin|diff|export``, and ``mods export``."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +10,10 @@ from builder.errors import UsageError
 from builder.pipeline.options import DiffOptions, LayerExportOptions, ModOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from builder.layers.catalog import Catalog, NewLayer
-    from builder.layers.conversion import Reading, Source
+    from builder.layers.conversion import Draft
     from builder.pipeline.checking import LayerFinding
 
 _layers = Group(
@@ -196,8 +195,17 @@ def new(
         Option("Create a layer for each patch of a folder with a 'series' file.", "DIR"),
     ] = None,
     from_mod: Annotated[
-        Path | None, Option("Create it from a mod: a folder or zip with run.sh.", "DIR")
+        Path | None,
+        Option("Create it from a mod, a folder or zip with run.sh, which runs isolated.", "DIR"),
     ] = None,
+    base: Annotated[
+        str,
+        Option(
+            "With --from-mod: the base that the mod is for (default: the newest release).",
+            "BASE",
+            "--base -b",
+        ),
+    ] = "",
     project: Annotated[
         str,
         Option("The repository that a patch is for, or that a fork is a fork of.", "OWNER/REPO"),
@@ -217,14 +225,25 @@ def new(
     from builder.pipeline.pins import check_name
 
     source = Source(pull=from_pr or "", patches=from_patch, series=from_series, mod=from_mod)
+    if base and from_mod is None:
+        raise UsageError("--base is for --from-mod", hint="--from-mod DIR")
     check_name(name, Catalog.discover().profile_files)
+    folder = directory / name
     if source.converts:
         reading = Reading(repository=project, package=package, exclude=exclude)
-        _print_new(_converted(name, directory, source, reading), directory, json=json)
+        drafts = source.drafts(name, reading)
+        made = _written(name, directory, drafts, is_series=from_series is not None)
+        _print_new(made, directory, json=json)
         return
-    folder = directory / name
     if folder.exists():
         raise UsageError(f"{folder} already exists", hint="--in DIR")
+    if from_mod is not None:
+        from builder.pipeline.modlayer import mod_draft
+
+        drafts = [mod_draft(name, from_mod, base, package)]
+        made = _written(name, directory, drafts, is_series=False)
+        _print_new(made, directory, json=json)
+        return
     if from_pr is not None:
         write_layer(folder, from_pr, project, forge_clone, exclude)
     else:
@@ -232,14 +251,15 @@ def new(
     _print_new(NewLayer(name=name, directory=str(folder)), directory, json=json)
 
 
-def _converted(name: str, directory: Path, source: "Source", reading: "Reading") -> "NewLayer":
+def _written(
+    name: str, directory: Path, drafts: "Sequence[Draft]", *, is_series: bool
+) -> "NewLayer":
     """Write layer folders out of patch files, a patch series or a mod."""
     import datetime
 
     from builder.layers.catalog import NewLayer
     from builder.layers.conversion import write_drafts
 
-    drafts = source.drafts(name, reading)
     folders = write_drafts(drafts, directory, datetime.datetime.now(datetime.UTC).date())
     dropped = tuple(text for draft in drafts for text in draft.dropped)
     unconverted = tuple(text for draft in drafts for text in draft.unconverted)
@@ -247,7 +267,7 @@ def _converted(name: str, directory: Path, source: "Source", reading: "Reading")
         console.say(f"  left out       {text}")
     for text in unconverted:
         console.warn(f"not converted: {text}")
-    series = tuple(folder.name for folder in folders) if source.series else ()
+    series = tuple(folder.name for folder in folders) if is_series else ()
     return NewLayer(
         name=name,
         directory=str(directory if series else folders[0]),
@@ -258,16 +278,7 @@ def _converted(name: str, directory: Path, source: "Source", reading: "Reading")
 
 
 def _print_new(layer: "NewLayer", directory: Path, *, json: bool) -> None:
-    from builder.layers.layerfile import load_layer
-    from builder.pipeline.pins import unpinned
-
     names = layer.series or (layer.name,)
-    for name in names:
-        if unpinned(load_layer(directory / name)):
-            console.say(
-                f"pin its inputs: spark-build layers pin {name} "
-                f"--patches {shlex.quote(str(directory))}"
-            )
     console.say(
         f"edit {directory / names[0] / 'layer.toml'}, then: "
         f"spark-build layers check {' '.join(names)} --patches {directory}"

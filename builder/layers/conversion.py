@@ -1,9 +1,7 @@
-"""Turns patches, patch series and mods that users already have into layers.
+"""Turns patches and patch series that users already have into layers, and reads the files of mods.
 
 A patch file is as git or as ``diff -u`` writes it.  A mod is a folder or zip file with ``run.sh``:
-eugr's scripts and sparkrun run it in a container before the server starts.  The script is read, not
-run.  Its changes to files of installed packages become ops; other commands are reported with their
-line.
+eugr's scripts and sparkrun run it in a container before the server starts.  Nothing runs it here.
 """
 
 from __future__ import annotations
@@ -16,11 +14,8 @@ import shutil
 import stat
 import zipfile
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from builder.applier.files import read_regular
 from builder.applier.sources import DAMAGED
@@ -30,7 +25,6 @@ from builder.common.files import write_atomically
 from builder.errors import UsageError
 from builder.layers.layerfile import load_layer
 from builder.layers.pulls import Layout, Project, described_projects, project_of, take_apart
-from builder.layers.shell import UNKNOWN, Command, read_script
 
 if TYPE_CHECKING:
     import datetime
@@ -290,89 +284,6 @@ def patch_ops(patch: Patch) -> list[tuple[OpKeys, bytes]]:
     return ops
 
 
-# ------------------------------------------------------------------------------------------- sed -i
-
-
-#: Special characters of basic regular expressions; a dot is literal (see ``Replacement``).
-_SPECIAL = re.compile(r"(?<!\\)[*\[\]^$]|\\[(){}+?|<>bwWsS1-9]")
-_SPECIAL_EXTENDED = re.compile(r"(?<!\\)[*\[\]^$(){}+?|]|\\[<>bwWsS1-9]")
-_ESCAPED = re.compile(r"\\(.)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replacement:
-    """A literal text and what replaces it.
-
-    A dot in the pattern is read literally: the layer then requires exactly this text, and a
-    file without it is drift.
-    """
-
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SedCommand:
-    """A ``sed`` command line: the replacements and the files, or why it cannot be converted."""
-
-    replacements: tuple[Replacement, ...] = ()
-    files: tuple[str, ...] = ()
-    problem: str = ""
-
-
-def read_sed(words: Sequence[str]) -> SedCommand:
-    """Read the words of a ``sed`` command, including its name."""
-    scripts: list[str] = []
-    rest: list[str] = []
-    in_place = extended = False
-    arguments = iter(words[1:])
-    for word in arguments:
-        if word in ("-e", "--expression"):
-            scripts.append(next(arguments, ""))
-        elif word.startswith("--in-place") or re.fullmatch(r"-[nErsz]*i.*", word):
-            in_place = True
-            extended |= bool(re.match(r"-[nsz]*[Er]", word))
-        elif word in ("-E", "-r", "--regexp-extended"):
-            extended = True
-        elif word.startswith("-"):
-            return SedCommand(problem=f"its option {word}")
-        else:
-            rest.append(word)
-    if not scripts and rest:
-        scripts.append(rest.pop(0))
-    if not in_place:
-        return SedCommand(problem="it changes no file (no -i)")
-    replacements: list[Replacement] = []
-    for script in scripts:
-        replacement = _substitution(script.strip(), extended=extended)
-        if isinstance(replacement, str):
-            return SedCommand(problem=replacement, files=tuple(rest))
-        replacements.append(replacement)
-    return SedCommand(replacements=tuple(replacements), files=tuple(rest))
-
-
-def _substitution(script: str, *, extended: bool) -> Replacement | str:
-    """The replacement of one ``s`` command, or why it is not a literal one."""
-    if len(script) < 4 or script[0] != "s" or script[1].isalnum():
-        return f"the sed command {script!r} is not a plain s/old/new/"
-    mark = re.escape(script[1])
-    match = re.fullmatch(
-        rf"s{mark}((?:\\.|(?!{mark}).)*){mark}((?:\\.|(?!{mark}).)*){mark}(g?)", script
-    )
-    if match is None:
-        return f"the sed command {script!r} is not a plain s/old/new/"
-    old, new = match[1], match[2]
-    if (_SPECIAL_EXTENDED if extended else _SPECIAL).search(old):
-        return f"the pattern {old!r} is a regular expression"
-    if re.search(r"(?<!\\)&|\\[1-9]", new):
-        return f"the replacement {new!r} refers to what was matched"
-    return Replacement(old=_literal(old), new=_literal(new.replace(r"\n", "\n")))
-
-
-def _literal(text: str) -> str:
-    return _ESCAPED.sub(r"\1", text)
-
-
 # --------------------------------------------------------------------------------------------- mods
 
 
@@ -381,36 +292,10 @@ def _literal(text: str) -> str:
 _LARGEST, _MOST_BYTES = 16 << 20, 64 << 20
 #: Files of a mod, and bytes of its script; real ones have some kilobytes.
 _MOST_FILES, _MOST_SCRIPT = 2000, 256 << 10
-#: Commands that a message names.
-_NAMED = 20
 #: A file of a zip of more than this many bytes must not shrink to less than a hundredth.
 _LARGE, _MOST_RATIO = 1 << 20, 100
 #: How a file begins in the list of a zip.
 _LISTED = b"PK\1\2"
-#: Commands that change nothing in an installed package.
-_HARMLESS = frozenset(
-    (  # noqa: SIM905 - readable as a list of commands
-        "set cd echo printf test [ [[ : true false exit return shift local readonly declare chmod "
-        "command which grep egrep cat head tail awk tee mkdir ls pwd dirname basename id trap "
-        "unset source . shopt find sleep wait export wc sort tr cut"
-    ).split()
-)
-_SITE = re.compile(r"(?:site|dist)-packages/?(.*)$", re.DOTALL)
-_PULL = re.compile(
-    r"[/.]github(?:usercontent)?\.com/(?:raw/)?([\w.-]+/[\w.-]+)/pull/(\d+)\.(?:diff|patch)"
-)
-_SERVER = "VLLM_"
-
-
-@dataclass
-class ModOps:
-    """The result of reading a mod."""
-
-    ops: list[DraftOp] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
-    unconverted: list[str] = field(default_factory=list)
-    packages: list[str] = field(default_factory=list)
 
 
 def mod_files(path: Path) -> dict[str, bytes]:
@@ -500,221 +385,6 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> byte
         raise UsageError(f"{path}: {name} is damaged: {error or type(error).__name__}") from None
 
 
-def read_mod(name: str, files: Mapping[str, bytes], package: str = "") -> ModOps:
-    """Convert a mod to ops.
-
-    Raises:
-        UsageError: a patch of the mod is malformed or changes several packages.
-    """
-    reader = _Mod(name, files, package)
-    for command in read_script(files["run.sh"]):
-        reader.command(command)
-    return reader.ops
-
-
-class _Mod:
-    def __init__(self, name: str, files: Mapping[str, bytes], package: str) -> None:
-        self.name, self.files, self.package = name, files, package
-        self.ops = ModOps()
-        #: the ops so far, each as JSON
-        self._added: set[str] = set()
-
-    def command(self, command: Command) -> None:
-        if command.exports:
-            self.export(command)
-            return
-        name = command.name.replace("-", "_")
-        if name in ("python3", "python", "pip", "pip3", "uv"):
-            self.python(command)
-            return
-        handler = getattr(self, f"do_{name}", None) if name.isidentifier() else None
-        if handler:
-            handler(command)
-        elif name not in _HARMLESS and not (name == "rm" and "__pycache__" in command.text):
-            self.skip(command, "spark-build has no op for it")
-
-    def skip(self, command: Command, why: str) -> None:
-        first = command.text.splitlines()[0] if command.text else command.name
-        text = first if len(first) <= 100 else first[:97] + "..."
-        self.ops.unconverted.append(f"run.sh line {command.line}: {text} ({why})")
-
-    def add(self, command: Command, keys: OpKeys) -> None:
-        comments = [f"run.sh line {command.line}"]
-        if command.inside:
-            comments.append(f"the mod does this only inside {', '.join(command.inside)}")
-        op = DraftOp(keys=dict(keys), comments=(", ".join(comments),))
-        known = json.dumps(op.keys, sort_keys=True)
-        if known not in self._added:
-            self._added.add(known)
-            self.ops.ops.append(op)
-
-    # -- one method for each command
-
-    def do_patch(self, command: Command) -> None:
-        words = list(command.words[1:])
-        if "--dry-run" in words:
-            return
-        named = [words[i + 1] for i, w in enumerate(words[:-1]) if w in ("-i", "--input")]
-        self.patch(command, named[0] if named else command.stdin)
-
-    def do_git(self, command: Command) -> None:
-        words = command.words
-        if "apply" not in words:
-            self.skip(command, "spark-build has no op for it")
-            return
-        arguments = words[words.index("apply") + 1 :]
-        if any(word in ("--check", "--stat", "--summary") for word in arguments):
-            return
-        if any(word in ("-R", "--reverse") for word in arguments):
-            self.skip(command, "it reverts a patch")
-            return
-        exclude = [w.partition("=")[2] for w in arguments if w.startswith("--exclude=")]
-        files = [w for w in arguments if not w.startswith("-")]
-        for file in files or [command.stdin]:
-            self.patch(command, file, exclude)
-
-    def patch(self, command: Command, file: str, exclude: list[str] | None = None) -> None:
-        """A patch in the mod's folder, or a pull request that the mod downloads."""
-        source = command.source
-        if source is not None and source.name in ("curl", "wget"):
-            self.pull(command, source, exclude or [])
-            return
-        name = self.own_file(file)
-        if name is None:
-            self.skip(command, "the patch is not a file of the mod")
-            return
-        patch = read_patch(name, self.files[name], package=self.package, exclude=exclude or ())
-        self.package_of(patch)
-        for op, text in patch_ops(patch):
-            stored = str(op["file"])
-            self.ops.files[stored] = text
-            self.add(command, op)
-        self.ops.dropped += [f"{path} of {name} ({why})" for path, why in patch.parts.dropped]
-
-    def package_of(self, patch: Patch) -> None:
-        if patch.package not in self.ops.packages:
-            self.ops.packages.append(patch.package)
-
-    def pull(self, command: Command, source: Command, exclude: list[str]) -> None:
-        match = next(filter(None, (_PULL.search(word) for word in source.words)), None)
-        if match is None:
-            self.skip(command, "it downloads a patch that is not a pull request of GitHub")
-            return
-        keys: OpKeys = {"op": "pull", "pull": f"{match[1]}#{match[2]}"}
-        if exclude:
-            keys["exclude"] = exclude
-        self.add(command, keys)
-
-    def do_curl(self, command: Command) -> None:
-        if not any(_PULL.search(word) for word in command.words):
-            self.skip(command, "it downloads a file that is not pinned")
-
-    do_wget = do_curl
-
-    def do_sed(self, command: Command) -> None:
-        if not any(re.match(r"-\w*i|--in-place", word) for word in command.words[1:]):
-            return  # it prints: nothing changes
-        read = read_sed(command.words)
-        if read.problem:
-            self.skip(command, read.problem)
-            return
-        for file in read.files:
-            path = self.installed(command, file)
-            if path is None:
-                self.skip(command, "which file it edits is known only when it runs")
-                return
-            for one in read.replacements:
-                if UNKNOWN in one.old + one.new:
-                    self.skip(command, "its texts are known only when it runs")
-                    return
-                keys: OpKeys = {
-                    "op": "replace",
-                    "file": path,
-                    "old": one.old,
-                    "new": one.new,
-                    "count": 1,
-                }
-                self.add(command, keys)
-
-    def do_cp(self, command: Command) -> None:
-        words = [word for word in command.words[1:] if not word.startswith("-")]
-        target = self.installed(command, words[-1]) if len(words) > 1 else None
-        if target is None:
-            self.skip(command, "it does not copy into an installed package")
-            return
-        for word in words[:-1]:
-            names = self.own_files(word)
-            if not names:
-                self.skip(command, f"{word.replace(UNKNOWN, '...')} is not a file of the mod")
-            for name in names:
-                folder = words[-1].endswith("/") or not PurePosixPath(target).suffix
-                base = PurePosixPath(name).name
-                to = str(PurePosixPath(target) / base) if folder else target
-                self.ops.files[base] = self.files[name]
-                self.add(command, {"op": "copy", "from": base, "to": to})
-
-    do_install = do_cp
-
-    def python(self, command: Command) -> None:
-        words = [w for w in command.words if w != "-m"]
-        if "install" in words and any(w in ("pip", "pip3") or w.endswith("/pip") for w in words):
-            self.pip(command, words[words.index("install") + 1 :])
-        elif command.words[0] in ("pip", "pip3", "uv") and not {"uninstall"} & set(words):
-            return  # it prints
-        elif "-c" in words and not re.search(r"\bwrite|open\([^)]*['\"]w", command.text):
-            return  # it looks
-        else:
-            self.skip(command, "a Python program: write what it edits as replace ops, or as a hook")
-
-    def pip(self, command: Command, words: list[str]) -> None:
-        for word in words:
-            if word.startswith("-"):
-                continue
-            try:
-                wanted = Requirement(word)
-            except InvalidRequirement:
-                self.skip(command, f"{word.replace(UNKNOWN, '...')} is not a released wheel")
-                continue
-            exact = [s.version for s in wanted.specifier if s.operator == "=="]
-            if len(exact) != 1 or exact[0].endswith(".*"):
-                self.skip(command, f"{word} has no exact version")
-                continue
-            keys: OpKeys = {"op": "wheel", "distribution": wanted.name, "version": exact[0]}
-            self.add(command, keys)
-
-    def export(self, command: Command) -> None:
-        """A variable: ``export`` in ``run.sh`` does not reach the server, an ``env`` op does."""
-        for name, value in command.exports:
-            if UNKNOWN in value:
-                self.skip(command, "its value is known only when it runs")
-            elif name.startswith(_SERVER):
-                self.add(command, {"op": "env", "name": name, "value": value})
-            elif name not in ("PATH", "PYTHONPATH"):
-                why = f"give its op the reader: the file that reads {name}"
-                self.skip(command, why)
-
-    # -- paths
-
-    def own_file(self, word: str) -> str | None:
-        return next(iter(self.own_files(word)), None)
-
-    def own_files(self, word: str) -> list[str]:
-        """The mod's files for a word, which may have an unknown folder or be a pattern."""
-        name = word.rpartition(UNKNOWN)[2].removeprefix("/").removeprefix("./")
-        name = re.sub(rf"^/?workspace/mods/{re.escape(self.name)}/", "", name)
-        return [file for file in self.files if fnmatchcase(file, name)] if name else []
-
-    def installed(self, command: Command, word: str) -> str | None:
-        """The path below site-packages for a word, or None."""
-        match = _SITE.search(word)
-        if match:
-            return None if UNKNOWN in match[1] else match[1] or "."
-        if UNKNOWN in word or word.startswith("/"):
-            return None
-        folder = _SITE.search(command.folder)
-        return str(PurePosixPath(folder[1]) / word) if folder else None
-
-
 # ------------------------------------------------------------------------------------ layer folders
 
 
@@ -770,8 +440,8 @@ class Source:
 
     @property
     def converts(self) -> bool:
-        """Whether there are files to convert."""
-        return bool(self.patches or self.series or self.mod)
+        """Whether there are patch files to convert."""
+        return bool(self.patches or self.series)
 
     def drafts(self, name: str, reading: Reading) -> list[Draft]:
         """The layers, in the order in which they apply.
@@ -781,8 +451,6 @@ class Source:
         """
         if self.series is not None:
             return from_series(name, self.series, reading)
-        if self.mod is not None:
-            return [from_mod(name, self.mod, reading)]
         return [from_patches(name, self.patches, reading)]
 
 
@@ -842,35 +510,6 @@ def from_series(name: str, folder: Path, reading: Reading) -> list[Draft]:
         after = (drafts[-1].name,) if drafts else ()
         drafts.append(replace(draft, after=after, series=name))
     return drafts
-
-
-def from_mod(name: str, path: Path, reading: Reading) -> Draft:
-    """A layer with the changes of a mod's ``run.sh`` to installed packages, as far as readable.
-
-    Raises:
-        UsageError: it is not a mod, or nothing can be converted.
-    """
-    mod = read_mod(path.stem if path.suffix == ".zip" else path.name, mod_files(path))
-    tops = [str(op.keys.get("file") or op.keys.get("to") or "") for op in mod.ops]
-    if not mod.ops:
-        left = len(mod.unconverted) - _NAMED
-        more = [f"and {left} more"] if left > 0 else []
-        raise UsageError(
-            f"nothing in {path} can be converted; start from an example instead:\n  "
-            + "\n  ".join([*mod.unconverted[:_NAMED], *more]),
-            hint="spark-build layers new NAME",
-        )
-    guess = "vllm" if not any(t.startswith("flashinfer/") for t in tops) else "flashinfer-python"
-    return Draft(
-        name=name,
-        package=reading.package or (mod.packages or [guess])[0],
-        summary=f"what the mod {path.name} does",
-        origin=f"vendor, mod {path.name}",
-        ops=tuple(mod.ops),
-        files=mod.files,
-        dropped=tuple(mod.dropped),
-        unconverted=tuple(mod.unconverted),
-    )
 
 
 def write_drafts(drafts: Sequence[Draft], directory: Path, today: datetime.date) -> list[Path]:

@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 #: Placeholder for a value known only at run time: a private-use character, which
 #: shells and YAML treat as a letter.
 UNKNOWN = "\ue000"
-#: Nodes whose commands run conditionally, with names for messages.
-_SOMETIMES = {
-    "if_statement": "if",
-    "case_statement": "case",
-    "for_statement": "for",
-    "while_statement": "while",
-    "function_definition": "function",
-}
 #: A backslash and a line break in double quotes: nothing for a shell, but a script in these quotes
 #: is read with it, for its lines.
 _JOINED = "\ue001"
@@ -80,15 +72,8 @@ class Command:
     assigned: tuple[tuple[str, str], ...] = ()
     #: of its first character, from 1
     line: int
-    text: str
-    #: the file behind ``<``, or ""
-    stdin: str = ""
     #: the command whose output it reads
     source: Command | None = None
-    #: ``if``, ``for`` and the like around it, outermost first
-    inside: tuple[str, ...] = ()
-    #: the current folder after ``cd``, or "" for the script's folder
-    folder: str = ""
     #: variables that it exports
     exports: tuple[tuple[str, str], ...] = ()
     heredocs: tuple[HereDocument, ...] = ()
@@ -106,7 +91,6 @@ class _Script:
     variables: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
-    folder: str = ""
     #: characters that expansions may still have
     room: int = _MOST
 
@@ -131,7 +115,7 @@ def read_script(data: bytes, variables: Mapping[str, str] | None = None) -> list
     script = _Script(dict(variables or {}))
     data = data.replace(_JOINED.encode(), "\ufffd".encode())
     try:
-        _walk(_parsed(data), script, ())
+        _walk(_parsed(data), script)
     except RecursionError:
         raise UsageError(_DEEP) from None
     return script.commands
@@ -196,15 +180,15 @@ def _opened(text: str) -> int | None:
     return opened
 
 
-def _walk(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+def _walk(node: Node, script: _Script) -> None:
     match node.type:
         case "command" | "redirected_statement" | "declaration_command" | "test_command":
-            _command(node, script, inside)
+            _command(node, script)
         case "pipeline":
             source = None
             for child in node.named_children:
                 before = len(script.commands)
-                _walk(child, script, inside)
+                _walk(child, script)
                 if len(script.commands) > before:
                     last = script.commands[-1]
                     if source is not None:
@@ -216,19 +200,18 @@ def _walk(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
             variable = node.child_by_field_name("variable")
             if variable is not None:
                 script.variables[_text(variable)] = UNKNOWN
-            _children(node, script, (*inside, "for"))
+            _children(node, script)
         case _:
-            around = _SOMETIMES.get(node.type)
-            _children(node, script, (*inside, around) if around else inside)
+            _children(node, script)
 
 
-def _children(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+def _children(node: Node, script: _Script) -> None:
     for child in node.named_children:
         if child.type not in ("command_substitution", "string"):
-            _walk(child, script, inside)
+            _walk(child, script)
 
 
-def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
+def _command(node: Node, script: _Script) -> None:
     body = node
     redirects: Sequence[Node] = ()
     if node.type == "redirected_statement":
@@ -236,14 +219,11 @@ def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
         if inner is None:
             return
         if inner.type not in ("command", "declaration_command"):
-            _walk(inner, script, inside)
+            _walk(inner, script)
             return
         body, redirects = inner, node.children_by_field_name("redirect")
-    stdin, heredocs = _stdin(redirects, script), tuple(_heredocs(redirects, script))
-    line, text = node.start_point[0] + 1, _text(node).strip()
-    common = partial(
-        Command, line=line, text=text, inside=inside, folder=script.folder, heredocs=heredocs
-    )
+    heredocs = tuple(_heredocs(redirects, script))
+    common = partial(Command, line=node.start_point[0] + 1, heredocs=heredocs)
     if body.type == "declaration_command":
         assignments = [
             _assign(c, script) for c in body.named_children if c.type == "variable_assignment"
@@ -259,32 +239,18 @@ def _command(node: Node, script: _Script, inside: tuple[str, ...]) -> None:
     assigned = _assigned(body, script)
     known = dict(script.variables) if any(one.expanded for one in heredocs) else {}
     script.commands.append(
-        common(words=words, scripts=scripts, lines=lines, assigned=assigned, stdin=stdin,
+        common(words=words, scripts=scripts, lines=lines, assigned=assigned,
                variables=known)
     )  # fmt: skip
-    if words[:1] == ("cd",) and len(words) > 1 and "function" not in inside:
-        script.folder = words[1]
-    _behind(redirects, script, inside)
+    _behind(redirects, script)
 
 
-def _stdin(redirects: Sequence[Node], script: _Script) -> str:
-    """The file behind ``<``, or what is only known at run time."""
-    stdin = ""
-    for redirect in redirects:
-        target = redirect.child_by_field_name("destination")
-        if redirect.type == "file_redirect" and target and _text(redirect).lstrip()[:1] == "<":
-            stdin = _value(target, script)
-        elif redirect.type in ("heredoc_redirect", "herestring_redirect"):
-            stdin = UNKNOWN
-    return stdin
-
-
-def _behind(redirects: Sequence[Node], script: _Script, inside: tuple[str, ...]) -> None:
+def _behind(redirects: Sequence[Node], script: _Script) -> None:
     """Walk what follows a here-document on its first line: ``cat <<EOF | command``."""
     for child in (child for one in redirects for child in one.named_children):
         if child.type in _AFTER:
             source, before = script.commands[-1], len(script.commands)
-            _walk(child, script, inside)
+            _walk(child, script)
             if child.type == "pipeline" and len(script.commands) > before:
                 script.commands[before] = replace(script.commands[before], source=source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+from contextlib import suppress
 from functools import cached_property, partial
 from json import dumps
 from pathlib import Path
@@ -35,6 +36,7 @@ from builder.proof.recording import by_itself
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from builder.applier.trees import Tree
     from builder.common.plan import BuildPlan
     from builder.images.subject import Subject
     from builder.layers.decisions import Decision, KnownBase
@@ -182,7 +184,7 @@ def catalog_of(options: MatrixOptions, unread: list[str] | None = None) -> Catal
         return Catalog.discover(options.patches)
     with TemporaryDirectory(prefix="spark-build-") as folder:
         for path in options.mods:
-            texts = _convert(path, Path(folder))
+            texts = _convert(path, Path(folder), options)
             if unread is not None:
                 unread += texts
         catalog = Catalog.discover([*options.patches, Path(folder)])
@@ -191,16 +193,36 @@ def catalog_of(options: MatrixOptions, unread: list[str] | None = None) -> Catal
     return catalog
 
 
-def _convert(path: Path, folder: Path) -> list[str]:
+def _convert(path: Path, folder: Path, options: MatrixOptions) -> list[str]:
     """A mod (a folder or zip file with ``run.sh``) or a patch file as a layer; what is left out."""
     from builder.layers.conversion import Reading, Source, write_drafts
 
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "mod"
-    is_mod = path.is_dir() or path.suffix == ".zip"
-    source = Source(mod=path) if is_mod else Source(patches=(path,))
-    drafts = source.drafts(name, Reading())
+    if path.is_dir() or path.suffix == ".zip":
+        from builder.pipeline.modlayer import draft_on_newest
+
+        drafts = [draft_on_newest(name, path, _newest_first(options))]
+        console.say(f"  {path.name}: made of its run on {drafts[0].origin.rpartition(' ')[2]}")
+    else:
+        drafts = Source(patches=(path,)).drafts(name, Reading())
     write_drafts(drafts, folder, datetime.date(1980, 1, 1))  # a layer's digest has it
-    return [f"{path.name}: not looked at: {text}" for one in drafts for text in one.unconverted]
+    return [f"{path.name}: no op for: {text}" for one in drafts for text in one.unconverted]
+
+
+def _newest_first(options: MatrixOptions) -> Iterator[tuple[str, Tree]]:
+    """The releases of vLLM that are looked at, with their files."""
+    from builder.pipeline.bases import ReleasedTrees
+
+    index = _index(options)
+    own = index.hold_folder(options.wheels) if options.wheels else []
+    named = options.releases or ",".join(f.version for f in own if f.distribution == "vllm")
+    platform = options.platform if options.platform in BOTH else None
+    released = ReleasedTrees(
+        package="vllm", selection=Selection((), ()), index=index, platform=platform
+    )
+    for version in reversed(released.versions(named)):
+        with suppress(UsageError):
+            yield f"pypi:vllm=={version}", released.tree(version)
 
 
 def selections(options: MatrixOptions, catalog: Catalog) -> list[Selection]:

@@ -53,8 +53,8 @@ _NOBODY = 65534
 _SYSTEM = ("bin", "sbin", "lib", "lib64")
 #: Files of the dynamic loader, and the links of Debian's alternatives.
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
-#: Size limit of its ``/tmp``, which is in memory.
-_SCRATCH = 4 << 30
+#: Size limits of its ``/tmp`` and its ``/dev/shm``, which are in memory.
+_SCRATCH, _SHARED = 4 << 30, 1 << 30
 _PROCESSES = 4096
 #: Size limit of its output; a compile result has a few megabytes.
 _PRINTED = 256 << 20
@@ -118,13 +118,21 @@ class Bubblewrap:
     """``bwrap``: user namespaces."""
 
     name: str = "bwrap"
+    #: folders in memory that the program can write to, and the bytes of each; they hide this
+    #: machine's own
+    writable: Mapping[str, int] = field(
+        default_factory=lambda: {"/tmp": _SCRATCH, "/dev/shm": _SHARED}  # noqa: S108 (its own)
+    )
+    #: its number inside; outside it is the caller, without capabilities
+    user: int = _NOBODY
 
     def command(self, words: Sequence[str], readable: Sequence[Path]) -> list[str]:
         """The command line."""
         program = shutil.which("bwrap")
         if program is None:
             raise SparkBuildError("it is not installed")
-        who = ("--unshare-user", "--uid", str(_NOBODY), "--gid", str(_NOBODY), "--cap-drop", "ALL")
+        user = str(self.user)
+        who = ("--unshare-user", "--uid", user, "--gid", user, "--cap-drop", "ALL")
         arguments = [
             program,
             "--unshare-all",
@@ -136,18 +144,24 @@ class Bubblewrap:
         for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
         arguments += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--size", str(_SCRATCH), "--tmpfs", "/tmp"]  # noqa: S108
+        for place, size in self.writable.items():
+            arguments += ["--size", str(size), "--tmpfs", place]
         for folder in map(Path, (f"/{name}" for name in _SYSTEM)):
             if folder.is_symlink():
                 arguments += ["--symlink", str(folder.readlink()), str(folder)]
             elif folder.exists():
                 arguments += ["--ro-bind", str(folder), str(folder)]
-        for path in (*_SETTINGS, *map(str, _not_in_usr(readable))):
+        for path in (*_SETTINGS, *map(str, self._shown(readable))):
             arguments += ["--ro-bind-try", path, path]
         # of root's namespace the files of /proc/sys are root's, so they could be written
-        for place in ("/proc", "/"):
+        for place in ("/proc", "/dev", "/"):
             arguments += ["--remount-ro", place]
         return [*arguments, "--chdir", "/tmp", "--", *words]  # noqa: S108
+
+    def _shown(self, readable: Sequence[Path]) -> list[Path]:
+        """What is not visible in ``/usr``: what is elsewhere, or in a folder that is hidden."""
+        hidden = [path for path in readable if any(map(path.is_relative_to, self.writable))]
+        return [*_not_in_usr(readable), *(path for path in hidden if path.is_relative_to("/usr"))]
 
     def run(
         self, words: Sequence[str], stdin: str, readable: Sequence[Path], timeout: float

@@ -55,7 +55,12 @@ def test_isolated_program_sees_only_its_files(bwrap: Bubblewrap, tmp_path: Path)
     (given / "nosy.py").write_text(NOSY)
     secret = tmp_path / "secret"
     secret.write_text("mine")
-    targets = [given / "new", given / "nosy.py", Path("/usr/new"), Path("/new"), secret]
+    targets = [
+        given / "new",
+        given / "nosy.py",
+        *map(Path, ("/usr/new", "/new", "/dev/new")),
+        secret,
+    ]
     python = Path(sys.executable)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -66,7 +71,7 @@ def test_isolated_program_sees_only_its_files(bwrap: Bubblewrap, tmp_path: Path)
     assert seen["uid"] != 0
     assert seen["network"] == ["lo"]
     assert seen["connect"] == "ConnectionRefusedError", "the server on this machine is not there"
-    assert {seen["write"][str(t)] for t in targets[:4]} == {"OSError"}, "read-only"
+    assert {seen["write"][str(t)] for t in targets[:5]} == {"OSError"}, "read-only"
     assert secret.read_text() == "mine", "what it writes to /tmp is gone with it"
     assert seen["scratch"].startswith("did"), "its /tmp is its own"
     assert set(seen["env"]) <= {"PATH", "HOME", "TMPDIR", "USER", "LOGNAME", "LANG", "PWD"}
@@ -75,6 +80,13 @@ def test_isolated_program_sees_only_its_files(bwrap: Bubblewrap, tmp_path: Path)
     assert seen["processes"] <= 3, "and none of this machine's"
     assert not seen["kernel"], "root's own process may not change the settings of the kernel"
     assert seen["proc"], "nothing else in /proc either"
+
+
+def test_what_is_in_memory_is_bounded(bwrap: Bubblewrap) -> None:
+    script = "df --output=target,avail,size -B1 /tmp /dev/shm | tail -n +2; : > /dev/shm/x"
+    lines = bwrap.run(["/bin/sh", "-ec", script], "", (), 60).splitlines()
+    sizes = {line.split()[0]: int(line.split()[2]) for line in lines}
+    assert sizes == {"/tmp": 4 << 30, "/dev/shm": 1 << 30}
 
 
 def test_a_changed_vllm_runs_in_isolation(

@@ -187,10 +187,7 @@ def test_name_of_a_mod_is_that_of_a_folder(spark_build: Call, tmp_path: Path, na
 
 
 def test_unpinned_layer_is_not_exported(spark_build: Call, tmp_path: Path) -> None:
-    mod = tmp_path / "mod"
-    mod.mkdir()
-    (mod / "run.sh").write_text("pip install foo==1.0\n")
-    assert spark_build("layers", "new", "m", "--from-mod", mod, "--in", tmp_path / "L").code == 0
+    write_tree(tmp_path / "L", {"m/layer.toml": layer_text(EXTRA).encode()})
     words = ("-l", "m", "--patches", tmp_path / "L", "--in", tmp_path / "out")
     result = spark_build("mods", "export", "my-mod", *words)
     assert result.code == 2

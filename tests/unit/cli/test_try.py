@@ -206,13 +206,6 @@ def test_a_better_name_of_a_layer(spark_build: SparkBuild, given: str, better: s
     assert tried(spark_build("layers", "new", given)) == f"spark-build layers new {better}"
 
 
-def test_a_new_layer_that_must_be_pinned_says_so(spark_build: SparkBuild, tmp_path: Path) -> None:
-    write_tree(tmp_path / "work" / "mod", {"run.sh": b"pip install foo==1.0\n"})
-    made = spark_build("layers", "new", "m", "--from-mod", "mod", "--in", "L")
-    assert "pin its inputs: spark-build layers pin m --patches L\n" in made.err
-    assert "pin its" not in spark_build("layers", "new", "other", "--in", "L").err
-
-
 @pytest.mark.parametrize("text", [None, "{}", "[", '{"manifests": 5}'])
 def test_a_folder_that_is_no_layout_is_no_failure_of_a_remote(
     spark_build: SparkBuild, tmp_path: Path, text: str | None

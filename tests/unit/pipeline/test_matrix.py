@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import datetime
 import io
@@ -17,9 +18,11 @@ from builder.common.pypi import NotOnIndex, PackageIndex, WheelFile
 from builder.errors import UsageError
 from builder.layers.catalog import Catalog
 from builder.layers.decisions import Evidence, around
+from builder.pipeline import modlayer
 from builder.pipeline.matrix import Asked, Matrix, MatrixRow, catalog_of, selections
 from builder.pipeline.matrixpage import markdown, matrix_page, table
 from builder.pipeline.options import MatrixOptions
+from builder.proof.modrun import ModRun
 from tests.unit.fakes import every_base_is, fake_base, layer_text, vllm_files
 
 if TYPE_CHECKING:
@@ -196,6 +199,16 @@ def test_your_own_layers_come_alone(tmp_path: Path) -> None:
     assert [s.name for s in selections(options, catalog_of(options))] == ["mine"]
 
 
+def mod_makes(monkeypatch: pytest.MonkeyPatch, outside: tuple[str, ...] = ()) -> None:
+    """Stand in for the isolated run of a mod: what the patch makes of the file."""
+    new = vllm_files()["vllm/core.py"].replace(b"return BACKEND", b"return 'b12x'")
+    run = ModRun(
+        status=0, over="", tail=(), needed=(), lacked=(), outside=outside, links=(), large=(),
+        files={"vllm/core.py": base64.b64encode(new).decode()},
+    )  # fmt: skip
+    monkeypatch.setattr(modlayer, "run_mod", lambda *_: run)
+
+
 @pytest.mark.parametrize("as_mod", [False, True])
 def test_a_patch_file_and_a_mod_are_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_mod: bool
@@ -203,12 +216,10 @@ def test_a_patch_file_and_a_mod_are_judged(
     path = tmp_path / "my fix.patch"
     path.write_text(PATCH)
     if as_mod:
-        folder = tmp_path / "my-fix"
-        folder.mkdir()
-        path.rename(folder / "a.patch")
-        script = "cd /usr/local/lib/python3.12/dist-packages\npatch -p1 < $MOD/a.patch\n"
-        (folder / "run.sh").write_text(script.replace("$MOD", "/workspace/mods/my-fix"))
-        path = folder
+        path = tmp_path / "my-fix"
+        path.mkdir()
+        (path / "run.sh").write_text("python3 edit.py\n")
+        mod_makes(monkeypatch)
     monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
     every_base_is(monkeypatch, fake_base(vllm_files()))
     document = Asked(MatrixOptions(mods=(path,), releases="0.20.1")).matrix()
@@ -248,17 +259,13 @@ def test_what_of_a_mod_is_not_looked_at_comes_after_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mod").mkdir()
-    (tmp_path / "mod/a.patch").write_text(PATCH)
-    folder = "/usr/local/lib/python3.12/dist-packages"
-    script = f"make all\ncd {folder}\npatch -p1 < /workspace/mods/mod/a.patch\n"
-    (tmp_path / "mod/run.sh").write_text(script)
+    (tmp_path / "mod/run.sh").write_text("python3 edit.py\n")
+    mod_makes(monkeypatch, ("/workspace/chat.jinja",))
     monkeypatch.setattr(PackageIndex, "wheels", lambda _self, _project: [])
     every_base_is(monkeypatch, fake_base(vllm_files()))
     asked = Asked(MatrixOptions(mods=(tmp_path / "mod",), releases="0.20.1"))
-    assert capsys.readouterr().err == ""
-    assert [text.partition(" (")[0] for text in asked.unread] == [
-        "mod: not looked at: run.sh line 1: make all"
-    ]
+    assert capsys.readouterr().err == "  mod: made of its run on pypi:vllm==0.20.1\n"
+    assert asked.unread == ["mod: no op for: /workspace/chat.jinja (not in site-packages)"]
 
 
 def test_wheels_of_a_directory_come_before_the_index(tmp_path: Path) -> None:

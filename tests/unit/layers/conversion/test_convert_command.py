@@ -86,22 +86,6 @@ def test_the_part_of_a_series_that_a_release_has_is_applied(
     assert states(plan) == {"q-01-first": "applied", "q-02-second": "needed"}
 
 
-def test_a_mod_becomes_a_layer_and_the_rest_is_named(
-    spark_build: Call, work: Path, site: Path
-) -> None:
-    (work / "mod").mkdir()
-    (work / "mod/run.sh").write_text(
-        "set -e\nsed -i s/cutlass/b12x/ /usr/lib/python3.12/dist-packages/vllm/core.py\n"
-        "export VLLM_NVFP4_GEMM_BACKEND=marlin\nldconfig\n"
-    )
-    made = spark_build("layers", "new", "m", "--from-mod", "mod", "--json")
-    assert made.json["unconverted"] == ["run.sh line 4: ldconfig (spark-build has no op for it)"]
-    assert "warning: not converted: run.sh line 4" in made.err
-    assert (work / "m/layer.toml").read_text().startswith("# NOT CONVERTED")
-    assert spark_build("apply", site, "-l", "m", "--patches", ".").code == 0
-    assert (site / "vllm/core.py").read_text() == CORE.replace("cutlass", "b12x")
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -111,7 +95,7 @@ def test_a_mod_becomes_a_layer_and_the_rest_is_named(
         (["--from-patch", "short.patch"], "less than 3 lines of context"),
         (["--from-series", "."], "cannot read series"),
         (["--from-mod", "."], "is not a mod"),
-        (["--from-mod", "empty"], "nothing in empty can be converted"),
+        (["--from-patch", "fix.patch", "--base", "dir:x"], "--base is for --from-mod"),
         (["--from-patch", "text", "--from-mod", "empty"], "cannot be combined"),
         (["--from-patch", "fix.patch", "--from-patch", "more/fix.patch"], "two patches are called"),
         (["--from-patch", "fix.patch", "--from-patch", "fi.patch"], "flashinfer-python and vllm"),

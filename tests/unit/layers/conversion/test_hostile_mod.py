@@ -164,13 +164,6 @@ def test_a_script_is_bounded(mod: Path) -> None:
         mod_files(mod)
 
 
-def test_many_commands_are_counted_in_the_message(mod: Path) -> None:
-    (mod / "run.sh").write_bytes(b"if x; then\n" * 5000)
-    with pytest.raises(UsageError, match="and 4980 more") as caught:
-        Source(mod=mod).drafts("x", Reading())
-    assert len(str(caught.value)) < 4000
-
-
 # ------------------------------------------------------------------------------------- long lines
 
 

@@ -14,30 +14,23 @@ def test_words_are_unquoted_and_variables_filled_in() -> None:
 def test_values_that_only_a_run_gives_are_unknown() -> None:
     (_, command) = read('D="$(pwd)"\ncd "$D"\npatch -p1 -i "$D/x.patch"\n')
     assert command.words[-1] == f"{UNKNOWN}/x.patch"
-    assert command.folder == UNKNOWN
 
 
-def test_input_redirections_and_pipes_are_kept() -> None:
-    one, curl, other = read("patch -p1 -d / < a.patch\ncurl -L URL | git apply\n")
-    assert one.stdin == "a.patch"
+def test_pipes_are_kept() -> None:
+    curl, other = read("curl -L URL | git apply\n")
     assert other.source == curl
     assert other.words == ("git", "apply")
 
 
-def test_a_here_document_is_unknown_input() -> None:
+def test_a_here_document_is_no_command() -> None:
     (command,) = read("python3 - <<'EOF'\nsed -i s/a/b/ f\nEOF\n")
     assert command.name == "python3"
-    assert command.stdin == UNKNOWN
+    assert command.heredocs[0].text == "sed -i s/a/b/ f\n"
 
 
-def test_conditions_and_loops_are_named() -> None:
+def test_commands_in_conditions_and_loops_are_read() -> None:
     commands = read('if grep -q x f; then for f in $(find .); do sed -i s/a/b/ "$f"; done; fi\n')
-    assert commands[-1].inside == ("if", "for")
     assert commands[-1].words[-1] == UNKNOWN
-
-
-def test_cd_changes_the_folder_of_later_commands() -> None:
-    assert read("cd /a/site-packages\ngit apply x.patch\n")[-1].folder == "/a/site-packages"
 
 
 def test_exports_are_values() -> None:
