@@ -142,6 +142,10 @@ _OTHER = re.compile(
     r"\b(H[12]00|B[23]00|GB[23]00|A100|A6000|L40S?|V100|RTX[ _-]?(PRO|\d{4})|MI\d{3}X?)\b",
     re.IGNORECASE,
 )
+#: A file or folder of a Python package, installed or as a checkout of vLLM.
+_PACKAGE_FILE = re.compile(
+    r"/(?:site|dist)-packages/(\w[\w./-]*)|/(?=vllm/(?:\w+/)*\w+\.py$)(vllm/[\w./-]+)"
+)
 _OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
 
 
@@ -482,6 +486,23 @@ def _draft(checked: Checked) -> Iterator[Finding]:
         yield checked.finding("draft-experts", flag.line, message, advice, severity)
 
 
+def _processors(checked: Checked) -> Iterator[Finding]:
+    """Custom logits processors with a speculation, which a release or a runner of it refuses."""
+    flag, said = checked.last("--logits-processors"), checked.interface.processors
+    if flag is None or not said or checked.last("--speculative-config") is None:
+        return
+    release = checked.interface.vllm
+    if said == "refused":
+        message = f"vLLM {release} refuses custom logits processors with speculative decoding"
+        yield checked.finding("processors-speculation", flag.line, message, "one of both")
+        return
+    message = (
+        f"model runner V1 of vLLM {release} refuses custom logits processors with speculative "
+        "decoding; V2 takes both, if it can serve the model"
+    )
+    yield checked.finding("processors-speculation", flag.line, message, severity="note")
+
+
 def _cluster(checked: Checked) -> Iterator[Finding]:
     executor = checked.last("--distributed-executor-backend")
     image = checked.command.image
@@ -536,6 +557,17 @@ def _container(checked: Checked) -> Iterator[Finding]:
         message = f"the command ends before this line: {shortened(' '.join(names))} are lost"
         advice = "end the line before with a backslash, and nothing behind it"
         yield checked.finding("lost-flags", at, message, advice)
+    if command.misread is not None:
+        wrong = command.misread
+        yield checked.finding("shell-entrypoint", command.line, wrong.why, wrong.advice)
+    for mount in command.mounts:
+        if over := _PACKAGE_FILE.search(mount.target):
+            message = f"{mount.source} replaces {over[1] or over[2]} of the image's own package"
+            advice = (
+                "make it a layer, which is checked against the release (spark-build layers new), "
+                "and see which releases it fits: spark-build matrix --patches DIR"
+            )
+            yield checked.finding("mounted-over", mount.line, message, advice)
     if command.again:
         message = f"{command.image} runs vllm serve itself: it gets these words twice"
         yield checked.finding(
@@ -584,7 +616,8 @@ def _whole(text: str) -> int:
 
 
 _CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
-    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _cluster,
+    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _processors,
+    _cluster,
     _image, _container, _conflicts,
 )  # fmt: skip
 
