@@ -75,15 +75,23 @@ class Finding(Part, frozen=True, kw_only=True):
     help: Annotated[str, Meta(description="what to write instead; absent: unknown")] = ""
 
 
+#: What a release answers about a command.
+Answer = Literal["starts", "would start", "refused", "settings accepted", "not run"]
+
+
 class AskedCommand(Part, frozen=True, kw_only=True):
     """What a release said of one command."""
 
     file: Text
     line: Annotated[int, Meta(ge=0)]
     vllm: Text
-    answer: Literal["starts", "refused", "settings accepted", "not run"]
+    #: would start: with what is assumed
+    answer: Answer
     configuration: Annotated[
         str, Meta(description="of another checkpoint, or a known one's; absent: the command's own")
+    ] = ""
+    assumed: Annotated[
+        str, Meta(description="what stood in for the model's configuration, and what differs")
     ] = ""
     left_out: Annotated[tuple[str, ...], Meta(description="what it was not asked, and why")] = ()
 
@@ -895,12 +903,16 @@ def _groups(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
 def _unanswered(
     problems: Sequence[Finding], asked: Asked, refused: Sequence[Finding]
 ) -> list[Finding]:
-    """The problems that a release did not answer for itself; on a line, its words are enough."""
-    everything = asked.answer is not None and asked.answer.starts == "yes"
+    """The problems that a release did not answer for itself; on a line, its words are enough.
+
+    What it may have refused only of the configuration that stood in, it did not answer.
+    """
+    started = asked.answer is not None and asked.answer.starts == "yes"
+    everything = started and not asked.without
     answered = _PARSER_SAYS if asked.parsed else set()
     if everything:
         answered = _RELEASE_SAYS if asked.own else _RELEASE_SAYS - _OF_THE_MODEL
-    lines = {one.line for one in refused}
+    lines = {one.line for one in refused if one.severity != "note" or not asked.without}
     return [
         one
         for one in problems
@@ -945,15 +957,16 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
     """One command in the report."""
     words = [w.text for w in checked.command.words if UNKNOWN in w.text]
     unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
-    answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
+    answer: Answer = "not run"
     built = asked.own or bool(asked.configuration)
     if checked.exact and any(one.sure for one in asked.refused):
         answer = "refused"
     elif asked.parsed:
-        answer = "starts" if built and asked.starts else "settings accepted"
+        started: Answer = "starts" if asked.own else "would start"
+        answer = started if built and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, configuration=asked.configuration,
+        answer=answer, configuration=asked.configuration, assumed=asked.assumed,
         left_out=(*asked.left_out, *unknown, *_not_passed(asked)),
     )  # fmt: skip
 
