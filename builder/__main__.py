@@ -107,8 +107,11 @@ def _run(words: list[str]) -> int:
     return int(result or 0)
 
 
-def _interrupted(words: list[str]) -> int:
-    """By the user, by a limit on the time, or by who ends the program."""
+def _interrupted(words: list[str], then: Exception | None = None) -> int:
+    """By the user, by a limit on the time, or by who ends the program.
+
+    What failed after the interruption is in its message: then nobody knows what was left.
+    """
     from builder.common.console import console
     from builder.common.shutdown import limit_over
 
@@ -119,27 +122,34 @@ def _interrupted(words: list[str]) -> int:
     name = by.name if by else ""
     what = f"ended by {name}" if name in _ENDED else "interrupted"
     code = _ENDED.get(name, Exit.INTERRUPTED)
-    return _report(words, code, f"{what}; {console.left}", again())
+    left = f"after that: {then}" if then else console.left
+    return _report(words, code, f"{what}; {left}", again())
 
 
 def _is_interruption(error: BaseException | None) -> bool:
     """Whether an interruption is behind an error.
 
     A signal can come inside ``__set_name__`` while a module is imported; Python 3.11 makes a
-    ``RuntimeError`` of whatever is raised there, with the interruption as its cause.
+    ``RuntimeError`` of whatever is raised there, with the interruption as its cause.  And what
+    cleans up after an interruption can fail: then the interruption is the failure's context.
     """
     while error is not None:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # typer's
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return False
+
+
+def _is_passed_on(error: Exception) -> bool:
+    """Whether an error only stands for an interruption, and nothing failed after that."""
+    return type(error).__name__ == "Abort" or _is_interruption(error.__cause__)
 
 
 def _unexpected(words: list[str], error: Exception) -> int:
     if isinstance(error, OSError) and console.lost():
         raise error  # not ours
-    if _is_interruption(error) or type(error).__name__ == "Abort":  # typer's KeyboardInterrupt
-        return _interrupted(words)
+    if _is_interruption(error):
+        return _interrupted(words, None if _is_passed_on(error) else error)
     code, hint = getattr(error, "code", None), getattr(error, "hint", None)
     if isinstance(code, int) and isinstance(hint, str):  # SparkBuildError, or ApplyError
         return _report(words, code, str(error), hint)

@@ -41,25 +41,36 @@ def open_regular(
         OSError: it cannot be opened, is no regular file, or is too large; it names the file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags if links else flags | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise _not_regular("a socket", path) from None
-        raise
-    try:
-        info = os.fstat(handle)
-        if stat.S_ISDIR(info.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(info.st_mode):
-            kinds = (name for holds, name in _KINDS if holds(info.st_mode))
-            raise _not_regular(next(kinds, "something else"), path)
-        if most is not None and info.st_size > most:
-            raise _too_large(most, path)
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
+
+    def opened(name: str, _flags: int) -> int:
+        """A checked file descriptor, which nothing else owns yet."""
+        try:
+            handle = os.open(name, flags if links else flags | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise _not_regular("a socket", path) from None
+            raise
+        try:
+            _check(os.fstat(handle), path, most)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    # An interruption may come at any instruction: who closes a descriptor that a file object
+    # already owns closes it twice, and the second time may be another thread's file.
+    return open(path, "rb", opener=opened)
+
+
+def _check(info: os.stat_result, path: Path | str, most: int | None) -> None:
+    """Whether an open file is a regular one, and small enough."""
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(info.st_mode):
+        kinds = (name for holds, name in _KINDS if holds(info.st_mode))
+        raise _not_regular(next(kinds, "something else"), path)
+    if most is not None and info.st_size > most:
+        raise _too_large(most, path)
 
 
 def read_regular(path: Path | str, most: int, *, links: bool = True) -> bytes:

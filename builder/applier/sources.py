@@ -250,8 +250,8 @@ def _locked(folder: Path, name: str) -> Iterator[None]:
                 say(f"waiting for {name}, which another container is downloading")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:  # a file system without locks
-                os.close(lock)
-                lock = None
+                unlocked, lock = lock, None
+                os.close(unlocked)
         if lock is not None:
             for partial in folder.glob(f"{name}.*.part"):  # of a container that was killed
                 with contextlib.suppress(OSError):

@@ -63,12 +63,14 @@ def _memory_lines(estimate: "MemoryEstimate") -> Iterator[str]:
     if cache := estimate.kv_cache:
         windows = f", {cache.sliding_layers} with a window" if cache.sliding_layers else ""
         state = f", state {cache.state_bytes} bytes" if cache.state_bytes else ""
+        least = ">=" if cache.at_least else ""
         yield _row("KV cache", _gibibytes(cache.bytes),
                    f"{cache.sequences} x {cache.context} tokens, {cache.dtype} ({cache.source}), "
                    f"{cache.full_layers} attention layers{windows}, "
-                   f"{cache.bytes_per_token} bytes for each token{state}")  # fmt: skip
-    yield _figure("activations", estimate.activations)
-    yield _figure("CUDA graphs", estimate.cuda_graphs)
+                   f"{cache.bytes_per_token} bytes for each token{state}", least)  # fmt: skip
+    yield _row("beside them", _gibibytes(estimate.overhead.bytes),
+               f"activations, workspaces, CUDA graphs: +-{estimate.overhead_error // GIB} GiB "
+               f"({estimate.overhead.source})")  # fmt: skip
     yield _figure("system", estimate.system)
     if estimate.room_for_kv_cache is not None:
         share, most = estimate.utilization.share, estimate.utilization.most

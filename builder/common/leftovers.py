@@ -236,9 +236,9 @@ class _Notes:
         if self._folder is not None:
             with contextlib.suppress(OSError):  # with notes in it, it is for the next run
                 self._folder.rmdir()
-        if self._handle is not None:
-            os.close(self._handle)
-        self._folder = self._handle = None
+        handle, self._folder, self._handle = self._handle, None, None
+        if handle is not None:
+            os.close(handle)
 
     def close(self) -> None:
         """At the end of a run."""

@@ -474,11 +474,15 @@ def lay_out(tree: Tree) -> Path:
 
 
 def _earlier(trees: Path) -> dict[tuple[str, str | None], Path]:
-    """The latest of the earlier trees with a file, by the file's path and sha256."""
+    """The latest of the earlier trees with a file, by the file's path and sha256.
+
+    One that is damaged has none: what Python compiled there may be of a damaged source.
+    """
     used: list[tuple[float, Path]] = []
     folders: dict[tuple[str, str | None], Path] = {}
     with suppress(OSError):  # another process is removing it
-        used += ((file.parent.stat().st_mtime, file) for file in trees.glob(f"*/{_DIGESTS}"))
+        found = (file for file in trees.glob(f"*/{_DIGESTS}") if is_sealed(file.parent))
+        used += ((file.parent.stat().st_mtime, file) for file in found)
     for _, file in sorted(used):
         with suppress(OSError, ValueError):
             folders.update(dict.fromkeys(json.loads(file.read_bytes()).items(), file.parent))
@@ -494,10 +498,12 @@ def _link_with_compiled(source: Path, path: str, into: Path, data: bytes) -> boo
     compiled = f"{folder}/__pycache__/{name[:-3]}.{sys.implementation.cache_tag}.pyc"
     with suppress(FileNotFoundError):
         _link(source / path, into / path)
+        if (into / path).read_bytes() != data:
+            return False
         if name.endswith(".py"):
-            _link(source / compiled, into / compiled)
-    with suppress(FileNotFoundError):
-        return (into / path).read_bytes() == data
+            with suppress(FileNotFoundError):
+                _link(source / compiled, into / compiled)
+        return True
     return False
 
 

@@ -61,15 +61,6 @@ TOTAL = MemoryFigure(
     bytes=int(121.69 * GIB),
     source="what vLLM reports on a GB10 (its message: Free memory on device cuda:0)",
 )
-ACTIVATIONS = MemoryFigure(
-    bytes=5 * GIB,
-    source="public server logs of GB10s, 2026-05: 3.4 to 4.8 GiB beside weights and KV cache, with "
-    "the default --max-num-batched-tokens",
-)
-GRAPHS = MemoryFigure(
-    bytes=2 * GIB,
-    source="public server logs of GB10s, 2026-05 and 2026-06: 0.03 to 1.73 GiB",
-)
 #: What is in use beside weights and KV cache while a server starts: activations, workspaces, CUDA
 #: graphs.  A line through seven logs of GB10s (vLLM 0.19.2 to 0.27.1, 2,048 to 65,536 tokens of a
 #: batch: 3.4 to 18.3 GiB); the largest difference is `OVERHEAD_ERROR`.
@@ -80,6 +71,11 @@ OVERHEAD = MemoryFigure(
 )
 OVERHEAD_PER_TOKEN = 225 * 1024
 OVERHEAD_ERROR = 3 * GIB
+#: ``--max-num-batched-tokens`` that vLLM 0.22.1 to 0.33.0 choose by themselves on a GB10.
+USUAL_BATCH = 2048
+#: How much more KV cache a release may take than `KvNeed` has, for layers whose state does not grow
+#: with the context: at most 2.3 times, by 0.33.0 for nine models at 8,192 and 65,536 tokens.
+STATES_TIMES = 3
 #: More of it on each of several GB10s; one log (MiniMax-M2.7 in AWQ on two: 16.5 GiB in all).
 OVERHEAD_BETWEEN_NODES = 11 * GIB
 #: Free memory of a GB10 when a server starts: 102 to 116 GiB in reports.  The usual figure is for a
@@ -96,6 +92,31 @@ LARGEST_FRACTION = math.floor((TOTAL.bytes - SYSTEM.bytes) * 100 / TOTAL.bytes) 
 #: The share that a GB10 can give, where nothing else is known of a model: vllm-project/recipes #632
 #: started with it, and not with vLLM's default.
 USUAL_FRACTION = 0.85
+
+
+def overhead(batched_tokens: int = USUAL_BATCH) -> MemoryFigure:
+    """What is in use beside weights and KV cache, for the tokens of a batch."""
+    size = OVERHEAD.bytes + OVERHEAD_PER_TOKEN * batched_tokens
+    return MemoryFigure(bytes=size, source=OVERHEAD.source)
+
+
+def verdict(
+    weights: MemoryFigure | None, cache: KvCache | None, room: int | None, given: int | None = None
+) -> Literal["yes", "no", "unknown"]:
+    """Whether the KV cache fits into the room that is expected for it.
+
+    The room may be larger or smaller by `OVERHEAD_ERROR`; in between it is unknown.  ``given`` are
+    the bytes that the server shall take for it.
+    """
+    if room is None or weights is None:
+        return "unknown"
+    least, most = (
+        room + error if given is None else min(room + error, given)
+        for error in (-OVERHEAD_ERROR, OVERHEAD_ERROR)
+    )
+    if most < (cache.bytes if cache else 1):
+        return "no"
+    return "unknown" if cache is None or weights.at_least or least < cache.most else "yes"
 
 
 def fraction_refusal(text: str) -> str:
@@ -135,6 +156,14 @@ class KvCache(Part, frozen=True, kw_only=True):
         Count, Meta(description="in layers that store the whole context, for one sequence")
     ]
     bytes: Count
+    at_least: Annotated[
+        bool, Meta(description="a release takes more for recurrent layers; ask `preflight`")
+    ] = False
+
+    @property
+    def most(self) -> int:
+        """The bytes that a release may take."""
+        return self.bytes * (STATES_TIMES if self.at_least else 1)
 
     @property
     def reserved(self) -> int:
@@ -166,7 +195,9 @@ class Utilization(Part, frozen=True, kw_only=True):
     """Values of ``--gpu-memory-utilization``."""
 
     share: Annotated[float, Meta(description="asked for, or that of the flags")]
-    least: Annotated[float | None, Meta(description="null: something is unknown")]
+    least: Annotated[
+        float | None, Meta(description="at which it surely fits; null: something is unknown")
+    ]
     most: Annotated[float, Meta(description="leaves the system its memory")]
 
 
@@ -177,8 +208,8 @@ class MemoryEstimate(Document, frozen=True, kw_only=True):
     total: MemoryFigure
     weights: MemoryFigure | None
     kv_cache: KvCache | None
-    activations: MemoryFigure
-    cuda_graphs: MemoryFigure
+    overhead: Annotated[MemoryFigure, Meta(description="activations, workspaces and CUDA graphs")]
+    overhead_error: Annotated[Count, Meta(description="bytes, more or less")]
     system: MemoryFigure
     fits: Literal["yes", "no", "unknown"]
     utilization: Utilization
@@ -401,36 +432,43 @@ def _joined(
             sequences=request.sequences, full_layers=parts.need.full,
             sliding_layers=parts.need.sliding, recurrent_layers=parts.need.recurrent,
             state_bytes=parts.need.state, bytes_per_token=parts.need.bytes_per_token,
-            bytes=parts.need.bytes * request.sequences,
+            bytes=parts.need.bytes * request.sequences, at_least=bool(parts.need.recurrent),
         )  # fmt: skip
     most = LARGEST_FRACTION
-    overhead = ACTIVATIONS.bytes + GRAPHS.bytes
+    beside = overhead(request.batched_tokens)
     least = room = None
-    fits: Literal["yes", "no", "unknown"] = "unknown"
     if parts.weights is not None:
-        fixed = parts.weights.bytes + overhead
+        fixed = parts.weights.bytes + beside.bytes
         room = int(most * TOTAL.bytes) - fixed
-        least = math.ceil((fixed + (cache.reserved if cache else 0)) * 100 / TOTAL.bytes) / 100
-        if least > most:
-            fits = "no"
-        elif cache and not parts.weights.at_least:
-            fits = "yes"
+        needed = fixed + OVERHEAD_ERROR + (max(cache.reserved, cache.most) if cache else 0)
+        least = math.ceil(needed * 100 / TOTAL.bytes) / 100
     if cache is None or (parts.weights is not None and parts.weights.at_least):
         least = None
     share = _asked_share(request) or _share(parts, least, most)
     own_room = None if room is None else room - int(most * TOTAL.bytes) + int(share * TOTAL.bytes)
-    if own_room is not None and fits != "no":  # it may fit at most, but not at what was asked
-        fits = "no" if own_room < (cache.bytes if cache else 1) else fits
+    fits = verdict(parts.weights, cache, own_room)
+    if fits == "unknown" and cache and own_room is not None:
+        parts.unknown.append(_between(cache, own_room))
     pinned = cache is not None and request.utilization is None and parts.share is None
+    pinned = pinned and not (cache is None or cache.at_least)
     flags, refused = _flags(cache, share, fits, interface, pinned=pinned)
     return MemoryEstimate(
         model=request.subject, total=TOTAL, weights=parts.weights, kv_cache=cache,
-        activations=ACTIVATIONS, cuda_graphs=GRAPHS, system=SYSTEM, fits=fits,
+        overhead=beside, overhead_error=OVERHEAD_ERROR, system=SYSTEM, fits=fits,
         utilization=Utilization(share=share, least=least, most=most),
         room_for_kv_cache=own_room, room_at_most=room, flags=flags, ceiling=parts.ceiling,
         held=parts.weight_groups, unknown=(*parts.unknown, *refused),
         not_counted=tuple(parts.not_counted),
     )  # fmt: skip
+
+
+def _between(cache: KvCache, room: int) -> str:
+    """Why it is not known whether a KV cache of known size fits."""
+    size = f"{'at least ' if cache.at_least else ''}{cache.bytes / GIB:.2f} GiB"
+    return (
+        f"fits: {size} of KV cache, in {room / GIB:.2f} GiB that may be "
+        f"{OVERHEAD_ERROR // GIB} GiB more or less; ask the release: spark-build preflight"
+    )
 
 
 def _share(parts: _Parts, least: float | None, most: float) -> float:
@@ -443,6 +481,7 @@ def _share(parts: _Parts, least: float | None, most: float) -> float:
 def next_step(estimate: MemoryEstimate) -> str:
     """The hint for a model that does not fit."""
     cache, room = estimate.kv_cache, estimate.room_at_most
+    room = None if room is None else room - estimate.overhead_error
     least, most = estimate.utilization.least, estimate.utilization.most
     if estimate.utilization.share < (least or 0) <= most:
         return f"{UTILIZATION} {least:.2f}"

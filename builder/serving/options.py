@@ -104,6 +104,12 @@ class MemoryRequest:
         str | None,
         Option("The share of the memory that vLLM takes.", "SHARE", "--gpu-memory-utilization"),
     ] = None
+    batched_tokens: Annotated[
+        int,
+        Option(
+            "Tokens of a batch: activations grow with it.", "N", "--max-num-batched-tokens", least=1
+        ),
+    ] = 2048  # what vLLM chooses by itself on a GB10: see builder.serving.memory
     release: Annotated[
         str | None, Option("Show only flags that this vLLM release has.", "VERSION")
     ] = None

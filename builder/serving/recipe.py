@@ -25,13 +25,12 @@ from builder.common.hints import in_place_of, instead
 from builder.errors import UsageError, did_you_mean
 from builder.serving.checkpoint import CONFIG, KV_DTYPES, QUANT_CONFIG, kv_dtype_beside, read_config
 from builder.serving.memory import (
-    ACTIVATIONS,
     GIB,
-    GRAPHS,
     KV_BYTES,
     KV_DTYPE,
     LARGEST_FRACTION,
     TOTAL,
+    USUAL_BATCH,
     USUAL_FRACTION,
     UTILIZATION,
     KvCache,
@@ -39,6 +38,7 @@ from builder.serving.memory import (
     estimate_of,
     fraction_refusal,
     next_step,
+    verdict,
 )
 from builder.serving.models import KnownFailure, Measured
 from builder.serving.options import MemoryRequest
@@ -1051,7 +1051,7 @@ def _weights(model: Model, weights: int | None) -> Iterator[str]:
         yield f"its weights have {weights} bytes, and the model has {parameters} parameters"
 
 
-CONTEXT, SEQUENCES = "--max-model-len", "--max-num-seqs"
+CONTEXT, SEQUENCES, BATCHED = "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"
 #: vLLM's default share of the memory, by release (vllm/config/cache.py).
 _DEFAULTS = ((">=0.20.0rc0", 0.92), ("<0.20.0rc0", 0.9))
 #: Suffixes of numbers as vLLM reads them (vllm/utils/argparse_utils.py, human_readable_int).
@@ -1092,15 +1092,17 @@ def judge(inputs: MemoryInputs) -> MemoryJudged:
     """
     estimate = _estimate(inputs)
     share, source = _share(inputs)
-    least, fits, room = estimate.utilization.least, *_fits(inputs, estimate, share)
+    least, room = estimate.utilization.least, _room(inputs, estimate, share)
     flag = None
     mine = inputs.flags.get(UTILIZATION)
     free = (mine is None or mine.origin != SET) and KV_BYTES not in inputs.flags
-    if fits == "no" and free and least is not None and share < least <= LARGEST_FRACTION:
-        source = f"memory: {_need(estimate)} do not fit at {share:g} ({source})"
+    given = number_of(inputs.flags, KV_BYTES)
+    fits = verdict(estimate.weights, estimate.kv_cache, room, given)
+    if fits != "yes" and free and least is not None and share < least <= LARGEST_FRACTION:
+        source = f"memory: {_need(estimate)} may not fit at {share:g} ({source})"
         flag = Setting(name=UTILIZATION, value=f"{least:.2f}", origin=source)
-        share = least
-        fits, room = _fits(inputs, estimate, share)
+        share, fits, room = least, "yes", _room(inputs, estimate, least)
+    room = room if given is None or room is None else min(given, room)
     memory = RecipeMemory(
         checkpoint=str(inputs.checkpoint or ""), utilization=share, source=source,
         weights=estimate.weights, kv_cache=estimate.kv_cache, room=room, fits=fits,
@@ -1120,6 +1122,7 @@ def _estimate(inputs: MemoryInputs) -> MemoryEstimate:
         context=context,
         sequences=number_of(inputs.flags, SEQUENCES) or 1,
         kv_cache_dtype=dtype if known and dtype else "auto",
+        batched_tokens=number_of(inputs.flags, BATCHED) or USUAL_BATCH,
     )
     return estimate_of(inputs.model, inputs.checkpoint if known else None, request)
 
@@ -1146,23 +1149,13 @@ def _share(inputs: MemoryInputs) -> tuple[float, str]:
     return float(given.value or default), given.origin
 
 
-def _fits(
-    inputs: MemoryInputs, estimate: MemoryEstimate, share: float
-) -> tuple[Literal["yes", "no", "unknown"], int | None]:
-    """Whether it fits, and the bytes that are left for the KV cache."""
+def _room(inputs: MemoryInputs, estimate: MemoryEstimate, share: float) -> int | None:
+    """The bytes that are expected to be left for the KV cache; None: unknown."""
     if estimate.weights is None:
-        return "unknown", None
-    room = int(share * TOTAL.bytes) - estimate.weights.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
-    needed = estimate.kv_cache.reserved if estimate.kv_cache else 1
-    if (
-        given := number_of(inputs.flags, KV_BYTES)
-    ) is not None:  # vLLM then does not look at the share
-        most = int(LARGEST_FRACTION * TOTAL.bytes) - int(share * TOTAL.bytes) + room
-        needed = estimate.kv_cache.bytes if estimate.kv_cache else 1
-        room = min(given, most)
-    if room < needed:
-        return "no", room
-    return ("yes" if estimate.kv_cache else "unknown"), room
+        return None
+    if KV_BYTES in inputs.flags:  # vLLM then does not look at the share
+        share = LARGEST_FRACTION
+    return int(share * TOTAL.bytes) - estimate.weights.bytes - estimate.overhead.bytes
 
 
 def _need(estimate: MemoryEstimate) -> str:
@@ -1188,7 +1181,7 @@ def _why(inputs: MemoryInputs, estimate: MemoryEstimate, memory: RecipeMemory) -
         step = _step(next_step(estimate))
     return (
         f"it does not fit: {_need(estimate)}, and {given} leaves {room} for the KV cache, besides "
-        f"{_gib(ACTIVATIONS.bytes + GRAPHS.bytes)} for activations and CUDA graphs; {step}"
+        f"about {_gib(estimate.overhead.bytes)} for activations and CUDA graphs; {step}"
     )
 
 
@@ -1259,6 +1252,10 @@ def _fp8_marlin(draft: Draft, kinds: set[str]) -> bool:
     return bool(kinds & FP8) and _FORCE_FP8 in draft.env and draft.env[_FORCE_FP8].value != "0"
 
 
+def _fp4_experts(_draft: Draft, kinds: set[str]) -> bool:
+    return bool(kinds & {"nvfp4-moe", "w4a16-moe"})
+
+
 @dataclass(frozen=True)
 class Concern:
     """What a layer is for: which recipes it concerns, and the kernels whose code it changes.
@@ -1288,6 +1285,7 @@ CONCERNS: dict[str, Concern] = {
     ),
     "vllm-linear-fallback": Concern(_beside_nvfp4),
     "vllm-marlin-fp8": Concern(_fp8_marlin),
+    "vllm-marlin-scales": Concern(_fp4_experts, ("experts", r"(?i)marlin")),
 }
 
 

@@ -25,7 +25,7 @@ from builder.proof.recorded import read_records
 from builder.publishing.tags import Listing
 from builder.serving.asked import RecipeRefused, asked_recipe
 from builder.serving.lint import linted_recipe
-from builder.serving.memory import ACTIVATIONS, GRAPHS, SYSTEM, TOTAL
+from builder.serving.memory import SYSTEM, TOTAL, overhead
 from builder.serving.models import Models
 from builder.serving.recipe import (
     SPREAD,
@@ -289,7 +289,7 @@ def _texts(recipe: Recipe) -> dict[str, bytes]:
 def may_fit(model: Model, place: Place) -> bool:
     """Whether the weights leave some memory free on the nodes that share them; true if unknown."""
     nodes = SPREAD.get(place.topology, ("", 1))[1]
-    free = TOTAL.bytes - SYSTEM.bytes - ACTIVATIONS.bytes - GRAPHS.bytes
+    free = TOTAL.bytes - SYSTEM.bytes - overhead().bytes
     return model.weight_bytes is None or model.weight_bytes.value < nodes * free
 
 

@@ -4,7 +4,7 @@
 # Runs once per container start, before vLLM; a second run changes nothing. Fails loudly on drift.
 #
 # What runs: spark_apply.pyz, the applier of spark-build 0.1.0 (builder/applier),
-#   sha256 1d5da3a95db03ee8054185fa8b0797f24eb5bb5240e6030b30d8498cb50dbd8f
+#   sha256 724fc161dd76d4d752b327916deeffef7ad5399c04f231a680c64fbf41878d47
 # What it changes: layers.json. To read the program (a zip archive of plain text):
 #   python3 -m zipfile --list spark_apply.pyz
 #   unzip -p spark_apply.pyz builder/applier/commandline.py

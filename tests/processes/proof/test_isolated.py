@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import shutil
 import sys
 from pathlib import Path
@@ -421,6 +422,20 @@ class Lying(MemoryTree):
 def test_a_file_that_changed_after_the_check_is_not_extracted() -> None:
     with pytest.raises(SandboxUnavailable, match="does not match its sha256"):
         lay_out(Lying({"vllm/a.py": b"import os\n"}))
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_what_python_compiled_goes_with_its_source_alone(damaged: bool) -> None:
+    """Python finds it by the time, in seconds, and the size: a damaged source has both."""
+    files = {"vllm/a.py": b"A = 1\n", "vllm/b.py": b"B = 1\n"}
+    first = lay_out(MemoryTree(files))
+    if damaged:
+        (first / "vllm/a.py").write_bytes(b"A = 2\n")
+    path = py_compile.compile(str(first / "vllm/a.py"), doraise=True)
+    compiled = Path(str(path)).relative_to(first)
+    second = lay_out(MemoryTree({**files, "vllm/b.py": b"B = 2\n"}))
+    assert (second / "vllm/a.py").read_bytes() == b"A = 1\n"
+    assert (second / compiled).exists() == (not damaged)
 
 
 def test_only_known_names_are_installed_for_an_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,7 @@ from builder.applier.files import open_regular, read_regular
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from types import FrameType
 
 
 def huge(path: Path) -> None:
@@ -61,3 +64,36 @@ def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
     assert read_regular("/proc/self/status", 1 << 20).startswith(b"Name:")  # it has no size
     with pytest.raises(OSError, match="more than 3 bytes"):
         read_regular("/proc/self/status", 3)
+
+
+class Interrupted:
+    """An interruption at one moment of a call: at an instruction, or as a function returns."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Interrupted:
+        frame.f_trace_opcodes = True
+        if event in ("opcode", "return"):
+            if not self.left:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            self.left -= 1
+        return self
+
+
+def test_an_interruption_at_any_instruction_stays_one(tmp_path: Path) -> None:
+    """No descriptor is closed twice: that error would stand in the interruption's place."""
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    before = sys.gettrace()
+    for moment in itertools.count():
+        try:
+            sys.settrace(Interrupted(moment))
+            data = read_regular(path, 5)
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(before)
+        assert (data, moment > 100) == (b"12345", True)
+        return

@@ -11,7 +11,7 @@ from builder import settings
 from builder.applier.store import Store
 from builder.applier.values import sha256_hex
 from builder.common.pypi import PackageIndex
-from builder.errors import RemoteError
+from builder.errors import RemoteError, UsageError
 from builder.images.bases.identify import IDENTIFIERS
 from builder.images.engines.oci import Scratch
 from builder.pipeline import verify
@@ -319,6 +319,25 @@ class TestExitCodes:
         result = call("plan", "-l", "fix", "-b", BASE)
         assert result.code == (130 if isinstance(cause, KeyboardInterrupt) else 1)
         assert ("interrupted" in result.err) == (result.code == 130)
+
+    @pytest.mark.parametrize("before", [KeyboardInterrupt, ValueError])
+    def test_130_interrupted_and_then_the_cleaning_fails(
+        self, call: Call, monkeypatch: pytest.MonkeyPatch, before: type[BaseException]
+    ) -> None:
+        """It is still an interruption, and what failed is shown."""
+
+        def cleans(_request: object, _rest: str) -> Subject:
+            try:
+                raise before
+            finally:
+                raise UsageError("the folder is not empty", hint="empty it") from None
+
+        monkeypatch.setitem(IDENTIFIERS, "pypi", cleans)
+        result = call("plan", "-l", "fix", "-b", BASE)
+        interrupted = before is KeyboardInterrupt
+        assert result.code == (130 if interrupted else 2)
+        assert ("interrupted; after that: the folder is not empty" in result.err) == interrupted
+        assert "no partial output was left" not in result.err
 
 
 # --------------------------------------------------------------------------------- streams, JSON

@@ -15,7 +15,14 @@ from builder.errors import UsageError
 from builder.serving import memory
 from builder.serving import serveflags as interface_module
 from builder.serving.checkpoint import ModelConfig, Unknown, kv_need, read_config
-from builder.serving.memory import MemoryEstimate, estimate_of, memory_estimate
+from builder.serving.memory import (
+    KvCache,
+    MemoryEstimate,
+    MemoryFigure,
+    estimate_of,
+    memory_estimate,
+    verdict,
+)
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
 from builder.serving.recipe import recipe_of
@@ -66,9 +73,9 @@ def test_weights_cache_and_ceiling_of_a_checkpoint(tmp_path: Path) -> None:
     assert made.ceiling.bytes_per_token == 500 + 800 * 2 // 8 + 2000, "no embedding"
     assert made.ceiling.tokens_per_second == round(273e9 / 2700, 1)
     assert (made.fits, made.unknown, made.not_counted) == ("yes", (), ())
-    assert made.utilization.least == 0.06, "7 GiB of 121.69"
+    assert made.utilization.least == 0.08, "5.44 GiB, 3 of error and 257 MiB of 121.69 GiB"
     assert made.flags == (
-        "--gpu-memory-utilization", "0.06", "--max-model-len", "1000", "--max-num-seqs", "3",
+        "--gpu-memory-utilization", "0.08", "--max-model-len", "1000", "--max-num-seqs", "3",
         "--kv-cache-memory-bytes", str(257 * 2**20),
     )  # fmt: skip
 
@@ -347,12 +354,12 @@ def test_the_room_is_that_of_the_flag_beside_it(call: Call) -> None:
     """The share of the flags, and not the largest one."""
     made = memory_estimate(MemoryRequest(subject="nemotron-3-super"))
     assert made.weights is not None
-    fixed = made.weights.bytes + made.activations.bytes + made.cuda_graphs.bytes
+    fixed = made.weights.bytes + made.overhead.bytes
     assert (made.utilization.share, made.flags[:2]) == (0.85, ("--gpu-memory-utilization", "0.85"))
     assert made.room_for_kv_cache == int(0.85 * made.total.bytes) - fixed
     assert made.room_at_most == int(0.9 * made.total.bytes) - fixed
     shown = call("memory", "nemotron-3-super").out
-    assert "26.94 GiB  at --gpu-memory-utilization 0.85; 33.02 GiB at most, at 0.90\n" in shown
+    assert "28.50 GiB  at --gpu-memory-utilization 0.85; 34.58 GiB at most, at 0.90\n" in shown
     asked = MemoryRequest(subject="nemotron-3-super", utilization="0.7", context=4096)
     assert memory_estimate(asked).flags[:4] == (
         "--gpu-memory-utilization", "0.70", "--max-model-len", "4096",
@@ -363,10 +370,55 @@ def test_a_share_that_was_asked_for_may_be_too_small(call: Call) -> None:
     result = call("memory", "nemotron-3-super", "--gpu-memory-utilization", "0.6")
     assert result.code == 5
     assert "does not fit into 0.60 of 121.7 GiB" in result.err
-    assert "--gpu-memory-utilization 0.65" in result.err
+    assert "--gpu-memory-utilization 0.67" in result.err
     for share in ("0", "1.5", "much"):
         refused = call("memory", "nemotron-3-super", "--gpu-memory-utilization", share)
         assert (refused.code, "--gpu-memory-utilization" in refused.err) == (2, True)
+
+
+def test_a_larger_batch_takes_more(call: Call) -> None:
+    """As preflight counts it: 225 KiB for each token of a batch."""
+    usual = memory_estimate(MemoryRequest(subject="qwen3-30b-a3b"))
+    large = memory_estimate(MemoryRequest(subject="qwen3-30b-a3b", batched_tokens=65536))
+    assert usual.overhead.bytes == 5 * GIB + 2048 * 225 * 1024
+    assert large.overhead.bytes - usual.overhead.bytes == (65536 - 2048) * 225 * 1024
+    assert usual.room_at_most is not None
+    assert large.room_at_most is not None
+    assert usual.room_at_most - large.room_at_most == (65536 - 2048) * 225 * 1024
+    shown = call("memory", "qwen3-30b-a3b", "--max-num-batched-tokens", "65536").out
+    assert "19.06 GiB  activations, workspaces, CUDA graphs: +-3 GiB (seven server logs" in shown
+
+
+@pytest.mark.parametrize(("gib", "said"), [(-4, "no"), (-1, "unknown"), (4, "unknown"), (9, "yes")])
+@pytest.mark.parametrize("at_least", [False, True])
+def test_between_yes_and_no_it_is_unknown(gib: int, said: str, at_least: bool) -> None:
+    """Activations may take 3 GiB more or less; and recurrent layers three times the cache."""
+    weights = MemoryFigure(bytes=GIB, source="a test")
+    cache = KvCache(
+        dtype="fp8", source="a test", context=1, sequences=1, full_layers=1, sliding_layers=0,
+        recurrent_layers=0, state_bytes=0, bytes_per_token=1, bytes=3 * GIB, at_least=at_least,
+    )  # fmt: skip
+    room = (3 + gib) * GIB
+    said = "yes" if gib == 4 and not at_least else said
+    assert verdict(weights, cache, room) == said
+    assert verdict(weights, cache, room + 9 * GIB, 3 * GIB) == ("unknown" if at_least else "yes")
+    assert verdict(weights, cache, room + 9 * GIB, 2 * GIB) == "no"
+    lower = msgspec.structs.replace(weights, at_least=True)
+    assert verdict(lower, cache, room) == ("no" if said == "no" else "unknown")
+    assert verdict(None, cache, room) == verdict(weights, cache, None) == "unknown"
+
+
+def test_the_cache_of_recurrent_layers_is_a_lower_bound(call: Call) -> None:
+    """A release takes up to 2.3 times as much: its bytes are no flag."""
+    made = memory_estimate(MemoryRequest(subject="qwen3.6-27b", context=8192))
+    assert made.kv_cache is not None
+    assert (made.kv_cache.at_least, made.fits) == (True, "yes")
+    assert "--kv-cache-memory-bytes" not in made.flags
+    many = MemoryRequest(subject="qwen3.6-27b", context=8192, sequences=100)
+    assert memory_estimate(many).fits == "unknown"
+    shown = call("memory", "qwen3.6-27b", "--context", "8192", "--sequences", "100").out
+    assert "KV cache        >=" in shown
+    assert "ask the release: spark-build preflight" in shown
 
 
 def test_the_caches_of_a_known_model_are_those_of_its_configuration(tmp_path: Path) -> None:
