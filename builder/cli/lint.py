@@ -142,6 +142,7 @@ def _print(report: "LintReport") -> None:
     for answer in report.asked:
         left = "".join(f"; not asked: {words}" for words in answer.left_out)
         asked = f", with the configuration of {answer.configuration}" * bool(answer.configuration)
+        asked = f", assumed: {answer.assumed}" if answer.assumed else asked
         tell(f"{answer.file}:{answer.line}: vLLM {answer.vllm}: {answer.answer}{asked}{left}")
     ignored = f", {report.ignored} ignored" if report.ignored else ""
     release = f" for vLLM {report.vllm}" if report.vllm else ""

@@ -119,18 +119,36 @@ def _lines(document: "Preflight") -> Iterator[str]:
 
 def _verdict(document: "Preflight") -> Iterator[str]:
     """Whether it starts, and what that rests on."""
-    words = {"yes": "starts", "no": "DOES NOT START", "not run": "NOT RUN"}[document.starts]
+    words = _WORDS[document.starts]
     yield (
         f"{words}: {_seen(document)}"
         if document.starts == "yes"
         else f"{words}{': ' + document.reason if document.reason else ''}"
     )
-    if document.refusal is not None and not document.reason:
+    if document.configuration and not document.assumed:
+        yield from _wrapped("its configuration is that of our data: it could not be downloaded")
+    if document.assumed:
+        yield from _wrapped(f"assumed: {document.assumed}")
+    if document.starts == "not known":
+        yield f"  with it {_would(document)}"
+    if document.refusal is not None and (document.assumed or not document.reason):
         from builder.proof.wholemodel import sentence
 
         yield from _wrapped(f"{document.refusal.type}: {sentence(document.refusal)}")
         if document.refusal.where:
             yield f"  raised by {document.refusal.where}"
+
+
+#: How an answer is printed.
+_WORDS = {
+    "yes": "starts", "no": "DOES NOT START", "not known": "NOT KNOWN", "not run": "NOT RUN",
+}  # fmt: skip
+_IN_A_ROW = {"yes": "starts", "no": "REFUSES", "not known": "assumed", "not run": "not run"}
+
+
+def _would(document: "Preflight") -> str:
+    """What an answer of another configuration says."""
+    return "the release refuses:" if document.refusal is not None else _seen(document)
 
 
 def _seen(document: "Preflight") -> str:
@@ -177,6 +195,8 @@ def _matrix(document: "ModelMatrix") -> Iterator[str]:
     layers = f" with --layers {','.join(document.layers)}" if document.layers else ""
     yield f"{document.model} on {len(document.rows)} releases of vLLM{layers}"
     yield f"  {shlex.join(['vllm', 'serve', document.model, *document.flags])}"
+    if document.assumed:
+        yield from _wrapped(f"its configuration is not here; assumed: {document.assumed}")
     yield ""
     yield from choice_lines(document.rows)
     if document.starting:
@@ -188,7 +208,7 @@ def choice_lines(choices: Sequence["Choice"]) -> Iterator[str]:
     width = max(len(choice.name) for choice in choices) + 2
     yield f"{'':<{width}}{'':<9}{'linear, experts, attention, KV cache'}"
     for choice in choices:
-        word = {"yes": "starts", "no": "REFUSES", "not run": "not run"}[choice.starts]
+        word = _IN_A_ROW[choice.starts]
         text = choice.why or "; ".join(
             ", ".join(part) or "-"
             for part in (choice.linear, choice.experts, choice.attention, (choice.cache,))

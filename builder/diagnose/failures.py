@@ -47,6 +47,7 @@ _OWN = (
     "cutlass",
     "nvidia_cutlass_dsl",
     "triton",
+    "tilelang",
     "deep_gemm",
     "flash_attn",
     "b12x",
@@ -395,6 +396,18 @@ FORMS = (
         r"Kernel panic - not syncing",
         r"AMD-Vi: .*IO_PAGE_FAULT",
         r"\btask \S+ blocked for more than \d+ seconds",
+        r"\binvoked oom-killer: ",
+        r"\bAER: .{0,60}\bUncorrect|\bseverity=Uncorrect",
+        r"\bmlx5_core .{0,80}(?:_pci_err_detected|slot_reset|health (?:poll failed|compromised)"
+        r"|[Ff]atal|device's health)",
+        r"\bBUG: soft lockup|\bwatchdog: .{0,40}hard LOCKUP",
+    ),
+    _form(
+        "an installer",
+        r"\bNo solution found when resolving dependencies",
+        r"\b[Rr]equirements (?:contain conflicting URLs|are unsatisfiable)",
+        r"\bNo matching distribution found for |\bResolutionImpossible\b",
+        r"\bCould not find a version that satisfies the requirement",
     ),
     _form(
         "a C++ exception",
@@ -505,6 +518,7 @@ FORMS = (
         r"|Failed with result '(?!oom)",
         weak=True,
     ),
+    _form("CUDA", r"^Failed: (?:Cuda|CUDA) error \S+:\d+"),
     _form(
         "CUDA",
         r"\bCUDA (?:driver )?error\b(?! checking)",
@@ -523,6 +537,10 @@ FORMS = (
         r"Watchdog caught collective operation timeout",
         r"\bWatchdog timeout \(",
         weak=True,
+    ),
+    _form(
+        "the network",
+        r"\bssh: (?:connect to host \S+ port \d+: |Could not resolve hostname )",
     ),
     _form(
         "the network",
@@ -679,6 +697,16 @@ _SMELLS = (
     "***",
     "traps:",
     "lost",
+    "No solution",
+    "equirements",
+    "No matching",
+    "ResolutionImpossible",
+    "satisf",
+    "Uncorrect",
+    "lockup",
+    "LOCKUP",
+    "mlx5_core",
+    "ssh:",
 )
 #: Maximum number of kept events and other lines.
 _KEPT = 256
@@ -753,6 +781,7 @@ _WARNS = re.compile(
 SIGNALLED = re.compile(
     r"Failed core proc\(s\): \{[^}]{0,200}: -\d"
     r"|exited with (?:exit )?code:? (?:137|139|134|135|132|-\d)\b"
+    r"|\bdied unexpectedly \(exit code: -\d"
 )
 #: After these a process computes no more, whatever its API server still answers.
 LETHAL = re.compile(
@@ -778,9 +807,16 @@ _NO_MEMORY = re.compile(r"NVRM: .{0,300}NV_ERR_NO_MEMORY")
 _SUPPOSED = re.compile(r"\s*(?:If|When|In case|Should) [a-z]")
 
 
+#: A symptom that a sentence quotes: a few words before it, and a quotation mark at each end.
+_CITED = re.compile(r"^(?:[^\s\"=:{]+ ){3,}[\"“„»«'‘]([^\"“”„»«'‘’]{8,120})[\"”“«»'’]")
+
+
 def _excused(form: Form, line: Line) -> bool:
-    """Whether a symptom in a line without a level is said to be harmless, or only supposed."""
+    """Whether a symptom in a line without a level is said to be harmless, supposed or quoted."""
     if not line.level and _SUPPOSED.match(line.text):
+        return True
+    cited = _CITED.match(line.text) if form.kind == "an error" and not line.level else None
+    if cited is not None and form.regex.search(cited[1]):
         return True
     soft = form.weak and form.kind not in _HARD and not line.level
     return soft and HARMLESS.search(line.text) is not None
@@ -1172,6 +1208,9 @@ _PARTS = (
     ("vllm/v1/attention", "vLLM's attention"),
     ("vllm/attention", "vLLM's attention"),
     ("vllm/v1/spec_decode", "vLLM's speculative decoding"),
+    ("vllm/third_party/flashmla", "FlashMLA"),
+    ("vllm/third_party/deep_gemm", "DeepGEMM"),
+    ("vllm/third_party/triton_kernels", "Triton"),
     ("vllm/distributed/kv_transfer", "vLLM's KV transfer"),
     ("vllm/distributed", "vLLM's communication between ranks"),
     ("vllm/lora", "vLLM's LoRA"),
@@ -1198,6 +1237,7 @@ _PARTS = (
     ("flashinfer/", "FlashInfer"),
     ("deep_gemm/", "DeepGEMM"),
     ("triton/", "Triton"),
+    ("tilelang/", "TileLang"),
     ("nvidia_cutlass_dsl", "the CuTe DSL"),
     ("cutlass/", "the CuTe DSL"),
     ("transformers/", "Transformers"),
@@ -1230,6 +1270,7 @@ _PARTS_IN_TEXT = (
     (re.compile(r"\bcutlass\.cute\b|\bcute\.\w|\bCuTe\b|\bCuteDSL\b"), "the CuTe DSL"),
     (re.compile(r"\b[Cc]utlass|CUTLASS"), "CUTLASS"),
     (re.compile(r"\b[Tt]riton\b"), "Triton"),
+    (re.compile(r"\b[Tt]ile_?[Ll]ang\b"), "TileLang"),
     (re.compile(r"[Ff]lash_?[Aa]ttn|FlashAttention|FlashMLA|flash_mla"), "FlashAttention"),
     (re.compile(r"sgl_kernel|sgl-kernel"), "sgl-kernel"),
     (re.compile(r"\b[Pp]aged ?KV\b"), "attention kernels"),
@@ -1255,6 +1296,9 @@ class Rule(Part, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fix: Text
     example: Annotated[Text, Meta(description="a message of this form")]
     component: str = always("")
+    frame: Annotated[
+        str, Meta(description="what the innermost relevant frame must match; absent: any")
+    ] = always("")
     sglang: Annotated[str, Meta(description="the fix for SGLang")] = always("")
 
 
@@ -1275,8 +1319,10 @@ def rules() -> tuple[Rule, ...]:
 
 
 @cache
-def _compiled() -> tuple[tuple[re.Pattern[str], Rule], ...]:
-    return tuple((whole_words(rule.pattern, re.MULTILINE), rule) for rule in rules())
+def _compiled() -> tuple[tuple[re.Pattern[str], re.Pattern[str], Rule], ...]:
+    return tuple(
+        (whole_words(rule.pattern, re.MULTILINE), re.compile(rule.frame), rule) for rule in rules()
+    )
 
 
 def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | None:
@@ -1284,8 +1330,8 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
     text = text[:LONGEST]
     if inner := _QUOTED.search(text):  # the frame is the messenger's
         text, frame = inner[2], ""
-    for regex, rule in _compiled():
-        if match := regex.search(text):
+    for regex, place, rule in _compiled():
+        if place.match(frame) and (match := regex.search(text)):
             groups = {k: _value(v) for k, v in match.groupdict().items()}
             return Mechanism(
                 rule.kind,
@@ -1303,8 +1349,12 @@ def classify(text: str, *, frame: str = "", engine: str = "") -> Mechanism | Non
 
 
 def _where(kind: str, part: str) -> str:
-    """A part that failed; of a fault of the GPU the engine only says that it came."""
-    return "a kernel on the GPU" if kind == "gpu-fault" and part in _ENGINES.values() else part
+    """A part that failed; of a fault of the GPU the engine only says that it came.
+
+    CUDA tells of it at a later call, which may be in any part of the engine.
+    """
+    engine, _, _ = part.partition("'s ")
+    return "a kernel on the GPU" if kind == "gpu-fault" and engine in _ENGINES.values() else part
 
 
 def _refined(named: str, frame: str) -> str:

@@ -493,7 +493,13 @@ _PREFIX = re.compile(
             rf"[\w.-]{{1,60}}\.py +:\d+ +{_STAMP} ",
             # Kubernetes CRI, docker --timestamps, journalctl -o short-iso
             rf"{_STAMP}[ \t](?:std(?:out|err) [FP] |\S{{1,64}} [\w.@/-]{{1,64}}\[\d+\]: )?(?!- )",
-            r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [\w.@/-]{1,64}(?:\[\d+\])?: ",
+            # with a host, or without
+            (
+                r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:\S{0,63}[^:\s] )?"
+                r"[\w.@/-]{1,64}(?:\[\d+\])?: "
+            ),
+            # docker buildx
+            r"(?:#\d{1,4} )?\d{1,5}\.\d{1,3} +(?=error: |ERROR: |Collecting |Using |[×╰x] ?)",
             r"(?P<compose>[\w.@-]{1,80}) +\| ?",  # docker compose, swarm
             r"\[(?P<pod>pod/[\w./-]{1,200})\] ?",  # kubectl logs --prefix
             r"[a-z0-9]{8,24} ?\[(?P<runpod>info|error|warning|debug)\] ?",
@@ -625,10 +631,13 @@ class Reader:
         sample = start.decode(encoding, "replace")
         self.wrapped = possible(sample)
         for number, raw, pieces, again in unwrapped(physical, sample):
-            for part in records(raw):
+            parts = records(raw)
+            for part in parts:
                 for line in cleaned(number, part):
-                    if pieces > 1 or again:
-                        yield line._replace(pieces=pieces, again=again)
+                    if pieces > 1 or again or len(parts) > 1:
+                        # a part of a record has no prefix of its own
+                        server = line.server or _server(raw)
+                        yield line._replace(pieces=pieces, again=again, server=server)
                     else:
                         yield line
 
@@ -792,6 +801,12 @@ _SAID = (
     "tag", "bare", "ip", "pid", "rank", "part", "mpi", "letter", "glog",
     "level", "short", "python", "loguru", "bracket", "ray", "runpod", "ci",
 )  # fmt: skip
+
+
+def _server(raw: str) -> str:
+    """The container, pod or node that a line's own prefix names."""
+    match = _PREFIX.match(raw)
+    return (match["compose"] or match["pod"] or match["ip"] or "") if match else ""
 
 
 def _said(match: re.Match[str], source: str, level: str) -> tuple[str, str]:

@@ -32,7 +32,12 @@ _STOP = re.compile(r"[.?!][\"'`)]?$")
 #: The message of an exception may be a whole sentence too.
 _RAISED = re.compile(r"^\s*[\w.]*(?:Error|Exception)\b")
 #: Markup of a document.
-_MARKUP = re.compile(r"^\s*\\[a-z]{3,12}\{|\\(?:texttt|emph|textbf|verb|cite|ref)\b")
+_MARKUP = re.compile(
+    r"^\s*\\[a-z]{3,12}\{|\\(?:texttt|emph|textbf|verb|cite|ref)\b"
+    r"|^#{1,6} [A-Za-z]|^\*\*\S.{0,200}\*\*|\]\(https?://|^\|.{3,}\|$"
+)
+#: The ends of a block of code, around a paste too.
+_FENCE = re.compile(r"\s{0,3}(?:```|~~~)\w*\s*$")
 #: A line that a search found in a file.
 _FOUND = re.compile(
     r"(?:^|\s)[^\s:]{1,200}\.(?:md|rst|txt|py|toml|ya?ml|json|sh|c|cc|cpp|cuh?|h|go|rs|ts|js):\d+:"
@@ -62,6 +67,8 @@ class Speech:
 
     def feed(self, text: str) -> None:
         """Read one line without a prefix; it may be several that were joined."""
+        if _FENCE.match(text):
+            return
         match = _SPEAKER.match(text)
         if match and not _PROGRAMS.fullmatch(match["name"]):
             self.speakers[match["name"]] += 1

@@ -294,7 +294,8 @@ _MECHANISMS = """
 A failure without an entry is classified by the form of its message: what happened, and in which
 part. The values that the message names (sizes, flags, files, ranks) are in the text, and the fix
 follows from the mechanism. The rules are in `builder/data/mechanisms.toml`; each has an example,
-which is its test. A failure of one request, of a server that runs on, is a warning.
+which is its test. Where the message does not tell the part, a rule may also ask for the frame of
+the traceback. A failure of one request, of a server that runs on, is a warning.
 
 | mechanism | what happened | parts that rules name |
 |---|---|---|

@@ -56,11 +56,13 @@ ENGINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
             r"\((?:APIServer|EngineCore)\w* pid=|vllm[./]|\bvLLM\b|\bVLLM[_:]|non-default args: "
             r"|\bInitializing a V1 LLM engine|shm_broadcast\.py|\[core\.py:\d"
             r"|multiproc_executor|parallel_state\.py|gpu_worker\.py|RayWorkerWrapper"
-            r"|^(?:usage: )?vllm\b"
+            r"|^(?:usage: )?vllm\b(?!==)"
         ),
     ),
     ("ray", "Ray", re.compile(r"\bray\.(?:exceptions|init)|\braylet\b|\(RayWorker")),
 )
+#: An address names an engine, and is not of its log.
+_URL = re.compile(r"https?://\S+")
 #: What FlashInfer's copy of TensorRT-LLM's code writes too, in a log of any engine.
 _COPIED = re.compile(r"\[TensorRT-LLM\]")
 #: Lines by which a server names itself.
@@ -116,18 +118,18 @@ RELATED = re.compile(
     r"|safetensors|hugging|hf\.co|transformers|\bgpus?\b|raylet|\bray\.|ibv_|EngineCore|kv.?cache"
     r"|\bnvcc|ptxas|\bllms?\b|tokenizer|\bNV_ERR|trt-?llm|deep_?gemm|fused_?moe|[._]experts\b"
     r"|speculative decod|paged.?kv|layers\.\d|[._]attn\b|attention.?backend|nvfp4|\bmxfp[48]"
-    r"|weight_scale|lm_head|in features size|\bgb10\b|\bb12x\b",
+    r"|weight_scale|lm_head|in features size|\bgb10\b|\bb12x\b|\bmlx5_core\b|\bpcieport\b",
     re.IGNORECASE,
 )
 
 _NAMES = (
     r"(?:nginx|apache2?|httpd|caddy|haproxy|traefik|mysqld?|mariadbd?|postgres(?:ql)?|mongod?"
-    r"|redis(?:-server)?|sshd?|postfix|dovecot|cron|cups|rabbitmq(?:-server)?|elasticsearch"
+    r"|redis(?:-server)?|sshd|postfix|dovecot|cron|cups|rabbitmq(?:-server)?|elasticsearch"
     r"|memcached|jenkins|snapd)"
 )
 #: Names of containers that are parts of an installation, and no model server.
 SIDECAR = re.compile(
-    rf"(?:^|[-_./])(?:{_NAMES}|(?:open-?)?webui|web|frontend|ui|db|database|grafana|prometheus|loki"
+    rf"(?:^|[-_./])(?:{_NAMES}|ssh|(?:open-?)?webui|web|frontend|ui|db|database|grafana|prometheus|loki"
     r"|promtail|exporter|watchtower|portainer|keycloak|minio|qdrant|milvus|chroma|n8n|searxng"
     r"|node[-_]exporter|dcgm(?:[-_]exporter)?|tailscale|cloudflared|certbot|adminer|pgadmin)"
     r"(?=$|[-_./]|\d)"
@@ -141,6 +143,7 @@ SERVICE = re.compile(
 #: Lines that a text quotes as a whole.
 _RECORD = re.compile(
     r"Traceback \(most recent call last|\s+File \"[^\"]+\", line \d|NVRM: |ninja: |ptxas "
+    r"|terminate called |\s+what\(\): "
     r"|(?:[a-z_]\w*\.)*[A-Z]\w{2,}(?:Error|Exception): \S|vllm: error: |usage: |docker: "
     r"|(?:ERROR|FATAL): \S"
 )
@@ -362,8 +365,9 @@ class ServerState:
         if "TRT-LLM]" in line.head:
             self.votes["tensorrt-llm"] += 1
             return
+        own = _URL.sub("", text) if "://" in text else text
         for key, _, regex in ENGINES:
-            if regex.search(text) or (key == "vllm" and line.source.startswith(_VLLM)):
+            if regex.search(own) or (key == "vllm" and line.source.startswith(_VLLM)):
                 self.votes[key] += 1
                 return
         self.copied += bool(_COPIED.search(text))

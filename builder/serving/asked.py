@@ -24,6 +24,7 @@ from builder.errors import Exit, RemoteError, SparkBuildError, UsageError
 from builder.pipeline.options import PlanOptions
 from builder.proof.flags import WHY, names_code
 from builder.proof.wholemodel import sentence
+from builder.serving.assumed import is_general
 from builder.serving.configurations import nearest
 from builder.serving.models import Models
 from builder.serving.preflight import (
@@ -69,13 +70,6 @@ _JOINED = {"--nnodes", "--node-rank", "--headless", "--master-addr", "--data-par
 _RANKS = {"--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"}
 #: How a release refuses more ranks than one machine has GPUs.
 _MORE_GPUS = re.compile(r"World size \((\d+)\) is larger than the number of available GPUs")
-#: Kinds of pydantic's errors that only look at the value, and not at the model.
-_SHAPE = re.compile(
-    r"\[type=(literal_error|unexpected_keyword_argument|\w+_type|\w+_parsing|missing|enum|"
-    r"(less|greater)_than\w*)"
-)
-#: A refusal of the attention backends that a model without a peculiarity gets, too.
-_CACHE = "kv_cache_dtype not supported"
 #: What stands in for a model that is not known: two dense layers, a context without limit.
 STAND_IN = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -83,6 +77,10 @@ STAND_IN = {
     "num_key_value_heads": 8, "num_hidden_layers": 2, "vocab_size": 32000, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 1 << 24, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+
+#: What is said of it.
+ASSUMED_SMALL = "a small dense model, since no known configuration is near"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +120,10 @@ class Asked:
     own: bool = False
     #: whose configuration was used; empty: the command's own, or a small model's
     configuration: str = ""
+    #: what stood in for the model's configuration, and what differs; empty: nothing
+    assumed: str = ""
+    #: settings that it was asked without, since a refusal may be of what stood in
+    without: tuple[Words, ...] = ()
     #: what was not asked, and why
     left_out: tuple[str, ...] = ()
 
@@ -156,12 +158,16 @@ def ask_release(
         return _with(own, own_model=True, left_out=left_out)
     near = nearest(question.model, models or Models.discover()) if question.model else None
     if near is not None:
-        asked = _asked_with(near.config, question, words, ask, sure=near.own)
+        asked = _asked_with(near.config, question, words, ask, sure=near.own, fits=near.sized)
         if asked is not None and (asked.answer is None or asked.answer.starts != "not run"):
-            return _with(asked, own_model=near.own, left_out=left_out, of=near.of)
-    asked = _asked_with(STAND_IN, question, words, ask, general=True)
-    missing = f"its configuration is not here: {question.model or 'the model'}"
-    return _with(asked or Asked(), own_model=False, left_out=(*left_out, missing))
+            asked = _with(asked, own_model=near.own, left_out=left_out, of=near.of)
+            if asked.answer is not None and not near.sized:  # bytes of another size
+                asked = dataclasses.replace(asked, answer=replace(asked.answer, memory=None))
+            return dataclasses.replace(asked, assumed=near.assumed)
+    asked = _asked_with(STAND_IN, question, words, ask, general=True, fits=False)
+    missing = f"what {question.model or 'the model'} decides: kernels, lengths and memory"
+    asked = _with(asked or Asked(), own_model=False, left_out=(*left_out, missing))
+    return dataclasses.replace(asked, assumed=ASSUMED_SMALL)
 
 
 def _asked_itself(
@@ -181,18 +187,18 @@ def _with(asked: Asked, *, own_model: bool, left_out: Iterable[str], of: str = "
     more = [answer.reason] if answer is not None and answer.starts == "not run" else []
     return Asked(
         refused=asked.refused, answer=answer, own=own_model, configuration=of,
-        left_out=(*asked.left_out, *left_out, *more),
+        without=asked.without, left_out=(*asked.left_out, *left_out, *more),
     )  # fmt: skip
 
 
 def _asked_with(
     config: Mapping[str, object], question: Question, words: Sequence[Words], ask: Ask,
-    *, general: bool = False, sure: bool = True,
+    *, general: bool = False, sure: bool = True, fits: bool = True,
 ) -> Asked | None:  # fmt: skip
     """Ask about a configuration that is no file."""
     with tempfile.TemporaryDirectory(prefix="spark-build-model-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return _asked(folder, question, words, ask, general=general, sure=sure)
+        return _asked(folder, question, words, ask, general=general, sure=sure, fits=fits)
 
 
 def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
@@ -226,16 +232,17 @@ def _value(flag: Words, name: str) -> Words:
 
 def _asked(
     model: str, question: Question, words: Sequence[Words], ask: Ask, *, general: bool = False,
-    sure: bool = True,
+    sure: bool = True, fits: bool = True,
 ) -> Asked | None:  # fmt: skip
     """Ask, and again without each setting that is refused; None: the configuration is not here."""
     refused: list[Refused] = []
     left_out: list[str] = []
+    without: list[Words] = []
     flags = list(words)
     ranks: list[Words] = []
     answer: Preflight | None = None
     for _ in range(_MOST):
-        request = _request(model, question, [*flags, *ranks], fits=not general)
+        request = _request(model, question, [*flags, *ranks], fits=fits)
         latest = _answer_beyond_estimates(ask, request, left_out)
         answer = latest or answer
         if latest is not None and latest.starts == "not run" and (_CODE,) in flags:
@@ -251,10 +258,11 @@ def _asked(
             ranks = [("--nnodes", more[1]), ("--node-rank", "0")]
             continue
         culprits = _culprits(latest, flags)
-        if general and not _is_general(refusal):
+        without += [] if is_general(refusal) or (sure and not general) else culprits
+        if general and not is_general(refusal):
             left_out += [f"{' '.join(flag)}: depends on the model" for flag in culprits]
         else:
-            certain = sure or _is_general(refusal)
+            certain = sure or is_general(refusal)
             refused += [
                 Refused(flag=one, sentence=_sentence(refusal), where=refusal.where, sure=certain)
                 for one in culprits or [()]
@@ -267,7 +275,9 @@ def _asked(
     left_out += _other_ranks(question, ranks)
     if answer is None:
         return None
-    return Asked(refused=tuple(refused), answer=answer, left_out=tuple(left_out))
+    return Asked(
+        refused=tuple(refused), answer=answer, without=tuple(without), left_out=tuple(left_out)
+    )
 
 
 def _answer_beyond_estimates(
@@ -330,15 +340,6 @@ def _request(
     )
 
 
-def _is_general(refusal: Refusal) -> bool:
-    """Whether a release would refuse the same for every model."""
-    return (
-        refusal.stage == "arguments"
-        or bool(_SHAPE.search(refusal.message))
-        or _CACHE in refusal.message
-    )
-
-
 def _culprits(answer: Preflight, flags: Sequence[Words]) -> list[Words]:
     """The flags that a release refuses: those it names, or the one without which it starts."""
     assert answer.refusal is not None
@@ -388,8 +389,13 @@ def asked_recipe(request: RecipeRequest, recipe: Recipe, ask: Ask = preflight) -
     """
     asked = ask_release(question_of(request, recipe), _known(request), ask)
     vllm = f"vLLM {recipe.vllm}"
-    if asked.refused:
+    if any(one.sure for one in asked.refused):
         refuse(recipe, asked)
+    if asked.assumed:
+        console.warn(f"{vllm} was asked about {asked.assumed}: {recipe.model}'s own is not here")
+    for one in asked.refused:
+        what = " ".join(one.flag) or "this model"
+        console.warn(f"with that, {vllm} refuses {what}: {one.sentence}")
     for text in asked.left_out:
         console.warn(f"{vllm} was not asked: {text}")
     if not asked.starts or not asked.own or asked.answer is None:
@@ -465,7 +471,7 @@ def refuse(recipe: Recipe, asked: Asked) -> None:
     Raises:
         RecipeRefused: always.
     """
-    one = asked.refused[0]
+    one = next(one for one in asked.refused if one.sure)
     what = " ".join(one.flag) or "the model"
     where = f" ({one.where})" if one.where else ""
     hint = again(*(("--set", f"{one.flag[0].removeprefix('--')}=") if one.flag else OTHER))

@@ -10,13 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from builder.errors import UsageError
 from builder.layers import shell
 from builder.layers.shell import UNKNOWN, read_script
 from builder.serving.knownimages import known_image
 from builder.serving.serveflags import canonical
+from builder.serving.shellwords import SHELLS, misread, passed_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from builder.layers.shell import Command
     from builder.serving.serveflags import ServeInterface
+    from builder.serving.shellwords import Misread
 
 
 #: Options of ``docker run`` and ``podman run`` that take no value (docker run --help, Docker 26).
@@ -72,6 +74,14 @@ class GivenVariable:
     line: int
 
 
+class Mount(NamedTuple):
+    """A file or folder of the host in a container."""
+
+    source: str
+    target: str
+    line: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
     """One start of a server."""
@@ -89,6 +99,10 @@ class ServeCommand:
     again: bool = False
     #: whether the image's own entrypoint does not serve, and the command does not say it
     bare: bool = False
+    #: why a shell does not run it as it was meant
+    misread: Misread | None = None
+    #: what is mounted into its container
+    mounts: tuple[Mount, ...] = ()
     #: words that a missing backslash cuts off
     lost: tuple[Word, ...] = ()
     #: what starts the container, and sets variables of the network itself
@@ -153,6 +167,7 @@ class DockerRun:
     env: list[GivenVariable] = field(default_factory=list)
     entrypoint: str | None = None
     words: list[Word] = field(default_factory=list)
+    mounts: list[Mount] = field(default_factory=list)
 
 
 def read_docker_run(words: Iterable[Word]) -> DockerRun:
@@ -171,14 +186,29 @@ def read_docker_run(words: Iterable[Word]) -> DockerRun:
         ):
             continue
         if not name.startswith("--") and len(name) > 2:  # -eNAME=value
-            name, value, equals = text[:2], text[2:], "="
+            name, value, equals = text[:2], text[2:].removeprefix("="), "="
         if not equals:
             value = rest.popleft().text if rest else ""
         if name in ("-e", "--env"):
             run.env.append(_variable(value, word.line))
         elif name == "--entrypoint":
             run.entrypoint = value
+        elif name in ("-v", "--volume", "--mount"):
+            run.mounts += _mount(value, word.line)
     return run
+
+
+def _mount(text: str, line: int) -> Iterator[Mount]:
+    """A mount: ``SOURCE:TARGET[:OPTIONS]``, or ``type=bind,source=...,target=...``."""
+    if "," in text and "=" in text.partition(",")[0]:
+        parts = dict(part.partition("=")[::2] for part in text.split(","))
+        target = parts.get("target") or parts.get("dst") or parts.get("destination")
+        source = parts.get("source") or parts.get("src") or ""
+    else:
+        source, _, rest = text.partition(":")
+        target = rest.partition(":")[0]
+    if target:
+        yield Mount(source, target, line)
 
 
 #: Flags that only servers of vLLM's kind have.
@@ -232,12 +262,13 @@ Kind = Literal["dockerfile", "yaml", "shell"]
 
 #: Keys of a container in compose files, Kubernetes manifests and recipes.
 _IMAGE, _COMMAND, _ENV = ("image", "container"), ("command", "args"), ("environment", "env")
+_MOUNTS = ("volumes", "volumeMounts")
 _CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 #: Commands that run the command behind them.
 _PREFIXES = frozenset(("exec", "sudo", "nohup", "time", "env", "-E"))
 #: Options of a shell before a script in one word: -c, -lc, -ec.
 _SCRIPT_FOLLOWS = re.compile(r"-[a-z]*c")
-_SHELLS = frozenset(("bash", "sh", "dash", "zsh", "su"))
+_SHELLS = SHELLS | {"su"}
 #: Commands whose words are not run.
 _TEXTS = frozenset(("echo", "printf", "pkill", "pgrep", "grep", "egrep", "kill", "logger", "alias"))
 #: Options of ssh that take a word (ssh(1), OpenSSH 9).
@@ -551,10 +582,13 @@ def _of_words(
     program = texts[0].rpartition("/")[2] if texts else ""
     if not texts or program in _TEXTS:
         return
-    if program in _CONTAINER_TOOLS and "run" in texts:
-        run = read_docker_run(words[texts.index("run") + 1 :])
+    start = next((at for at, text in enumerate(texts) if text in ("run", "create")), None)
+    if program in _CONTAINER_TOOLS and start is not None:
+        run = read_docker_run(words[start + 1 :])
         if run.image is not None:
-            yield from _in_container(file, run.words, run.entrypoint, run.image, run.env, depth)
+            mounts = tuple(run.mounts)
+            for one in _in_container(file, run.words, run.entrypoint, run.image, run.env, depth):
+                yield replace(one, mounts=(*mounts, *one.mounts))
         return
     if program == _LAUNCHER:
         yield from _launched(file, words, own, depth)
@@ -571,6 +605,10 @@ def _of_program(
 ) -> Iterator[ServeCommand]:
     """The serve commands of a program that runs another one."""
     program = words[0].text.rpartition("/")[2]
+    if wrong := misread([word.text for word in words]):
+        for one in _of_program(file, words[wrong.at :], own, depth):
+            yield replace(one, misread=wrong)
+        return
     remote = _remote(words) if program == "ssh" else None
     script = (remote,) if remote is not None else _scripts_in(words)
     if script:
@@ -601,12 +639,13 @@ def _launched(
 ) -> Iterator[ServeCommand]:
     """The serve commands of ``launch-cluster.sh [options] exec COMMAND``."""
     image, mods = Word(_LAUNCHERS_IMAGE, words[0].line), []
-    env = [
-        more
+    runs = [
+        read_docker_run([Word(text, one.line) for text in _split(one.value)])
         for one in own
         if one.name == _LAUNCHER_DOCKER
-        for more in read_docker_run([Word(text, one.line) for text in _split(one.value)]).env
     ]
+    env = [variable for run in runs for variable in run.env]
+    mounts = tuple(mount for run in runs for mount in run.mounts)
     rest = deque(words[1:])
     while rest:
         word = rest.popleft()
@@ -624,7 +663,9 @@ def _launched(
         elif name.startswith("--apply-"):
             mods.append(given.text)
     for one in _in_container(file, list(rest), "", image, env, depth):
-        yield replace(one, mods=tuple(mods), launcher=_LAUNCHER, entrypoint=None)
+        yield replace(
+            one, mods=tuple(mods), launcher=_LAUNCHER, entrypoint=None, mounts=mounts,
+        )  # fmt: skip
 
 
 def _variable(text: str, line: int) -> GivenVariable:
@@ -659,6 +700,15 @@ def _in_container(
 ) -> Iterator[ServeCommand]:
     """The serve commands of a container's command line."""
     whole = [*([Word(entrypoint, image.line)] if entrypoint else []), *words]
+    if wrong := misread([word.text for word in whole]):
+        replaced = "" if entrypoint is None else entrypoint
+        for one in _in_container(file, whole[wrong.at :], "", image, env, depth):
+            yield replace(one, misread=wrong, entrypoint=replaced)
+        return
+    if (at := passed_on([word.text for word in whole])) is not None:
+        for one in _in_container(file, whole[at:], "", image, env, depth):
+            yield replace(one, entrypoint=entrypoint)
+        return
     known = known_image(image.text)
     scripts = _scripts_in(whole)
     for text, first in scripts:
@@ -887,13 +937,14 @@ def _container(
         own, entrypoint = _first(_words(file, keys["command"])), ""
     env = [variable for key in _ENV if key in keys for variable in _env(file, keys[key])]
     mods = tuple(word.text for word in _words(file, keys["mods"])) if "mods" in keys else ()
+    mounts = tuple(mount for key in _MOUNTS if key in keys for mount in _mounts(file, keys[key]))
     block = _block(file, parts, values) if not entry else None
     commands = list(_script(file, *block)) if block else []
     if commands:  # a script of several commands
         for one in commands:
             yield replace(
                 one, env=(*env, *one.env), image=one.image or ref.text,
-                image_line=one.image_line or ref.line, mods=mods,
+                image_line=one.image_line or ref.line, mods=mods, mounts=mounts,
                 entrypoint=own, launcher="recipe" if recipe else "",
             )  # fmt: skip
         return
@@ -901,9 +952,24 @@ def _container(
     for one in _in_container(file, [*(entry or []), *words], entrypoint, ref, env):
         filled = tuple(replace(word, text=_interpolated(word.text)) for word in one.words)
         yield replace(
-            one, words=filled, mods=mods, entrypoint=own,
+            one, words=filled, mods=mods, entrypoint=own, mounts=mounts,
             launcher="recipe" if recipe else "",
         )  # fmt: skip
+
+
+def _mounts(file: _File, node: Node) -> Iterator[Mount]:
+    """The mounts of a list: texts as of ``docker run``, or maps of compose and Kubernetes."""
+    from yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+    for item in node.value if isinstance(node, SequenceNode) else ():
+        if isinstance(item, ScalarNode):
+            yield from _mount(_interpolated(file.read(item.value)), _line(item))
+        elif isinstance(item, MappingNode):
+            pairs = dict(_pairs(file, item))
+            target = pairs.get("target") or pairs.get("mountPath")
+            source = pairs.get("source") or pairs.get("subPath") or pairs.get("name") or ""
+            if target:
+                yield Mount(source, target, _line(item))
 
 
 def _first(words: Sequence[Word]) -> str:

@@ -1,5 +1,8 @@
 """Configurations of known checkpoints, and the nearest one for a checkpoint that is not known.
 
+A near one has the family and the size that the name says, in the quantisation that it says.  Else
+it has another size, or is the next model of the family; what differs is said with it.
+
 ``builder/data/configurations.json`` has what decides of each published ``config.json``; a list of
 modules is written with braces, ``layers.{3-5,8}.gate``.  The files of known models have others.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +71,15 @@ _SAME_SHAPE = frozenset(
      "gb10", "dspark", "0731", "dynamic", "autoround", "auto", "round", "awq", "gptq", "4bit",
      "int4", "w4a16", "nvfp4", "fp4", "mxfp4", "mxfp8", "fp8", "bf16", "fp16", "code")
 )  # fmt: skip
+#: Words of a name that say another size, or parts that the others of the family do not have.
+_OTHER_SHAPE = frozenset(
+    ("flash", "pro", "nano", "super", "ultra", "mini", "lite", "small", "medium", "large", "air",
+     "max", "next", "lightning", "vision", "vl", "omni", "embedding", "embed", "reranker", "asr",
+     "ocr", "tts", "audio", "image", "reward", "draft", "eagle3", "dflash", "exp")
+)  # fmt: skip
+#: The letters of a word with their whole number where it is one letter: ``v4``, ``m2``, ``k2``.
+_PARTS = re.compile(r"(?:\b[a-z]\d+|[a-z]+|(?<![.\d])\d+)")
+_DATE = re.compile(r"\d{3,}")
 _BRACES = re.compile(r"\{([\d,-]+)\}")
 
 
@@ -90,6 +102,17 @@ class Nearest:
     of: str
     #: whether it is the checkpoint's own
     own: bool
+    #: whether it has the checkpoint's size, as far as the names say
+    sized: bool = True
+    #: what differs; empty: nothing, as far as the names say
+    differs: str = ""
+
+    @property
+    def assumed(self) -> str:
+        """What is assumed; empty for the checkpoint's own."""
+        if self.own:
+            return ""
+        return f"the configuration of {self.of}" + (f" ({self.differs})" if self.differs else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +132,33 @@ class _Name:
         sizes = tuple(word for word in words if _SIZE.fullmatch(word))
         return cls(family=tuple(w for w in words if w not in sizes), sizes=sizes, form=form)
 
+    @property
+    def total(self) -> float:
+        """Billions of parameters; 0: the name does not say."""
+        return max((float(size.strip("ab")) for size in self.sizes), default=0.0)
+
+    @property
+    def line(self) -> frozenset[str]:
+        """The family without minor versions and dates: ``m2.7`` is ``m2``, ``qwen3.5`` ``qwen``
+        and ``3``.
+        """
+        parts = (part for word in self.family for part in _PARTS.findall(word))
+        return frozenset(part for part in parts if not _DATE.fullmatch(part))
+
+    def is_alike(self, other: _Name) -> bool:
+        """Whether another checkpoint may have these shapes, in another size or quantisation."""
+        if self.sizes and other.sizes and len(self.sizes) != len(other.sizes):
+            return False  # "A3B": one has experts and the other has none
+        return bool(self.family) and self.family == other.family
+
+    def is_next(self, other: _Name) -> bool:
+        """Whether another checkpoint is of the same line, with the same size."""
+        more = self.line - other.line
+        return (
+            bool(other.line) and other.line <= self.line and self.sizes == other.sizes
+            and not more & _OTHER_SHAPE and not any(map(str.isdigit, more))
+        )  # fmt: skip
+
 
 def name_of(model: str) -> str:
     """The name of a checkpoint, without its owner, of an id or of a folder."""
@@ -117,32 +167,53 @@ def name_of(model: str) -> str:
 
 
 def nearest(model: str, models: Models) -> Nearest | None:
-    """The configuration of a checkpoint, else of one with its shapes; None: none is known."""
+    """The configuration of a checkpoint, else the nearest one; None: none is near."""
     known = {one.id: one for one in (*_of_models(models), *_published())}
     own = known.get(model)
     if own is not None and own.whole:
         return Nearest(config=own.config, of=own.id, own=True)
-    wanted = _Name.of(model)
     if _NOT_MADE.search(name_of(model).lower()):
         return None
-    named = ((_Name.of(one.id), one) for one in known.values())
-    alike = [(name, one) for name, one in named if name.family == wanted.family]
-    if not alike or not wanted.family:
+    wanted = _Name.of(model)
+    named = [(_Name.of(one.id), one) for one in known.values()]
+    alike = [pair for pair in named if wanted.is_alike(pair[0])]
+    alike = alike or [pair for pair in named if wanted.is_next(pair[0])]
+    if not alike:
         return None
     name, one = min(
         alike,
         key=lambda pair: (
-            pair[1].id != model, pair[0].sizes != wanted.sizes, pair[0].form != wanted.form,
+            pair[1].id != model, len(wanted.line ^ pair[0].line), pair[0].sizes != wanted.sizes,
+            abs(pair[0].total - wanted.total) * bool(wanted.sizes), pair[0].form != wanted.form,
             pair[1].id.partition("/")[0] != model.partition("/")[0], pair[1].id,
         ),
     )  # fmt: skip
+    found = _found(wanted, name, one, {other.sizes for other, _ in alike})
+    if one.id == model:
+        return replace(found, differs="what it leaves in 16 bits is not complete here")
+    return found
+
+
+def _found(wanted: _Name, name: _Name, one: Configuration, sizes: set[tuple[str, ...]]) -> Nearest:
+    """A known configuration in the quantisation that is wanted, and what differs."""
+    sized = name.sizes == wanted.sizes or (not wanted.sizes and len(sizes) == 1)
+    differs = []
+    if not sized and wanted.sizes:
+        differs.append(f"another size: the name says {'-'.join(wanted.sizes).upper()}")
+    elif not sized:
+        differs.append("the name says no size, and there are several")
+    if name.family != wanted.family:
+        differs.append("another model of the family")
+        sized = sized and bool(wanted.sizes)
+    near = Nearest(config=one.config, of=one.id, own=False, sized=sized, differs="; ".join(differs))
     if name.form == wanted.form:
-        return Nearest(config=one.config, of=one.id, own=False)
+        return near
     form = wanted.form or "BF16"
     config = {key: value for key, value in one.config.items() if key != "quantization_config"}
     if (quantisation := quantised(config, form)) is not None:
         config["quantization_config"] = quantisation
-    return Nearest(config=config, of=f"{one.id}, in {form} as the name says", own=False)
+    said = "as the name says" if wanted.form else "as the name says no other"
+    return replace(near, config=config, of=f"{one.id}, in {form} {said}")
 
 
 def quantised(config: Mapping[str, Any], form: str) -> dict[str, Any] | None:

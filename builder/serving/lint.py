@@ -75,15 +75,23 @@ class Finding(Part, frozen=True, kw_only=True):
     help: Annotated[str, Meta(description="what to write instead; absent: unknown")] = ""
 
 
+#: What a release answers about a command.
+Answer = Literal["starts", "would start", "refused", "settings accepted", "not run"]
+
+
 class AskedCommand(Part, frozen=True, kw_only=True):
     """What a release said of one command."""
 
     file: Text
     line: Annotated[int, Meta(ge=0)]
     vllm: Text
-    answer: Literal["starts", "refused", "settings accepted", "not run"]
+    #: would start: with what is assumed
+    answer: Answer
     configuration: Annotated[
         str, Meta(description="of another checkpoint, or a known one's; absent: the command's own")
+    ] = ""
+    assumed: Annotated[
+        str, Meta(description="what stood in for the model's configuration, and what differs")
     ] = ""
     left_out: Annotated[tuple[str, ...], Meta(description="what it was not asked, and why")] = ()
 
@@ -141,6 +149,10 @@ _SPARK = re.compile(
 _OTHER = re.compile(
     r"\b(H[12]00|B[23]00|GB[23]00|A100|A6000|L40S?|V100|RTX[ _-]?(PRO|\d{4})|MI\d{3}X?)\b",
     re.IGNORECASE,
+)
+#: A file or folder of a Python package, installed or as a checkout of vLLM.
+_PACKAGE_FILE = re.compile(
+    r"/(?:site|dist)-packages/(\w[\w./-]*)|/(?=vllm/(?:\w+/)*\w+\.py$)(vllm/[\w./-]+)"
 )
 _OFFICIAL = re.compile(r"vllm/vllm-openai:(?:v)?(?P<version>\d[^-@]*)?(?P<rest>[^@]*)")
 
@@ -482,6 +494,23 @@ def _draft(checked: Checked) -> Iterator[Finding]:
         yield checked.finding("draft-experts", flag.line, message, advice, severity)
 
 
+def _processors(checked: Checked) -> Iterator[Finding]:
+    """Custom logits processors with a speculation, which a release or a runner of it refuses."""
+    flag, said = checked.last("--logits-processors"), checked.interface.processors
+    if flag is None or not said or checked.last("--speculative-config") is None:
+        return
+    release = checked.interface.vllm
+    if said == "refused":
+        message = f"vLLM {release} refuses custom logits processors with speculative decoding"
+        yield checked.finding("processors-speculation", flag.line, message, "one of both")
+        return
+    message = (
+        f"model runner V1 of vLLM {release} refuses custom logits processors with speculative "
+        "decoding; V2 takes both, if it can serve the model"
+    )
+    yield checked.finding("processors-speculation", flag.line, message, severity="note")
+
+
 def _cluster(checked: Checked) -> Iterator[Finding]:
     executor = checked.last("--distributed-executor-backend")
     image = checked.command.image
@@ -536,6 +565,17 @@ def _container(checked: Checked) -> Iterator[Finding]:
         message = f"the command ends before this line: {shortened(' '.join(names))} are lost"
         advice = "end the line before with a backslash, and nothing behind it"
         yield checked.finding("lost-flags", at, message, advice)
+    if command.misread is not None:
+        wrong = command.misread
+        yield checked.finding("shell-entrypoint", command.line, wrong.why, wrong.advice)
+    for mount in command.mounts:
+        if over := _PACKAGE_FILE.search(mount.target):
+            message = f"{mount.source} replaces {over[1] or over[2]} of the image's own package"
+            advice = (
+                "make it a layer, which is checked against the release (spark-build layers new), "
+                "and see which releases it fits: spark-build matrix --patches DIR"
+            )
+            yield checked.finding("mounted-over", mount.line, message, advice)
     if command.again:
         message = f"{command.image} runs vllm serve itself: it gets these words twice"
         yield checked.finding(
@@ -584,7 +624,8 @@ def _whole(text: str) -> int:
 
 
 _CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
-    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _cluster,
+    _flags, _twice, _parsers, _variables, _b12x, _model, _memory, _batched, _draft, _processors,
+    _cluster,
     _image, _container, _conflicts,
 )  # fmt: skip
 
@@ -862,12 +903,16 @@ def _groups(words: Sequence[Word]) -> Iterator[tuple[str, ...]]:
 def _unanswered(
     problems: Sequence[Finding], asked: Asked, refused: Sequence[Finding]
 ) -> list[Finding]:
-    """The problems that a release did not answer for itself; on a line, its words are enough."""
-    everything = asked.answer is not None and asked.answer.starts == "yes"
+    """The problems that a release did not answer for itself; on a line, its words are enough.
+
+    What it may have refused only of the configuration that stood in, it did not answer.
+    """
+    started = asked.answer is not None and asked.answer.starts == "yes"
+    everything = started and not asked.without
     answered = _PARSER_SAYS if asked.parsed else set()
     if everything:
         answered = _RELEASE_SAYS if asked.own else _RELEASE_SAYS - _OF_THE_MODEL
-    lines = {one.line for one in refused}
+    lines = {one.line for one in refused if one.severity != "note" or not asked.without}
     return [
         one
         for one in problems
@@ -912,15 +957,16 @@ def _shown(checked: Checked, asked: Asked) -> AskedCommand:
     """One command in the report."""
     words = [w.text for w in checked.command.words if UNKNOWN in w.text]
     unknown = [f"{len(words)} settings that are known only when it starts"] if words else []
-    answer: Literal["starts", "refused", "settings accepted", "not run"] = "not run"
+    answer: Answer = "not run"
     built = asked.own or bool(asked.configuration)
     if checked.exact and any(one.sure for one in asked.refused):
         answer = "refused"
     elif asked.parsed:
-        answer = "starts" if built and asked.starts else "settings accepted"
+        started: Answer = "starts" if asked.own else "would start"
+        answer = started if built and asked.starts else "settings accepted"
     return AskedCommand(
         file=checked.command.file, line=checked.command.line, vllm=checked.interface.vllm,
-        answer=answer, configuration=asked.configuration,
+        answer=answer, configuration=asked.configuration, assumed=asked.assumed,
         left_out=(*asked.left_out, *unknown, *_not_passed(asked)),
     )  # fmt: skip
 

@@ -158,6 +158,16 @@ RULES = {
               "vllm/envs.py and vllm/config/kernel.py of the release", _ITSELF),
         _rule("lost-flags", "error", "a backslash is missing: the shell ends the command there",
               "POSIX, Shell Command Language, 2.2.1 Escape Character", _SHELL),
+        _rule("shell-entrypoint", "error",
+              "a shell gets the command in words that it does not run",
+              "POSIX, sh: -c takes one word, and without it the first word is a file", _SHELL),
+        _rule("mounted-over", "warning",
+              "a file of the host replaces one of the release's package",
+              "it fits the release that it was written for: docs/layers.md",
+              "no release: the file is not the release's own"),
+        _rule("processors-speculation", "error",
+              "custom logits processors, which speculative decoding refuses",
+              "vllm/v1/sample/logits_processor of the release: ValueError at start", _ITSELF),
         _rule("entrypoint-twice", "error",
               "the image's entrypoint is vllm serve, and the command says it again",
               "docker/Dockerfile of vLLM, target vllm-openai: ENTRYPOINT vllm serve",
@@ -185,5 +195,5 @@ OF_THE_RELEASE = frozenset(
     ("unknown-flag", "bad-value", "refused", "transformers-version", "kernel-trouble",
      "quantization-name", "unknown-parser", "unknown-variable", "variable-value", "b12x-name",
      "b12x-unreachable", "b12x-mxfp4", "w4a16-rounded", "draft-experts", "no-ray", "ray-needed",
-     "no-effect")
+     "no-effect", "processors-speculation")
 )  # fmt: skip

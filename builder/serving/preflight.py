@@ -50,6 +50,7 @@ from builder.proof.wholemodel import (
     own_folder,
     sentence,
 )
+from builder.serving.assumed import is_general, near_folder
 from builder.serving.checkpoint import read_config
 from builder.serving.memory import (
     GIB,
@@ -72,8 +73,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from builder.pipeline.options import PlanOptions
+    from builder.serving.configurations import Nearest
     from builder.serving.models import Model
 
+#: Whether a model starts.
+Starts = Literal["yes", "no", "not known", "not run"]
 #: The profile whose layers may cure a refusal.
 MAIN_PROFILE = "b12x-full"
 #: Requests at the same time for which the longest context is given.
@@ -153,7 +157,7 @@ class Choice(Part, frozen=True, kw_only=True):
     #: layers that change files of this release
     patched: tuple[str, ...] = ()
     flags: tuple[str, ...]
-    starts: Literal["yes", "no", "not run"]
+    starts: Starts
     why: Annotated[str, Meta(description="why not, in a sentence")] = ""
     linear: Annotated[tuple[str, ...], Meta(description="kernels of its linear layers")] = ()
     experts: tuple[str, ...] = ()
@@ -162,6 +166,7 @@ class Choice(Part, frozen=True, kw_only=True):
     weight_bytes: int = 0
     ceiling: float | None = None
     troubles: tuple[str, ...] = ()
+    assumed: Annotated[str, Meta(description="what stands in for the model's configuration")] = ""
 
 
 class Preflight(Document, frozen=True, kw_only=True):
@@ -176,8 +181,15 @@ class Preflight(Document, frozen=True, kw_only=True):
     patched: tuple[str, ...]
     flags: tuple[str, ...]
     environment: dict[str, str]
-    starts: Literal["yes", "no", "not run"]
-    reason: Annotated[str, Meta(description="why it was not run")] = always("")
+    #: not known: the model's configuration is not here, and that of another was asked about
+    starts: Starts
+    reason: Annotated[str, Meta(description="why it was not run, or is not known")] = always("")
+    configuration: Annotated[
+        str, Meta(description="of a known checkpoint; absent: the model's own was read")
+    ] = ""
+    assumed: Annotated[
+        str, Meta(description="what stands in for the model's configuration, and what differs")
+    ] = ""
     refusal: Refusal | None
     warnings: tuple[str, ...]
     lines: tuple[str, ...]
@@ -202,6 +214,11 @@ class ModelMatrix(Document, frozen=True, kw_only=True):
     flags: tuple[str, ...]
     layers: tuple[str, ...]
     rows: tuple[Choice, ...]
+
+    @property
+    def assumed(self) -> str:
+        """What stands in for the model's configuration; empty: nothing."""
+        return next((row.assumed for row in self.rows if row.assumed), "")
 
     @property
     def starting(self) -> list[str]:
@@ -241,6 +258,8 @@ class PreflightRequest:
     cures: bool = True
     #: whether to ask without the flags and with each profile, too
     profiles: bool = False
+    #: whether the nearest known configuration stands in for one that cannot be downloaded
+    assume: bool = False
 
 
 def preflight(request: PreflightRequest) -> Preflight:
@@ -255,8 +274,12 @@ def preflight(request: PreflightRequest) -> Preflight:
         trust = TrustedSources(patches=request.plan.patches, everything=request.trust_image)
         trust = trust.with_plan(target.plan) if target.plan else trust
         release = Release(target, trust.with_variables(typed))
-        folder = model_folder(release, request.model, request.models)
+        folder, near, error = _model_or_near(release, request)
+        if near is not None and not near.sized:  # another size fits elsewhere
+            request = dataclasses.replace(request, fits=False)
         document = _asked(release, folder, request)
+        if near is not None and error is not None:
+            document = _as_assumed(document, near, error)
         parts = tuple(f"{LEFT_OUT}{text}" for text in request.left_out)
         document = replace(document, simulated=(*document.simulated, *parts))
         if document.starts == "no" and request.cures and not was_built(document):
@@ -264,6 +287,34 @@ def preflight(request: PreflightRequest) -> Preflight:
     if request.profiles:
         document = replace(document, choices=tuple(_choices(request)))
     return document
+
+
+def _model_or_near(
+    release: Release, request: PreflightRequest
+) -> tuple[Path, Nearest | None, RemoteError | None]:
+    """The folder of a model's configuration, or of the nearest one and why it stands in."""
+    try:
+        return model_folder(release, request.model, request.models), None, None
+    except RemoteError as error:
+        if not request.assume:
+            raise
+        name = served_name(request.model, request.models)
+        near, folder = near_folder(name, Models.discover(request.models), error)
+        return folder, near, error
+
+
+def _as_assumed(document: Preflight, near: Nearest, error: RemoteError) -> Preflight:
+    """An answer of a near configuration, as what it says of the model itself."""
+    document = replace(document, configuration=near.of)
+    if near.own:
+        return document
+    if not near.sized:  # bytes of another size
+        rows = tuple(replace(row, bytes=0) for row in document.layers)
+        document = replace(document, layers=rows, memory=None)
+    refusal = document.refusal
+    if document.starts != "not run" and (refusal is None or not is_general(refusal)):
+        document = replace(document, starts="not known", reason=str(error))
+    return replace(document, assumed=near.assumed)
 
 
 def was_built(document: Preflight) -> bool:
@@ -310,7 +361,8 @@ def _choice(name: str, vllm: str, request: PreflightRequest) -> Choice:
 def in_short(name: str, document: Preflight) -> Choice:
     """The kernels of an answer."""
     refusal = document.refusal
-    why = document.reason or (sentence(refusal) if refusal is not None else "")
+    reason = "" if document.assumed else document.reason
+    why = reason or (sentence(refusal) if refusal is not None else "")
     memory = document.memory
     return Choice(
         name=name, vllm=document.packages.get("vllm", ""), patched=document.patched,
@@ -321,7 +373,7 @@ def in_short(name: str, document: Preflight) -> Choice:
         cache=str(document.settings.get("kv_cache_dtype") or ""),
         weight_bytes=memory.weight_bytes if memory else 0,
         ceiling=memory.ceiling if memory else None,
-        troubles=tuple(trouble.kernel for trouble in document.troubles),
+        troubles=tuple(trouble.kernel for trouble in document.troubles), assumed=document.assumed,
     )  # fmt: skip
 
 
@@ -642,14 +694,20 @@ def room(answer: ModelAnswer, device: DeviceMemory) -> Room:
 
 
 def refuse_if_it_does_not_start(document: Preflight) -> None:
-    """Raise if the model does not start, or could not be built here.
+    """Raise if the model does not start, could not be built here, or was only assumed.
 
     Raises:
+        RemoteError: its configuration could not be downloaded, and another one was asked about.
         SparkBuildError: with the release's own words (exit 5).
     """
     if document.starts == "yes":
         return
     vllm = document.packages.get("vllm", "")
+    if document.starts == "not known":
+        raise RemoteError(
+            f"it is not known whether {document.model} starts on vLLM {vllm}: {document.reason}",
+            hint=_WITH_ITS_OWN,
+        )
     if document.starts == "not run":
         text = f"{document.model} was not built with vLLM {vllm}: {document.reason}"
         raise SparkBuildError(text, Exit.VERIFY_FAILED)
@@ -662,6 +720,9 @@ def refuse_if_it_does_not_start(document: Preflight) -> None:
     more = cure.flags if cure else (*document.flags, "--layers", MAIN_PROFILE)
     more = (*more, "--layers", ",".join(cure.layers)) if cure and cure.layers else more
     raise SparkBuildError(text, Exit.VERIFY_FAILED, hint=shlex.join([*words, *more]))
+
+
+_WITH_ITS_OWN = "spark-build preflight DIR, a folder with its config.json"
 
 
 def next_step(document: Preflight) -> str:
@@ -691,10 +752,17 @@ def refuse_if_it_starts_nowhere(document: ModelMatrix) -> None:
     """Raise if no release takes the model.
 
     Raises:
+        RemoteError: its configuration could not be downloaded, and another one was asked about.
         SparkBuildError: with the reason of the last release (exit 5).
     """
     if document.starting or not document.rows:
         return
+    if any(row.starts == "not known" for row in document.rows):
+        raise RemoteError(
+            f"it is not known whether {document.model} starts on one of these releases: its "
+            "configuration could not be downloaded",
+            hint=_WITH_ITS_OWN,
+        )
     last = document.rows[-1]
     text = (
         f"{document.model} starts on none of {len(document.rows)} releases; {last.vllm}: {last.why}"

@@ -187,7 +187,7 @@ def _request(
     return PreflightRequest(
         model=model, plan=replace(given.plan, base=ref), flags=tuple(flags),
         variables=tuple(variables), typed=given.variables, models=given.models,
-        profiles=given.profiles, add_share=add_share, memory=_bytes(given.memory),
+        profiles=given.profiles, add_share=add_share, memory=_bytes(given.memory), assume=True,
     )  # fmt: skip
 
 
@@ -218,7 +218,10 @@ def preflight_page(document: Preflight | ModelMatrix, when: datetime.datetime | 
     """A page for people; everything from the release and the model is escaped."""
     served = document.model if isinstance(document, ModelMatrix) else document.served
     command = shlex.join(["vllm", "serve", served, *document.flags])
-    page = {"model": document.model, "made": when or now(), "command": command, "gib": gibibytes}
+    page = {
+        "model": document.model, "made": when or now(), "command": command, "gib": gibibytes,
+        "assumed": document.assumed,
+    }  # fmt: skip
     if isinstance(document, ModelMatrix):
         more = {"rows": document.rows, "starting": document.starting, "layers": document.layers}
         return render_page("preflight.html.j2", document=None, **page, **more)

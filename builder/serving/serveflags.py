@@ -1015,6 +1015,10 @@ def _not_among(value: str, known: tuple[str, ...]) -> str:
     return f"has no value {shortened(value)!r}{guess} (it has {', '.join(known)})"
 
 
+#: What a release does with custom logits processors where it decodes speculatively.
+Processors = Literal["", "refused", "refused by runner V1"]
+
+
 class ServeInterface(Part, frozen=True, kw_only=True, dict=True):
     """What ``vllm serve`` of one release accepts."""
 
@@ -1026,6 +1030,10 @@ class ServeInterface(Part, frozen=True, kw_only=True, dict=True):
     ]
     reasoning_parsers: tuple[str, ...]
     tool_parsers: tuple[str, ...]
+    processors: Annotated[
+        Processors,
+        Meta(description="what it does with custom logits processors and speculative decoding"),
+    ] = ""
 
     def flag(self, name: str) -> Flag | None:
         """A flag by one of its names, or by the beginning of only one, as argparse reads them.
@@ -1153,7 +1161,35 @@ def read_interface(read: ReadFile, vllm: str) -> ServeInterface:
         variables={name: choices or () for name, choices in sorted(known.items())},
         reasoning_parsers=_registered(modules, *_REASONING),
         tool_parsers=_registered(modules, *_TOOLS),
+        processors=_processors(read),
     )
+
+
+#: Where each model runner of a release makes its logits processors.
+_RUNNER_V1 = "vllm/v1/sample/logits_processor/__init__.py"
+_RUNNER_V2 = "vllm/v1/worker/gpu/sample/logits_processor/loader.py"
+
+
+def _processors(read: ReadFile) -> Processors:
+    """Whether a release refuses custom logits processors with speculative decoding.
+
+    Runner V1 does so where it makes them: it raises in a branch on the speculation.  Older
+    releases give every server with processors to that runner; newer ones have them in V2 too.
+    """
+    try:
+        tree = ast.parse(read(_RUNNER_V1) or b"")
+    except (SyntaxError, ValueError):
+        return ""
+    branches = (
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and function.name == "build_logitsprocs"
+        for node in ast.walk(function)
+        if isinstance(node, ast.If) and "speculative_config" in ast.dump(node.test)
+    )
+    if not any(isinstance(node, ast.Raise) for branch in branches for node in ast.walk(branch)):
+        return ""
+    return "refused" if read(_RUNNER_V2) is None else "refused by runner V1"
 
 
 def interface_of_wheels(ref: str) -> ServeInterface:

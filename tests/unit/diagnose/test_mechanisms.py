@@ -32,13 +32,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RULES = pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.example[:40])
+#: A frame for each rule that asks for one.
+FRAMES = {
+    rule.frame: next(
+        path
+        for path in ("vllm/v1/core/wombat.py", "tilelang/wombat.py")
+        if re.match(rule.frame, path)
+    )
+    for rule in rules()
+    if rule.frame
+}
 
 
 @RULES
 def test_an_example_is_of_its_rule_and_of_no_earlier_one(rule: Rule) -> None:
-    first = next(r for r in rules() if re.search(r.pattern, rule.example, re.MULTILINE))
+    frame = FRAMES.get(rule.frame, "")
+    first = next(
+        r
+        for r in rules()
+        if re.match(r.frame, frame) and re.search(r.pattern, rule.example, re.MULTILINE)
+    )
     assert first == rule
-    told = classify(rule.example)
+    told = classify(rule.example, frame=frame)
     assert told is not None
     assert told.kind == rule.kind
     assert not re.search(r"\{[a-z0-9]+\}|\[\]", told.message + told.component)
@@ -48,7 +63,10 @@ def test_an_example_is_of_its_rule_and_of_no_earlier_one(rule: Rule) -> None:
 @RULES
 def test_an_example_in_a_log_is_a_failure_with_its_mechanism(rule: Rule) -> None:
     head = "(EngineCore pid=9) ERROR 06-01 10:00:00 [core.py:1] "
-    result = diagnose(io.BytesIO(f"{head}{rule.example}\n".encode()))
+    path = FRAMES.get(rule.frame, "")
+    above = f'{head}Traceback (most recent call last):\n{head}  File "/x/site-packages/{path}"'
+    above = f"{above}, line 1, in f\n{head}    f()\n" if path else ""
+    result = diagnose(io.BytesIO(f"{above}{head}{rule.example}\n".encode()))
     assert result.failed
     assert rule.kind in [f.mechanism for f in result.findings if f.severity == "error"]
 

@@ -160,13 +160,29 @@ def test_of_an_unknown_model_only_what_no_model_decides_counts() -> None:
     (asked,) = result.asked
     assert asked.answer == "settings accepted"
     assert asked.left_out[0] == "--moe-backend marlin: depends on the model"
-    assert "configuration is not here: ./not-here" in asked.left_out[1]
+    assert asked.left_out[1] == "what ./not-here decides: kernels, lengths and memory"
+    assert asked.assumed == "a small dense model, since no known configuration is near"
+    assert asked.configuration == ""
     shape = "1 validation error\nmethod\n  Input should be 'a' [type=literal_error, input]"
     general = FakeRelease({"marlin": ("configuration", shape)})
     (finding,) = found(command, general)
     assert finding.rule == "refused"
     cache = FakeRelease({"marlin": ("model", "Reason: ['kv_cache_dtype not supported']")})
     assert [one.rule for one in found(command, cache)] == ["refused"]
+
+
+def test_a_stand_in_hides_no_error_of_the_source() -> None:
+    """It was asked without the flag then, so the release did not answer for it."""
+    release = FakeRelease({"many": ("configuration", "this needs another model")})
+    (finding,) = found(f"vllm serve {UNKNOWN_MODEL} --port many", release)
+    assert (finding.rule, finding.severity) == ("bad-value", "error")
+
+
+def test_a_value_that_no_release_has_is_no_matter_of_the_model() -> None:
+    message = "cache_dtype: Invalid kv_cache_dtype: 'fp9'. Valid values are: ['auto', 'fp8']"
+    release = FakeRelease({"fp9": ("configuration", message)})
+    (finding,) = found(f"vllm serve {UNKNOWN_MODEL} --kv-cache-dtype fp9", release)
+    assert (finding.rule, finding.severity) == ("refused", "error")
 
 
 def test_a_known_models_configuration_is_used(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from builder.cli import lint as command
 from builder.errors import RemoteError
 from builder.proof.wholemodel import Refusal
 from builder.serving.configurations import FORMS, _published, name_of, nearest
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
         ("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit",
          "nvidia/Qwen3.6-35B-A3B-NVFP4, in W4A16 as the name says", False),
         ("Qwen/Qwen3.5-27B-FP8", "Qwen/Qwen3.5-27B, in FP8 as the name says", False),
-        ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-122B-A10B", False),
+        ("Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", False),
+        ("me/Qwen3.5-120B-A9B", "Qwen/Qwen3.5-122B-A10B", False),
+        ("me/MiniMax-M2-AWQ", "MiniMaxAI/MiniMax-M2.7, in AWQ as the name says", False),
+        ("deepseek-ai/DeepSeek-V4.1-Flash", "deepseek-ai/DeepSeek-V4-Flash", False),
+        ("me/MiMo-V2.6-Flash-RL", "XiaomiMiMo/MiMo-V2-Flash", False),
+        ("me/Qwen3-Coder-30B-A3B-Instruct-FP4", "nvidia/Qwen3-30B-A3B-NVFP4", False),
         # the list of what it leaves out is not complete where it was read
         ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",
          "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4", False),
@@ -46,10 +52,36 @@ def test_the_nearest_configuration(model: str, of: str, own: bool) -> None:
 @pytest.mark.parametrize(
     "model",
     ["me/Other-7B", "me/Qwen3.6-35B-A3B-GGUF", "me/GLM-5.3-Flash-TR3-4bpw", "m", "/models/x",
-     "deepseek-ai/DeepSeek-V4-Flash-Vision-Exp"],
+     "deepseek-ai/DeepSeek-V4-Flash-Vision-Exp", "deepseek-ai/DeepSeek-V4-Pro",
+     "Qwen/Qwen3-VL-30B-A3B-Instruct", "zai-org/GLM-4.7", "me/MiniMax-M4",
+     # one without experts is none of one with experts
+     "Qwen/Qwen3-0.6B"],
 )  # fmt: skip
 def test_no_configuration_is_near(model: str) -> None:
     assert nearest(model, Models.discover()) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "of", "differs", "sized"),
+    [
+        ("me/Qwen3.6-35B-A3B-NVFP4", "nvidia/Qwen3.6-35B-A3B-NVFP4", "", True),
+        ("me/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "another size: the name says 9B", False),
+        ("me/Qwen3.5", "Qwen/Qwen3.5-122B-A10B", "the name says no size, and there are several",
+         False),
+        ("me/MiniMax-M2", "MiniMaxAI/MiniMax-M2.7", "another model of the family", False),
+        ("me/Qwen3.9-35B-A3B", "Qwen/Qwen3.5-35B-A3B", "another model of the family", True),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "nvidia/DeepSeek-V3.2-NVFP4",
+         "what it leaves in 16 bits is not complete here", True),
+    ],
+)  # fmt: skip
+def test_what_is_assumed_is_said(model: str, of: str, differs: str, sized: bool) -> None:
+    found = nearest(model, Models.discover())
+    own = nearest("nvidia/Kimi-K2.6-NVFP4", Models.discover())
+    assert found is not None
+    assert own is not None
+    assert (found.of, found.differs, found.sized) == (of, differs, sized)
+    said = f"the configuration of {of}"
+    assert (found.assumed, own.assumed) == (f"{said} ({differs})" if differs else said, "")
 
 
 def test_the_quantisation_is_that_of_the_name() -> None:
@@ -105,16 +137,43 @@ def test_a_known_checkpoint_is_asked_offline() -> None:
 
 
 def test_what_a_near_configuration_is_refused_is_a_note() -> None:
-    text = "vllm serve me/Qwen3.5-27B-NVFP4 --moe-backend 9"
-    report = offline(FakeRelease({"9": ("model", "no kernel")}), text)
+    text = "vllm serve me/Qwen3.5-27B-NVFP4 --moe-backend marlin"
+    report = offline(FakeRelease({"marlin": ("model", "no kernel")}), text)
     (finding,) = report.findings
     assert (finding.rule, finding.severity) == ("refused", "note")
     assert "asked with the configuration of Qwen/Qwen3.5-27B, in NVFP4" in finding.message
     (asked,) = report.asked
     assert (asked.answer, asked.left_out) == ("settings accepted", ())
-    report = offline(FakeRelease(), text.replace("9", "marlin"))
+    report = offline(FakeRelease(), text)
     assert report.findings == ()
-    assert report.asked[0].answer == "starts"
+    assert report.asked[0].answer == "would start"
+    assert report.asked[0].assumed == (
+        "the configuration of Qwen/Qwen3.5-27B, in NVFP4 as the name says"
+    )
+
+
+def test_what_is_assumed_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    command._print(offline(FakeRelease(), "vllm serve me/Qwen3.5-27B-NVFP4"))
+    out = capsys.readouterr().out
+    assert "vLLM 0.33.0: would start, assumed: the configuration of Qwen/Qwen3.5-27B, in" in out
+
+
+def test_a_note_of_a_near_configuration_hides_no_error_of_the_source() -> None:
+    release = FakeRelease({"many": ("configuration", "this needs another model")})
+    findings = offline(release, "vllm serve me/Qwen3.5-27B-NVFP4 --port many").findings
+    assert [(one.rule, one.severity) for one in findings] == [
+        ("bad-value", "error"), ("refused", "note"),
+    ]  # fmt: skip
+
+
+def test_another_size_says_nothing_of_memory() -> None:
+    release = FakeRelease(
+        {"9": ("memory", "needs 9 GiB more than are free")}, cache_bytes=-(3 << 30)
+    )
+    report = offline(release, "vllm serve me/Qwen3.5-9B --max-model-len 9")
+    assert report.findings == ()
+    assert report.asked[0].answer == "would start"
+    assert not any(request.fits for request in release.asked if request.model.startswith("/"))
 
 
 def test_what_no_model_decides_is_an_error_even_then() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from builder.errors import Exit
+from builder.errors import Exit, RemoteError
 from builder.proof.wholemodel import LayerRow
 from builder.serving import recipefiles
 from builder.serving.asked import RecipeRefused, asked_recipe, question_of
@@ -70,6 +71,25 @@ def test_a_refused_recipe_is_none() -> None:
         asked_recipe(made, linted_recipe(made), release)
     assert error.value.code == Exit.VERIFY_FAILED
     assert "--set linear-backend=" in (error.value.hint or "")
+
+
+def test_a_near_configuration_refuses_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is another checkpoint's: what the release says of it is a warning."""
+    release = FakeRelease(refuses={"flashinfer_b12x": ("model", "linear_backend=x: no kernel")})
+    made = request("qwen3-30b-a3b")
+    model = replace(made.model, config=None)
+
+    def offline(asked: PreflightRequest) -> Preflight:
+        if not asked.model.startswith("/"):
+            raise RemoteError("no network")
+        return release(asked)
+
+    made = dataclasses.replace(made, model=model)
+    recipe = replace(linted_recipe(made), id="me/Qwen3-30B-A3B-NVFP4")
+    assert asked_recipe(made, recipe, offline) == recipe
+    said = capsys.readouterr().err
+    assert "vLLM 0.33.0 was asked about the configuration of nvidia/Qwen3-30B-A3B-NVFP4" in said
+    assert "with that, vLLM 0.33.0 refuses --linear-backend flashinfer_b12x: " in said
 
 
 def test_what_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
