@@ -138,7 +138,10 @@ def requirements_for(vllm: str) -> Requirements:
     raw = tomllib.loads(package_file("data", "sandbox-requirements.toml").read_text("utf-8"))
     sets = [s for s in raw["set"] if SpecifierSet(s["vllm"]).contains(vllm, prereleases=True)]
     if not sets:
-        raise UsageError(f"no sandbox is available for vllm {vllm}")
+        raise UsageError(
+            f"vLLM {vllm} is older than 0.17.0, and cannot be asked without its hardware",
+            hint="name a release from 0.17.0 on",
+        )
     needs_dsl = any(s["needs-dsl"] for s in sets)
     packages = sorted({package for s in sets for package in s["python-packages"]})
     return Requirements(

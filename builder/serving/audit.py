@@ -35,6 +35,7 @@ from builder.serving.checkpoint import (
     group_of,
     means_a_path,
     read_config,
+    refuse_gguf,
 )
 from builder.serving.memory import (
     Ceiling,
@@ -492,6 +493,7 @@ def audit(request: AuditRequest) -> Audit:
     Raises:
         SparkBuildError: the checkpoint, the file or the model cannot be read.
     """
+    refuse_gguf(request.subject)
     place = Path(request.subject)
     if place.is_file():
         return _from_file(place, request.against)

@@ -99,6 +99,27 @@ def means_a_path(subject: str) -> bool:
     return Path(subject).exists() or subject.startswith((".", "/", "~"))
 
 
+_GGUF = re.compile(r"(?i)[.-]gguf(?::[\w.-]+)?$")
+
+
+def refuse_gguf(subject: str) -> None:
+    """Raise if a user means a checkpoint in the format of llama.cpp.
+
+    Raises:
+        UsageError: it is one.
+    """
+    folder = Path(subject)
+    if folder.is_dir():
+        is_gguf = not (folder / CONFIG).exists() and any(folder.glob("*.gguf"))
+    else:
+        is_gguf = _GGUF.search(subject) is not None
+    if is_gguf:
+        raise UsageError(
+            f"{subject} is in GGUF, the format of llama.cpp; only safetensors files are read",
+            hint="name the model's checkpoint in safetensors, or one of: spark-build models list",
+        )
+
+
 def checkpoint_tensors(folder: Path) -> list[Tensor]:
     """All tensors of a folder, from the headers of the files that vLLM would load.
 

@@ -30,6 +30,7 @@ from builder.serving.checkpoint import (
     kv_need,
     means_a_path,
     read_config,
+    refuse_gguf,
     rows,
 )
 from builder.serving.models import Models
@@ -353,6 +354,7 @@ def memory_estimate(request: MemoryRequest) -> MemoryEstimate:
             hint="--kv-cache-dtype auto",
         )
     base = release_base(request.release) if request.release is not None else ""
+    refuse_gguf(request.subject)
     folder = Path(request.subject)
     if folder.is_dir():
         parts = _from_folder(folder, request)

@@ -19,6 +19,7 @@ from builder.proof.flags import WHY, flag_groups, names_code
 from builder.proof.report import now, render_page
 from builder.proof.variables import is_read
 from builder.proof.wholemodel import is_path, sentence
+from builder.serving.checkpoint import refuse_gguf
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
 from builder.serving.memory import GIB
 from builder.serving.preflight import (
@@ -54,6 +55,7 @@ def request_of(given: Given) -> PreflightRequest:
     """
     if given.model == "vllm" and given.flags[:1] == ("serve",):
         return _of_command(given, _chosen(_TEXT, shlex.join([given.model, *given.flags]), None))
+    refuse_gguf(given.model)
     text = _text(given.model)
     if text is None:
         if given.checkpoint is not None:

@@ -430,6 +430,21 @@ def test_the_caches_of_a_known_model_are_those_of_its_configuration(tmp_path: Pa
     assert memory_estimate(request).kv_cache == own.kv_cache is not None
 
 
+@pytest.mark.parametrize("command", ["memory", "audit", "preflight"])
+@pytest.mark.parametrize("named", ["m.gguf", "org/Model-GGUF", "org/Model-GGUF:Q4_K_M", "folder"])
+def test_gguf_is_not_read(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "m.gguf", tmp_path / "folder/model-00001.gguf"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"GGUF\x03")
+    result = call(command, named)
+    assert (result.code, f"{named} is in GGUF, the format of llama.cpp" in result.err) == (2, True)
+    (tmp_path / "folder/config.json").write_text("{}")
+    assert "GGUF" not in call(command, "folder").err, "a folder may have both"
+
+
 def test_what_is_neither_a_folder_nor_a_model(call: Call) -> None:
     result = call("memory", "no/where")
     assert (result.code, "'no/where' is neither a folder nor a model" in result.err) == (2, True)
