@@ -24,6 +24,7 @@ from msgspec import Meta
 from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.common.hints import reason
 from builder.errors import UsageError
+from builder.probes.model_counts import too_many
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -468,16 +469,22 @@ def decoded_config(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UsageError: it is malformed; the message says where.
     """
+    where = "the configuration in the model's file"
+    if why := too_many(raw):
+        raise UsageError(f"{where}: {why}")
     try:
         return msgspec.convert(raw, ModelConfig)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the configuration in the model's file: {error}") from None
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     """A JSON file, read as Transformers reads it: Nemotron's has ``Infinity``."""
     try:
-        return msgspec.convert(json.loads(read_regular(path, DOCUMENT)), kind)
+        raw = json.loads(read_regular(path, DOCUMENT))
+        if why := too_many(raw):
+            raise UsageError(f"{path}: {why}")
+        return msgspec.convert(raw, kind)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
 
