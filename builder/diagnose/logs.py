@@ -581,6 +581,10 @@ _HEAD = re.compile(rb"[\w.@-]{1,80} +\||\[pod/[\w./-]{1,200}\]|\([^()]{0,80}ip=[
 #: Lines in a sample that must have one, so that each line is looked at.
 _HEADED = 2
 
+#: Digits of a number beyond which the rest is left out: Python reads no more than 4300.
+_LONG_NUMBER = 1000
+_DIGIT_RUN = re.compile(r"\d+")
+
 _DIGITS = b"0123456789"
 #: Request identifiers, which occur in INFO lines.
 _HEX = b"0123456789abcdef"
@@ -850,9 +854,16 @@ def clean(raw: str) -> str:
     return "\n".join(line.text for line in cleaned(0, raw, every=True))
 
 
+def _shortened(text: str) -> str:
+    """A line without the ends of endless numbers."""
+    if len(text) <= _LONG_NUMBER:
+        return text
+    return _DIGIT_RUN.sub(lambda digits: digits[0][:_LONG_NUMBER], text)
+
+
 def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     """The lines in one physical line; ``every``: including empty ones."""
-    text = raw.strip("\r\n")
+    text = _shortened(raw.strip("\r\n"))
     if "\r" in text:
         parts = text.split("\r")
         return [line for part in parts for line in cleaned(number, part, every=every)]

@@ -1043,7 +1043,7 @@ def refuse_counts(where: str, values: object) -> None:
     """Refuse a configuration with a count that no model has.
 
     Raises:
-        TooMuchError: it has one.
+        TooMuchError: a count is beyond what models have.
     """
     if why := model_counts.too_many(values):
         raise TooMuchError(f"{where}: {why}")
