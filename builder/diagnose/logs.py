@@ -256,8 +256,8 @@ def _texts_in(archive: zipfile.ZipFile, name: str) -> list[zipfile.ZipInfo]:
     found = []
     for _, info in sorted(infos.items()):
         if info.compress_type not in _MEMBERS:
-            method = zipfile.compressor_names.get(info.compress_type, "an unknown method")
-            raise UsageError(f"{name}/{info.filename} is packed with {method}", hint=_UNPACK)
+            method = f"is packed with method {info.compress_type}, which is not read"
+            raise UsageError(f"{name}/{info.filename} {method}", hint=_UNPACK)
         with _damaged(f"{name}/{info.filename}"), archive.open(info) as stream:
             start = stream.read(SAMPLE)
         if start and not _strange(start):

@@ -505,9 +505,9 @@ def test_a_billion_layers_are_not_asked_for(
         config = {"model_type": "llama", "num_hidden_layers": layers}
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     release, requests = a_release(tmp_path, monkeypatch)
-    model, flags = tmp_path / ("small" if draft else "endless"), ()
-    if draft:
-        flags = ("--speculative-config", json.dumps({"model": str(tmp_path / "endless")}))
+    model = tmp_path / ("small" if draft else "endless")
+    named = json.dumps({"model": str(tmp_path / "endless")})
+    flags = ("--speculative-config", named) if draft else ()
     with pytest.raises(SandboxUnavailable, match="num_hidden_layers is 1000000000"):
         release.ask(model, [flags])
     assert requests == []
