@@ -108,7 +108,7 @@ def prune(
 ) -> None:
     """Remove entries unused for 30 days, or another time.
 
-    Safe during other runs: entries used in the last day are then kept.
+    Safe during other runs: entries used since a day before they began are then kept.
     """
     from builder.common.cache import PruneRequest, kinds_named
     from builder.common.cache import prune as pruned
@@ -143,7 +143,7 @@ def clean(
 ) -> None:
     """Remove the whole cache, after confirmation.
 
-    Safe during other runs: entries used in the last day are then kept.
+    Safe during other runs: entries used since a day before they began are then kept.
     """
     from builder.common.cache import PruneRequest, kinds_named, prune
 
@@ -182,6 +182,6 @@ def _tell(done: "Pruned", nothing: str, hint: str, *, dry_run: bool, json: bool)
         size = megabytes(sum(entry.bytes for entry in of_kind))
         console.say(f"  {name:<14}{len(of_kind):>6}{size:>12}")
     if busy:
-        console.warn(f"{busy}: used in the last {IN_USE / 3600:.0f} hours")
+        console.warn(f"{busy}: used since {IN_USE / 3600:.0f} hours before they began")
     verb = "would free" if dry_run else "freed"
     tell(f"{verb} {megabytes(done.freed)}; {megabytes(done.kept_bytes)} stay")

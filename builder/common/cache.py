@@ -21,7 +21,7 @@ from builder.common.console import console
 from builder.common.document import Count, Document, Moment, Part, Text, moment
 from builder.common.hints import CACHE, os_hint
 from builder.common.leftovers import making
-from builder.common.paths import cache_dir, in_use_lock
+from builder.common.paths import cache_dir, first_began, in_use_lock
 from builder.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -334,7 +334,8 @@ def check_ours(cache: Path) -> None:
 def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Pruned:
     """Remove entries as requested; an entry is removed completely or not at all.
 
-    While other runs use the cache, entries used in the last day are kept.
+    While other runs use the cache, entries used in the last day are kept, and those used since a
+    day before the first of these runs began: it may be long ago, or the clock was set.
 
     Raises:
         UsageError: the directory is not spark-build's, or is not writable.
@@ -347,6 +348,7 @@ def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Prune
         )
     with _alone(cache) as alone:
         now = time.time()
+        recent = min(now, first_began(cache)) - IN_USE
         oldest_first = sorted(
             entries(cache, request.kinds), key=lambda entry: (entry.used, entry.path)
         )
@@ -358,7 +360,7 @@ def prune(cache: Path, request: PruneRequest, *, dry_run: bool = False) -> Prune
                 continue
             if request.keep_bytes is not None and total <= request.keep_bytes:
                 break
-            if not alone and now - entry.used < IN_USE:
+            if not alone and entry.used > recent:
                 in_use += 1
                 continue
             if dry_run or _remove(entry):

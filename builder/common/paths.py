@@ -84,5 +84,22 @@ def in_use_lock(cache: Path) -> int | None:
         _in_use.clear()
         _in_use[cache] = descriptor
         with suppress(OSError):  # a file system without such locks
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _share(descriptor)
         return descriptor
+
+
+def _share(descriptor: int) -> None:
+    """Take the shared lock; the first of several runs leaves the time at which it began."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # others are running
+        pass
+    else:
+        os.utime(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def first_began(cache: Path) -> float:
+    """When the first of the runs that use a cache now began, by the clock of that time."""
+    descriptor = in_use_lock(cache)
+    return 0.0 if descriptor is None else os.fstat(descriptor).st_mtime

@@ -38,10 +38,49 @@ SAMPLE = 1 << 16
 _STRANGE = 0.1
 _CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\x08\x0b\x0c\x1b")
 
-_OPENERS: tuple[tuple[bytes, Callable[[Any], object]], ...] = (
-    (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
-    (b"BZh", bz2.BZ2File),
-    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+#: Bytes of the texts in one packed file, and of one that is not on a disk; texts of an archive.
+_MOST_UNPACKED, _MOST_PACKED, _MOST_TEXTS = 1 << 30, 256 << 20, 1000
+#: Bytes of memory for the dictionary of xz, whose largest setting takes 65 MiB, and of the list of
+#: an archive's members.
+_MOST_DICTIONARY, _MOST_LIST = 256 << 20, 1 << 20
+#: How members of an archive may be packed: each with a small dictionary.
+_MEMBERS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+_UNPACK = "unpack it yourself, and pass the logs"
+
+
+class _Xz(io.RawIOBase):
+    """A text packed by xz, read with bounded memory."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self.packed = packed
+        self._decoder = lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY)
+
+    def read(self, size: int = -1) -> bytes:
+        while True:
+            more = self._decoder.unused_data if self._decoder.eof else b""
+            if self._decoder.eof or self._decoder.needs_input:
+                more = more or self.packed.read(SAMPLE)
+                if self._decoder.eof:  # several streams may follow each other, with zeros between
+                    more = more.lstrip(b"\0")
+                    if not more:
+                        return b""
+                    self._decoder = lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY)
+                elif not more:
+                    raise EOFError("the end is missing")
+            try:
+                data = self._decoder.decompress(more, size)
+            except lzma.LZMAError as error:
+                if "Memory usage limit" not in str(error):
+                    raise
+                raise RuntimeError(f"it takes more than {_MOST_DICTIONARY >> 20} MiB") from None
+            if data:
+                return data
+
+
+_OPENERS: tuple[tuple[bytes, Callable[[Any], object], str], ...] = (
+    (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw), "gzip"),
+    (b"BZh", bz2.BZ2File, "bzip2"),
+    (b"\xfd7zXZ\x00", _Xz, "xz"),
 )
 #: Signatures of other files, with hints.
 _OTHERS = (
@@ -92,17 +131,16 @@ def texts(stream: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]
     while len(start) < 4 and (more := stream.read(4 - len(start))):
         start += more
     if start.startswith(b"PK\x03\x04"):
-        data = io.BytesIO(start + stream.read()) if not stream.seekable() else stream
-        yield from _members(data, name)
+        yield from _members(stream if stream.seekable() else _kept(start, stream, name), name)
         return
     whole = joined(start, stream)
-    for magic, opener in _OPENERS:
+    for magic, opener, tool in _OPENERS:
         if start.startswith(magic):
             inner = cast("BinaryIO", opener(whole))
             with _damaged(name):
                 beginning = inner.read(SAMPLE)
             _refuse_binary(beginning, name)
-            yield name, _buffered(_Guarded(beginning, inner, name))
+            yield name, _buffered(_Guarded(beginning, inner, name, tool))
             return
     _refuse_binary(start, name)
     yield name, whole
@@ -118,15 +156,25 @@ def _buffered(raw: io.RawIOBase) -> io.BufferedReader:
 
 
 class _Guarded(_Joined):
-    """A stream from a compressed file, which may be truncated."""
+    """A stream from a compressed file, which may be truncated, or unpack without an end."""
 
-    def __init__(self, start: bytes, rest: BinaryIO, name: str) -> None:
+    def __init__(self, start: bytes, rest: BinaryIO, name: str, tool: str = "unzip") -> None:
         super().__init__(start, rest)
-        self.name = name
+        self.name, self.tool = name, tool
+        self.left = _MOST_UNPACKED
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         with _damaged(self.name):
-            return super().readinto(buffer)
+            size = super().readinto(buffer)
+        self.left -= size
+        if self.left < 0:
+            raise _too_much(self.name, f"{self.tool} -dc {self.name} | spark-build diagnose -")
+        return size
+
+
+def _too_much(name: str, hint: str) -> UsageError:
+    limit = f"{_MOST_UNPACKED >> 20} MiB"
+    return UsageError(f"{name} unpacks to more than {limit}, which is the limit", hint=hint)
 
 
 @contextlib.contextmanager
@@ -144,23 +192,85 @@ def _damaged(name: str) -> Iterator[None]:
         ) from None
 
 
+class _Listed(io.RawIOBase):
+    """An archive whose list of members is read only if it is short: it becomes many objects."""
+
+    def __init__(self, data: BinaryIO, name: str) -> None:
+        self.data, self.name = data, name
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.data.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.data.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _MOST_LIST:
+            raise UsageError(
+                f"{self.name}: its list of files has {size} bytes, and {_MOST_LIST} is the limit",
+                hint=_UNPACK,
+            )
+        return self.data.read(size)
+
+
+def _kept(start: bytes, stream: BinaryIO, name: str) -> BinaryIO:
+    """An archive from a pipe.
+
+    Raises:
+        UsageError: it is too large to be kept in memory.
+    """
+    data = start + stream.read(_MOST_PACKED)
+    if len(data) > _MOST_PACKED:
+        raise UsageError(
+            f"the archive of {name} has more than {_MOST_PACKED >> 20} MiB, which is the limit "
+            "where it is no file",
+            hint="spark-build diagnose FILE.zip",
+        )
+    return io.BytesIO(data)
+
+
 def _members(data: BinaryIO, name: str) -> Iterator[tuple[str, io.BufferedReader]]:
     """Every text in a zip archive, by name."""
     with _damaged(name):
-        archive = zipfile.ZipFile(data)
-    members = [m for m in sorted(archive.namelist()) if not m.endswith("/")]
-    read = 0
-    for member in members:
-        with _damaged(f"{name}/{member}"):
-            stream = archive.open(member)
+        archive = zipfile.ZipFile(cast("BinaryIO", _Listed(data, name)))
+    for info in _texts_in(archive, name):
+        path = f"{name}/{info.filename}"
+        with _damaged(path):
+            stream = cast("BinaryIO", archive.open(info))
+        yield path, _buffered(_Guarded(b"", stream, path))
+
+
+def _texts_in(archive: zipfile.ZipFile, name: str) -> list[zipfile.ZipInfo]:
+    """The texts in an archive, by name.
+
+    Raises:
+        UsageError: there are none, or they are too many or too large in all.
+    """
+    infos = {one.filename: one for one in archive.infolist() if not one.is_dir()}
+    found = []
+    for _, info in sorted(infos.items()):
+        if info.compress_type not in _MEMBERS:
+            method = f"is packed with method {info.compress_type}, which is not read"
+            raise UsageError(f"{name}/{info.filename} {method}", hint=_UNPACK)
+        with _damaged(f"{name}/{info.filename}"), archive.open(info) as stream:
             start = stream.read(SAMPLE)
-        if not start or _strange(start):
-            continue
-        read += 1
-        inner = _Guarded(start, cast("BinaryIO", stream), f"{name}/{member}")
-        yield f"{name}/{member}", _buffered(inner)
-    if not read:
-        raise UsageError(f"{name} has no log: none of {len(members)} files is text")
+        if start and not _strange(start):
+            found.append(info)
+    if not found:
+        raise UsageError(f"{name} has no log: none of {len(infos)} files is text")
+    if len(found) > _MOST_TEXTS:
+        number = f"{name} has {len(found)} texts"
+        raise UsageError(f"{number}, and {_MOST_TEXTS} is the limit", hint=_UNPACK)
+    # no more bytes of a file are read than its entry says
+    if sum(info.file_size for info in found) > _MOST_UNPACKED:
+        raise _too_much(name, _UNPACK)
+    return found
 
 
 def _strange(start: bytes) -> str:
@@ -227,7 +337,7 @@ def _has_text(path: Path) -> bool:
     """Whether a file in a folder is a log."""
     with open_regular(path) as stream:
         start = stream.read(SAMPLE)
-    packed = start.startswith((b"PK\x03\x04", *(magic for magic, _ in _OPENERS)))
+    packed = start.startswith((b"PK\x03\x04", *(magic for magic, *_ in _OPENERS)))
     return not path.name.startswith(".") and bool(start) and (packed or not _strange(start))
 
 
@@ -470,6 +580,10 @@ _STATISTICS = re.compile(rb"throughput: 0\.0 |Running: 0 ")
 _HEAD = re.compile(rb"[\w.@-]{1,80} +\||\[pod/[\w./-]{1,200}\]|\([^()]{0,80}ip=[\d.]+\)")
 #: Lines in a sample that must have one, so that each line is looked at.
 _HEADED = 2
+
+#: Digits of a number beyond which the rest is left out: Python reads no more than 4300.
+_LONG_NUMBER = 1000
+_DIGIT_RUN = re.compile(r"\d+")
 
 _DIGITS = b"0123456789"
 #: Request identifiers, which occur in INFO lines.
@@ -749,9 +863,16 @@ def clean(raw: str) -> str:
     return "\n".join(line.text for line in cleaned(0, raw, every=True))
 
 
+def _shortened(text: str) -> str:
+    """A line without the ends of endless numbers."""
+    if len(text) <= _LONG_NUMBER:
+        return text
+    return _DIGIT_RUN.sub(lambda digits: digits[0][:_LONG_NUMBER], text)
+
+
 def cleaned(number: int, raw: str, *, every: bool = False) -> list[Line]:
     """The lines in one physical line; ``every``: including empty ones."""
-    text = raw.strip("\r\n")
+    text = _shortened(raw.strip("\r\n"))
     if "\r" in text:
         parts = text.split("\r")
         return [line for part in parts for line in cleaned(number, part, every=every)]

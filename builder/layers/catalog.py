@@ -153,6 +153,10 @@ class Selection:
         return tuple(e.choice for p in self.profiles for e in p.expected(packages))
 
 
+#: Layers of one folder.
+_MOST_LAYERS = 1000
+
+
 def has_pulls(layer: Layer) -> bool:
     """Whether a layer has ops that need a forge."""
     return any(isinstance(op, Pull) for op in layer.ops)
@@ -188,6 +192,10 @@ class Catalog:
             if not here:
                 hint = f"--patches {place.parent}" if (place / "layer.toml").is_file() else ""
                 raise UsageError(f"{place} contains no layer folder (NAME/layer.toml)", hint=hint)
+            if len(here) > _MOST_LAYERS:
+                raise UsageError(
+                    f"{place} contains {len(here)} layer folders, and {_MOST_LAYERS} is the limit"
+                )
             shadowed |= {name: folders[name] for name in here if name in folders}
             folders.update(here)
         profiles = {p.stem: p for p in sorted(package_file("profiles").glob("*.toml"))}

@@ -10,6 +10,7 @@ import ast
 import base64
 import datetime
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,8 @@ OPS: dict[str, dict[str, tuple[type, bool]]] = {
 Table = dict[str, Any]
 #: Characters of a problem in a message.
 _LONG = 500
+#: Characters of a range of versions, and ops of a variant: each is judged on the ops before it.
+_LONGEST_RANGE, _MOST_OPS = 500, 1000
 
 
 def _is_a(value: object, kind: type) -> bool:
@@ -180,15 +183,17 @@ class _Reader:
         except (OSError, ValueError) as error:  # too long, or with a zero byte
             raise self.fail("", f"file {name!r:.100} cannot be read: {error}") from None
 
+    def range(self, specifier: str, where: str) -> SpecifierSet:
+        with suppress(InvalidSpecifier):
+            if len(specifier) <= _LONGEST_RANGE:  # Python reads no number of 5000 digits
+                return SpecifierSet(specifier)
+        raise self.fail(where, f"{specifier!r:.100} is not a PEP 440 range")
+
     def when(self, value: Mapping[str, Any], where: str) -> dict[str, str]:
         for package, specifier in value.items():
             if not isinstance(specifier, str):
                 raise self.fail(where, f"the range of {package!r:.100} should be a text in quotes")
-            try:
-                specs = SpecifierSet(specifier)
-            except InvalidSpecifier:
-                raise self.fail(where, f"{specifier!r} is not a PEP 440 range") from None
-            for spec in specs:
+            for spec in self.range(specifier, where):
                 if spec.operator == ">" or (
                     spec.operator == "<" and not any(c in spec.version for c in ("a", "rc", "dev"))
                 ):
@@ -267,10 +272,7 @@ class _Reader:
 
     def op_remove(self, op: Table, where: str) -> Table:
         if "unless" in op:
-            try:
-                SpecifierSet(op["unless"])
-            except InvalidSpecifier:
-                raise self.fail(where, f"{op['unless']!r} is not a PEP 440 range") from None
+            self.range(op["unless"], where)
         return op
 
     def op_env(self, op: Table, where: str) -> Table:
@@ -327,6 +329,8 @@ class _Reader:
 
     def variant(self, value: object, where: str) -> Table:
         variant = self.table(value, VARIANT, where, "layer.toml")
+        if len(variant.get("op", ())) > _MOST_OPS:
+            raise self.fail(where, f"has {len(variant['op'])} ops, and {_MOST_OPS} is the limit")
         ops = [self.op(op, f"{where} op {i}") for i, op in enumerate(variant.get("op", ()), 1)]
         if not ops and not variant.get("serve-flags") and not variant.get("moe-serve-flags"):
             raise self.fail(where, "has no op and no flags: it would do nothing")

@@ -42,13 +42,20 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
-from builder.probes import dispatch_device, dispatch_probe, preflight_memory, stub_driver
+from builder.probes import (
+    dispatch_device,
+    dispatch_probe,
+    model_counts,
+    preflight_memory,
+    stub_driver,
+)
 from builder.probes.dispatch_device import Probe
 from builder.probes.simulated_device import apply_environment, claim_stdout, versions
 
@@ -95,6 +102,8 @@ NUMBA = "0.61.2"
 NO_NETWORK = "the simulated device has no network"
 #: Bytes of address space that building one model may add; tensors on the meta device have none.
 MOST_MEMORY = 8 << 30
+#: Seconds of a processor for one question; the largest known model takes 2.
+MOST_SECONDS = 60
 #: Where releases have the arguments of ``vllm serve``; the newest first.
 SERVER_ARGUMENTS = (
     "vllm.entrypoints.common.cli_args",
@@ -144,6 +153,10 @@ def importing() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return frame is None
+
+
+class TooMuchError(Exception):
+    """A question is not answered: what it asks for has no end, or takes too long."""
 
 
 class TritonStandIn(types.ModuleType):
@@ -995,6 +1008,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         model_folder = without_code(str(question["model"]), flags, probe, scratch)
         use_own_configuration(model_folder, probe)
         asked = parsed(model_folder, flags)
+        refuse_counts("--hf-overrides", getattr(asked, "hf_overrides", None))
         stage = "configuration"
         context = importlib.import_module("vllm.usage.usage_lib").UsageContext
         config = asked.create_engine_config(usage_context=context.OPENAI_API_SERVER)
@@ -1023,6 +1037,16 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
     if CALLED:  # what the release did with the error depends on the stand-in
         reply.update(error=failure(StandInError(CALLED[0]), stage), stage=stage)
     return reply
+
+
+def refuse_counts(where: str, values: object) -> None:
+    """Refuse a configuration with a count that no model has.
+
+    Raises:
+        TooMuchError: a count is beyond what models have.
+    """
+    if why := model_counts.too_many(values):
+        raise TooMuchError(f"{where}: {why}")
 
 
 def size_caches(config: Any, memory: Json, reply: Json, probe: Probe) -> None:
@@ -1113,8 +1137,14 @@ def prepare(request: Json, probe: Probe, scratch: str) -> list[object]:
     return kept
 
 
-def limit_memory() -> None:
-    """Let this process have `MOST_MEMORY` more: a configuration may name a billion layers."""
+def limit() -> None:
+    """Let this process have `MOST_MEMORY` more, and `MOST_SECONDS` of a processor.
+
+    A configuration may name a billion of anything.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = MOST_SECONDS if hard == resource.RLIM_INFINITY else min(MOST_SECONDS, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
     with open("/proc/self/statm", encoding="ascii") as stream:
         used = int(stream.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -1133,7 +1163,7 @@ class Child:
             status = 1
             try:
                 os.close(self.reading)
-                limit_memory()
+                limit()
                 reply = answer(question, probe, scratch)
                 with os.fdopen(writing, "w", encoding="utf-8") as pipe:
                     json.dump(reply, pipe, default=str)
@@ -1153,6 +1183,9 @@ class Child:
         words = f"signal {-code}" if code < 0 else f"exit status {code}"
         message = f"the process that built the model ended with {words}"
         error = {"type": "Crashed", "message": message, "where": "", "stage": "model", "tail": []}
+        if code == -signal.SIGXCPU:
+            took = f"building it takes more than {MOST_SECONDS} s of a processor"
+            error.update(type=TooMuchError.__name__, message=took)
         return {**ANSWER, "error": error, "stage": "model"}
 
 

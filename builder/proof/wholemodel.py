@@ -34,6 +34,7 @@ from builder.common.paths import cache_dir, package_file
 from builder.common.programs import PREFLIGHT
 from builder.common.results import Results
 from builder.errors import SparkBuildError, UsageError
+from builder.probes.model_counts import too_many
 from builder.proof.hub import CONFIGURATION, MOST_BYTES, hub_checkpoint
 from builder.proof.installed import MadeFolder, differs, install, recorded
 from builder.proof.isolation import SandboxUnavailable
@@ -202,6 +203,7 @@ class ModelReply(ProbeReply, frozen=True, kw_only=True):
 #: Errors that are this sandbox's and say nothing about the release.
 _OURS = {
     r"^(MemoryError|OutOfMemoryError):": "building it takes more memory than one question may",
+    r"^TooMuchError: ([^\n]*)": "{0}",
     r"type '([\w.]+)' is not subscriptable": "the release needs a newer Python than this one ({0})",
     r"No module named '(?!vllm)([\w.]+)'": "the sandbox lacks the module {0}",
     r"its library is not here": "an operator of vLLM's compiled libraries was called",
@@ -389,6 +391,7 @@ class Release:
         self, folder: Path, choices: Sequence[Sequence[str]], memory: DeviceMemory | None
     ) -> list[ModelAnswer]:
         model = configuration_alone(folder)
+        _refuse_counts(model)
         apart = self._apart
         prepared = self._prepared
         python = self.python
@@ -472,7 +475,9 @@ class Release:
         if not isinstance(name, str) or not ("/" in name or Path(name).is_dir()):
             return None
         folder = own_folder(Path(name)) if is_path(name) else self.downloaded(name)
-        return {**given, "model": str(configuration_alone(folder))}
+        draft = configuration_alone(folder)
+        _refuse_counts(draft)
+        return {**given, "model": str(draft)}
 
     def downloaded(self, name: str) -> Path:
         """The configuration of a model on Hugging Face, read by its own client and settings.
@@ -537,6 +542,20 @@ def configuration_alone(folder: Path) -> Path:
     """
     present = [folder / name for name in CONFIGURATION if os.path.lexists(folder / name)]
     return configuration_of({file.name: _configuration(file) for file in present})
+
+
+def _refuse_counts(folder: Path) -> None:
+    """Refuse a model with a count that no model has, before anything is made for it.
+
+    Raises:
+        SandboxUnavailable: it has one, or its configuration is not JSON.
+    """
+    try:
+        why = too_many(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SandboxUnavailable(f"config.json cannot be read: {error}") from None
+    if why:
+        raise SandboxUnavailable(f"config.json: {why}")
 
 
 def configuration_of(texts: Mapping[str, bytes]) -> Path:

@@ -279,7 +279,7 @@ def mirrors_of(
     """The images' bases to copy, and the note that is attached to each image.
 
     Raises:
-        UsageError: an image has no base image, or its base is for another platform.
+        UsageError: an image has no base image, or does not stand on the one that its plan names.
         RemoteError: a base is no longer available.
     """
     mirrors: dict[str, Mirror] = {}
@@ -293,7 +293,7 @@ def mirrors_of(
             )
         location = places.open(Ref(base.ref).at(base.digest))
         whole = read_subject(location.image, base.digest)
-        chosen = _entry(whole, image)
+        chosen = base_of(whole, image)
         tag = mirror_tag(chosen.digest)
         one = read_subject(location.image, chosen.digest)
         mirrors[tag] = Mirror(subject=one, source=location.image, tag=tag)
@@ -305,18 +305,22 @@ def _name(ref: str) -> str:
     return Ref(ref).place.partition("@")[0]
 
 
-def _entry(whole: ImageSet, image: Image) -> Image:
-    """The base's image with the same first layers as ours."""
+def base_of(whole: ImageSet, image: Image) -> Image:
+    """The image of a base that another one stands on; an engine may have packed layers anew.
+
+    Raises:
+        UsageError: there is none: a plan may name any image, also one that is not for everybody.
+    """
+    ids = image.settings.diff_ids or ()
     for candidate in whole.images:
-        count = len(candidate.layers)
-        if count and [d.digest for d in candidate.layers] == [
-            d.digest for d in image.layers[:count]
-        ]:
+        first = candidate.settings.diff_ids or ()
+        if first and first == ids[: len(first)]:
             return candidate
-    entries = [candidate for candidate in whole.images if candidate.platform == image.platform]
-    if len(entries) != 1:
-        raise UsageError(f"{whole.digest} has no single image for {image.platform}")
-    return entries[0]
+    raise UsageError(
+        f"the layers of {whole.digest}, which the plan names as base, are not the first ones of "
+        f"{image.digest}, so it is not copied",
+        hint="leave --mirror-base out",
+    )
 
 
 def _note(base: PlannedBase, whole: ImageSet, chosen: Image, tag: str) -> Attachment:

@@ -24,6 +24,7 @@ from msgspec import Meta
 from builder.applier.files import DOCUMENT, open_regular, read_regular
 from builder.common.hints import reason
 from builder.errors import UsageError
+from builder.probes.model_counts import too_many
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: The longest header that the safetensors library reads (its MAX_HEADER_SIZE).
 MAX_HEADER = 100_000_000
+#: Characters of a tensor's name; those of models have about 100.
+_LONGEST_NAME = 1000
 INDEX = "model.safetensors.index.json"
 _METADATA = "__metadata__"
 #: Bits of a value, by dtype; the size of newer dtypes is not checked.
@@ -92,6 +95,19 @@ def group_of(name: str, layers: int | None) -> str:
             late = number and layers is not None and int(number[1]) >= layers
             return DRAFT if late and group != VISION else group
     return "other"
+
+
+def refuse_name(where: str, name: str) -> None:
+    """Refuse a name of a tensor that is no line of text.
+
+    Raises:
+        UsageError: it is long, or has control characters.
+    """
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise UsageError(
+            f"{where}: a tensor's name of {len(name)} characters is not printable or is too long: "
+            f"{name[:80]!r}"
+        )
 
 
 def means_a_path(subject: str) -> bool:
@@ -223,6 +239,7 @@ def _entries(path: Path, header: bytes) -> dict[str, _Entry]:
         entries = {}
         for name, value in raw.items():
             if name != _METADATA:
+                refuse_name(str(path), name)
                 entries[name] = msgspec.json.decode(value, type=_Entry)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         where = f" of tensor {name[:200]!r}" if name else ""
@@ -490,16 +507,22 @@ def decoded_config(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UsageError: it is malformed; the message says where.
     """
+    where = "the configuration in the model's file"
+    if why := too_many(raw):
+        raise UsageError(f"{where}: {why}")
     try:
         return msgspec.convert(raw, ModelConfig)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the configuration in the model's file: {error}") from None
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _decoded(path: Path, kind: type[_Decoded]) -> _Decoded:
     """A JSON file, read as Transformers reads it: Nemotron's has ``Infinity``."""
     try:
-        return msgspec.convert(json.loads(read_regular(path, DOCUMENT)), kind)
+        raw = json.loads(read_regular(path, DOCUMENT))
+        if why := too_many(raw):
+            raise UsageError(f"{path}: {why}")
+        return msgspec.convert(raw, kind)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read: {reason(error)}") from None
 

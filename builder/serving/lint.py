@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from builder.serving.serveflags import ServeInterface
 
 
+#: Digits of a number that nobody means; Python reads no more than 4300.
+_MOST_DIGITS = 1000
+_DIGITS = re.compile(r"\d+")
 #: The machine that a file is for, as far as it says so.
 Machine = Literal["spark", "other", "unknown"]
 
@@ -810,6 +813,9 @@ def read_file(path: Path) -> str:
     if len(data) > _LARGEST or "\0" in text:
         what = "is larger than 1 MiB" if len(data) > _LARGEST else "is not a text file"
         raise UsageError(f"{path} {what}", hint=READS)
+    if long := next((one for one in _DIGITS.finditer(text) if len(one[0]) > _MOST_DIGITS), None):
+        line = text.count("\n", 0, long.start()) + 1
+        raise UsageError(f"{path}:{line}: a number of more than {_MOST_DIGITS} digits", hint=READS)
     return text
 
 

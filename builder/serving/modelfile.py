@@ -30,6 +30,7 @@ from builder.serving.checkpoint import (
     checkpoint_tensors,
     kv_dtype_beside,
     read_config,
+    refuse_name,
 )
 from builder.serving.models import Activation, LayerKind, Model, Models
 
@@ -87,6 +88,8 @@ def added_model(
     else:
         checkpoint = hub_checkpoint(subject, headers=True)
         folder, tensors = checkpoint.folder, [Tensor(*one) for one in checkpoint.tensors]
+        for tensor in tensors:
+            refuse_name(subject, tensor.name)
         id_ = id_ or subject
         if checkpoint.without_headers:
             console.warn(

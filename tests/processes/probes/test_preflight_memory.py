@@ -1,4 +1,4 @@
-"""``preflight_probe``: a configuration decides how many layers are made, so memory is bounded."""
+"""``preflight_probe``: a configuration decides how much is made, so memory and time are bounded."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def test_a_question_has_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert reply["error"]["type"] == "MemoryError"
     error = Refusal(type="MemoryError", message="")
     assert "memory" in not_the_releases(error)
+
+
+def test_a_question_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "MOST_SECONDS", 1)
+
+    def endless(*_: object) -> Any:
+        while True:
+            pass
+
+    monkeypatch.setattr(probe, "answer", endless)
+    error = probe.Child({}, SimpleNamespace(simulated=[]), "").reply()["error"]
+    told = Refusal(type=error["type"], message=error["message"])
+    assert not_the_releases(told) == "building it takes more than 1 s of a processor"

@@ -251,3 +251,15 @@ def test_a_truncated_line_counts_once() -> None:
     )
     assert read(FORMS["cut at 120"](line)).verdict.state == "unclear"
     assert read(FORMS["cut at 120"](line * 3)).findings[0].id == "shm-broadcast-hang"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vLLM API server version 0.%s.0",
+        'Traceback (most recent call last):\n  File "/x/vllm/a.py", line %s, in f\nValueError: x',
+    ],
+)
+def test_a_number_that_python_does_not_read_is_no_error_of_ours(line: str) -> None:
+    start = "INFO 06-01 10:00:00 [api_server.py:1] vLLM API server version 0.24.0\n"
+    assert read((start + line % ("9" * 5000) + "\n").encode()).vllm

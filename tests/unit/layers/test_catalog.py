@@ -112,6 +112,14 @@ def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         Catalog.discover([tmp_path / "gone"])
 
 
+def test_a_folder_of_any_number_of_layers_is_refused(tmp_path: Path) -> None:
+    for number in range(1001):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "layer.toml").touch()
+    with pytest.raises(UsageError, match="1001 layer folders, and 1000 is the limit"):
+        Catalog.discover([tmp_path])
+
+
 def test_a_malformed_layer_matters_only_when_selected(tmp_path: Path) -> None:
     catalog = Catalog.discover([patches(tmp_path, "broken", text="summary = ")])
     assert catalog.select(["marlin"]).layers

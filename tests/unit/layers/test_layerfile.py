@@ -108,6 +108,14 @@ MISTAKES = {
     ),
     "bare-lower-bound": (GOOD.replace(">=0.20.0", ">1.0"), "vllm >1.0: a bare bound"),
     "no-range": (GOOD.replace(">=0.20.0", "newest"), "'newest' is not a PEP 440 range"),
+    "endless-range": (
+        GOOD.replace(">=0.20.0", f">=0.{'9' * 5000}"),
+        "variant 1: '>=0.9999",
+    ),
+    "endless-ops": (
+        with_op("[[variant.op]]\n".join([REPLACE] * 1001)),
+        "variant 1: has 1001 ops, and 1000 is the limit",
+    ),
     "no-op-kind": (with_op('file = "vllm/core.py"'), "variant 1 op 1: key 'op' is missing"),
     "unknown-op": (with_op('op = "replce"'), "unknown op 'replce'; did you mean 'replace'?"),
     "op-key": (

@@ -66,6 +66,7 @@ def test_a_hostile_tensor_is_refused(tmp_path: Path, change: dict[str, Any], mes
         (b"{}", 2**63, "would have 9223372036854775808 bytes, and the format allows 100000000"),
         (b"{}", 100_000_001, "the format allows 100000000"),
         (b"{}", 3, "is truncated: the header has 3 bytes, the file 10"),
+        (b'{"layers.%s.x": {}}' % (b"9" * 5000), None, "name of 5009 characters"),
         (b"{", None, "bad header: it is not valid JSON"),
         (b"[]", None, "bad header: Expected `object`, got `array`"),
         (b'{"a": 1}', None, "bad header of tensor 'a'"),
@@ -81,6 +82,12 @@ def test_a_hostile_header_is_refused(
     with pytest.raises(UsageError) as failure:
         read_header(path)
     assert message in str(failure.value)
+
+
+def test_a_tensors_name_is_a_line_of_text(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "x.safetensors", {"x\n::error::y": ("U8", [1])})
+    with pytest.raises(UsageError, match="not printable"):
+        read_header(path)
 
 
 def test_what_is_no_file_of_that_format_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from builder.errors import UsageError
 from builder.serving import lint as lint_run
-from builder.serving.lint import Finding, Linter, lint, sarif
+from builder.serving.lint import Finding, Linter, lint, read_file, sarif
 from builder.serving.lintrules import RULES
 from builder.serving.models import Models
 from builder.serving.serveflags import Flag, Key, ServeInterface
@@ -496,3 +496,11 @@ def test_a_file_of_many_commands_is_searched_once(monkeypatch: pytest.MonkeyPatc
     text = "---\nimage: a\ncommand: vllm serve m\n" * 50
     report = lint([("x.yaml", text)], FakeLinter(release="0.33.0"), Models.discover())
     assert (report.commands, len(searched)) == (50, 1)
+
+
+@pytest.mark.parametrize("words", ["vllm/vllm-openai:v0.%s.0", "IMAGE --max-model-len %s"])
+def test_a_number_that_python_does_not_read_is_named(words: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text(f"# a comment\ndocker run {words % ('9' * 5000)} --model a/b\n")
+    with pytest.raises(UsageError, match=r"serve\.sh:2: a number of more than 1000 digits"):
+        read_file(file)

@@ -13,6 +13,7 @@ from builder.cli import preflight as command
 from builder.errors import SparkBuildError, UsageError
 from builder.proof import wholemodel as asked
 from builder.proof.flags import flag_groups
+from builder.proof.isolation import SandboxUnavailable
 from builder.proof.sandbox import PreparedSandbox, Requirements, Sandbox, Torch
 from builder.proof.trust import TrustedSources
 from builder.proof.wholemodel import (
@@ -493,6 +494,23 @@ def test_python_imports_nothing_from_a_checkpoint(
     assert str(checkpoint) not in json.dumps(request)
     (question,) = request["questions"]
     assert question["models"] == [question["model"]], "an isolated run reads it"
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_billion_layers_are_not_asked_for(
+    draft: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, layers in (("small", 2), ("endless", 10**9)):
+        (tmp_path / name).mkdir()
+        config = {"model_type": "llama", "num_hidden_layers": layers}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    release, requests = a_release(tmp_path, monkeypatch)
+    model = tmp_path / ("small" if draft else "endless")
+    named = json.dumps({"model": str(tmp_path / "endless")})
+    flags = ("--speculative-config", named) if draft else ()
+    with pytest.raises(SandboxUnavailable, match="num_hidden_layers is 1000000000"):
+        release.ask(model, [flags])
+    assert requests == []
 
 
 def test_configuration_is_bounded_and_a_regular_file(tmp_path: Path) -> None:

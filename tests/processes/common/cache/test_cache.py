@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,20 @@ def test_recent_entries_are_kept_during_another_run(spark_build: SparkBuild, cac
         result = spark_build("cache", "clean", "--yes")
         assert result.code == 3
         assert "1 were kept because other runs may be using them" in result.err
+    assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
+
+
+def test_entries_of_a_run_are_kept_though_the_clock_was_set(
+    spark_build: SparkBuild, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a run of several days uses what it used on its first one."""
+    put(f"blobs/{WHEEL}/layer", 50)
+    with another_run():
+        later = time.time() + 10 * 365 * 24 * 3600
+        monkeypatch.setattr(time, "time", lambda: later)
+        result = spark_build("cache", "clean", "--yes")
+        assert "1 were kept because other runs may be using them" in result.err
+        assert "; 50 B stay" in result.out
     assert spark_build("cache", "clean", "--yes").out == "freed 50 B; 0 B stay\n"
 
 
