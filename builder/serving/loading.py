@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from builder.proof.wholemodel import Loading, Refusal, sentence
+from builder.proof.wholemodel import Loading, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,12 +51,11 @@ def loading_words(said: Sequence[Loading]) -> Iterator[str]:
 
 def _words(one: Loading) -> str:
     if one.refusal is not None:
-        text = textwrap.shorten(sentence(one.refusal), _WIDTH, placeholder=" ...")
-        return f"the release refuses the checkpoint's tensors: {text}"
+        return f"the release refuses it: {one.refusal.type}, as above"
     if one.not_asked:
         at = f"; last tensor: {one.tensor}" if one.tensor else ""
         return f"not {'known' if one.tensors else 'asked'}: {one.not_asked}{at}"
-    words = f"the release's loader takes all {one.tensors} tensors by name and shape"
+    words = f"the release's loader refuses none of {one.tensors} tensors by name and shape"
     if not one.without_weight:
         return words
     named = ", ".join(one.without_weight[:_NAMED])

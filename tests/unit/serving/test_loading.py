@@ -33,7 +33,7 @@ def words_of(*said: Loading, weights: WeightHeaders = KNOWN, **values: Any) -> l
 
 def test_what_a_loader_took() -> None:
     assert words_of(Loading(tensors=3)) == [
-        "the release's loader takes all 3 tensors by name and shape"
+        "the release's loader refuses none of 3 tensors by name and shape"
     ]
 
 
@@ -43,6 +43,10 @@ def test_parameters_that_got_nothing_are_named() -> None:
     assert words.endswith(
         "; it fills 129 parameters from none: 0.input_scale, 1.input_scale, 2.input_scale, ..."
     )
+
+
+def test_a_refusal_is_not_said_twice() -> None:
+    assert words_of(refused(NAME)) == ["the release refuses it: ValueError, as above"]
 
 
 def test_without_headers_loading_is_not_asked_and_says_why() -> None:
