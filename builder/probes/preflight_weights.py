@@ -211,11 +211,12 @@ def watched(written: set[int]) -> Any:
         def __torch_function__(
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            result = func(*args, **(kwargs or {}))
             name = getattr(func, "__name__", "")
             writes = name in ("__setitem__", "__set__") or WRITES.fullmatch(name)
-            if writes and isinstance(args[0], torch.Tensor):
+            if writes and isinstance(args[0], torch.Tensor):  # its memory may be another now
                 written.add(storage_of(args[0]))
-            return func(*args, **(kwargs or {}))
+            return result
 
     return Watch()
 
