@@ -98,6 +98,7 @@ def _lines(document: "Preflight") -> Iterator[str]:
     yield from _verdict(document)
     yield from _table(document.layers)
     yield from _memory(document)
+    yield from _loading(document)
     for text in document.warnings:
         yield from _wrapped(f"warning of vLLM: {text}")
     for trouble in document.troubles:
@@ -115,6 +116,14 @@ def _lines(document: "Preflight") -> Iterator[str]:
     yield from _simulated(document.simulated)
     if document.cached:
         yield "  cached: what the same release answered before to the same question"
+
+
+def _loading(document: "Preflight") -> Iterator[str]:
+    """What the release's own loader said of the checkpoint's tensors."""
+    from builder.serving.loading import loading_words
+
+    for words in loading_words(document.loading):
+        yield from _wrapped(f"loading    {words}")
 
 
 def _verdict(document: "Preflight") -> Iterator[str]:

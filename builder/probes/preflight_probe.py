@@ -47,13 +47,14 @@ import sys
 import tempfile
 import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from builder.probes import (
     dispatch_device,
     dispatch_probe,
     model_counts,
     preflight_memory,
+    preflight_weights,
     stub_driver,
 )
 from builder.probes.dispatch_device import Probe
@@ -79,6 +80,7 @@ ANSWER: Json = {
     "parameter_bytes": 0,
     "memory": None,
     "memory_unknown": "",
+    "loading": [],
     "refused_attention": [],
     "simulated": [],
 }
@@ -734,7 +736,15 @@ def configuration_of_draft(config: Any) -> Any:
     return make(loader)
 
 
-def draft_of(config: Any) -> Any:
+class Draft(NamedTuple):
+    """A draft model, with the configurations that it is loaded with."""
+
+    model: Any
+    config: Any
+    model_config: Any
+
+
+def draft_of(config: Any) -> Draft | None:
     """The draft model of a configuration, on the meta device; None if it has none of its own."""
     speculative = getattr(config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
@@ -745,12 +755,12 @@ def draft_of(config: Any) -> Any:
     current = importlib.import_module("vllm.config").set_current_vllm_config
     own = configuration_of_draft(config)
     alone = speculative.method == "draft_model"
+    model_config = own.model_config if alone and own is not config else draft
     with current(own), torch.device("meta"), on_meta():
-        return utilities.initialize_model(
-            vllm_config=own,
-            model_config=own.model_config if alone and own is not config else draft,
-            prefix="draft_model" if alone else "",
+        model = utilities.initialize_model(
+            vllm_config=own, model_config=model_config, prefix="draft_model" if alone else ""
         )
+    return Draft(model, own, model_config)
 
 
 def check_attention(config: Any, probe: Probe) -> None:
@@ -1022,12 +1032,13 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         draft = draft_of(config)
         if draft is not None:
             shared = shapes_of_vocabulary(model) if shares_vocabulary(config) else frozenset()
-            reply["layers"] += layers_of(draft, "draft", shared)
+            reply["layers"] += layers_of(draft.model, "draft", shared)
         reply["parameter_bytes"] = sum(row["bytes"] for row in reply["layers"])
         reply["caches"] = caches_of(config)
         check_attention(config, probe)
         if memory is not None:
             size_caches(config, memory, reply, probe)
+        reply["loading"] = loading_of(config, model, draft, reply)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         cause = INSPECTION[-1] if INSPECTION and "inspected" in str(error) else error
@@ -1066,6 +1077,42 @@ def size_caches(config: Any, memory: Json, reply: Json, probe: Probe) -> None:
         reply["memory"] = None
         reply["memory_unknown"] = why.partition("\n")[0]
         probe.note(f"the KV cache was not sized ({reply['memory_unknown']})")
+
+
+def loading_of(config: Any, model: Any, draft: Draft | None, log: Json) -> list[Json]:
+    """What the release says when it loads the checkpoint's tensors; nothing without their names.
+
+    What it logs is left out: it tells the sizes of the files, which are headers alone.
+    """
+    logged = {name: len(log[name]) for name in ("lines", "warnings")}
+    parts = [loaded("model", config, model, config.model_config)]
+    if draft is not None:
+        parts.append(loaded("draft", draft.config, draft.model, draft.model_config))
+    for name, count in logged.items():
+        del log[name][count:]
+    return [part for part in parts if part is not None]
+
+
+def loaded(part: str, config: Any, model: Any, model_config: Any) -> Json | None:
+    """Let the release load one model; what stand-ins or values may have caused is no refusal."""
+    reply = {**preflight_weights.LOADING, "part": part}
+    try:
+        checkpoint = preflight_weights.checkpoint_of(str(model_config.model))
+    except preflight_weights.NotAskedError as error:
+        return {**reply, "not_asked": str(error)}
+    if not checkpoint.tensors:
+        return None
+    torch: Any = importlib.import_module("torch")
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    called_before, used_before = list(CALLED), list(dispatch_device.USED)
+    with current(config), torch.device("meta"), on_meta():
+        said = preflight_weights.loading(config, model, model_config, checkpoint, failure)
+    reply.update(said, tensors=checkpoint.tensors)
+    used = [f"{name} was called" for name in dispatch_device.USED[len(used_before) :]]
+    if stand_ins := [*CALLED[len(called_before) :], *used]:
+        reply.update(refusal=None, not_asked=stand_ins[0])
+    CALLED[:], dispatch_device.USED[:] = called_before, used_before
+    return reply
 
 
 def warm_up(probe: Probe) -> None:

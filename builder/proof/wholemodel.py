@@ -52,6 +52,7 @@ from builder.proof.sandbox import (
     wanted_torch,
 )
 from builder.proof.variables import for_a_process, is_read
+from builder.proof.weightheaders import NO_WEIGHTS, WeightHeaders, weight_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +77,9 @@ class Refusal(Part, frozen=True, kw_only=True):
     type: str
     message: str
     where: Annotated[str, Meta(description="the release's line that raised it")] = ""
-    stage: Annotated[str, Meta(description="arguments, configuration, model or memory")] = ""
+    stage: Annotated[
+        str, Meta(description="arguments, configuration, model, memory or loading")
+    ] = ""
     innermost: Annotated[str, Meta(description="the file of the line that raised it")] = ""
     tail: Annotated[tuple[str, ...], Meta(description="the end of its traceback")] = ()
 
@@ -154,6 +157,32 @@ class DeviceMemory:
     requests: tuple[int, ...] = (1, 4, 16)
 
 
+class Loading(Part, frozen=True, kw_only=True):
+    """What the release's own loader said of a checkpoint's tensors, by name, dtype and shape."""
+
+    part: Annotated[str, Meta(description="model or draft")] = "model"
+    tensors: Count = 0
+    refusal: Refusal | None = None
+    not_asked: Annotated[str, Meta(description="why the loader gave no answer")] = ""
+    tensor: Annotated[str, Meta(description="the tensor that was read last before an error")] = ""
+    without_weight: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="parameters that it filled from no tensor, and did not refuse; 20 at most"
+        ),
+    ] = ()
+    without_weight_total: Count = 0
+
+    def judged(self) -> Loading:
+        """The same; an error that is not the release's is no refusal.
+
+        The probe has looked whether its kind is one that a loader raises on purpose.
+        """
+        error = self.refusal
+        why = (_sandboxs(error) or _by_its_place(error)) if error else ""
+        return replace(self, refusal=None, not_asked=why) if why else self
+
+
 class ModelAnswer(Part, frozen=True, kw_only=True):
     """What the release said of one model with one set of flags."""
 
@@ -166,6 +195,8 @@ class ModelAnswer(Part, frozen=True, kw_only=True):
     parameter_bytes: Count
     memory: CacheMemory | None = None
     memory_unknown: Annotated[str, Meta(description="why the KV cache was not sized")] = ""
+    #: of the model and of its draft, if the names of their tensors are known
+    loading: tuple[Loading, ...] = ()
     refused_attention: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     #: an earlier run's
@@ -180,6 +211,11 @@ class ModelAnswer(Part, frozen=True, kw_only=True):
     def not_run(self) -> str:
         """Why its error says nothing about the release; empty if it started or was refused."""
         return not_the_releases(self.error)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing in it was not run, which may depend on this machine."""
+        return not self.not_run and not any(one.judged().not_asked for one in self.loading)
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -237,15 +273,18 @@ def not_the_releases(error: Refusal | None) -> str:
     """Why an error is not an answer of the release; empty if it is one."""
     if error is None:
         return ""
+    return _sandboxs(error) or _by_its_place(error) or _by_mistake(error)
+
+
+def _sandboxs(error: Refusal) -> str:
+    """Why an error is the sandbox's, by its text; empty if it is not."""
     text = f"{error.type}: {error.message}"
     for pattern, words in _OURS.items():
         if match := re.search(pattern, text):
             return words.format(*match.groups())
     if cause := machine_cause(error):
         return cause
-    if error.type == "StandInError":
-        return error.message
-    return _by_its_place(error)
+    return error.message if error.type == "StandInError" else ""
 
 
 #: Files whose errors are not the release's: torch on its meta device, Transformers, the stand-ins.
@@ -260,13 +299,21 @@ _MISTAKES = ("AttributeError", "TypeError")
 
 def _by_its_place(error: Refusal) -> str:
     """Why an error may be no refusal, by where it was raised; empty if it is one."""
-    sentence_ = f"{error.type}: {error.message.strip().partition(chr(10))[0]}"
     for place, why in _PLACES.items():
         if re.search(place, error.innermost):
-            return f"{why} ({sentence_}; {error.where})"
-    if error.type in _MISTAKES:
-        return f"it may be a stand-in's fault ({sentence_}; {error.where})"
+            return f"{why} ({_in_short(error)})"
     return ""
+
+
+def _by_mistake(error: Refusal) -> str:
+    """Why an error may be no refusal, by its kind; empty if it is one."""
+    if error.type in _MISTAKES:
+        return f"it may be a stand-in's fault ({_in_short(error)})"
+    return ""
+
+
+def _in_short(error: Refusal) -> str:
+    return f"{error.type}: {error.message.strip().partition(chr(10))[0]}; {error.where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +352,8 @@ class Target:
 
 def _is_doubtful(reply: ModelReply) -> bool:
     """Whether something is in it that a damaged folder may cause."""
-    return reply.fatal is not None or any(answer.error for answer in reply.answers)
+    refused = any(a.error or any(one.refusal for one in a.loading) for a in reply.answers)
+    return reply.fatal is not None or refused
 
 
 def _spoils(reply: ModelReply) -> bool:
@@ -317,7 +365,7 @@ def _spoils(reply: ModelReply) -> bool:
 def _cached(inputs: Sequence[object]) -> ModelAnswer | None:
     """An earlier answer; what was not run may depend on this machine, and is asked again."""
     answer = _RESULTS.get(inputs, ModelAnswer)
-    return None if answer is None or answer.not_run else answer
+    return answer if answer is not None and answer.is_whole else None
 
 
 class Release:
@@ -372,25 +420,31 @@ class Release:
         folder: Path,
         choices: Sequence[Sequence[str]],
         memory: DeviceMemory | None = None,
+        weights: WeightHeaders = NO_WEIGHTS,
     ) -> list[ModelAnswer]:
         """Ask for a folder with ``config.json``, once for each choice of flags.
 
-        The release sizes its KV cache only where the ``memory`` of the device is given.
+        The release sizes its KV cache only where the ``memory`` of the device is given, and loads
+        weights by name only where the headers of the checkpoint's files are.
 
         Raises:
             SandboxUnavailable: it could not be asked here; the message says why.
         """
         try:
-            return self._ask(folder, choices, memory)
+            return self._ask(folder, choices, memory, weights)
         except SandboxUnavailable:
             raise
         except SparkBuildError as error:
             raise SandboxUnavailable(str(error), hint=error.hint) from None
 
     def _ask(
-        self, folder: Path, choices: Sequence[Sequence[str]], memory: DeviceMemory | None
+        self,
+        folder: Path,
+        choices: Sequence[Sequence[str]],
+        memory: DeviceMemory | None,
+        weights: WeightHeaders,
     ) -> list[ModelAnswer]:
-        model = configuration_alone(folder)
+        model = configuration_alone(folder, weights)
         _refuse_counts(model)
         apart = self._apart
         prepared = self._prepared
@@ -403,7 +457,8 @@ class Release:
             "triton": triton_version(prepared.torch.folder),
             "tilelang": exact_pins(self._tree).get("tilelang"),
         }
-        questions = [self._question(model, flags) for flags in choices]
+        asks_weights = bool(weights.files)
+        questions = [self._question(model, flags, weights=asks_weights) for flags in choices]
         if memory is not None:
             questions = [{**one, "memory": dataclasses.asdict(memory)} for one in questions]
         inputs = [[str(python), header, question] for question in questions]
@@ -420,7 +475,7 @@ class Release:
                 raise SandboxUnavailable(f"vLLM could not be imported: {why}")
             for number, answer in zip(left, reply.answers, strict=True):
                 answers[number] = answer
-                if not apart and not answer.not_run:
+                if not apart and answer.is_whole:
                     _RESULTS.put(inputs[number], answer)
         own = transformers_versions(self._packages["vllm"])
         isolated = [apart.text()] if apart else []
@@ -450,7 +505,7 @@ class Release:
             timeout=_TIMEOUT, spoils=_spoils,
         )  # fmt: skip
 
-    def _question(self, model: Path, flags: Sequence[str]) -> dict[str, Any]:
+    def _question(self, model: Path, flags: Sequence[str], *, weights: bool) -> dict[str, Any]:
         """One question of the probe; a draft model that the flags name is a folder here, too."""
         words, models = list(flags), [str(model)]
         for at, word in enumerate(words):
@@ -459,13 +514,13 @@ class Release:
                 continue
             place = at if equals else at + 1
             text = value if equals else "".join(words[place : place + 1])
-            draft = self._draft(text)
+            draft = self._draft(text, weights=weights)
             if draft is not None:
                 models.append(draft["model"])
                 words[place] = f"{name}={json.dumps(draft)}" if equals else json.dumps(draft)
         return {"model": str(model), "models": models, "flags": words, "env": {}}
 
-    def _draft(self, text: str) -> dict[str, Any] | None:
+    def _draft(self, text: str, *, weights: bool) -> dict[str, Any] | None:
         """A speculative configuration with the folder of its model; None if it names none."""
         try:
             given = json.loads(text)
@@ -475,7 +530,8 @@ class Release:
         if not isinstance(name, str) or not ("/" in name or Path(name).is_dir()):
             return None
         folder = own_folder(Path(name)) if is_path(name) else self.downloaded(name)
-        draft = configuration_alone(folder)
+        headers = weight_headers(folder) if weights else NO_WEIGHTS
+        draft = configuration_alone(folder, headers)
         _refuse_counts(draft)
         return {**given, "model": str(draft)}
 
@@ -532,16 +588,17 @@ def _configuration(file: Path) -> bytes:
         raise UsageError(f"{file}: {error}") from None
 
 
-def configuration_alone(folder: Path) -> Path:
+def configuration_alone(folder: Path, weights: WeightHeaders = NO_WEIGHTS) -> Path:
     """A folder with the configuration files of a checkpoint and nothing else, named by content.
 
-    So code that a checkpoint brings cannot run.
+    So code that a checkpoint brings cannot run.  Of files with weights only the headers are in it.
 
     Raises:
         UsageError: one of them cannot be read.
     """
     present = [folder / name for name in CONFIGURATION if os.path.lexists(folder / name)]
-    return configuration_of({file.name: _configuration(file) for file in present})
+    texts = {file.name: _configuration(file) for file in present}
+    return configuration_of({**weights.files, **texts})
 
 
 def _refuse_counts(folder: Path) -> None:

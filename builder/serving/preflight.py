@@ -36,11 +36,13 @@ from builder.proof.isolation import SandboxUnavailable
 from builder.proof.target import ModelToBuild
 from builder.proof.trust import TrustedSources
 from builder.proof.variables import LEFT_OUT
+from builder.proof.weightheaders import weight_headers
 from builder.proof.wholemodel import (
     CacheGroup,
     CacheRow,
     DeviceMemory,
     LayerRow,
+    Loading,
     ModelAnswer,
     Refusal,
     Release,
@@ -52,6 +54,7 @@ from builder.proof.wholemodel import (
 )
 from builder.serving.assumed import is_general, near_folder
 from builder.serving.checkpoint import read_config
+from builder.serving.loading import loadings, refusal_to_load
 from builder.serving.memory import (
     GIB,
     KV_BYTES,
@@ -197,6 +200,8 @@ class Preflight(Document, frozen=True, kw_only=True):
     layers: tuple[LayerRow, ...]
     caches: tuple[CacheRow, ...]
     memory: Room | None
+    #: of a model that was built, and of its draft: loading by name
+    loading: tuple[Loading, ...] = always(())
     troubles: tuple[Trouble, ...] = always(())
     cures: tuple[Cure, ...] = always(())
     #: with ``--profiles``: without flags, and with each profile
@@ -528,8 +533,10 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
         refusal=None, warnings=(), lines=(), settings={}, layers=(), caches=(), memory=None,
         simulated=(),
     )  # fmt: skip
+    weights = weight_headers(folder)
     try:
-        answers = release.ask(folder, [flags, more] if more != flags else [flags], device)
+        choices = [flags, more] if more != flags else [flags]
+        answers = release.ask(folder, choices, device, weights)
     except SandboxUnavailable as error:
         hint = f"; try: {error.hint}" if error.hint else ""
         return replace(document, reason=f"{error}{hint}")
@@ -537,7 +544,9 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
     experts = cured or any(answer.has_experts for answer in answers) or _names_experts(folder)
     answer = answers[-1 if experts else 0]
     missing = answer.not_run
-    refusal = answer.error or unquantised(folder, answer) or _too_large(answer)
+    loading = loadings(answer, weights)
+    refusal = answer.error or refusal_to_load(loading) or unquantised(folder, answer)
+    refusal = refusal or _too_large(answer)
     starts: Literal["yes", "no", "not run"] = "no" if refusal else "yes"
     known = device or device_memory(request.memory, chosen=chosen)
     return replace(
@@ -547,7 +556,7 @@ def _asked(release: Release, folder: Path, request: PreflightRequest) -> Preflig
         warnings=answer.warnings, lines=answer.lines,
         settings=answer.settings, layers=answer.layers, caches=answer.caches,
         memory=None if answer.error else room(answer, known), simulated=answer.simulated,
-        passed_over=answer.passed_over, cached=answer.kept,
+        passed_over=answer.passed_over, cached=answer.kept, loading=loading,
     )  # fmt: skip
 
 

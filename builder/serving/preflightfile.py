@@ -21,6 +21,7 @@ from builder.proof.variables import is_read
 from builder.proof.wholemodel import is_path, sentence
 from builder.serving.checkpoint import refuse_gguf
 from builder.serving.lint import READS, RELEASED_IMAGE, Linter, read_file, serve_commands
+from builder.serving.loading import loading_words
 from builder.serving.memory import GIB
 from builder.serving.preflight import (
     ModelMatrix,
@@ -234,6 +235,7 @@ def preflight_page(document: Preflight | ModelMatrix, when: datetime.datetime | 
     sizes = (memory.weight_bytes, memory.overhead_bytes, memory.cache_bytes) if memory else ()
     return render_page(
         "preflight.html.j2", document=document, **page, memory=memory, shown=shown,
+        loading=tuple(loading_words(document.loading)),
         refusal=sentence(document.refusal) if document.refusal else "",
         short=in_short("", document), rows=document.choices,
         rest=sum(row.count for row in document.layers) - sum(row.count for row in shown),

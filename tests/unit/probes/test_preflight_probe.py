@@ -43,6 +43,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]]
     monkeypatch.setattr(probe, "check_lora", lambda *_: None)
     monkeypatch.setattr(probe, "caches_of", lambda _: [])
     monkeypatch.setattr(probe, "check_attention", lambda *_: None)
+    monkeypatch.setattr(probe, "loading_of", lambda *_: [])
 
     def ask(build: Callable[[], object]) -> Any:
         monkeypatch.setattr(probe, "built", lambda *_: build())
